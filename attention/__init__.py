@@ -4,9 +4,9 @@ Files:
     codes           KV with one byte per element: conversion between values and codes
     interface       The attention backend protocol and the ragged batch it works on
     quantize_torch  KV blocks in one byte per element on a CPU
-    reference       Attention written down: every other backend is tested against this one
+    reference       The definition of attention: every other backend is tested against this one
     rotary          Rotary position embedding, half-split
-    torch_backend   The backend that runs anywhere torch does: gather blocks, then torch's fused attention
+    torch_backend   The backend for every device of torch: gathers blocks, then calls torch's fused attention
     cpu/            Attention on CPUs in C++, on the paged pool itself: no gather, no copy of the context
     triton/         Attention kernels in Triton for NVIDIA GPUs
 """

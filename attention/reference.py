@@ -1,4 +1,4 @@
-"""Attention written down: every other backend is tested against this one.
+"""The definition of attention: every other backend is tested against this one.
 
 For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its KV head g = h // (heads per KV head):
 

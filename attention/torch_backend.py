@@ -1,4 +1,4 @@
-"""The backend that runs anywhere torch does: gather blocks, then torch's fused attention.
+"""The backend for every device of torch: gathers blocks, then calls torch's fused attention.
 
 Layout. `index_select` along the block axis of the pool seen as [2, num_kv_heads, num_blocks, block_size, head_size]
 copies K and V of whole blocks once and lands them token-contiguous, so no second copy is needed:

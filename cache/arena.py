@@ -1,4 +1,5 @@
-"""Arena: one large region cut into equal slots, one block each. The pool says whose a slot is; this says where."""
+"""Arena: one large region divided into equal slots, one block each. The pool decides who uses a slot; this computes
+where it is."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 UNCHECKED = 0
-"""Instead of a checksum: nobody took one (--no-block-checksums)."""
+"""Marks a block without a checksum (--no-block-checksums)."""
 
 
 def checksum(memory: Buffer) -> int:

@@ -1,4 +1,4 @@
-"""Block geometry and block keys: what one unit of KV is, and how content names it.
+"""Block geometry and block keys: the layout of one unit of KV, and its name derived from its content.
 
 A block holds the KV of `block_size` consecutive tokens for all layers, K and V, as one contiguous span
 

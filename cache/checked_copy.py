@@ -1,4 +1,4 @@
-"""Copies blocks out of memory that others may change, and computes the checksum of the copy.
+"""Copies blocks from memory that others may change, and computes the checksum of the copy.
 
 It hashes a piece while the piece is still in the core's cache, so the checksum costs little compared with the copy.
 Small calls run on the event loop, larger calls in several turns of it, and the largest in threads. The threads share

@@ -1,4 +1,4 @@
-"""What both halves of the pooled store's messages agree on: answers instead of a slot, deadlines, keys on the wire."""
+"""What both halves of the pooled store's messages share: answer codes, deadlines, keys on the wire."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cache.block import KEY_BYTES, BlockKey
 from net.errors import RemoteError
 
 STORED, PRESENT = 0, -1
-"""Instead of a slot to write. PRESENT: the block is here, or somebody is writing it, or admission refuses it."""
+"""Returned instead of a slot to write. PRESENT: the block is here, is being written, or is refused by admission."""
 
 OTHER, WRITING, GONE = -3, -4, -5
-"""The same where contents are compared: another content is here, and stays; not to be said yet, for somebody is writing
-the block, or there is no room to replace it; that content was removed."""
+"""The same if contents are compared. OTHER: another content is here and stays. WRITING: not known yet, because the
+block is being written or there is no room to replace it. GONE: that content was removed."""
 
 ABSENT, ELSEWHERE = -1, -2
-"""Instead of a slot to read: the block is not here; not here, but this home has passed its writer on."""
+"""Returned instead of a slot to read: the block is not here; it is not here, but this home has sent its writer on."""
 
 KEPT, PINS_FULL = 0, -2
 """Answers to a request to keep a block: done; the limit of this home is reached (--pin-share). Or ABSENT."""

@@ -1,4 +1,4 @@
-"""What calls of the store return and raise."""
+"""The results and errors of calls to the store."""
 
 from __future__ import annotations
 

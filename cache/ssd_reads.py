@@ -1,4 +1,4 @@
-"""How long blocks on SSD take to come into DRAM: fitted to this node's own reads, and to what is queued for them. Pure.
+"""Predicts how long blocks on SSD take to reach DRAM, fitted to this node's reads and including queued ones. Pure.
 
 A read that is asked for when x bytes are queued, its own among them, is over after about latency + x / rate. That is
 what is measured of every read, so the queue, the threads that read and the disk are one line.

@@ -1,21 +1,21 @@
 """What one node computes: requests, batching, the model, and the loops of the roles.
 
 Files:
-    checkpoint/   From the model a user named to weights in memory: Hugging Face directories, GGUF
-    config/       One frozen Config: its fields, its flags, and what auto becomes
+    checkpoint/   Loads a named model into memory: Hugging Face directories, GGUF
+    config/       One frozen Config: its fields, its flags, and the resolution of auto
     core/         Which requests compute how many tokens in the next step, and the loop that computes them
-    doctor/       `python mooncake.py doctor`: what this machine offers a node, and what would make it better
+    doctor/       `python mooncake.py doctor`: what this machine offers to a node, and what would improve it
     front/        The acceptor's side of a request: placed, followed, tried again
     handoff/      KV between nodes: prompts pushed or pulled, prefixes loaded, blocks published
-    loading/      From a model source to a runner over an empty KV arena
+    loading/      Builds a runner over an empty KV arena from a model source
     model/        The decoder: its shape from any configuration file, its operations on CPU and GPU
-    node/         One node, wired; how it starts, reports and leaves
-    observe/      What is told of requests and nodes: timelines, explain, top, OpenTelemetry
+    node/         One node, assembled: how it starts, reports and leaves
+    observe/      Reports on requests and nodes: timelines, explain, top, OpenTelemetry
     pooled/       Blocks of the engine's arena on their way to the pooled store and back: plain, encoded
     sampling/     From logits to tokens: penalties, draws
-    speculation/  Speculative decoding: who guesses, and which guesses hold
+    speculation/  Speculative decoding: how drafts are proposed and verified
     step/         One step: requests, blocks, rows and tensors
-    text/         Between text and token ids: tokenizers, chat templates, and output cut at stop strings
+    text/         Converts between text and token ids: tokenizers, chat templates
 """
 
 __version__ = "0.1.0"

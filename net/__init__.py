@@ -3,8 +3,8 @@
 Files:
     bodies     Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire
     compiled   Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake
-    errors     What can go wrong between two nodes, as the callers of channel and transfer engine see it
-    user_file  A class from a file of the user's own: `--eviction mine.py:NAME`
+    errors     Errors between two nodes, for callers of the channel and the transfer engine
+    user_file  Loads a class from a user's file: `--eviction mine.py:NAME`
     channel/   Control messages between nodes: frames, connections, calls and posts
     gossip/    The shell of gossip: one UDP socket, and load words read over the transfer engine
     http/      The OpenAI API of a node

@@ -1,4 +1,4 @@
-"""What can go wrong between two nodes, as the callers of channel and transfer engine see it."""
+"""Errors between two nodes, for callers of the channel and the transfer engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class from a file of the user's own: `--eviction mine.py:NAME`, and every other flag that takes FILE.py:NAME.
+"""Loads a class from a user's file: `--eviction mine.py:NAME`, and every other flag that takes FILE.py:NAME.
 
 FILE.py:NAME is the class, or the function that makes the object, called NAME in the file; FILE.py alone is the only
 class of that file that has all the methods. The file is Python and runs as part of this process, with its rights: name

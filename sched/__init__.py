@@ -1,14 +1,14 @@
 """Who does what: pure decisions, no clock, no sockets, no torch.
 
 Files:
-    admission    Who is turned away, and when to come back
+    admission    Decides when a node refuses requests and computes Retry-After: queue limits and objectives
     batching     Batching policies: how many prefill tokens a step may have in addition to its decodes
-    classes      Service classes: what each promises, and its share when they compete
-    cost         How long a prefill, a decode step or a transfer takes
-    queueing     Who is prefilled next: orders of the queue of prompts
-    rejection    Who is turned away under load: the variants of the paper
+    classes      Service classes: the objectives of each, and its share when they compete
+    cost         Predicts the time of prefills, decode steps and transfers with small regressions
+    queueing     Orders of the prompt queue: which prompt is prefilled next
+    rejection    Decides which requests are refused under load: the variants of the paper
     role_change  Decides when a node that can prefill and decode, and does one of them, switches to the other
-    step_cost    Time of a step that decodes and prefills at once
+    step_cost    Predicts the time of a step with both decodes and prefill
     gossip/      What nodes tell each other of their load and of what they hold
     membership/  Who is in the cluster: SWIM with Lifeguard
     placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals

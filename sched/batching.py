@@ -1,16 +1,16 @@
 """Batching policies: how many prefill tokens a step may have in addition to its decodes. Pure.
 
-    prefill-first  prompts whole, decodes wait until none is left (vLLM's first scheduler)
+    prefill-first  whole prompts; decodes wait until no prompt is left (vLLM's first scheduler)
     decode-first   every decode, then prefill up to the step's token budget
     mixed          every decode, then at most a fixed chunk of prefill (Sarathi-Serve, section 4)
-    dynamic        every decode, then the largest chunk with which the step is predicted to stay within a time, or to
-                   take four times as long as its decodes
+    dynamic        every decode, then the largest chunk for which the predicted step time stays within a limit, or
+                   within four times the time of its decodes
 
-Whatever the policy, a step with prefill is kept within a time (BoundedSteps): until it ends nobody is aborted, admitted
-or answered.
+With every policy, the time of a step with prefill is bounded (BoundedSteps), because the node aborts, admits and
+answers requests only between steps.
 
-They are budget policies of one scheduler (engine/core/batcher.py), not schedulers: a step has a token budget, a policy
-says how much of it prefill may take. On a node that only prefills, all but `mixed` are the same.
+These are budget policies of one scheduler (engine/core/batcher.py), not schedulers: a step has a token budget, and the
+policy decides how much of it prefill may use. On a node that only prefills, all except `mixed` are the same.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-LEAST_CHUNK_TOKENS = 32
-"""`dynamic` and BoundedSteps let prefill have so many tokens whatever is predicted: prompts must not starve."""
+MIN_CHUNK_TOKENS = 32
+"""`dynamic` and BoundedSteps always allow this many prefill tokens, so that prompts do not starve."""
 
 SLOWDOWN = 4.0
-"""`dynamic` lets a step take this many times its decodes, even beyond the wanted time: where decoding alone nearly
-uses that up, tiny chunks would multiply the time to first token and hardly help the streams."""
+"""`dynamic` lets a step take this many times the time of its decodes, even beyond the limit. If decoding alone nearly
+uses up the limit, tiny chunks would multiply the time to first token and hardly help the streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """A step as far as it is made up, and what prefill would find."""
+    """The decodes of a step, and the next prompt."""
 
-    budget: int  # tokens left of the step's budget
-    decodes: int  # rows so far
-    decode_context: int  # tokens those rows attend to, together
-    prefill_context: int  # tokens already computed of the next prompt
+    budget: int  # tokens left in the step's budget
+    decodes: int  # decode rows in the step
+    decode_context: int  # sum of the tokens that these rows attend to
+    prefill_context: int  # computed tokens of the next prompt
 
 
 class BatchingPolicy(Protocol):
-    """One answer per step."""
+    """Decides once per step how many tokens prefill may use."""
 
     decodes_wait: bool
-    """True: a step that has prefill has no decodes."""
+    """Whether a step with prefill has no decodes."""
 
     def prefill_tokens(self, load: StepLoad) -> int:
-        """Prefill tokens this step may have; the caller cuts it to `load.budget`."""
+        """Maximum number of prefill tokens in this step; the caller limits it to `load.budget`."""
 
 
 class PrefillFirst:
-    """Least time to first token, and every running stream stalls for every new prompt."""
+    """Shortest time to first token, but every new prompt stalls every running stream."""
 
     decodes_wait = True
 
@@ -57,7 +57,7 @@ class PrefillFirst:
 
 
 class DecodeFirst:
-    """Most prefill per step; a stream's gap is as long as a full step."""
+    """Most prefill per step, but the gap between tokens of a stream is as long as a full step."""
 
     decodes_wait = False
 
@@ -66,7 +66,7 @@ class DecodeFirst:
 
 
 class MixedChunks:
-    """A gap bounded in tokens: the chunk must be tuned to model and machine."""
+    """Bounds the gap in tokens; the chunk size must be tuned to model and machine."""
 
     decodes_wait = False
 
@@ -78,17 +78,17 @@ class MixedChunks:
 
 
 class ChunkPredictor(Protocol):
-    """Knows step times; sched.step_cost.StepModel is one."""
+    """Predicts step times, like sched.step_cost.StepModel."""
 
     def decode_seconds(self, decodes: int, decode_context: int) -> float:
-        """A step of decodes alone."""
+        """Seconds of a step with decodes only."""
 
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
-        """Most prefill tokens with which such a step takes at most `seconds`; may be negative."""
+        """Maximum number of prefill tokens for which the step takes at most `seconds`; may be negative."""
 
 
 class DynamicChunks:
-    """A gap bounded in time, whatever the batch and the context; no bound while nothing decodes."""
+    """Bounds the gap in seconds for every batch and context; no bound while no request decodes."""
 
     decodes_wait = False
 
@@ -102,18 +102,19 @@ class DynamicChunks:
         alone = self._predictor.decode_seconds(load.decodes, load.decode_context)
         seconds = max(self.tbt_s, SLOWDOWN * alone)
         chunk = self._predictor.largest_chunk(seconds, load.decodes, load.decode_context, load.prefill_context)
-        return max(LEAST_CHUNK_TOKENS, chunk)
+        return max(MIN_CHUNK_TOKENS, chunk)
 
 
 class StepPredictor(ChunkPredictor, Protocol):
-    """The same for steps without decodes."""
+    """Also predicts steps without decodes."""
 
     def largest_prefill(self, seconds: float, context: int) -> int:
-        """Most prefill tokens behind `context` known ones that take at most `seconds`; may be negative."""
+        """Maximum number of prefill tokens after `context` known ones that take at most `seconds`; may be negative."""
 
 
 class BoundedSteps:
-    """Another policy's answer, cut to what is predicted to fit into a time: a prompt goes on in the next step."""
+    """Limits another policy to the prefill that should fit into `max_s` seconds; the prompt continues in the next
+    step."""
 
     def __init__(self, policy: BatchingPolicy, max_s: float, predictor: StepPredictor) -> None:
         self.decodes_wait = policy.decodes_wait
@@ -124,16 +125,16 @@ class BoundedSteps:
             most = self._predictor.largest_chunk(self._max_s, load.decodes, load.decode_context, load.prefill_context)
         else:
             most = self._predictor.largest_prefill(self._max_s, load.prefill_context)
-        return min(self._policy.prefill_tokens(load), max(LEAST_CHUNK_TOKENS, most))
+        return min(self._policy.prefill_tokens(load), max(MIN_CHUNK_TOKENS, most))
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What policies may be told."""
+    """Parameters of the policies."""
 
-    chunk_tokens: int  # of mixed
-    tbt_s: float  # of dynamic
-    predictor: ChunkPredictor  # of dynamic
+    chunk_tokens: int  # for mixed
+    tbt_s: float  # for dynamic
+    predictor: ChunkPredictor  # for dynamic
 
 
 batching_policies: dict[str, Callable[[Tuning], BatchingPolicy]] = {
@@ -142,4 +143,4 @@ batching_policies: dict[str, Callable[[Tuning], BatchingPolicy]] = {
     "mixed": lambda tuning: MixedChunks(tuning.chunk_tokens),
     "dynamic": lambda tuning: DynamicChunks(tuning.tbt_s, tuning.predictor),
 }
-"""By the name on the command line; a rival is one class and one entry here."""
+"""Policies by their names on the command line. A new policy is one class and one entry here."""

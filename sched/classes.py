@@ -1,7 +1,7 @@
-"""Service classes: what each promises, and its share when they compete (reference: fair QoS).
+"""Service classes: the objectives of each, and its share when they compete (reference: fair QoS).
 
-Their objectives are --slo's to say, in the form of `spell`: interactive:ttft=1,tbt=0.05;batch:ttft=60. A class or an
-objective that it does not name keeps the one of CLASSES."""
+--slo sets the objectives in the form of `spell`: interactive:ttft=1,tbt=0.05;batch:ttft=60. Classes and objectives that
+it does not name keep their values from CLASSES."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
-    """Objectives, not limits: queue orders read deadlines off `ttft_s` and shares off `weight`."""
+    """Objectives, not limits. Queue orders compute deadlines from `ttft_s` and shares from `weight`."""
 
     name: str
-    ttft_s: float  # first token wanted within
-    tbt_s: float  # gap between tokens wanted within
+    ttft_s: float  # objective of the time to first token
+    tbt_s: float  # objective of the time between tokens
     weight: int  # share of prefill tokens while several classes wait
 
 
@@ -24,7 +24,7 @@ STANDARD = ServiceClass("standard", ttft_s=5.0, tbt_s=0.1, weight=4)
 BATCH = ServiceClass("batch", ttft_s=120.0, tbt_s=1.0, weight=1)
 
 CLASSES: dict[str, ServiceClass] = {c.name: c for c in (INTERACTIVE, STANDARD, BATCH)}
-"""Highest first, with the objectives that hold where nobody names others."""
+"""Highest first, with the default objectives."""
 
 Classes = Mapping[str, ServiceClass]
 
@@ -33,7 +33,7 @@ RANK: dict[str, int] = {name: rank for rank, name in enumerate(CLASSES)}
 
 
 def with_objectives(text: str) -> dict[str, ServiceClass]:
-    """CLASSES with these objectives, in seconds. Raises ValueError that says what is wrong."""
+    """CLASSES with the objectives in `text`, in seconds. Raises ValueError with the reason if `text` is invalid."""
     found = dict(CLASSES)
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, colon, objectives = part.partition(":")
@@ -59,5 +59,5 @@ def with_objectives(text: str) -> dict[str, ServiceClass]:
 
 
 def spell(classes: Classes) -> str:
-    """All objectives, as --slo takes them."""
+    """All objectives in the format of --slo."""
     return ";".join(f"{one.name}:ttft={one.ttft_s:g},tbt={one.tbt_s:g}" for one in classes.values())

@@ -1,14 +1,14 @@
-"""How long a prefill, a decode step or a transfer takes: small regressions fitted online from what was measured.
+"""Predicts the time of prefills, decode steps and transfers with small regressions, fitted online to measurements.
 
-    prefill   t = a0 + a1 n + a2 n (n + 2 ctx)      n new tokens behind ctx known ones; attention sees n (n + 2 ctx) / 2
+    prefill   t = a0 + a1 n + a2 n (n + 2 ctx)      n new tokens after ctx known ones; attention sees n (n + 2 ctx) / 2
     decode    t = d0 + d1 batch + d2 sum ctx        one step
     transfer  t = latency + bytes / bandwidth
 
 n (n + 2 ctx) adds up over the chunks of a prompt, so a chunked prefill costs the same plus one a0 per chunk.
 
 Coefficients are never negative. Errors are relative and symmetric (half and double are equally wrong), so short steps
-matter as much as long ones; single outliers, a hiccup of the machine, count little. The prior gives the shape until
-data speak: the first observation only scales it, later ones bend it.
+count as much as long ones; single outliers count little. The prior gives the initial shape: the first observation only
+scales it, later ones change it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float64]
 
 WINDOW = 128
-"""Observations that count: a machine that changed is believed after half as many."""
+"""Number of observations in the window. After half as many new ones, the fit follows a machine that has changed."""
 
 PRIOR_WEIGHT = 0.3
-"""The scaled prior weighs as much as so many observations."""
+"""Weight of the scaled prior, in observations."""
 
 OUTLIER = 0.3
-"""Relative error from which an observation pulls with constant force (Huber)."""
+"""Relative error above which the pull of an observation is constant (Huber)."""
 
 ROUNDS = 4
-"""Reweighted least-squares rounds per fit; coefficients move by less than noise after that."""
+"""Rounds of reweighted least squares per fit; more rounds change the coefficients by less than the noise."""
 
 
 class Regression:
     """t = sum c_i x_i with c >= 0, robust least squares of relative errors over a window."""
 
     def __init__(self, prior: Sequence[float], window: int = WINDOW) -> None:
-        """`prior`: coefficients to start from, all > 0; only their ratios matter once something was observed.
-        `window`: observations that count."""
+        """`prior`: initial coefficients, all > 0; only their ratios matter after the first observation. `window`:
+        number of observations to fit."""
         if not all(c > 0 for c in prior):
             raise ValueError(f"prior coefficients must be positive, got {list(prior)}")
         self.observations = 0
@@ -52,7 +52,7 @@ class Regression:
         self._unseen = 0  # observations since the last fit
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
-        """One measurement. Raises ValueError unless seconds > 0, the features are >= 0 and one is > 0."""
+        """Add a measurement. Raises ValueError unless seconds > 0, all features are >= 0 and at least one is > 0."""
         if not seconds > 0 or not min(features) >= 0 or not max(features) > 0:
             raise ValueError(f"cannot learn from {seconds} s for {list(features)}")
         miss = abs(self.estimate(features) - seconds) / seconds
@@ -64,13 +64,13 @@ class Regression:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Fitted again on demand, once an eighth of the window's observations (at most 16) is new."""
+        """The coefficients, fitted again if an eighth of the window (at most 16 observations) is new."""
         if self._unseen > min(self.observations, self._window) // 8:
             self.refit()
         return self._coefficients
 
     def refit(self) -> tuple[float, ...]:
-        """Fitted to all observations that count, now."""
+        """Fit to all observations in the window now, and return the coefficients."""
         if self._unseen:
             self._coefficients, self._unseen = tuple(float(c) for c in self._fit()), 0
         return self._coefficients
@@ -80,10 +80,10 @@ class Regression:
         return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
 
     def _fit(self) -> Vector:
-        """Minimise sum of (x c - t)^2 / (t t') with t' the last round's estimate, plus the pull of the prior.
+        """Minimise the sum of (x c - t)^2 / (t t'), where t' is the last round's estimate, plus the pull of the prior.
 
-        The pull is measured in what it changes of the predictions, so a prior that is wrong by orders of magnitude
-        in a term that matters cannot hold out against data.
+        The pull is weighted by its effect on the predictions, so a prior that is wrong by orders of magnitude in an
+        important term cannot outweigh the data.
         """
         count = min(self.observations, self._window)
         x, t = self._features[:count], self._seconds[:count]
@@ -95,7 +95,7 @@ class Regression:
             weight = np.minimum(1.0, OUTLIER / np.maximum(miss, 1e-9)) / (estimate * t)
             a = (x.T * weight) @ x
             pull = PRIOR_WEIGHT / count * np.diag(a)
-            pull = np.where(pull > 0, pull, 1e-30)  # a feature never seen keeps its scaled prior
+            pull = np.where(pull > 0, pull, 1e-30)  # an unseen feature keeps its scaled prior
             c = _nonnegative(a + np.diag(pull), x.T @ (weight * t) + pull * prior)
         return c
 
@@ -127,7 +127,7 @@ class PrefillModel:
         self.regression = Regression(prior)
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
-        """A step computed `tokens` prompt tokens behind `context` known ones."""
+        """A step computed `tokens` prompt tokens after `context` known ones."""
         self.regression.observe(prefill_features(tokens, context), seconds)
 
     def estimate(self, tokens: int, context: int = 0, chunks: int = 1) -> float:
@@ -144,7 +144,7 @@ def prefill_features(tokens: int, context: int, chunks: int = 1) -> tuple[float,
 
 
 def prefill_seconds(coefficients: Sequence[float], tokens: int, context: int = 0, chunks: int = 1) -> float:
-    """Time of a prefill by a model known only through its coefficients; 0 for nothing to compute."""
+    """Seconds of a prefill by a model with these coefficients; 0 for 0 tokens."""
     if tokens <= 0:
         return 0.0
     return sum(c * x for c, x in zip(coefficients, prefill_features(tokens, context, chunks), strict=True))
@@ -158,7 +158,7 @@ class DecodeModel:
         self.regression = Regression(prior)
 
     def observe(self, batch: int, context_sum: int, seconds: float) -> None:
-        """A step made one token for each of `batch` requests with `context_sum` tokens of context together."""
+        """A step computed one token for each of `batch` requests with `context_sum` tokens of context in total."""
         self.regression.observe((1.0, batch, context_sum), seconds)
 
     def estimate(self, batch: int, context_sum: int) -> float:
@@ -180,7 +180,7 @@ class TransferModel:
         self.regression.observe((1.0, nbytes), seconds)
 
     def estimate(self, nbytes: int) -> float:
-        """0 for nothing to move."""
+        """Seconds; 0 for 0 bytes."""
         return self.regression.estimate((1.0, nbytes)) if nbytes > 0 else 0.0
 
     @property
@@ -189,6 +189,6 @@ class TransferModel:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of a long transfer; infinite when no cost per byte could be seen."""
+        """Bandwidth of a long transfer; infinite if the measurements show no cost per byte."""
         per_byte = self.regression.coefficients[1]
         return 1 / per_byte if per_byte > 0 else float("inf")

@@ -1,17 +1,17 @@
-"""Who is prefilled next: orders of the queue of prompts. Pure; the simulator uses the same classes.
+"""Orders of the prompt queue: which prompt is prefilled next. Pure; the simulator uses the same classes.
 
     fcfs           by arrival
     edf            by deadline: arrival + the first-token objective of the class
-    srpt           fewest tokens left first, aged: rank = left * (1 - wait / A), 0 from A = 10 objectives on
+    srpt           fewest tokens left first, with ageing: rank = left * (1 - wait / A), 0 after A = 10 objectives
     weighted-fair  classes share prefill tokens 8 : 4 : 1 (start-time fair queueing), by arrival inside a class
 
-Within one class, edf and weighted-fair are fcfs. No order starves a request. What can pass a request that arrived at a:
-fcfs: nothing. edf: what has an earlier deadline, so nothing that arrives after its own deadline. srpt: from a + A on,
-nothing younger (the hyperbolic ageing left / (1 + wait / A) has no such bound: its patience grows with the ratio of two
-prompt lengths). weighted-fair: a waiting class gets weight / sum of weights of all prefill tokens.
+Within one class, edf and weighted-fair are fcfs. No order starves a request. The requests that can pass one that
+arrived at time a are bounded: fcfs: none. edf: those with an earlier deadline, so none that arrive after its deadline.
+srpt: after a + A, no younger ones (hyperbolic ageing left / (1 + wait / A) has no such bound: its wait grows with the
+ratio of two prompt lengths). weighted-fair: a waiting class gets weight / (sum of weights) of all prefill tokens.
 
-An order is asked at every step for everything that has prompt tokens left, begun or not, so that a short prompt
-passes a long one at a chunk border.
+Each step sorts all requests that have prompt tokens left, including begun ones, so that a short prompt passes a long
+one at a chunk border.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Protocol, TypeVar
 
 from sched.classes import CLASSES, RANK, Classes
 
-AGEING = 10
-"""A request older than so many first-token objectives of its class is overdue (srpt)."""
+OVERDUE_OBJECTIVES = 10
+"""A request is overdue (srpt) when it has waited this many first-token objectives of its class."""
 
 
 class Prompt(Protocol):
-    """What an order looks at."""
+    """The attributes of a request that an order uses."""
 
     @property
     def arrival(self) -> float:
@@ -45,17 +45,17 @@ J = TypeVar("J", bound=Prompt)
 
 
 class QueueOrder(Protocol):
-    """Sorts jobs."""
+    """Sorts requests."""
 
     def order(self, now: float, jobs: Sequence[J]) -> list[J]:
-        """Next job first. Changes nothing."""
+        """The jobs, next one first. Has no side effects."""
 
     def served(self, job: Prompt, tokens: int) -> None:
-        """`tokens` of `job` are in the step that was made from the last `order`."""
+        """Record that the step made from the last `order` has `tokens` tokens of `job`."""
 
 
 class ByRank:
-    """An order without memory: least rank first, equals by arrival, then as given."""
+    """A stateless order: lowest rank first; equal ranks by arrival, then in the given order."""
 
     def __init__(self, classes: Classes = CLASSES) -> None:
         """`classes`: the objectives in force."""
@@ -68,7 +68,7 @@ class ByRank:
         return sorted(jobs, key=lambda job: (self.rank(now, job), job.arrival))
 
     def served(self, job: Prompt, tokens: int) -> None:
-        """Nothing to remember."""
+        """This order keeps no state."""
 
 
 class FCFS(ByRank):
@@ -86,10 +86,10 @@ class EDF(ByRank):
 
 
 class SRPT(ByRank):
-    """Shortest remaining prefill first, with ageing: youth is 1 at arrival and 0 when overdue."""
+    """Shortest remaining prefill first, with ageing: the factor is 1 at arrival and 0 when overdue."""
 
     def rank(self, now: float, job: Prompt) -> float:
-        youth = 1.0 - (now - job.arrival) / (AGEING * self.classes[job.service_class].ttft_s)
+        youth = 1.0 - (now - job.arrival) / (OVERDUE_OBJECTIVES * self.classes[job.service_class].ttft_s)
         return job.num_uncomputed * max(0.0, youth)
 
 
@@ -97,7 +97,7 @@ class WeightedFair:
     """Start-time fair queueing over classes (Goyal, Vin, Cheng: SIGCOMM 1996).
 
     Each class has a finish tag that grows by tokens / weight; the class with the smallest tag is next. Virtual time is
-    the start tag last served, and a class that was idle starts there: idleness earns no credit.
+    the last start tag served. A class that was idle starts there, so idleness earns no credit.
     """
 
     def __init__(self, classes: Classes = CLASSES) -> None:
@@ -135,4 +135,4 @@ queue_orders: dict[str, type[ByRank] | type[WeightedFair]] = {
     "srpt": SRPT,
     "weighted-fair": WeightedFair,
 }
-"""By the name on the command line; a rival is one class and one entry here."""
+"""Orders by their names on the command line. A new order is one class and one entry here."""

@@ -1,14 +1,14 @@
-"""Who is turned away under load: the variants of the paper (v3 section 7, papers.md section 6). Pure.
+"""Decides which requests are refused under load: the variants of the paper (v3 section 7, papers.md section 6). Pure.
 
-    none         nobody, until a queue is full
-    stage-load   each stage looks at itself: prefill before it starts, decode when the prompt arrives there, which
-                 throws the prefill away
-    early        both at arrival, so that no prefill is wasted; but the decode load of then is not that of now, and the
-                 two pools swing against each other
-    predicted    both at arrival, decode as it is expected to be when the prefill hands over
+    none         refuses no request until a queue is full
+    stage-load   each stage checks its own load: prefill before it starts, decode when the prompt arrives there, which
+                 wastes the prefill of a refused request
+    early        checks both at arrival, so that no prefill is wasted; but the decode load changes until the prompt gets
+                 there, and the loads of the two pools oscillate
+    predicted    checks both at arrival, with the decode load predicted for the end of the prefill
 
-The load of a pool is what is predicted there over the objective of the request's class: time to first token for
-prefill, time per token for decode. Above 1 the request is refused, unless an idle cluster would do no better.
+The load of a pool is the predicted latency over the objective of the request's class: time to first token for prefill,
+time per token for decode. A request is refused if the load exceeds 1, unless an idle cluster would be no faster.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sched.classes import CLASSES, Classes, ServiceClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a request would meet on the nodes chosen for it."""
+    """Estimated latencies of a request on the chosen nodes."""
 
     service_class: str
     ttft_s: float
-    wait_s: float  # the part of it that others cause
+    wait_s: float  # the part of ttft_s caused by other requests
     step_s: float  # decode step if the request joined now
-    step_soon_s: float  # if it joins when its prefill is done
+    step_soon_s: float  # decode step if the request joins when its prefill is done
     step_alone_s: float  # on an idle decode node
     decode_s: float  # a typical decode, from first to last token
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why, and when to come back."""
+    """The reason for a refusal, and when to retry."""
 
     reason: str
     retry_after_s: float
@@ -52,10 +52,10 @@ class Refusal:
 
 
 class Rejection:
-    """A variant, and the one that refuses nobody. `scale` multiplies the objectives of the classes, `tbt_scale`, if
-    given, that of the time per token."""
+    """Base class of the variants; it refuses no request. `scale` multiplies the objectives of the classes; `tbt_scale`,
+    if given, replaces it for the time per token."""
 
-    forecasts = False  # True: it reads Estimate.step_soon_s, which nodes answer only by message
+    forecasts = False  # whether it uses Estimate.step_soon_s, which nodes report only in messages
 
     def __init__(self, classes: Classes = CLASSES) -> None:
         """`classes`: the objectives in force."""
@@ -74,7 +74,7 @@ class Rejection:
         scale: float,
         tbt_scale: float | None = None,
     ) -> Refusal | None:
-        """When the prompt has come to its decode node; `decode_s`: a typical decode there."""
+        """When the prompt has arrived at its decode node; `decode_s`: seconds of a typical decode there."""
         return None
 
 
@@ -97,7 +97,7 @@ class StageLoad(Rejection):
 
 
 class Early(Rejection):
-    """On the decode load of now."""
+    """Uses the present decode load."""
 
     def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
         e, wanted = estimate, self.classes[estimate.service_class]
@@ -105,7 +105,7 @@ class Early(Rejection):
 
 
 class Predicted(Rejection):
-    """On the decode load of then."""
+    """Uses the decode load predicted for the end of the prefill."""
 
     forecasts = True
 
@@ -120,11 +120,12 @@ rejections: dict[str, type[Rejection]] = {
     "early": Early,
     "predicted": Predicted,
 }
-"""By the name on the command line; a rival is one class and one entry here."""
+"""Variants by their names on the command line. A new variant is one class and one entry here."""
 
 
 def _late(wanted: ServiceClass, estimate: Estimate, scale: float) -> Refusal | None:
-    """The queue drains in real time, so the objective is met once so much of it is gone."""
+    """Refuses if the time to first token misses the objective. The queue drains in real time, so the excess is the time
+    until a retry."""
     limit = wanted.ttft_s * scale
     excess = estimate.ttft_s - limit
     if excess <= 0 or estimate.wait_s <= 0:
@@ -135,7 +136,8 @@ def _late(wanted: ServiceClass, estimate: Estimate, scale: float) -> Refusal | N
 
 
 def _slow(wanted: ServiceClass, step_s: float, alone_s: float, decode_s: float, scale: float) -> Refusal | None:
-    """Running requests end evenly over a typical decode; their share above the objective must be gone."""
+    """Refuses if the step misses the objective. Running requests end evenly over a typical decode, so the retry time is
+    the share of it by which the step exceeds the objective."""
     limit = wanted.tbt_s * scale
     if step_s <= limit or step_s <= alone_s * 1.01:
         return None
@@ -150,10 +152,10 @@ def bounded_s(seconds: float) -> float:
 
 
 class OutputLengths:
-    """Tokens that a request makes, as far as those that have ended tell: the paper's fixed decode time."""
+    """Mean output tokens of ended requests, as a forecast for running ones: the paper's fixed decode time."""
 
     def __init__(self, prior: float = 128.0, memory: float = 64.0) -> None:
-        """memory: requests that count."""
+        """prior: initial mean, tokens; memory: number of requests in the moving mean."""
         self.mean = prior
         self._memory = memory
         self._count = 0
@@ -166,9 +168,10 @@ class OutputLengths:
 def running_soon(
     made: Iterable[int], arriving: int, expected_tokens: float, step_s: float, horizon_s: float, most: int
 ) -> int:
-    """Requests decoding `horizon_s` from now: those running whose expected tokens are not all made by then (`made`: so
-    many each), and those whose KV is on its way; these come evenly until then, and the first of them are done by then
-    where a decode is shorter than that. A request that has outlived the expectation is taken to go on."""
+    """Number of requests that will decode in `horizon_s` seconds. It counts running requests (`made`: output tokens of
+    each) whose expected tokens will not be complete by then, and `arriving` requests, whose KV arrives evenly until
+    then; if a decode is shorter than the horizon, the first of these have ended. A request that has already exceeded
+    the expected length is assumed to continue. At most `most`."""
     steps = horizon_s / step_s if step_s > 0 else 0.0
     stay = sum(tokens >= expected_tokens or tokens + steps < expected_tokens for tokens in made)
     share = min(1.0, expected_tokens / steps) if steps > 0 else 1.0

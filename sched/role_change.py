@@ -8,7 +8,7 @@ records:
                        and the KV blocks that they will hold over all KV blocks of these nodes
 
 One node switches when, for `hold_s`, the load of one stage is above BUSY_LOAD and exceeds that of the other stage by
-LEAST_LOAD_DIFFERENCE, and the other stage can spare a node. Rendezvous hashing chooses it among the nodes that do only
+MIN_LOAD_DIFFERENCE, and the other stage can spare a node. Rendezvous hashing chooses it among the nodes that do only
 the other stage. Nodes that do both do not switch, because they would gain nothing (lab/ablations/simulated/roles.py).
 
 A node that switches takes no new requests for its old stage and finishes the current ones, so no request is dropped.
@@ -27,7 +27,7 @@ from hashlib import blake2b
 
 BOTH = frozenset({"prefill", "decode"})
 
-LEAST_LOAD_DIFFERENCE = 0.15
+MIN_LOAD_DIFFERENCE = 0.15
 BUSY_LOAD = 0.7
 CALM_LOAD = 0.3
 WAIT_S = 2.0
@@ -37,22 +37,22 @@ CELL_PAUSE_HOLDS, NODE_PAUSE_HOLDS, DRAIN_HOLDS = 2, 8, 4
 which a node finishes the requests of its old stage."""
 
 DRAINED_SEATS, DRAINED_S = 0.1, 0.1
-"""A stage is finished on a node but for so many of its seats, or seconds of prefill."""
+"""A node has finished a stage when at most this share of its seats, or this many seconds of prefill, are left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One engine node as its record tells."""
+    """One engine node, from its record."""
 
     node_id: str
-    can: frozenset[str]  # its --role
-    does: frozenset[str]  # what it takes new requests for; empty while it changes over
+    can: frozenset[str]  # stages of its --role
+    does: frozenset[str]  # stages for which it takes new requests; empty while it switches
     work_s: float
     running_soon: int
     max_running: int
     blocks_soon: int = 0
     blocks_total: int = 0
-    home: frozenset[str] = BOTH  # what it was started for
+    home: frozenset[str] = BOTH  # stages that it started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Loads:
 
 
 def loads(nodes: Sequence[Seen]) -> Loads:
-    """Of both stages; queued work counts wherever it is, capacity only where the stage takes new requests: infinite
-    where nobody does."""
+    """The loads of both stages. Queued work counts on every node, capacity only on nodes that take new requests for the
+    stage; without such nodes the load is infinite."""
     prefills = sum("prefill" in node.does for node in nodes)
     seats = sum(node.max_running for node in nodes if "decode" in node.does)
     blocks = sum(node.blocks_total for node in nodes if "decode" in node.does)
@@ -74,13 +74,13 @@ def loads(nodes: Sequence[Seen]) -> Loads:
 
 
 def wanted(nodes: Sequence[Seen], resting: Collection[str] = ()) -> tuple[str, frozenset[str]] | None:
-    """(node, what it should do) that would bring the stages closer, None when nothing should change. Nodes that are
-    `resting` stay as they are."""
+    """(node, its new stages) for a change that would balance the stages; None if no change is needed. Nodes in
+    `resting` do not change."""
     now = loads(nodes)
     able = [node for node in nodes if node.can >= BOTH and node.does and node.node_id not in resting]
     for short, other in (("prefill", "decode"), ("decode", "prefill")):
         high, low = getattr(now, short), getattr(now, other)
-        if high > BUSY_LOAD and high > low + LEAST_LOAD_DIFFERENCE:
+        if high > BUSY_LOAD and high > low + MIN_LOAD_DIFFERENCE:
             count = sum(other in node.does for node in nodes)
             givers = [node.node_id for node in able if node.does == {other}]
             if not givers or count < 2 or low * count / (count - 1) > max(BUSY_LOAD, high / 2):
@@ -95,7 +95,7 @@ def wanted(nodes: Sequence[Seen], resting: Collection[str] = ()) -> tuple[str, f
 
 
 def _may_go_home(node: Seen, nodes: Sequence[Seen]) -> bool:
-    """It is away, and no stage would lose its last node."""
+    """Whether the node has switched and can return without taking the last node from a stage."""
     others = [other for other in nodes if other is not node]
     left = node.does - node.home
     return node.does != node.home and all(any(role in other.does for other in others) for role in left)
@@ -106,24 +106,24 @@ def _named(nodes: Iterable[str]) -> str:
 
 
 def _drained(node: Seen, does: frozenset[str]) -> bool:
-    """Whether it has little left of what it will not do any more."""
+    """Whether the node has nearly finished the requests of the stages that it gives up."""
     if "decode" not in does:
         return node.running_soon <= DRAINED_SEATS * node.max_running
     return node.work_s <= DRAINED_S
 
 
 class RoleController:
-    """One node's share in it: `step` every few seconds."""
+    """One node's part of the decision. Call `step` every few seconds."""
 
     def __init__(self, node_id: str, hold_s: float = HOLD_S) -> None:
         self._node_id, self._hold_s = node_id, hold_s
-        self._since: tuple[tuple[str, frozenset[str]], float] | None = None  # what is wanted, and since when
+        self._since: tuple[tuple[str, frozenset[str]], float] | None = None  # (wanted change, since when)
         self._layout: dict[str, frozenset[str]] = {}
         self._moved_at: dict[str, float] = {}  # by node
-        self._next: tuple[frozenset[str], float] | None = None  # what this node will do, since when it drains
+        self._next: tuple[frozenset[str], float] | None = None  # (this node's next stages, since when it drains)
 
     def step(self, now: float, nodes: Sequence[Seen]) -> frozenset[str] | None:
-        """What this node should take from now on, nothing while it changes over; None: go on as before."""
+        """The stages for which this node should take requests from now on, empty while it switches; None: no change."""
         layout = {node.node_id: node.does for node in nodes}
         self._moved_at |= {name: now for name, does in layout.items() if self._layout.get(name, does) != does}
         self._layout = layout
@@ -147,7 +147,7 @@ class RoleController:
         return frozenset()
 
     def _drain(self, now: float, nodes: Sequence[Seen]) -> frozenset[str] | None:
-        """The change is complete when what is given up is finished."""
+        """Complete the change when the old stages have drained."""
         assert self._next is not None
         (does, since), me = self._next, next((node for node in nodes if node.node_id == self._node_id), None)
         if now - since < DRAIN_HOLDS * self._hold_s and (me is None or not _drained(me, does)):

@@ -1,10 +1,10 @@
-"""Time of a step that decodes and prefills at once.
+"""Predicts the time of a step with both decodes and prefill.
 
-    t = c0 + c1 batch + c2 sum ctx + c3 n + c4 n (n + 2 ctx_p)      batch decodes beside n new tokens behind ctx_p
+    t = c0 + c1 batch + c2 sum ctx + c3 n + c4 n (n + 2 ctx_p)      batch decodes plus n new tokens after ctx_p
 
-sum ctx has the context of the prompt in it: a chunk reads it once, like a decode. A regression of its own, because such
-a step is not the sum of its parts: weights are read once for both, small chunks compute less efficiently. Until the
-first one was measured it is taken as that sum, without the fixed cost a0 of the prefill.
+sum ctx includes the context of the prompt: a chunk reads it once, like a decode. Such a step has a separate regression,
+because it is not the sum of its parts: it reads the weights once for both, and small chunks compute less efficiently.
+Before the first measurement, the estimate is that sum without the fixed cost a0 of the prefill.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import math
 from sched.cost import DecodeModel, PrefillModel, Regression
 
 LEAST_SLOPE = 0.25
-"""A prefill token in a mixed step is taken as at least this part of one in a prefill step, whatever noise says: a chunk
-chosen by a slope of zero would have no end."""
+"""Minimum cost of a prefill token in a mixed step, as a share of its cost in a prefill step. Noise may yield a slope of
+zero, and then the chunk would have no limit."""
 
 
 class StepModel:
@@ -27,7 +27,7 @@ class StepModel:
         self.regression: Regression | None = None
 
     def decode_seconds(self, decodes: int, decode_context: int) -> float:
-        """A step of decodes alone."""
+        """Seconds of a step with decodes only."""
         return self.decode.estimate(decodes, decode_context)
 
     @property
@@ -43,18 +43,18 @@ class StepModel:
         return 0.0 if self.regression is None else self.regression.error
 
     def estimate(self, decodes: int, decode_context: int, tokens: int, prefill_context: int) -> float:
-        """Seconds of a step with `decodes` > 0 rows and one chunk of `tokens` behind `prefill_context` known ones."""
+        """Seconds of a step with `decodes` > 0 rows and one chunk of `tokens` after `prefill_context` known ones."""
         features = _features(decodes, decode_context, tokens, prefill_context)
         return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
 
     def observe(self, decodes: int, decode_context: int, tokens: int, prefill_context: int, seconds: float) -> None:
-        """A mixed step took `seconds` > 0; several chunks count as one behind their mean context."""
+        """A mixed step took `seconds` > 0; several chunks count as one after their mean context."""
         if self.regression is None:
             self.regression = Regression([max(c, 1e-12) for c in self.coefficients])
         self.regression.observe(_features(decodes, decode_context, tokens, prefill_context), seconds)
 
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
-        """Most tokens n with estimate(...) <= seconds; negative when nothing is left for prefill. The positive root of
+        """Maximum n with estimate(...) <= seconds; negative if no time is left for prefill. It is the positive root of
         c4 n^2 + (c3 + 2 c4 ctx_p) n = seconds - estimate without n."""
         c3, c4 = self.coefficients[3:]
         _, a1, a2 = self.prefill.coefficients
@@ -63,14 +63,14 @@ class StepModel:
         return _tokens(left, slope, c4)
 
     def largest_prefill(self, seconds: float, context: int) -> int:
-        """Most tokens behind `context` known ones that a step of prefill alone computes in `seconds`; negative when its
-        fixed cost takes longer."""
+        """Maximum number of tokens after `context` known ones that a prefill step computes in `seconds`; negative if
+        its fixed cost takes longer."""
         a0, a1, a2 = self.prefill.coefficients
         return _tokens(seconds - a0, a1 + 2 * a2 * context, a2)
 
 
 def _tokens(seconds: float, slope: float, square: float) -> int:
-    """The largest n with slope n + square n^2 <= seconds; -1 for less than no time."""
+    """The largest n with slope n + square n^2 <= seconds; -1 if `seconds` is negative."""
     if seconds < 0:
         return -1
     if square * seconds <= 1e-12 * slope * slope:  # as good as linear

@@ -6,7 +6,7 @@ Files:
     codes      Rows of a quantized pool for the Triton kernels
     decode     Paged decode: one query row per request against its whole context
     norm_gate  The operations of a decoder layer between its matrix products: RMS norm
-    paging     What the decode and the prefill kernel share
+    paging     The part common to the decode and prefill kernels
     prefill    Chunked prefill over a paged prefix
     tiles      The tile table: the tile of one program, for every head size
     work       Cuts a ragged batch into equal pieces of work, on the device

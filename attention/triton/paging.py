@@ -1,4 +1,4 @@
-"""What the decode and the prefill kernel share: one turn of the online softmax over a tile of paged keys.
+"""The part common to the decode and prefill kernels: one step of the online softmax over a tile of paged keys.
 
 A program holds ROWS query rows q [ROWS, D] of one request and one KV head, in registers or shared memory for the
 whole launch, and walks over that request's keys, KEYS tokens at a time. Row r at position p sees key j if

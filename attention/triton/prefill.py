@@ -1,5 +1,5 @@
-"""Chunked prefill over a paged prefix: the new tokens of a request against everything cached before them and
-themselves, causally.
+"""Chunked prefill over a paged prefix: the new tokens of a request attend causally to all cached tokens and to
+themselves.
 
 Row i of request s stands at position p = ctx_lens[s] - q_len[s] + i and
 

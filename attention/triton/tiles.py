@@ -4,7 +4,7 @@ A fixed table replaces a search at run time. The same shapes give the same code 
 CUDA graph captures the code that the tests compiled. tests/attention/triton/test_triton_aot.py compiles every row ahead
 of time, and checks that it spills no registers and stays within the row's shared memory.
 
-The compiler's report chose the rows. Nobody has measured yet which rows are fastest on a GPU. Decode tiles keep about
+The compiler's report chose the rows. It is not yet measured which rows are fastest on a GPU. Decode tiles keep about
 64 KiB of keys and values in flight per program and, at 16 query rows, leave room for two programs on a multiprocessor.
 Prefill tiles are the largest that neither spill nor exceed the shared memory.
 """

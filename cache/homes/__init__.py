@@ -1,11 +1,11 @@
-"""Which node keeps a key, which home is asked next, and which of two contents stays. Pure.
+"""Decides which node keeps a key, which home is asked next, and which of two contents stays. Pure.
 
 Files:
-    agreement   Which of two contents of one key stays: every replica says the same without asking anybody
-    deciding    DecidingWalk: the way of a put whose keys do not name their content
-    heat        Which blocks a home is asked for so often that others should have them too, and until when
-    pace        How fast each home answers, as this node has seen it
-    rendezvous  Homes of a block: weighted rendezvous hashing
-    repair      Who owes whom a copy, after members came or went
-    routing     Router: which home to ask next for a block, and which to write it to
+    agreement   Decides which of two contents of one key stays
+    deciding    DecidingWalk: the steps of a put whose keys do not identify their content
+    heat        Finds blocks that are read so often that they need more replicas, and for how long
+    pace        The measured speed of each home, and how long to wait for a late one
+    rendezvous  Homes of a block by weighted rendezvous hashing
+    repair      Which node must offer a copy to which
+    routing     Router: chooses the next home to ask for a block, and the homes to write it to
 """

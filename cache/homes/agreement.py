@@ -1,11 +1,11 @@
-"""Which of two contents of one key stays: every replica says the same without asking anybody. Pure.
+"""Decides which of two contents of one key stays. All replicas decide alike without communication. Pure.
 
-A key of KV, or of a part of an object, names its content, so any copy of it is right. A key that a user chose does not:
-two clients may put different values where they, or the homes, do not see each other. Then the lesser content stays,
-everywhere, whichever came first and by whatever way they meet. The order has no other meaning. It needs nothing that is
-not stored with a block anyway, no clock, and holds across restarts.
+A key of KV, or of a part of an object, identifies its content, so every copy is valid. A key chosen by a user does not:
+during a partition, two clients may put different values. Then the smaller content stays on all replicas, regardless of
+the order in which the contents arrive. The order has no other meaning. It uses only data stored with each block and no
+clock, so it holds across restarts.
 
-What was removed is remembered by content for a while, so a copy from a node that was away is told from a new put.
+Removed contents are remembered for a while, to distinguish a copy from a node that was disconnected from a new put.
 """
 
 from __future__ import annotations
@@ -19,59 +19,60 @@ from cache.block import BlockKey
 from cache.recent import Recent
 
 Content = tuple[int, int]
-"""(checksum, bytes): what tells values of one key apart."""
+"""(checksum, bytes): distinguishes the values of one key."""
 
 ROW = Struct("<QI")
 KEYS_MAX = 1 << 16
-UNDERWAY_S = 60.0  # so long copies that were on their way when a key was removed are not taken
-AWAY_S = 600.0  # so long a node may be away and is still told, by whoever heard of it, what was removed
+UNDERWAY_S = 60.0  # after a removal, copies that may have been in flight are refused for this long
+AWAY_S = 600.0  # a node may be disconnected for this long and still learn of removals
 
 
 def differ(ours: Content, offered: Content) -> bool:
-    """Contents without a checksum are KV (--no-block-checksums): any copy will do."""
+    """Whether two contents differ. Contents without a checksum are KV (--no-block-checksums), where every copy is
+    valid."""
     return ours != offered and UNCHECKED not in (ours[0], offered[0])
 
 
 def stays(ours: Content, offered: Content) -> bool:
-    """Of two that differ: whether ours is the one that all replicas keep."""
+    """Whether ours is the one of two differing contents that all replicas keep."""
     return ours < offered
 
 
 class Removals:
-    """What was removed here, lately."""
+    """The recent removals on this node."""
 
     def __init__(self) -> None:
         self._keys = Recent(KEYS_MAX, UNDERWAY_S)
         self._contents = Recent(KEYS_MAX, AWAY_S)
 
     def add(self, now: float, key: BlockKey, content: Content | None) -> None:
-        """`content`: what lay here, and is not taken back. Where nothing did, any copy on its way may be of what was
-        removed elsewhere."""
+        """Record a removal. `content`: the removed content, which is not accepted again. If there was none, any copy in
+        flight may be of a content removed on another node."""
         if content is None or content[0] == UNCHECKED:
             self._keys.add(now, key)
         else:
             self._contents.add(now, key + ROW.pack(*content))
 
     def lately(self, now: float, key: BlockKey) -> bool:
-        """Copies of anything under this key may still be on their way."""
+        """Whether copies of any content of this key may still be in flight."""
         return self._keys.has(now, key)
 
     def gone(self, now: float, key: BlockKey, content: Content) -> bool:
-        """Who still has that content has not heard of its removal."""
+        """Whether this content was removed, so that a node that still has it missed the removal."""
         return self._contents.has(now, key + ROW.pack(*content))
 
     def put_again(self, key: BlockKey, content: Content) -> None:
-        """By a client: it is no leftover."""
+        """A client has put this content again, so it is not a leftover."""
         self._contents.discard(key + ROW.pack(*content))
 
 
 class Uneven:
-    """Keys of which other homes may have another value than this one, or none: to be offered to them. Oldest go first
-    when there are too many: the next change of members offers them again."""
+    """Keys whose other homes may have a different value or none, and must be offered this one. If there are too many,
+    the oldest are dropped: the next change of members offers them again."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[BlockKey, None] = OrderedDict()
-        self.seen = 0  # contents that differed
+        self.seen = 0  # number of differing contents
 
     def add(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:
@@ -80,7 +81,7 @@ class Uneven:
                 self._keys.popitem(last=False)
 
     def take(self) -> list[BlockKey]:
-        """All of them; they are the caller's now."""
+        """Remove and return all keys."""
         taken = list(self._keys)
         self._keys.clear()
         return taken

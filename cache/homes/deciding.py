@@ -1,9 +1,9 @@
-"""DecidingWalk: the way of a put whose keys do not name their content, for which the homes have to agree. Pure.
+"""DecidingWalk: the steps of a put whose keys do not identify their content, so that the homes have to agree. Pure.
 
-One home decides: the first in the ranking that answers. What it took is copied to the others, which take nothing else
-that they do not have already. As all writers ask the same home first, the first value that it takes is the first for
-everybody, as long as they see the same members and it answers. When it does not, the next home decides; if both did,
-their contents meet later, and one of them stays (cache/homes/agreement.py).
+One home decides: the first in the ranking that answers. Its value is copied to the other homes, which accept no other
+new value. All writers ask the same home first, so its first value is the first for all of them, as long as they see the
+same members and it answers. If it does not answer, the next home decides. If two homes have decided, their contents
+meet later, and one of them stays (cache/homes/agreement.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from cache.protocol import STORED
 
 
 class DecidingWalk:
-    """Of the `positions` of one put: `wave`, tell how each target ended for each position, until a wave is empty."""
+    """The walk of one put over `positions`. Call `wave` and report each target's result for each position, until a wave
+    is empty."""
 
     def __init__(self, router: Router, keys: Sequence[BlockKey], positions: Iterable[int]) -> None:
         self._copies = router.replicas - 1
         self._homes: dict[int, list[str]] = {}
-        self._left: dict[int, list[str]] = {}  # who has not been asked, best first
+        self._left: dict[int, list[str]] = {}  # homes not asked yet, best first
         self._failed: dict[int, str] = {}  # the first home that failed
         self._decided: dict[int, str] = {}
         self._next: dict[Target, list[int]] = {}
-        self.owed: dict[str, list[int]] = {}  # who decided -> positions of which copies are missing
+        self.owed: dict[str, list[int]] = {}  # deciding home -> positions whose copies are missing
         for position in positions:
             wide = ranking(keys[position], router.members, router.replicas + SPARES)
             self._homes[position], self._left[position] = wide[: router.replicas], wide[1:]
@@ -41,11 +42,11 @@ class DecidingWalk:
         return groups
 
     def again(self, position: int, target: Target) -> None:
-        """The same once more: the target could not say yet."""
+        """Ask the target for this position again: it could not answer yet."""
         self._next.setdefault(target, []).append(position)
 
     def settled(self, position: int, target: Target, answer: int) -> None:
-        """The target has this value now (STORED), or something is there."""
+        """The target has stored this value (STORED), or has another value."""
         if target.copy or answer != STORED:
             return
         self._decided[position] = target.home
@@ -59,7 +60,7 @@ class DecidingWalk:
             self.again(position, Target(home, owner, copy=True))
 
     def failed(self, position: int, target: Target, *, full: bool) -> None:
-        """The target has no room (`full`) or does not answer: the next in the ranking keeps the value for it."""
+        """The target has no room (`full`) or does not answer: the next member in the ranking keeps the value for it."""
         if target.wait:
             return
         ours = target.home in self._homes[position]

@@ -1,9 +1,9 @@
-"""Heat: which blocks a home is asked for so often that others should have them too, and until when. Pure.
+"""Heat: finds blocks that are read so often that they need more replicas, and for how long. Pure.
 
-Counts are halved every `half_life_s`, so a count is about the reads of the last one and a half half-lives. A block
-with `threshold` of them gets one replica more, with twice as many two more, and so on: the load per replica stays
-bounded, and the number of replicas grows with the logarithm of the popularity only. A home sees its share of the reads,
-so a read of a block with k replicas counts k times.
+Counts are halved every `half_life_s`, so a count covers about the last 1.5 half-lives. A block with `threshold` reads
+gets one more replica, with twice as many reads two more, and so on: the load per replica stays bounded, and the number
+of replicas grows only with the logarithm of the popularity. A home sees only its share of the reads, so a read of a
+block with k replicas counts k times.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from cache.block import BlockKey
 
-KEYS_MAX = 1 << 16  # counted at once; the coldest half is forgotten beyond it
+KEYS_MAX = 1 << 16  # maximum number of counted keys; above it, the coldest half is forgotten
 RESIDENCY_S = 10.0
-"""So long a block that was hot keeps its replicas at least, and as often copies that were evicted are made again."""
+"""Minimum time that a hot block keeps its replicas, and the interval at which evicted copies are made again,
+seconds."""
 
 
 class Heat:
@@ -27,7 +28,7 @@ class Heat:
         self._halved_at = 0.0
 
     def read(self, now: float, key: BlockKey, weight: int = 1) -> int:
-        """`weight` reads of `key`; returns how many replicas it deserves beyond the usual."""
+        """Count `weight` reads of `key`. Returns the number of extra replicas that it deserves."""
         self._halve(now)
         count = self._counts[key] = self._counts.get(key, 0.0) + weight
         if count < self._threshold:
@@ -37,7 +38,7 @@ class Heat:
         return int(count / self._threshold).bit_length()
 
     def deserves(self, now: float, key: BlockKey) -> int:
-        """The same without a read."""
+        """The number of extra replicas that `key` deserves."""
         self._halve(now)
         return int(self._counts.get(key, 0.0) / self._threshold).bit_length()
 
@@ -59,10 +60,10 @@ class Heat:
 
 
 class HotBlocks:
-    """Of one home: its blocks that have more replicas than usual."""
+    """The blocks of one home that have extra replicas."""
 
     def __init__(self, heat: Heat | None = None) -> None:
-        self.replicas: dict[BlockKey, int] = {}  # what readers are told, the usual ones included
+        self.replicas: dict[BlockKey, int] = {}  # number of replicas announced to readers, including the usual ones
         self._heat = Heat() if heat is None else heat
         self._wanted: dict[BlockKey, int] = {}
         self._spread_at: dict[BlockKey, float] = {}
@@ -71,18 +72,18 @@ class HotBlocks:
         return len(self.replicas)
 
     def read(self, now: float, key: BlockKey) -> None:
-        """Somebody reads it here."""
+        """Count a read of the block on this home."""
         if extra := self._heat.read(now, key, self.replicas.get(key, 1)):
             self._wanted[key] = extra
 
     def take_wanted(self) -> dict[BlockKey, int]:
-        """Blocks read since the last time that deserve more replicas than usual, and how many more."""
+        """Blocks read since the last call that deserve extra replicas, with the number of extra replicas."""
         wanted, self._wanted = self._wanted, {}
         return wanted
 
     def spread(self, now: float, key: BlockKey, count: int) -> bool:
-        """It should have `count` replicas; True when they are to be made now: more than there were, or some may have
-        been evicted since."""
+        """The block should have `count` replicas. Returns True if copies must be made now, because there are fewer or
+        some may have been evicted."""
         told = self.replicas.get(key, 0)
         if count <= told and now - self._spread_at[key] < RESIDENCY_S:
             return False
@@ -90,7 +91,7 @@ class HotBlocks:
         return True
 
     def cool(self, now: float, usual: int, here: Callable[[BlockKey], object]) -> None:
-        """Tell readers of fewer replicas where heat has gone; `here(key)` is not None while this home has the block."""
+        """Announce fewer replicas of blocks that have cooled. `here(key)` is not None while this home has the block."""
         for key, told in list(self.replicas.items()):
             if here(key) is not None and now - self._spread_at[key] < RESIDENCY_S:
                 continue

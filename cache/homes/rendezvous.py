@@ -1,9 +1,9 @@
-"""Homes of a block: weighted rendezvous hashing, computed by everybody alike and never looked up. Pure.
+"""Homes of a block by weighted rendezvous hashing. Every node computes the same homes; nothing is looked up. Pure.
 
 Every member has a score for every key, and the best scores win (Thaler and Ravishankar, 1998). With a hash h of member
-and key, uniform in (0, 1), and the member's weight w, the score is -ln(h) / w, least first: a member wins a share of
-the keys in proportion to its weight (logarithmic method; Schindelhauer and Schomaker, 2005). When a member comes or
-goes only the keys that it wins or won move, w / sum(w) of them, and the order of the others stays.
+and key, uniform in (0, 1), and the member's weight w, the score is -ln(h) / w, lowest first: a member wins a share of
+the keys in proportion to its weight (logarithmic method; Schindelhauer and Schomaker, 2005). When a member joins or
+leaves, only the keys that it wins or loses move, w / sum(w) of all, and the order of the other members stays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from cache.block import BlockKey
 
 Members = Mapping[str, int]
-"""Node id -> weight: the bytes of its share of the store. At least 1."""
+"""Node id -> weight: the bytes of its share of the store, at least 1."""
 
 HASHES = float(1 << 64)
 
@@ -29,12 +29,12 @@ def _seed(member: str) -> int:
 
 
 def equal_members(names: Iterable[str]) -> dict[str, int]:
-    """Members that have the same share."""
+    """Members with equal weights."""
     return dict.fromkeys(names, 1)
 
 
 def ranking(key: BlockKey, members: Members, count: int) -> list[str]:
-    """The `count` best members for `key`, best first; fewer when there are fewer members."""
+    """The `count` best members for `key`, best first; fewer if there are fewer members."""
     weights = set(members.values())
     if len(weights) < 2:  # the order of -ln(h) is that of h
         hashes = [(xxh3_64_intdigest(key, _seed(name)), name) for name in members]

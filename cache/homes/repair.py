@@ -1,7 +1,7 @@
-"""Repair: who owes whom a copy, after members came or went, and while a home could not take what is its own. Pure.
+"""Repair: which node must offer a copy to which, after membership changes and after homes refused their blocks. Pure.
 
-No node knows what another holds. It need not: an offer of keys is answered with those that are missing there, so an
-offer too many costs 16 bytes per block and no block.
+No node knows the blocks of another, and need not: the answer to an offer of keys names the missing ones, so a useless
+offer costs 16 bytes per block and moves no block.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ HINTS_MAX = 1 << 16
 
 
 def owed(key: BlockKey, me: str, before: Members, after: Members, replicas: int) -> list[str]:
-    """To whom `me`, who holds `key`, should offer it now that the members are `after` and no longer `before`. Of
-    those who had it one offers: the best of the former homes that is still there. When none is, or nobody knows who
-    they were (`before` is empty: this node has just started), whoever holds it does. Who holds it and is no home of it
-    offers it to the first: the homes may have agreed on another value without it."""
+    """The nodes to which `me`, which holds `key`, must offer it after the members changed from `before` to `after`.
+    Only one holder offers: the best of the former homes that is still a member. If there is none, or the former homes
+    are unknown (`before` is empty: this node has just started), every holder offers. A holder that is not a home offers
+    the key to the first home, because the homes may have agreed on another value without it."""
     now = ranking(key, after, replicas)
     if not before:
         return [name for name in now if name != me]
@@ -33,26 +33,26 @@ def owed(key: BlockKey, me: str, before: Members, after: Members, replicas: int)
 
 
 class Hints:
-    """Blocks kept here for others, by the home that should have them (hinted hand-off; DeCandia et al., Dynamo, 2007,
-    section 4.6)."""
+    """Blocks kept here for other homes, by home (hinted hand-off; DeCandia et al., Dynamo, 2007, section 4.6)."""
 
     def __init__(self) -> None:
         self._hints: OrderedDict[BlockKey, str] = OrderedDict()
 
     def add(self, key: BlockKey, home: str) -> None:
-        """Oldest hints go first when there are too many: their blocks stay, only the way home is forgotten."""
+        """Add a hint. If there are too many, the oldest are dropped: their blocks stay here, but are not handed
+        back."""
         self._hints[key] = home
         self._hints.move_to_end(key)
         if len(self._hints) > HINTS_MAX:
             self._hints.popitem(last=False)
 
     def settled(self, keys: Iterable[BlockKey]) -> None:
-        """They are at home, or gone."""
+        """These keys have reached their homes or are gone."""
         for key in keys:
             self._hints.pop(key, None)
 
     def due(self, home: str, most: int) -> list[BlockKey]:
-        """At most so many keys that `home` should have, oldest first."""
+        """At most `most` keys that `home` should have, oldest first."""
         out = []
         for key, owner in self._hints.items():
             if owner == home:
@@ -65,7 +65,7 @@ class Hints:
         return set(self._hints.values())
 
     def forget(self, home: str) -> None:
-        """It is gone for good: by the ranking without it, the blocks are where they belong or others offer them."""
+        """The home is gone for good. In the ranking without it, its blocks are at home or are offered by others."""
         self.settled([key for key, owner in self._hints.items() if owner == home])
 
     def __len__(self) -> int:

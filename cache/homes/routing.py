@@ -1,15 +1,14 @@
-"""Router: which home to ask next for a block, and which to write it to. Pure.
+"""Router: chooses the next home to ask for a block, and the homes to write it to. Pure.
 
-Nothing here is looked up: the candidates follow from the key, the members, and three things this node has seen itself.
+Nothing is looked up: the candidates follow from the key, the members, and three observations of this node.
 
- 1. Who joined lately. Until the owners have moved what is the newcomer's now, its keys are found at their former homes.
- 2. Which keys a home called hot. Those have more replicas than others for a while.
- 3. How fast each home answers, and what is under way to it (cache/homes/pace.py): of several replicas the one is asked
- that
-    should be done first. So the nearest is preferred until it is the busier one.
+ 1. Recent joins. Until the former homes have moved the new member's blocks to it, its keys are also found there.
+ 2. Hot keys, as reported by homes. They have more replicas than others for a while.
+ 3. The pace of each home and its bytes in flight (cache/homes/pace.py): a get asks the replica that should finish
+    first, so the nearest one is preferred until it is busier.
 
-A walk is one call's way along the candidates: a wave of questions, one message per home, then another wave for what
-was not found, until nobody is left to ask.
+A walk is the sequence of questions of one call: a wave with one message per home, then another wave for the positions
+not found, until there is no candidate left.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from cache.block import BlockKey
 from cache.homes.pace import Paces
 from cache.homes.rendezvous import Members, by_home, ranking
 
-GRACE_S = 60.0  # so long after a join its keys are also looked for at their former homes
-HOT_S = 30.0  # so long a key stays hot after its home said so
+GRACE_S = 60.0  # after a join, the new member's keys are also searched at their former homes for this long
+HOT_S = 30.0  # how long a key stays hot after its home reported it
 HOT_KEYS_MAX = 4096
-SPARES = 2  # members beyond a key's homes that a call may turn to
+SPARES = 2  # number of members beyond a key's homes that a call may ask
 
 
 class Router:
@@ -33,20 +32,20 @@ class Router:
 
     def __init__(self, me: str, replicas: int = 1, grace_s: float = GRACE_S) -> None:
         if replicas < 1:
-            raise ValueError(f"a block has at least one copy, not {replicas}: see --replicas")
+            raise ValueError(f"a block must have at least one copy, not {replicas}: see --replicas")
         self.me = me
         self.replicas = replicas
         self.members: Members = {}
         self._grace_s = grace_s
-        self._joined: dict[str, float] = {}  # who, when
-        self._former: Members = {}  # without those
+        self._joined: dict[str, float] = {}  # node -> time of the join
+        self._former: Members = {}  # members without these
         self._hot: OrderedDict[BlockKey, tuple[int, float]] = OrderedDict()  # replicas, until when
         self.paces = Paces(me)
 
     # --- what is known
 
     def update(self, now: float, members: Members) -> None:
-        """The members alive that have a share. The first ones seen are no newcomers."""
+        """Set the alive members with a share. The first members seen do not count as recent joins."""
         if members == self.members and not self._joined:
             return
         if self.members:
@@ -57,7 +56,7 @@ class Router:
         self.paces.keep(set(members))
 
     def heated(self, now: float, key: BlockKey, replicas: int) -> None:
-        """A home says that there are `replicas` copies of `key`."""
+        """A home reports that `key` has `replicas` copies."""
         self._hot[key] = (replicas, now + HOT_S)
         self._hot.move_to_end(key)
         if len(self._hot) > HOT_KEYS_MAX:
@@ -66,11 +65,11 @@ class Router:
     # --- where
 
     def homes(self, key: BlockKey) -> list[str]:
-        """Who keeps `key`, best first."""
+        """The homes of `key`, best first."""
         return ranking(key, self.members, self.replicas)
 
     def replicas_of(self, now: float, key: BlockKey) -> list[str]:
-        """Who should have it: its homes, and more when it is hot."""
+        """The nodes that should have the key: its homes, and more if it is hot."""
         if self._hot and (hot := self._hot.get(key)) is not None:
             count, until = hot
             if now < until:
@@ -79,11 +78,11 @@ class Router:
         return ranking(key, self.members, self.replicas)
 
     def former_homes(self, key: BlockKey) -> list[str]:
-        """Who kept it before the latest joins; empty when nobody joined lately."""
+        """The homes before the recent joins; empty if there were none."""
         return ranking(key, self._former, self.replicas) if self._joined and self._former else []
 
     def single(self) -> bool:
-        """Every key has exactly one candidate: a miss there is a miss."""
+        """Whether every key has exactly one candidate, so that a miss there is final."""
         return self.replicas == 1 and not self._joined and not self._hot
 
     def read(self, now: float, keys: Sequence[BlockKey], block_bytes: int) -> ReadWalk:
@@ -94,21 +93,22 @@ class Router:
 
 
 class ReadWalk:
-    """Of one get or lookup: `wave`, tell `found` or `elsewhere` for what was asked, and so on until a wave is empty."""
+    """The walk of one get or lookup. Call `wave`, then `found` or `elsewhere` for each position, until a wave is
+    empty."""
 
     def __init__(self, router: Router, now: float, keys: Sequence[BlockKey], block_bytes: int) -> None:
         self._router, self._now, self._keys, self._block_bytes = router, now, keys, block_bytes
         self._pending: Sequence[int] = range(len(keys))
         self._found: set[int] = set()
         self._asked: dict[int, list[str]] = {}
-        self._spares: dict[int, int] = {}  # how many members beyond the candidates may be asked
-        self._alone: set[int] = set()  # asked now of the only replica that is left for them
-        self._late: dict[int, str] = {}  # who was given up as too slow, and may yet have it
+        self._spares: dict[int, int] = {}  # number of spare members that may still be asked
+        self._alone: set[int] = set()  # positions asked of their last replica
+        self._late: dict[int, str] = {}  # homes given up as too slow, which may still have the block
         self.single = router.single()
 
     def wave(self, leading: bool = False) -> dict[str, list[int]]:
-        """Positions to ask for by home, ascending. What nobody is left for is dropped, and with `leading` all that is
-        behind it."""
+        """Positions to ask for by home, ascending. A position without a candidate is dropped; with `leading`, so are
+        all positions after it."""
         if len(self._found) == len(self._keys):
             return {}
         if self.single and not self._asked:
@@ -134,23 +134,23 @@ class ReadWalk:
         return groups
 
     def found(self, position: int) -> None:
-        """It is here: not asked for again."""
+        """The block has arrived; it is not asked for again."""
         self._found.add(position)
 
     def found_all(self, positions: Iterable[int]) -> None:
-        """The same for several."""
+        """`found` for several positions."""
         self._found.update(positions)
 
     def elsewhere(self, position: int) -> None:
-        """The home that was asked gave no answer, or has passed the block on to the next in the ranking."""
+        """The asked home did not answer, or has passed the block on to the next member in the ranking."""
         self._spares[position] = min(SPARES, self._spares.get(position, 0) + 1)
 
     def too_slow(self, position: int, home: str) -> None:
-        """The home was given up for another replica. When nobody else has it, it is asked again."""
+        """The home was given up for another replica. If no other node has the block, it is asked again."""
         self._late[position] = home
 
     def has_others(self, positions: Sequence[int]) -> bool:
-        """Whether each of those that are asked for now could be had of another replica, which is not slow itself."""
+        """Whether each of these positions has another replica that is not slow."""
         return not (self.single or self._alone.intersection(positions))
 
     def _next(self, position: int, planned: dict[str, int]) -> str | None:
@@ -178,16 +178,16 @@ class ReadWalk:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to write a copy."""
+    """The destination of a copy."""
 
     home: str
-    owner: str = ""  # the home it is kept for, until it can be given back; "" = the home itself
-    wait: bool = False  # nobody else is left: wait for room there
-    copy: bool = False  # of what another home has taken
+    owner: str = ""  # the home for which this node keeps it temporarily; "" = this node is the home
+    wait: bool = False  # the last candidate: wait for room there
+    copy: bool = False  # whether another home has already accepted the block
 
 
 class WriteWalk:
-    """Of one put: `wave`, tell how each target ended for each position, and so on until a wave is empty."""
+    """The walk of one put. Call `wave` and report each target's result for each position, until a wave is empty."""
 
     def __init__(self, router: Router, keys: Sequence[BlockKey]) -> None:
         self._router, self._keys = router, keys
@@ -208,15 +208,15 @@ class WriteWalk:
         return groups
 
     def again(self, position: int, target: Target) -> None:
-        """The same once more: the target could not say yet."""
+        """Ask the target for this position again: it could not answer yet."""
         self._next.setdefault(target, []).append(position)
 
     def settled(self, position: int, target: Target, answer: int) -> None:
-        """The target has it."""
+        """The target has the block."""
 
     def failed(self, position: int, target: Target, *, full: bool) -> None:
-        """The target has no room (`full`) or does not answer: the next in the ranking keeps the block for it. When
-        nobody else is left, a full home is asked to wait."""
+        """The target has no room (`full`) or does not answer: the next member in the ranking keeps the block for it. If
+        there is no other candidate, a full home is asked to wait."""
         if target.wait:
             return
         key, tried, owner = self._keys[position], self._tried[position], target.owner or target.home

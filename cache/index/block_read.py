@@ -1,4 +1,4 @@
-"""Blocks read through the index of another process in one C call for many: found, copied, compared (block_read.c).
+"""Reads many blocks through the index of another process in one C call: finds, copies and compares them (block_read.c).
 
 It does in one pass over the bytes what cache/store/same_host.py does in two, so a checked copy takes no longer than a
 plain one. Machines without a C compiler or without AVX2, and values of at most 240 bytes, go the other way.

@@ -1,10 +1,10 @@
-"""SharedIndex: which blocks lie in this node's DRAM and where, in memory that processes of the host read by themselves.
+"""SharedIndex: the blocks in this node's DRAM and their locations, in memory that processes of the host read directly.
 
     header     magic, version, bytes of a slot, number of buckets, name of the arena's region
     bucket     8 rows; a key's bucket is its hash modulo their number
     row        key, checksum xor hash of the key, slot, length; a length of 0: no row
 
-Nobody locks anything. A reader copies the block and compares its checksum: a row that was half written, or a slot that
+There are no locks. A reader copies the block and compares its checksum: a row that was half written, or a slot that
 has another block by now, does not match, whichever halves were read, for the checksum is mixed with the key's hash.
 Then the reader asks in words. A full bucket has no row for a block; its reader asks, too.
 """
@@ -73,7 +73,7 @@ class SharedIndex:
 
 
 class IndexView:
-    """Somebody else's. Raises ValueError when the region holds none, or one of another version."""
+    """Another process's index. Raises ValueError if the region holds none, or one of another version."""
 
     def __init__(self, region: Region) -> None:
         magic, version, slot_bytes, buckets, name = HEADER.unpack_from(region.memory)

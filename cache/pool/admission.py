@@ -1,4 +1,4 @@
-"""Admission: which blocks a full pool takes at the price of another. Pure, O(1).
+"""Admission: which blocks a full pool accepts at the cost of evicting another. Pure, O(1).
 
 Eviction says who goes; admission whether the newcomer is worth it. It is asked only when something would be evicted:
 what fits is always taken. `wanted` reports every use and every offer of a key, `admits` decides on one offer.
@@ -18,7 +18,7 @@ REMEMBERED_KEYS = 1 << 16
 
 class Admission(Protocol):
     def wanted(self, key: Hashable) -> None:
-        """Somebody uses or offers `key`. Called before `admits` for the same offer."""
+        """`key` is used or offered. Call this before `admits` for the same offer."""
 
     def admits(self, key: Hashable, facts: Facts, victim: Hashable) -> bool:
         """May `key` come in, and `victim` go?"""

@@ -1,4 +1,4 @@
-"""BlockPool: which slots of an arena are in use, and which content the unused slots still have. Pure.
+"""BlockPool: which slots of an arena are in use, and what content the unused slots still have. Pure.
 
 A block has two reference counts: one for requests and one for transfers in flight. The block is held while either
 count is above zero. When both are zero, a block without a key is free. A block with a key is cached: `match` finds it

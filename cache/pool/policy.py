@@ -1,4 +1,4 @@
-"""What a pool or a tier asks of its eviction policy, and LRU, the default. Pure.
+"""The interface of eviction policies, and LRU, the default. Pure.
 
 A policy sees the life of every item (a block key of a pool or of the SSD tier):
 
@@ -30,7 +30,7 @@ PLAIN = Facts()
 """Nothing is known."""
 
 OBJECTS = Facts(service_class="objects")
-"""Of values and objects that programs store: nobody can compute them again, so admission never refuses them."""
+"""Facts of values and objects that programs store: they cannot be recomputed, so admission never refuses them."""
 
 
 class EvictionPolicy(Protocol):
@@ -70,7 +70,7 @@ class Sharing(Protocol):
         """One less."""
 
     def victim_for(self, service_class: str) -> Hashable | None:
-        """Who goes for a newcomer of that class, not yet counted; None when nobody has to."""
+        """The class that gives way to a new block of this class, which is not counted yet; None if there is room."""
 
 
 class LRU:

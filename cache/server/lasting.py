@@ -1,4 +1,4 @@
-"""Lasting: answers peers who want more than a place in memory for blocks of this node's share.
+"""Lasting: answers peers that need more than a slot in memory: durability, pins and flushes of this node's blocks.
 
 DURABLE  keys -> which are on SSD and synced there; the answer waits for that
 KEEP     keys -> which are never evicted from now on, or may be again

@@ -1,4 +1,4 @@
-"""Leases: which slots of this node's share which peer may read or write now, and when they are given back.
+"""Leases: which slots of this node's share each peer may read or write now, and when the slots are released.
 
 Every lease ends: by its owner's word, when its owner goes or is lost, or at its deadline. Slots that were pinned are
 then free to change; a peer that still reads them finds out by the checksum. Slots that were reserved are not: a
@@ -125,7 +125,7 @@ class Leases:
         self.give_back(lease.slots, writes=True)
 
     async def close(self) -> None:
-        """Give everything back. Channel and transfer engine must be closed before: nobody writes here any more."""
+        """Release everything. Close the channel and the transfer engine first, so that no peer writes here."""
         fenced = list(self._fenced.items())
         for task, _ in fenced:
             task.cancel()

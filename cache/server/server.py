@@ -278,7 +278,7 @@ class StoreServer:
         return Removed(await self._local.remove(keys))
 
     def removed(self, now: float, key: BlockKey, content: Content | None) -> None:
-        """Nobody should bring that content here again, but who puts it."""
+        """The content was removed: refuse copies of it, but not a new put."""
         self._granting.removals.add(now, key, content)
 
     async def _uneven(self, peer: str, body: Nothing, data: memoryview) -> None:

@@ -1,9 +1,9 @@
-"""Claim: one process's hold on the directory of an SSD tier, and what it knows of the owner before.
+"""Claim: one process's exclusive hold on the directory of an SSD tier, with the state that the previous owner left.
 
-The file `owner` is locked for the life of the process, so the kernel gives the claim back also after kill -9. It says
-in which boot of the machine the tier was last open and whether it was closed cleanly. Without syncs a dirty tier
-survives the death of its process (the pages are the kernel's), but not that of the machine. A damaged tree can kill
-whoever reads it, so attempts to open are counted.
+The file `owner` is locked for the life of the process, so the kernel releases the claim even after kill -9. The file
+records the machine's boot in which the tier was last open, and whether it was closed cleanly. Without syncs, a dirty
+tier survives the death of its process (the pages are in the kernel), but not that of the machine. A damaged tree can
+kill the process that reads it, so attempts to open are counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-ATTEMPTS_MAX = 1  # processes that died while they opened a tier: the next one takes it for poisoned
+ATTEMPTS_MAX = 1  # once this many processes died while opening a tier, it is considered poisoned
 RECORD_BYTES = 192  # fixed, so that one write replaces the record
 
 
@@ -24,7 +24,7 @@ class SsdError(Exception):
 
 
 def boot_id() -> str:
-    """Changes when the machine restarts; 'unknown' where the kernel does not say."""
+    """An id that changes when the machine restarts; 'unknown' if the kernel has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -32,8 +32,8 @@ def boot_id() -> str:
 
 
 class Claim:
-    """Exclusive right to `directory`, which is made if need be. Raises SsdError when another tier, of this process or
-    another, has it, or when it cannot be written."""
+    """Exclusive right to `directory`, which is created if necessary. Raises SsdError if another tier, in this or
+    another process, has it, or if it cannot be written."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -48,26 +48,26 @@ class Claim:
             os.close(self._fd)
             raise SsdError(f"process {owner} uses {directory}: give every node its own --ssd-path") from error
         record = self._read()
-        self.known = bool(record)  # a tier was here before
-        self.trusted = bool(record.get("clean")) or record.get("boot") == boot_id()  # and its pages are whole
+        self.known = bool(record)  # whether there was a tier before
+        self.trusted = bool(record.get("clean")) or record.get("boot") == boot_id()  # whether its pages are intact
         attempts = record.get("attempts")
-        self.attempts = attempts if isinstance(attempts, int) else 0  # to open it that did not come to an end
+        self.attempts = attempts if isinstance(attempts, int) else 0  # unfinished attempts to open it
         self.deadly = self.attempts >= ATTEMPTS_MAX
 
     def begin(self) -> None:
-        """From now on the tier is dirty, and being opened. Raises SsdError."""
+        """Record that the tier is dirty and being opened. Raises SsdError."""
         self._write(clean=False, attempts=0 if self.deadly else self.attempts + 1)
 
     def opened(self) -> None:
-        """What is there could be read. Raises SsdError."""
+        """Record that the tier was read successfully. Raises SsdError."""
         self._write(clean=False, attempts=0)
 
     def end(self) -> None:
-        """Everything is on disk. Raises SsdError."""
+        """Record that all data is on disk. Raises SsdError."""
         self._write(clean=True, attempts=0)
 
     def close(self) -> None:
-        """Give the directory back, in the state last written."""
+        """Release the directory in the last recorded state."""
         os.close(self._fd)
 
     def _read(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reads and writes past the page cache.
 
-Memory, offset and length of an O_DIRECT transfer are multiples of a page. Blocks whose memory is so go straight between
-their slot and the disk; others take one copy through an aligned buffer of the thread.
+Memory, offset and length of an O_DIRECT transfer must be multiples of a page. Blocks with aligned memory are
+transferred directly between their slot and the disk; others are copied once through the thread's aligned buffer.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ PAGE = mmap.PAGESIZE
 SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = ctypes.CDLL(
     None
-).sync_file_range  # of Linux; a file system that cannot do it says so and does nothing
+).sync_file_range  # Linux; an unsupported file system returns an error and does nothing
 _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def aligned(nbytes: int) -> int:
-    """The next multiple of a page."""
+    """`nbytes` rounded up to a multiple of a page."""
     return -(-nbytes // PAGE) * PAGE
 
 
 def address_of(memory: Buffer) -> int:
-    """Where it lies in this process."""
+    """The address of `memory` in this process."""
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
 class DirectFile:
-    """`path`, opened for reading, or for both. Any thread may use it. Raises OSError."""
+    """`path`, opened for reading, or for reading and writing. Thread-safe. Raises OSError."""
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
         mode = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
@@ -47,8 +47,8 @@ class DirectFile:
         self._buffers = threading.local()
 
     def read(self, offset: int, nbytes: int, into: memoryview, *, cached: bool = False) -> None:
-        """Fill the first `nbytes` of `into`; what is behind them may be overwritten, too. `cached`: through the page
-        cache."""
+        """Fill the first `nbytes` of `into`; the bytes after them may be overwritten too. `cached`: read through the
+        page cache."""
         if cached or self.direct_fd < 0:
             self._read(self.fd, into[:nbytes], offset)
             return
@@ -63,7 +63,7 @@ class DirectFile:
         np.frombuffer(into, np.uint8)[:nbytes] = np.frombuffer(buffer, np.uint8)[first : first + nbytes]
 
     def write(self, offset: int, data: Buffer) -> None:
-        """From a page's start on; the rest of the last page is undefined afterwards."""
+        """Write `data` at `offset`, the start of a page. The rest of the last page is undefined afterwards."""
         if self.direct_fd < 0:
             self._write(self.fd, memoryview(data), offset)
             return
@@ -76,7 +76,7 @@ class DirectFile:
         self._write(self.direct_fd, buffer, offset)
 
     def begin_writing(self) -> None:
-        """What was written through the page cache, or to a mapping, starts for the disk now; nobody waits for it."""
+        """Start writing dirty pages of the page cache or of a mapping to disk, without waiting."""
         _sync_file_range(self.fd, 0, 0, SYNC_FILE_RANGE_WRITE)
 
     def _read(self, fd: int, into: memoryview, offset: int) -> None:
@@ -100,7 +100,7 @@ class DirectFile:
         return buffer[:nbytes]
 
     def close(self) -> None:
-        """Idempotent. No other thread uses the file any more."""
+        """Idempotent. No other thread may use the file during or after the call."""
         for fd in (self.fd, self.direct_fd):
             if fd >= 0:
                 os.close(fd)

@@ -1,7 +1,7 @@
-"""Health: what the disk of a tier is doing, since when, and what it fails at. Any thread may ask and tell.
+"""Health: tracks the running operations of a tier's disk and its failures. Thread-safe.
 
-A disk that stands still raises no error: the operation that waits for it just does not return. So every operation is
-entered here before it begins. Reads and writes are judged apart, because a disk that is slow to sync may still read.
+A disk that hangs raises no error: its operation does not return. So every operation is recorded here before it begins.
+Reads and writes are judged separately, because a disk that is slow to sync may still read.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from itertools import count
 
 log = logging.getLogger(__name__)
 
-READ_STALL_S = 1.0  # a read under way for longer means that the disk stands still; reads take milliseconds
+READ_STALL_S = 1.0  # the disk hangs if a read takes longer; normal reads take milliseconds
 WRITE_STALL_S = 5.0  # the same for writes and syncs, which may queue behind gigabytes of other data
 
 
 class Health:
-    """Of the disk that `name` lies on. `clock` gives seconds that never step."""
+    """The health of the disk with `name`. `clock` returns monotonic seconds."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.closed = ""  # why the tier cannot be used at all; empty when it can
+        self.closed = ""  # the reason why the tier cannot be used; empty if it can
         self._name = name
         self._clock = clock
         self._lock = threading.Lock()
         self._numbers = count()
         self._underway: dict[int, tuple[str, float]] = {}
         self._failing: dict[str, str] = {}  # operation -> the error of its last try
-        self._told = False  # that it stands still
+        self._told = False  # whether the hang has been logged
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """One operation is under way: 'read', or any other name for what writes."""
+        """Context of one operation: 'read', or any other name for an operation that writes."""
         number = next(self._numbers)
         with self._lock:
             self._underway[number] = what, self._clock()
@@ -56,12 +56,12 @@ class Health:
         self._failing[what] = str(error)
 
     def renewed(self) -> None:
-        """What failed before is over: there are other files now."""
+        """Clear all failures: the tier has new files."""
         self._failing.clear()
 
     @property
     def failing(self) -> bool:
-        """The last try of some operation failed."""
+        """Whether the last try of any operation failed."""
         return bool(self._failing)
 
     @property
@@ -74,7 +74,7 @@ class Health:
 
     @property
     def trouble(self) -> str:
-        """What is wrong, in words for an error message or a log; empty when nothing is."""
+        """The failure as text for messages and logs; empty if there is none."""
         if self.closed:
             return f"the SSD tier {self._name} is closed: {self.closed}"
         for kind, stalled in (("read", self.reads_stalled), ("write", self.writes_stalled)):

@@ -1,15 +1,15 @@
 """LmdbMedium: blocks in one LMDB file of fixed size.
 
-A block is two records written in one transaction: its bytes, in pages of their own, as they lie in the arena (one copy,
+A block is two records written in one transaction: its bytes, in separate pages and in the arena's format (one copy,
 made by LMDB without the GIL), and an index entry (checksum, length, sequence number of the write, note). Writes go to
-the mapping without sync. Where in the file a value lies is known from its write or from the start, so reads ask LMDB
-nothing: they are read calls at that offset, from the page cache where all of it is there, else past it.
+the mapping without sync. The offset of a value in the file is known from its write or from startup, so reads do not use
+LMDB: they are read calls at that offset, from the page cache if it has all pages, otherwise past it.
 
-LMDB sees the file only after every page of its trees has been checked (cache/ssd/lmdb_pages.py), and gives back a
-value's pages only after their header has been. What fails a check is dropped as a whole: it was a cache.
+LMDB opens the file only after every page of its trees has been checked (cache/ssd/lmdb_pages.py), and frees a value's
+pages only after their header has been checked. If a check fails, the whole file is dropped: it was a cache.
 
-Room is made before the file is full: LMDB reuses freed pages two transactions later, and large blocks need runs. Small
-blocks share a transaction, large ones gain nothing from that.
+Blocks are evicted before the file is full, because LMDB reuses freed pages two transactions later and large blocks need
+contiguous pages. Small blocks share a transaction; large blocks would not benefit.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ from cache.ssd.place import Place
 log = logging.getLogger(__name__)
 
 FILL = 0.8  # share of the map that blocks may take
-SMALL_BYTES = 256 << 10  # blocks written in one transaction have so many bytes together
-AHEAD_BYTES = (
-    8 << 20
-)  # so many written bytes start for the disk, while the next are copied, and not all at the next sync
-SPARE_BLOCKS = 3  # at least this room stays for pages that are freed but not yet reusable
-TREE_BYTES = 512  # of both trees, per block: generous
-VALUE_MIN = PAGE // 2  # shorter values would lie among others in a leaf, and move with it: they are filled up
-ROW = Struct("<QQQ")  # index entry: checksum, length, sequence; behind it a note, but in rows of older versions
+SMALL_BYTES = 256 << 10  # maximum bytes of several blocks in one transaction
+AHEAD_BYTES = 8 << 20  # writeback to disk starts after this many bytes, not all at the next sync
+SPARE_BLOCKS = 3  # room for pages that are freed but not yet reusable
+TREE_BYTES = 512  # generous size of both trees per block
+VALUE_MIN = PAGE // 2  # shorter values are padded: otherwise they would share a leaf and move with it
+ROW = Struct("<QQQ")  # index entry: checksum, length, sequence; followed by a note, except in rows of older versions
 BROKEN = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError, lmdb.BadTxnError)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,7 +65,7 @@ class LmdbMedium:
         self.batch = max(1, min(64, SMALL_BYTES // slot_bytes, self.capacity // 8))
         self.path = directory / "data.mdb"
         self._sequence = 0
-        self._unsent = 0  # bytes written of which the disk has not heard
+        self._unsent = 0  # bytes written whose writeback has not started
         self._left: tuple[list[Found], list[Found]] = [], []
         self._retired: list[_Values] = []
         self._place = Place(
@@ -136,7 +134,7 @@ class LmdbMedium:
         txn.delete(key, db=self._index)
 
     def _check(self, rows: Sequence[Found]) -> None:
-        """LMDB will believe the headers of the pages that it gives back."""
+        """Check the headers of pages before LMDB frees them, because it trusts these headers."""
         for _, entry in rows:
             if entry.place >= 0:
                 page = entry.place // PAGE
@@ -179,8 +177,8 @@ class LmdbMedium:
             self._place.close(clean=clean)
 
     def _look(self) -> None:
-        """Read what is there; drop it unless LMDB can be trusted with it. The list of its readers is always dropped:
-        nobody else has the file open, and one that was killed would pin freed pages for ever."""
+        """Read the existing file, and drop it if LMDB cannot open it safely. LMDB's list of readers is always dropped:
+        no other process has the file open, and a killed reader would pin freed pages for ever."""
         (self.path.parent / "lock.mdb").unlink(missing_ok=True)
         if self.path.exists():
             try:
@@ -190,7 +188,7 @@ class LmdbMedium:
                 self._place.drop()
 
     def _read_pages(self) -> None:
-        """What earlier lives wrote, oldest first. The blocks themselves are not touched."""
+        """Read the index that earlier processes wrote, oldest block first, without reading the blocks."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             pages = Pages(fd)
@@ -224,7 +222,7 @@ class LmdbMedium:
             self._values = _Values(self.path)
         except BaseException as error:
             if fresh:
-                self._place.drop()  # an attempt that failed leaves no large file behind
+                self._place.drop()  # leave no large file after a failed attempt
             if isinstance(error, lmdb.Error):
                 raise SsdError(f"cannot open {self.path} ({error}): give another --ssd-path or --ssd-bytes") from error
             raise
@@ -234,7 +232,7 @@ class LmdbMedium:
             str(self.path.parent), map_size=self.nbytes, max_dbs=2, writemap=True, sync=False, map_async=True
         )
         try:
-            self._place.set_aside(self.path, self.nbytes)  # LMDB has made a file of that size with nothing behind it
+            self._place.set_aside(self.path, self.nbytes)  # LMDB has made a sparse file of that size
             self._blocks, self._index = (env.open_db(name) for name in (b"blocks", b"index"))
             for number in (0, 1):  # the second reads the list of free pages
                 with env.begin(write=True) as txn:
@@ -245,22 +243,22 @@ class LmdbMedium:
         return env
 
     def _retire(self) -> None:
-        """Reads under way keep the file open, but it takes no room any more. A renewal that failed may have deleted it
-        already."""
+        """Delete the file. Running reads keep it open, but it no longer takes disk space. A failed renewal may have
+        deleted it already."""
         with suppress(FileNotFoundError), open(self.path, "r+b") as file:
             file.truncate(0)
         self._retired.append(self._values)
 
 
 class _Values:
-    """Reading values at their offsets, from the page cache where all of one is there."""
+    """Reads values at their offsets, from the page cache if it has the whole value."""
 
     def __init__(self, path: Path) -> None:
         self._base = map_address(path)
         self.file = DirectFile(path)
 
     def offset_of(self, view: Buffer) -> int:
-        """In the file, of a view of the map."""
+        """The file offset of a view of the map."""
         return address_of(view) - self._base
 
     def read(self, offset: int, nbytes: int, into: memoryview) -> None:
@@ -271,7 +269,7 @@ class _Values:
 
 
 def _entry(run: Run | None) -> Entry:
-    """Of a block that is to be erased."""
+    """The entry of a block that is about to be erased."""
     return Entry(-1, 0, 0) if run is None else Entry(run.offset, 0, run.nbytes)
 
 
@@ -280,15 +278,15 @@ def _filled_up(memory: Buffer) -> Buffer:
 
 
 def _capacity(slot_bytes: int, nbytes: int) -> int:
-    """How many blocks fit safely: each takes a run of pages behind a 16-byte header."""
+    """Number of blocks that fit safely; each takes a run of pages with a 16-byte header."""
     cost = -(-(max(slot_bytes, VALUE_MIN) + 16) // PAGE) * PAGE + TREE_BYTES
     usable = nbytes - 16 * PAGE
     return min(int(FILL * usable) // cost, usable // cost - SPARE_BLOCKS)
 
 
 def resident(address: int, nbytes: int) -> bool:
-    """Whether all pages of this part of a map are in memory. (A read with RWF_NOWAIT would say so, too, and start to
-    read ahead what the direct read then reads again.)"""
+    """Whether all pages of this part of a map are in memory. (A read with RWF_NOWAIT would also tell, but it would
+    start to read ahead data that the direct read then reads again.)"""
     start = address - address % PAGE
     pages = (ctypes.c_ubyte * -(-(address + nbytes - start) // PAGE))()
     if _libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(address + nbytes - start), pages):
@@ -297,7 +295,8 @@ def resident(address: int, nbytes: int) -> bool:
 
 
 def map_address(path: Path) -> int:
-    """Where this process has the start of the file mapped. Raises SsdError when the kernel does not say."""
+    """The address at which this process has mapped the start of the file. Raises SsdError if the kernel does not
+    tell."""
     inode, name = path.stat().st_ino, str(path.resolve())  # the device's number is another on overlay file systems
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()

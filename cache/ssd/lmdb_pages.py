@@ -1,14 +1,15 @@
-"""LMDB's file read page by page, without LMDB: what its trees hold, and whether LMDB can be let near it.
+"""Reads LMDB's file page by page without LMDB: the content of its trees, and whether LMDB can open it safely.
 
-LMDB believes its file. A bit flipped in a page of its trees or in its list of free pages ends the process that meets
-it, now or many writes later. So before LMDB opens the file every page of the trees is read here with read calls, and
-all that LMDB relies on is checked; a bad sector is an OSError and no SIGBUS. Values are not read: their checksums are
-looked at when they are, and the header of a value's first page before LMDB gives it back (`check_value`).
+LMDB trusts its file. A flipped bit in a page of its trees or in its list of free pages crashes the process that reads
+it, immediately or many writes later. So before LMDB opens the file, this code reads every page of the trees with read
+calls and checks everything that LMDB relies on; a bad sector is an OSError instead of a SIGBUS. Values are not read:
+their checksums are checked at each read, and the header of a value's first page before LMDB frees it (`check_value`).
 
-Format of LMDB 0.9 on 64 bits, little endian. A page starts with its number and its kind. The two meta pages take turns,
-the one of the later transaction counts. It names the roots of two trees: free pages by the transaction that freed them,
-and the named databases, each a record with the root of its tree. Leaves and branches have an array of offsets behind
-the header, and nodes packed without gaps at the end of the page; a large value is a run of pages that its node names.
+Format of LMDB 0.9 on 64 bits, little endian. A page starts with its number and its kind. The two meta pages alternate;
+the one with the later transaction is valid. It has the roots of two trees: free pages by the transaction that freed
+them, and the named databases, each a record with the root of its tree. Leaves and branches have an array of offsets
+after the header, and nodes packed without gaps at the end of the page. A large value is a run of pages, to which its
+node points.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ DEPTH_MAX = 32
 
 
 class Run(NamedTuple):
-    """A value in pages of its own."""
+    """A value in separate pages."""
 
     page: int
     nbytes: int
@@ -50,7 +51,7 @@ class Run(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """In the file, of its first byte."""
+        """File offset of its first byte."""
         return self.page * PAGE + HEADER.size
 
 
@@ -82,12 +83,12 @@ class Tree:
 
 
 class Pages:
-    """The file behind `fd`, of whole pages, which nobody writes meanwhile. Raises Damaged, OSError."""
+    """The file `fd`, in whole pages. No other code may write it meanwhile. Raises Damaged, OSError."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._file_pages = os.fstat(fd).st_size // PAGE
-        self._runs: list[tuple[int, int]] = []  # pages in use: first, how many
+        self._runs: list[tuple[int, int]] = []  # pages in use: (first, number)
         free, main, last = self._meta()
         self._end = last + 1
         if not 2 <= self._end <= self._file_pages:
@@ -98,7 +99,7 @@ class Pages:
         self._check_free(self._leaves(free))
 
     def database(self, name: str) -> list[Leaf]:
-        """All of a named database, by key; empty when there is none. Once per name, before `finish`."""
+        """All leaves of a named database, by key; empty if it does not exist. Call once per name, before `finish`."""
         record = self._databases.pop(name, None)
         if record is None:
             return []
@@ -108,7 +109,7 @@ class Pages:
         return leaves
 
     def finish(self) -> None:
-        """When all databases have been read: no page has two uses."""
+        """Call after all databases have been read. Checks that no page has two uses."""
         if any(isinstance(record, bytes) for record in self._databases.values()):
             raise Damaged(f"unknown databases {sorted(self._databases)}")
         runs = np.array(self._runs, np.int64).reshape(-1, 2)
@@ -122,7 +123,7 @@ class Pages:
     # --- meta pages and records
 
     def _meta(self) -> tuple[Tree, Tree, int]:
-        """The trees of free pages and of databases, and the last page in use, of the last transaction."""
+        """(tree of free pages, tree of databases, last page in use) of the last transaction."""
         found = []
         for number in (0, 1):
             page = os.pread(self._fd, PAGE, number * PAGE)
@@ -144,7 +145,7 @@ class Pages:
         return *trees, last
 
     def _record(self, key: bytes, value: bytes | Run, flags: int) -> bytes | None:
-        """Of a database; None for a plain value."""
+        """The record of a database; None for a plain value."""
         if flags & SUBTREE and isinstance(value, bytes):
             if Tree.unpack(repr(key), value).flags:
                 raise Damaged(f"database {key!r} has unknown flags")
@@ -152,7 +153,7 @@ class Pages:
         return None
 
     def _check_free(self, leaves: list[Leaf]) -> None:
-        """Free pages: every one once, in the order that LMDB searches."""
+        """Check that every free page is listed once, in the order that LMDB requires."""
         lists = [np.empty(0, np.int64)]
         for key, value, flags in leaves:
             data = self._value(value) if isinstance(value, Run) else value
@@ -179,7 +180,7 @@ class Pages:
     # --- trees
 
     def _leaves(self, tree: Tree) -> list[Leaf]:
-        """All entries, in order. The pages are counted and entered among those in use."""
+        """All entries, in order. Counts the pages and records them as used."""
         if tree.root == EMPTY:
             if tree.entries or tree.depth or tree.branches or tree.leaves or tree.run_pages:
                 raise Damaged(f"tree {tree.name} has entries and no root")
@@ -231,7 +232,7 @@ class Pages:
 
 
 class _Walk:
-    """Through one tree."""
+    """A walk through one tree."""
 
     def __init__(self, pages: Pages, tree: Tree) -> None:
         self.out: list[Leaf] = []
@@ -275,7 +276,7 @@ class _Walk:
 
 
 def check_value(fd: int, run: Run) -> None:
-    """The first page of a value says what LMDB will believe when it gives the pages back. Raises Damaged, OSError."""
+    """Check the header of a value's first page, which LMDB trusts when it frees the pages. Raises Damaged, OSError."""
     header = os.pread(fd, RUN_HEADER.size, run.page * PAGE)
     if len(header) < RUN_HEADER.size:
         raise Damaged("the file is cut short")

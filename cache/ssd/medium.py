@@ -1,4 +1,4 @@
-"""Medium: what an SSD tier asks of what its blocks are kept in: the tier keeps the books, a medium the bytes."""
+"""Medium: the interface of an SSD tier's storage. The tier keeps the index; a medium keeps the bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cache.pool.policy import PLAIN, Facts
 
 
 class Entry(NamedTuple):
-    """Where a block lies and what it is. The tier has one per block, so a read asks nobody."""
+    """The place and description of a block. The tier has one per block, so a read needs no lookup on disk."""
 
-    place: int  # the medium's own; -1: nowhere, only a record of it is left
+    place: int  # defined by the medium; -1: no bytes, only a record is left
     checksum: int
     length: int  # bytes
     facts: Facts = PLAIN
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
 
 
 class New(NamedTuple):
-    """A block to be written."""
+    """A block to write."""
 
     key: BlockKey
     memory: Buffer
@@ -34,44 +34,45 @@ Found = tuple[BlockKey, Entry]
 
 
 class Full(Exception):
-    """No room for these blocks now: fewer, or after others were erased, there may be."""
+    """No room for these blocks now. Fewer blocks may fit, or the same ones after an erasure."""
 
 
 class Damaged(Exception):
-    """What is on disk cannot be what was written: the medium has to be renewed before it is written again."""
+    """The data on disk differs from what was written. The medium must be renewed before the next write."""
 
 
 class Medium(Protocol):
-    """`read` and `sync` may be called in any thread, the rest in one at a time. Trouble with the disk is an OSError."""
+    """`read` and `sync` are thread-safe; the other methods are called by one thread at a time. Disk failures raise
+    OSError."""
 
     capacity: int
-    """Blocks that fit safely."""
+    """Number of blocks that fit safely."""
 
     batch: int
-    """Blocks that are best written together."""
+    """Best number of blocks per write."""
 
     def adopt(self) -> tuple[list[Found], list[Found]]:
-        """What earlier lives left: blocks, oldest first, and what is to be erased with the next write. Called once."""
+        """Blocks of earlier processes, oldest first, and entries to erase with the next write. Called once."""
 
     def write(self, rows: Sequence[New], erase: Sequence[Found]) -> list[Entry]:
-        """All of it or nothing; entries of `rows`. Raises Full, Damaged, OSError."""
+        """Write and erase everything or nothing; returns the entries of `rows`. Raises Full, Damaged, OSError."""
 
     def erase(self, rows: Sequence[Found]) -> None:
         """Raises Damaged, OSError."""
 
     def mark(self, rows: Sequence[Found]) -> None:
-        """Facts and `kept` of blocks that are here are now as these entries say. Raises Full, Damaged, OSError."""
+        """Update facts and `kept` of present blocks to these entries. Raises Full, Damaged, OSError."""
 
     def read(self, entry: Entry, into: memoryview) -> None:
-        """Copy entry.length bytes to the start of `into`, whose rest may be overwritten. They are whatever lies there:
-        the tier compares checksums. Raises OSError."""
+        """Copy entry.length bytes to the start of `into`; its rest may be overwritten. The bytes are not verified: the
+        tier compares checksums. Raises OSError."""
 
     def renew(self) -> None:
-        """Throw everything away and start empty. Reads under way get other bytes or an OSError. Raises SsdError,
-        OSError; then only `renew`, again, and `close` may be called."""
+        """Drop everything and start empty. Running reads get other bytes or an OSError. Raises SsdError, OSError; after
+        an error, only `renew` and `close` may be called."""
 
     def sync(self) -> None:
-        """What was written is on disk when this returns. Raises OSError."""
+        """Return when all written data is on disk. Raises OSError."""
 
     def close(self) -> None:
-        """Sync and give the directory back. No read is under way."""
+        """Sync and release the directory. No read may be running."""

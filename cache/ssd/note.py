@@ -1,6 +1,6 @@
-"""Note: twenty bytes stored with a block next to its content: facts for the policies, and whether the block is kept.
+"""Note: 20 bytes stored with a block's content: facts for the policies, and whether the block is kept.
 
-Zeros mean that nothing is known: so rows of versions that stored no facts are read.
+Zeros mean unknown, so that rows of versions without facts can be read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cache.pool.policy import PLAIN, Facts
 
 NOTE = Struct("<fI12s")  # cost in seconds, position and the flag, class
 KEPT = 1 << 31
-CLASS_BYTES = 12  # of a longer name the start is kept
+CLASS_BYTES = 12  # longer names are truncated
 
 
 def pack(facts: Facts, kept: bool) -> bytes:
@@ -20,7 +20,7 @@ def pack(facts: Facts, kept: bool) -> bytes:
 
 
 def unpack(note: bytes) -> tuple[Facts, bool]:
-    """Whatever the bytes are."""
+    """(facts, kept) from any 20 bytes; never raises."""
     cost_s, position, name = NOTE.unpack(note)
     kept = bool(position & KEPT)
     if not 0.0 < cost_s < float("inf"):

@@ -1,8 +1,8 @@
-"""Place: the directory of an SSD tier: whose it is, which files may be there, and what is dropped or refused.
+"""Place: the directory of an SSD tier: its owner, its allowed files, and what is dropped or refused.
 
-What belongs to somebody else (other files, another model, another backend) is refused and left alone. What is ours but
+A directory with foreign data (other files, another model, another backend) is refused and left unchanged. Own data that
 cannot be trusted is dropped: it was a cache. All files get their full size on disk before they are used, so a full disk
-shows at the start and not later.
+is detected at startup.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ log = logging.getLogger(__name__)
 
 VERSION = 2
 RECORD = "tier"
-"""The file that says what the directory holds: version, backend, root, slot size, and a checksum over these."""
+"""The file that describes the directory: version, backend, root, slot size, and a checksum of these."""
 
 FILES = ("data.mdb", "lock.mdb", "slots", "table")
-"""Of all media: the first two are LMDB's."""
+"""Files of all media: the first two belong to LMDB."""
 
 
 class Place:
-    """`directory` for this process alone. `files` are the medium's, the one with the blocks first, which take `nbytes`
-    together; `lasting`: they may be used even if the machine went down while they were written. Raises SsdError whose
-    message names the remedy."""
+    """Exclusive use of `directory`. `files`: the medium's files, blocks first, with `nbytes` in total; `lasting`: they
+    remain usable if the machine crashes during a write. Raises SsdError, whose message names the remedy."""
 
     def __init__(
         self,
@@ -51,22 +50,22 @@ class Place:
         try:
             self._judge(lasting)
             self._check_room()
-            self.empty = not self._files[0].exists()  # nothing is kept from an earlier life
+            self.empty = not self._files[0].exists()  # no blocks of an earlier process
             self._write_record()
         except BaseException:
             self._claim.close()
             raise
 
     def opening(self) -> None:
-        """From here to `opened` the process may die of what it reads. Raises SsdError."""
+        """Begin opening: until `opened`, damaged data may crash the process. Raises SsdError."""
         self._claim.begin()
 
     def opened(self) -> None:
-        """It did not. Raises SsdError."""
+        """End of opening: the data was read. Raises SsdError."""
         self._claim.opened()
 
     def close(self, *, clean: bool) -> None:
-        """Give the directory back; `clean`: everything in it is on disk."""
+        """Release the directory; `clean`: all its data is on disk."""
         try:
             if clean:
                 self._claim.end()
@@ -74,12 +73,12 @@ class Place:
             self._claim.close()
 
     def drop(self) -> None:
-        """Delete the blocks here."""
+        """Delete all blocks."""
         for name in FILES:
             (self.directory / name).unlink(missing_ok=True)
 
     def set_aside(self, path: Path, nbytes: int) -> None:
-        """Every byte of the file gets its place on disk; what is already there stays. Raises SsdError."""
+        """Allocate disk space for every byte of the file; existing data stays. Raises SsdError."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -132,7 +131,7 @@ class Place:
         )
 
     def _read_record(self) -> dict[str, object] | None:
-        """None when it cannot be relied on."""
+        """None if it is not valid."""
         try:
             found = orjson.loads((self.directory / RECORD).read_bytes())
             told = found.pop("checksum")

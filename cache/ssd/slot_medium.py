@@ -1,12 +1,12 @@
 """SlotMedium: blocks in one preallocated file of equal slots, written and read past the page cache.
 
-    slots   block i lies at i * stride, stride = the slot size rounded up to pages
-    table   row i says what is in slot i: key, checksum, length, sequence number, note, and a checksum over these
+    slots   block i is at i * stride, stride = the slot size rounded up to pages
+    table   row i describes slot i: key, checksum, length, sequence number, note, and a checksum of these
 
-A block is written into a free slot first and its row afterwards, so a row never names bytes that were not written by
-this order; if the machine goes down in between, or a slot was written over whose old row is still on disk, the checksum
-of the block tells. So nothing has to be thrown away after a power failure, and damage costs the blocks it is in. The
-table is small (64 bytes per block) and goes through the page cache.
+A block is written into a free slot before its row, so a row never points to bytes that were not written. If the machine
+crashes in between, or a slot was overwritten while its old row is still on disk, the checksum of the block shows it. So
+nothing must be dropped after a power failure, and damage affects only single blocks. The table is small (64 bytes per
+block) and is written through the page cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTHING = bytes(ROW.size)
 
 
 class SlotMedium:
-    """`directory`/slots and table, `nbytes` together. Raises SsdError whose message names the remedy."""
+    """`directory`/slots and table, `nbytes` in total. Raises SsdError, whose message names the remedy."""
 
     batch = 1
 
@@ -44,7 +44,7 @@ class SlotMedium:
         self._slot_bytes = slot_bytes
         self._stride = aligned(slot_bytes)
         self._slots = (nbytes - PAGE) // (self._stride + ROW.size)
-        self.capacity = self._slots - 1  # a block is written before the one that goes for it is given up
+        self.capacity = self._slots - 1  # a block is written before its victim is erased
         if self.capacity < 1:
             raise SsdError(f"--ssd-bytes {nbytes} is too small for blocks of {slot_bytes} bytes: raise it")
         if slot_bytes >= 1 << 32:
@@ -52,7 +52,7 @@ class SlotMedium:
         self._directory = directory
         self._sequence = 0
         self._free: deque[int] = deque()
-        self._unerased: list[int] = []  # slots whose row still names a block that is none any more
+        self._unerased: list[int] = []  # slots whose row still describes an erased block
         self._retired: list[DirectFile] = []
         self._place = Place(
             directory, "file", ("slots", "table"), nbytes, root=root, slot_bytes=slot_bytes, lasting=True
@@ -108,7 +108,7 @@ class SlotMedium:
         while len(table) < self._slots * ROW.size:
             try:
                 piece = os.pread(self._table, 16 << 20, len(table))
-            except OSError as error:  # a bad sector: what its rows named is gone
+            except OSError as error:  # a bad sector: the blocks of its rows are lost
                 log.warning("%s: %s", self._directory / "table", error.strerror)
                 piece = bytes(PAGE)
             table += piece
@@ -128,14 +128,14 @@ class SlotMedium:
             for row, entry in zip(rows, entries, strict=True):
                 self._put_row(row.key, entry)
         except (Full, OSError):
-            self._free.extend(entry.place for entry in entries)  # behind the others: this place may be bad
+            self._free.extend(entry.place for entry in entries)  # last in the queue: this place may be bad
             raise
         self.erase(erase)
         return entries
 
     def erase(self, rows: Sequence[Found]) -> None:
-        """A row that cannot be erased now is tried again with every call of this, and its slot is not used until then;
-        `sync` fails for so long."""
+        """If a row cannot be erased, every later call tries again; until it succeeds, the slot is not used and `sync`
+        fails."""
         self._unerased += [entry.place for _, entry in rows]
         with suppress(OSError):
             self._erase()
@@ -170,7 +170,7 @@ class SlotMedium:
         self._close_table()
         self._retired.append(self._file)
         with suppress(FileNotFoundError):
-            os.truncate(self._directory / "slots", 0)  # reads under way keep it open, but it takes no room any more
+            os.truncate(self._directory / "slots", 0)  # running reads keep it open, but it no longer takes disk space
         self._place.drop()
         self._open()
         self._free = deque(range(self._slots))

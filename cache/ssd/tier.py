@@ -1,10 +1,10 @@
-"""SsdTier: which blocks are on disk, who goes next, and what happens when the disk does not do what it should.
+"""SsdTier: the index of blocks on disk, their eviction, and the handling of disk failures.
 
-The books are in memory: an entry per block says where it lies, which checksum it has and what policies know of it, so
-lookups and reads ask no tree. A restart adopts what its medium finds, oldest first. Reads verify the checksum; a
-damaged block is dropped and a miss. A medium that finds itself damaged is renewed, empty, while the node serves; where
-that fails, the tier is closed and tries again. A thread syncs in the background, which bounds what a failing power
-supply takes; a killed process loses nothing that was written.
+The index is in memory: an entry per block has its place, checksum and facts, so lookups and reads search no tree. A
+restart adopts the blocks that the medium finds, oldest first. Reads verify the checksum; a damaged block is dropped and
+counts as a miss. A damaged medium is replaced by an empty one while the node serves; if that fails, the tier is closed
+and tries again. A background thread syncs, which bounds the loss at a power failure; a killed process loses nothing
+that was written.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cache.ssd.slot_medium import SlotMedium
 
 log = logging.getLogger(__name__)
 
-WRITE_TRIES = 4  # at a write for which the medium has no room: freed pages may be usable two writes later only
-RENEW_AGAIN_S = 1.0  # after a renewal that failed; twice as long each time ...
+WRITE_TRIES = 4  # tries of a write if the medium is full: freed pages may be usable only two writes later
+RENEW_AGAIN_S = 1.0  # pause after a failed renewal; doubles each time ...
 RENEW_AGAIN_MAX_S = 60.0  # ... up to this
-READ_FAILURES = 3  # in a row: the disk fails as a whole
-TEND_S = 1.0  # between two tries of what failed
+READ_FAILURES = 3  # this many failures in a row mean that the whole disk fails
+TEND_S = 1.0  # pause between two tries of failed operations
 
 backends: dict[str, Callable[[Path, int, int, bytes], Medium]] = {"lmdb": LmdbMedium, "file": SlotMedium}
 """(directory, slot bytes, bytes on disk, root) -> medium; the registry behind --ssd-backend."""
@@ -56,21 +56,20 @@ class SsdTier:
         sync_ms: int = 1000,
         backend: str = "lmdb",
     ) -> None:
-        """`sync_ms`: what has been written is synced so often; 0: each put, before it returns. `backend`: one of
-        `backends`."""
+        """`sync_ms`: interval of syncs; 0: sync each put before it returns. `backend`: one of `backends`."""
         self.directory = Path(directory)
         self.slot_bytes = slot_bytes
         self.nbytes = nbytes
         self.health = Health(str(directory))
         self._policy: EvictionPolicy = LRU() if policy is None else policy
         self._entries: dict[BlockKey, Entry] = {}
-        self._lock = threading.Lock()  # over the books: _entries, _policy and what follows, for moments only
-        self._doomed: list[Found] = []  # on the medium, but no block of ours any more: erased with the next write
-        self._forgotten: Counter[BlockKey] = Counter()  # what is being written of them is not found afterwards
+        self._lock = threading.Lock()  # guards _entries, _policy and the following fields; held only briefly
+        self._doomed: list[Found] = []  # dropped blocks still on the medium: erased with the next write
+        self._forgotten: Counter[BlockKey] = Counter()  # their running writes will not be indexed
         self._unsynced: set[BlockKey] = set()  # written since the last sync began
         self._doubtful: set[BlockKey] = set()  # written before a sync that failed: the kernel may have dropped them
-        self._unread: dict[BlockKey, int] = {}  # blocks whose last read failed: how many reads had worked by then
-        self._reads = self._read_failures = 0  # that worked; that failed since
+        self._unread: dict[BlockKey, int] = {}  # blocks whose last read failed -> number of successful reads by then
+        self._reads = self._read_failures = 0  # successful reads; failures since the last success
         counted = ("hits", "misses", "writes", "evictions", "corrupt", "failures", "renewals")
         self._counts = dict.fromkeys(counted, 0)
         self._medium: Medium = backends[backend](self.directory, slot_bytes, nbytes, root)
@@ -78,8 +77,8 @@ class SsdTier:
         blocks, self._doomed = self._medium.adopt()
         for key, entry in blocks:
             self._enter(key, entry)
-        self._writing = threading.RLock()  # one at a time: the owner's thread, and the one that renews again
-        self._syncing = threading.Lock()  # a medium is not renewed while it is synced
+        self._writing = threading.RLock()  # the owner's thread and the renewing thread take turns
+        self._syncing = threading.Lock()  # prevents a renewal during a sync
         self._sync_s = sync_ms / 1000
         self._renew_at, self._renew_pause_s = 0.0, RENEW_AGAIN_S
         self._stop = threading.Event()
@@ -98,12 +97,12 @@ class SsdTier:
         return None if entry is None else (entry.checksum, entry.length)
 
     def facts(self, key: BlockKey) -> Facts:
-        """What was known of the block when it was written."""
+        """The block's facts at the time of its write."""
         entry = self._entries.get(key)
         return PLAIN if entry is None else entry.facts
 
     def is_durable(self, key: BlockKey) -> bool:
-        """It is here, and no sync has failed since it was written."""
+        """Whether the block is here, and no sync has failed since its write."""
         return key in self._entries and key not in self._doubtful
 
     def all_keys(self) -> list[BlockKey]:
@@ -117,7 +116,7 @@ class SsdTier:
             return [key for key, entry in self._entries.items() if entry.kept]
 
     def touch(self, key: BlockKey) -> None:
-        """A hit in a tier above: keep this copy from aging meanwhile."""
+        """A hit in a higher tier: counts as a use of this copy too."""
         with self._lock:
             if key in self._entries:
                 self._policy.touched(key)
@@ -125,12 +124,12 @@ class SsdTier:
     # --- writing
 
     def put(self, key: BlockKey, memory: Buffer, block_checksum: int, facts: Facts = PLAIN) -> bool:
-        """Write one block of 1 to `slot_bytes` bytes; True when it is here afterwards. The memory must not change
-        meanwhile. The checksum is stored as given: a block that was already bad is found out at its next read."""
+        """Write one block of 1 to `slot_bytes` bytes. Returns True if it is here afterwards. The memory must not change
+        meanwhile. The checksum is stored as given, so a block that was already damaged is detected at its next read."""
         return self.put_many([New(key, memory, block_checksum, facts)])[0]
 
     def put_many(self, rows: Sequence[New]) -> list[bool]:
-        """The same for several blocks, with one sync where each put is synced."""
+        """`put` for several blocks, with one sync in total if every put is synced."""
         for row in rows:
             if not 0 < len(row.memory) <= self.slot_bytes:
                 raise ValueError(
@@ -195,8 +194,8 @@ class SsdTier:
         return self._medium.write(new, erase)
 
     def keep(self, key: BlockKey, kept: bool) -> bool:
-        """From now on, and after a restart, the block is never evicted, or it may be again. False when it is not here,
-        or the disk fails."""
+        """Set whether the block is kept (never evicted), also after a restart. Returns False if it is not here or the
+        disk fails."""
         with self._writing:
             with self._lock:
                 entry = self._entries.get(key)
@@ -219,8 +218,8 @@ class SsdTier:
             return True
 
     def forget(self, keys: Sequence[BlockKey]) -> None:
-        """Nobody finds these here from now on, not even those whose write is under way. `erase_forgotten(keys)`
-        follows, in the owner's thread, behind the writes that it had begun by now."""
+        """Remove these keys from the index, including running writes. The caller must then call `erase_forgotten(keys)`
+        in the owner's thread, after the writes that have begun."""
         with self._lock:
             for key in keys:
                 self._forgotten[key] += 1
@@ -228,7 +227,7 @@ class SsdTier:
                     self._doomed.append((key, entry))
 
     def erase_forgotten(self, keys: Sequence[BlockKey]) -> None:
-        """They are not found after a restart either."""
+        """Erase forgotten keys on disk, so that a restart does not find them."""
         with self._writing:
             with self._lock:
                 self._forgotten.subtract(keys)
@@ -250,14 +249,14 @@ class SsdTier:
             self._written.set()
 
     def delete(self, key: BlockKey) -> bool:
-        """False when it was not here."""
+        """Delete the block. Returns False if it was not here."""
         here = self.contains(key)
         self.forget([key])
         self.erase_forgotten([key])
         return here
 
     def _take_victims(self, count: int) -> list[Found]:
-        """The next `count` blocks to go leave the books."""
+        """Remove the next `count` victims from the index."""
         taken: list[Found] = []
         with self._lock:
             while len(taken) < count and len(self._policy):
@@ -284,7 +283,7 @@ class SsdTier:
                 self._policy.pinned(key)
 
     def _leave(self, key: BlockKey) -> Entry | None:
-        """Out of the books; the caller has the lock."""
+        """Remove the key from the index. The caller must hold the lock."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._policy.removed(key)
@@ -296,8 +295,8 @@ class SsdTier:
     # --- reading
 
     def get(self, key: BlockKey, into: Buffer) -> Entry | None:
-        """Copy a block into `into` (slot_bytes, writable); returns what is known of it, its checksum verified there.
-        None is a miss; `into` may then hold anything."""
+        """Copy a block into `into` (slot_bytes, writable), verify its checksum there, and return its entry. Returns
+        None for a miss; then the content of `into` is undefined."""
         entry = self._entries.get(key)
         if entry is None or entry.length > len(into):
             self._counts["misses"] += 1
@@ -322,7 +321,7 @@ class SsdTier:
             if ours:
                 self._leave(key)
                 self._doomed.append((key, entry))
-        if not ours:  # evicted meanwhile, by the thread that writes, and written over
+        if not ours:  # evicted by the writing thread meanwhile, and overwritten
             self._counts["misses"] += 1
             return None
         self._counts["corrupt"] = count = self._counts["corrupt"] + 1
@@ -334,11 +333,11 @@ class SsdTier:
 
     @property
     def readable(self) -> bool:
-        """Whether it makes sense to wait for a read."""
+        """Whether a read may succeed soon."""
         return self._read_failures < READ_FAILURES and not self.health.reads_stalled
 
     def _read_failed(self, key: BlockKey, entry: Entry, error: OSError) -> None:
-        """The disk fails, and may be back soon; or it is this block, when others were read since its last failure."""
+        """The disk has failed, possibly temporarily; or only this block, if others were read since its last failure."""
         self._counts["misses"] += 1
         self._read_failures += 1
         self._failed("read", error)
@@ -349,7 +348,7 @@ class SsdTier:
                 self._counts["corrupt"] += 1
 
     def _try_reading(self) -> None:
-        """Any block, to see whether the disk is back."""
+        """Read any block to check whether the disk works again."""
         with self._lock:
             key = next((key for key in self._entries if key not in self._unread), next(iter(self._entries), None))
         if key is None:
@@ -359,7 +358,7 @@ class SsdTier:
             self.get(key, bytearray(self.slot_bytes))
 
     def _renew(self, error: Damaged) -> None:
-        """Start empty, and go on serving."""
+        """Replace the damaged medium by an empty one and continue serving."""
         log.warning("%s is damaged (%s); starting with an empty tier", self.directory, error)
         with self._lock:
             for key in list(self._entries):
@@ -385,7 +384,7 @@ class SsdTier:
             self.health.closed = ""
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Count it; log it at powers of two, so that a dead disk does not fill the log."""
+        """Count a failure, and log it at powers of two, so that a dead disk does not fill the log."""
         self.health.failed(what, error)
         self._counts["failures"] = count = self._counts["failures"] + 1
         if _is_power_of_two(count):
@@ -394,7 +393,7 @@ class SsdTier:
     # --- life
 
     def sync(self) -> bool:
-        """Everything written so far is on disk when this returns True."""
+        """Returns True if everything written so far is on disk."""
         with self._syncing:
             with self._lock:
                 pending, self._unsynced = self._unsynced, set()
@@ -425,7 +424,7 @@ class SsdTier:
         } | self._counts
 
     def _tend(self) -> None:
-        """In a thread: sync what was written, and try again what failed."""
+        """Background thread: sync written data, and retry failed operations."""
         sync_at = tend_at = time.monotonic()
         while not self._stop.wait(min(self._sync_s or TEND_S, TEND_S)):
             now = time.monotonic()
@@ -450,7 +449,7 @@ class SsdTier:
             self.sync()
 
     def close(self) -> None:
-        """Sync and give the directory back. Idempotent."""
+        """Sync and release the directory. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()

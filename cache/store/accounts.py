@@ -1,4 +1,4 @@
-"""Accounts: what one client's calls of the pooled store have moved, and from where."""
+"""Accounts: the bytes that one client's calls of the pooled store have moved, by source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BulkGet: the question for blocks of one home whose answer has them, received where they belong
+"""BulkGet: asks one home for blocks and receives the answer directly in their destination
 (net/transfer/tcp/bulk_call.py).
 
 Their checksums are taken as they come, while they are in this core's cache and the next bytes on their way: that costs

@@ -1,4 +1,4 @@
-"""BulkPut: blocks sent to one home with the question to take them, straight into its slots
+"""BulkPut: sends blocks to one home together with the request to store them, directly into its slots
 (net/transfer/tcp/bulk_call.py).
 
 Their checksums follow them: they are taken while the blocks are on their way.

@@ -1,4 +1,4 @@
-"""BulkReader: the way of a get to homes that are reached over TCP: one question per piece, whose answer is the blocks.
+"""BulkReader: gets from homes over TCP: one question per piece, whose answer contains the blocks.
 
 Several pieces are asked for at once, so the home sends one while the checksums of another are compared here.
 """

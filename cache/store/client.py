@@ -38,7 +38,7 @@ Key = bytes | str
 
 class Store:
     """`address`: HOST:PORT of any node; `api_key` and `cluster_key_file` as the nodes have them. Raises ClusterError
-    when nobody answers there, KeyFileError, PeerRefused."""
+    if no node answers there, KeyFileError, PeerRefused."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""StoreCall: one get or put as its parts see it, and what both directions share: spans, pieces, checksums."""
+"""StoreCall: the state of one get or put, and the parts common to both directions: spans, pieces, checksums."""
 
 from __future__ import annotations
 

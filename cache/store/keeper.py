@@ -1,4 +1,4 @@
-"""Keeper: brings blocks to where they belong while the store serves: after joins and losses, after failures, when hot.
+"""Keeper: moves blocks to their homes while the store serves: after joins and losses, after failures, and when hot.
 
 It offers keys to the home that should have them, which asks for those it lacks (cache/homes/repair.py). What moves is
 paced under a limit of bytes per second, a few blocks at a time, so that it never fills the rails or pins much of the

@@ -1,5 +1,5 @@
-"""A get in two halves: everything is pinned at its homes first, then it is read part by part, the same part of all
-blocks before the next. Layer-wise loading of a prefix (Mooncake, arXiv 2407.00079, section 5.2) is made of it.
+"""A get in two steps: it pins all blocks at their homes, then reads them part by part, the same part of all blocks
+before the next. Layer-wise loading of a prefix (Mooncake, arXiv 2407.00079, section 5.2) uses it.
 
 A part that has landed is not checked yet: a checksum covers a whole block, so only the end of the last part says
 whether the bytes were right. What computes with parts has to take the result back when `read` says no: until then no
@@ -138,7 +138,7 @@ class PinnedBlocks:
                     await asyncio.to_thread(sums.add, region.memory, here, length)
         finally:
             coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)  # its end is nobody's any more
+            await asyncio.gather(coming, return_exceptions=True)  # no caller awaits it any more
         bad = sums.differing()
         for lease, positions in bad:
             lease.ticket.bad += positions

@@ -118,7 +118,7 @@ class Objects:
                 await self.remove(name)
             if new or durable or pin:
                 first = await self._store.put(manifest_key(name), manifest.pack(), durable=durable, pin=pin)
-                if new and not first:  # somebody else was quicker
+                if new and not first:  # another writer was faster
                     there = await self.info(name)
                     if there is not None and there.digest != content:
                         raise Exists(f"{name} was put with different content ({there.nbytes} bytes) at the same time")

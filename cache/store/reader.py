@@ -1,4 +1,4 @@
-"""Reader: the way of a lookup and of a get through the homes: pin, read, check, and on to the next replica.
+"""Reader: runs a lookup or a get through the homes: pin, read, check, and continue at the next replica.
 
 A home that fails, or that does not have a block after all, costs another wave within the call and nothing else. So does
 one that takes far longer than usual while another replica could be asked (cache/homes/pace.py).

@@ -1,4 +1,4 @@
-"""Remote: the pooled store for a process that is no node of the cluster: scripts, loaders, benchmarks.
+"""Remote: the pooled store for a process outside the cluster: scripts, loaders, benchmarks.
 
 It asks any node who the members are, again every second, and goes to the homes directly from then on, over shared
 memory where it runs on the same host.

@@ -1,4 +1,4 @@
-"""SameHost: gets and lookups at homes on this host without a word to them.
+"""SameHost: gets and lookups at homes on this host without sending a message.
 
 Their index and their arena are in this process's memory (cache/index/shared_index.py), so a block that is in a home's
 DRAM is found and copied by the reader alone; a message and its two wake-ups cost more than the copy of a block. What

@@ -1,5 +1,5 @@
-"""Staging: memory that values pass through on their way between the pool and callers who have no arena of their own,
-and KV blocks that are encoded on their way."""
+"""Staging: memory for values between the pool and callers without an arena, and for KV blocks that are encoded for the
+transfer."""
 
 from __future__ import annotations
 

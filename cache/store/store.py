@@ -2,8 +2,8 @@
 
 Where a block lives is computed (cache/homes/rendezvous.py), so a lookup is one message per home and a get goes straight
 to the homes, all at once. There is no master and no directory to be stale. A home that fails within a call is replaced
-by the next replica within that call (cache/homes/routing.py); a block that nobody has is missing, and what is returned
-has been checked against its checksum.
+by the next replica within that call (cache/homes/routing.py); a block that no node has is missing, and every returned
+block has been verified by its checksum.
 
 Two ways in and out: blocks of whole prefixes between the pool and arenas (`get_into`, `put_from`), which are not copied
 on the way, and single values as bytes (`get`, `put` and their batch forms), which pass through a staging area.
@@ -216,16 +216,17 @@ class Store:
         return await self._values.put_many(items, durable=durable, pin=pin, named=named)
 
     async def unpin_many(self, keys: Sequence[BlockKey]) -> int:
-        """They may be evicted again; returns how many copies were pinned. A node that is not reached keeps its own."""
+        """Let these be evicted again; returns the number of pinned copies. A node that is not reached keeps its
+        pins."""
         return await self._sum_of_homes(lambda home: self._calls.give_up(home, keys))
 
     async def remove(self, key: BlockKey) -> bool:
-        """False when nobody had it."""
+        """Returns False if no node had it."""
         return await self.remove_many([key]) > 0
 
     async def remove_many(self, keys: Sequence[BlockKey]) -> int:
-        """Nobody finds `keys` any more, wherever they were; returns how many copies that were. A node that is not
-        reached keeps its copies."""
+        """Remove `keys` from all nodes; returns the number of removed copies. A node that is not reached keeps its
+        copies."""
         removed = await self._sum_of_homes(lambda home: self._calls.remove(home, keys))
         self._accounts.counts["removed"] += removed
         return removed

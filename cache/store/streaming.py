@@ -1,4 +1,4 @@
-"""Streaming: a long prefix in windows, so that its reader works on one while the next is on its way.
+"""Streaming: reads a long prefix in windows, so that the caller uses one while the next one arrives.
 
 A window has what should take WINDOW_S at the rate at which the one before it came: few blocks over a slow link, whose
 reader would wait long for its first ones, many over a fast one, where every window costs a round of messages.
@@ -63,4 +63,4 @@ async def stream(
     finally:
         if coming is not None:
             coming[1].cancel()
-            await asyncio.gather(coming[1], return_exceptions=True)  # its end is nobody's any more
+            await asyncio.gather(coming[1], return_exceptions=True)  # no caller awaits it any more

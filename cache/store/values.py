@@ -1,4 +1,4 @@
-"""Values: single values as bytes, for callers without an arena. They pass through a staging area on their way."""
+"""Values: single values as bytes, for callers without an arena. They pass through a staging area."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writer: the way of a put through the homes: reserve, write, commit, and on to the next member when one cannot.
+"""Writer: runs a put through the homes: reserve, write, commit, and continue at the next member if one fails.
 
 The members that stand in for a home are told whose place they take, and give the block back later
 (cache/store/keeper.py).
@@ -140,7 +140,7 @@ class Writer:
     ) -> None:
         """`ends` gets the target's answers: STORED, or why not."""
         bulk = self._transfer.bulk
-        if bulk.reaches(target.home) or (job.near_ask and bulk.beside(target.home)):
+        if bulk.reaches(target.home) or (job.near_ask and bulk.reaches_same_host(target.home)):
             positions = await self._ask(job, target, positions, ends)
             if not target.wait:
                 return

@@ -2,12 +2,12 @@
 
 Files:
     granting      Which of the blocks that writers offer get a slot of a LocalStore
-    group_sync    Everybody who waits for the disk shares its next sync
-    kept          Blocks of a LocalStore that are never evicted, up to a limit: what programs pinned
+    group_sync    All callers that wait for the disk share its next sync
+    kept          Blocks of a LocalStore that programs pinned (`pin=True`) and that are never evicted
     local_store   One node's share of the pooled store
-    pinning       Blocks of a LocalStore kept where they are while somebody reads them
-    promotion     Promotions: blocks on their way from SSD into slots of DRAM
-    reservations  Slots on their way to being blocks, which enter in two steps: their bytes arrive in between
-    slots         DramSlots: length, checksum and facts of what lies in each slot of an arena
-    write_behind  Blocks of the DRAM tier on their way to SSD, in the order they were committed
+    pinning       Holds blocks of a LocalStore in place while they are read
+    promotion     Promotions: read blocks from SSD into DRAM slots, in separate threads
+    reservations  Slots whose blocks are being written
+    slots         DramSlots: length, checksum and facts of the block in each slot of an arena
+    write_behind  Writes blocks of the DRAM tier to SSD, in the order in which they were committed
 """

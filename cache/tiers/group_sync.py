@@ -1,4 +1,4 @@
-"""GroupSync: everybody who waits for the disk shares its next sync (group commit)."""
+"""GroupSync: all callers that wait for the disk share its next sync (group commit)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupSync:
-    """`sync()` blocks, in a thread of its own, and says whether everything written before is on disk."""
+    """`sync()` blocks, in a separate thread, and returns whether everything written before is on disk."""
 
     def __init__(self, sync: Callable[[], bool]) -> None:
         self._sync = sync
@@ -22,7 +22,7 @@ class GroupSync:
         self._task: asyncio.Task[None] | None = None
 
     async def synced(self, timeout_s: float) -> bool:
-        """Whether a sync that began after this call went well in time."""
+        """Whether a sync that began after this call succeeded within `timeout_s`."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         if self._task is None:
@@ -39,7 +39,7 @@ class GroupSync:
             good = False
             try:
                 good = await asyncio.get_running_loop().run_in_executor(self._thread, self._sync)
-            except Exception:  # a bug: nobody is told that anything is on disk
+            except Exception:  # a bug: no caller may be told that its data is on disk
                 log.exception("a sync failed")
             for waiter in group:
                 if not waiter.done():
@@ -47,7 +47,7 @@ class GroupSync:
         self._task = None
 
     async def close(self) -> None:
-        """What is under way ends first."""
+        """Wait for the running sync to end."""
         if self._task is not None:
             await asyncio.wait([self._task])
         self._thread.shutdown(wait=True)

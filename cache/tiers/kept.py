@@ -1,7 +1,7 @@
-"""Kept: blocks of a LocalStore that are never evicted, up to a limit: what programs pinned (`pin=True`).
+"""Kept: blocks of a LocalStore that programs pinned (`pin=True`) and that are never evicted, up to a limit.
 
-Where there is an SSD tier a kept block may leave DRAM once it is there, marked, so that the mark survives a restart.
-Until then it is held in DRAM, and without an SSD tier for as long as it is kept.
+With an SSD tier, a kept block may leave DRAM once it is on SSD with a mark, which survives a restart. Until then, and
+always without an SSD tier, it is held in DRAM.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from net.loop.tasks import spawn
 
 
 class Kept:
-    """At most `limit` blocks. `tier_of(key)`: where a block is, or None. `mark(key, kept)`: tell the SSD tier, in its
-    thread; whether the block is there, marked so."""
+    """At most `limit` blocks. `tier_of(key)`: the tier of a block, or None. `mark(key, kept)` marks the block on SSD,
+    in the tier's thread, and returns whether it is there with this mark."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Kept:
         self._tier_of = tier_of
         self._mark = mark
         self._keys: set[BlockKey] = set() if ssd is None else set(ssd.kept_keys())
-        self._held: dict[BlockKey, int] = {}  # slots of those that are in DRAM only
+        self._held: dict[BlockKey, int] = {}  # slots of blocks that are only in DRAM
         self._marking: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Kept:
         return key in self._keys
 
     def keep(self, key: BlockKey) -> bool:
-        """False when the limit is reached. The block is here."""
+        """Keep a block that is here. Returns False if the limit is reached."""
         if key in self._keys:
             return True
         if len(self._keys) >= self.limit:  # some may have been lost with a damaged medium
@@ -58,7 +58,7 @@ class Kept:
         return True
 
     def give_up(self, key: BlockKey) -> bool:
-        """It may be evicted again. False when it was not kept."""
+        """Let the block be evicted again. Returns False if it was not kept."""
         if key not in self._keys:
             return False
         self.lost(key)
@@ -66,12 +66,12 @@ class Kept:
         return True
 
     def lost(self, key: BlockKey) -> None:
-        """It is gone, or wrong, where it was held."""
+        """The held block is gone or damaged."""
         self._keys.discard(key)
         self._let_go(key)
 
     def written(self, key: BlockKey) -> None:
-        """It is on SSD, marked."""
+        """The block is on SSD with its mark."""
         self._let_go(key)
 
     def _let_go(self, key: BlockKey) -> None:
@@ -90,7 +90,7 @@ class Kept:
             self.written(key)
 
     async def close(self) -> None:
-        """Marks under way are made; what is held is let go."""
+        """Wait for running marks, then release the held blocks."""
         if self._marking:
             await asyncio.wait(list(self._marking))
         for key in list(self._held):

@@ -5,10 +5,9 @@ to the SSD tier and may leave DRAM only after that, so what was acknowledged is 
 SSD has room. The SSD tier is inclusive: a block found only there is promoted into DRAM to be read, and hits in DRAM
 keep its copy below from aging.
 
-Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so eviction can't touch
-it. One thread writes to SSD and deletes there, in order; reads and syncs that are waited for have threads of their own;
-the event loop never waits for the disk. While the disk stands still or fails, what is in DRAM is served, and what is on
-SSD only is missing.
+Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so it is not evicted. One
+thread writes to SSD and deletes there, in order; reads and syncs run in other threads; the event loop never waits for
+the disk. While the disk hangs or fails, blocks in DRAM are served, and blocks that are only on SSD are misses.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ __all__ = ["LocalStore", "NoSpace", "Pin"]
 
 T = TypeVar("T")
 
-BATCH_BYTES = 16 << 20  # written to SSD between two looks at who waits for room
-PIN_SHARE = 0.25  # of the blocks that find room here may be kept for ever
+BATCH_BYTES = 16 << 20  # maximum bytes per write to SSD; slots become free after each
+PIN_SHARE = 0.25  # maximum share of the blocks that may be pinned
 
 
 class LocalStore:
@@ -96,18 +95,18 @@ class LocalStore:
         return None
 
     def ssd_price(self) -> SsdPrice:
-        """What it costs now to have blocks read from SSD, behind what is queued there."""
+        """The present cost of reading blocks from SSD, after the reads already queued."""
         return self._reads.price()
 
     def content(self, key: BlockKey) -> Content | None:
-        """(checksum, bytes) of what is here under `key`, in any tier."""
+        """(checksum, bytes) of the local block, in any tier; None if there is none."""
         slot = self._pool.lookup(key)
         if slot is not None:
             return self._slots.checksum(slot), self._slots.length(slot)
         return self.ssd.content(key) if self.ssd is not None else None
 
     def facts(self, key: BlockKey) -> Facts:
-        """What is known of a block that is here."""
+        """The facts of a block that is here."""
         slot = self._pool.lookup(key)
         if slot is not None:
             return self._slots.facts(slot)
@@ -130,7 +129,8 @@ class LocalStore:
 
     @property
     def index_region(self) -> Region | None:
-        """What readers of this host look blocks up in (cache/store/same_host.py); to be registered with the arena."""
+        """The index in which readers on this host find blocks (cache/store/same_host.py); register it with the
+        arena."""
         return self._slots.index_region
 
     # --- reading
@@ -147,27 +147,28 @@ class LocalStore:
         return await self._pinning.pin_each(keys, leading)
 
     def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
-        """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
+        """Pins of all `keys` if all are in DRAM now, otherwise None. They take no references, so they are valid only
+        until the next await."""
         return self._pinning.at_hand(keys)
 
     def pin_now(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
-        """The same with one transfer reference on each."""
+        """`at_hand` with one transfer reference on each block."""
         pins = self._pinning.at_hand(keys)
         if pins is not None:
             self._pool.hold([pin.slot for pin in pins])
         return pins
 
     def used(self, keys: Sequence[BlockKey]) -> None:
-        """Hits of readers that saw the index."""
+        """Count hits of readers that used the index."""
         self._pinning.used(keys)
 
     def unpin(self, slots: Sequence[int]) -> None:
-        """Give back one reference on each."""
+        """Release one reference on each slot."""
         self._pool.unhold(slots)
 
     async def verify(self, key: BlockKey) -> bool:
-        """Somebody read other bytes than the checksum says: look whether they are wrong here. A damaged block leaves
-        DRAM; its copy on SSD, if any, answers from then on."""
+        """A reader found a wrong checksum: check the block here. A damaged block is dropped from DRAM; then its copy on
+        SSD, if any, is used."""
         slot = self._pool.lookup(key)
         if slot is None or self.arena is None:
             return False
@@ -196,10 +197,10 @@ class LocalStore:
         keep: bool = False,
         over: bool = False,
     ) -> int | None:
-        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
-        admission refuses it, which it may only when `facts` say that it is KV and could be computed again, and when it
-        is no `copy` of what another node has. `keep`: it is to be kept, if the limit allows. With `over` what is here
-        is found until the commit, which replaces it. Raises NoSpace; `wait_for_room` may help."""
+        """A slot to write `key` into, until `commit` or `abandon`. Returns None if the block is here, is being written,
+        or is refused by admission. Admission may refuse only KV that can be recomputed (it has `facts`), and no `copy`
+        of another node's block. `keep`: keep it if the limit allows. With `over`, the present block stays readable
+        until the commit replaces it. Raises NoSpace; `wait_for_room` may help."""
         return self._reservations.reserve(key, facts, copy=copy, keep=keep, over=over)
 
     def arriving(self, key: BlockKey) -> bool:
@@ -207,18 +208,18 @@ class LocalStore:
         return self._reservations.arriving(key)
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
-        """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
-        on. Raises ValueError without reservation or for an impossible length."""
+        """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on.
+        Raises ValueError without a reservation or for an impossible length."""
         if self._reservations.commit(key, slot, block_checksum, nbytes):
             self._kept.keep(key)
 
     def abandon(self, slot: int) -> None:
-        """Give the reservation of `slot` back. Raises KeyError without one."""
+        """Release the reservation of `slot`. Raises KeyError without one."""
         self._reservations.abandon(slot)
 
     def _displace(self, key: BlockKey) -> bool:
-        """Another content is about to be named so; whether this one was kept. On SSD, where one thread works in order,
-        it goes ahead of the new one's write."""
+        """Remove the block before another content replaces it; returns whether it was kept. One thread works on the SSD
+        in order, so the removal there precedes the new write."""
         kept = key in self._kept
         self._out_of_dram(key)
         if self.ssd is not None:
@@ -251,8 +252,8 @@ class LocalStore:
         return slot
 
     async def remove(self, keys: Sequence[BlockKey]) -> int:
-        """Nobody finds `keys` here from now on, in any tier, nor after a restart once this returns; those who read one
-        go on. Returns how many were here."""
+        """Remove `keys` from all tiers; once this returns, also for the time after a restart. Running reads continue.
+        Returns the number of removed blocks."""
         here = [key for key in dict.fromkeys(keys) if self._is_anywhere(key)]
         for key in here:
             self._out_of_dram(key)
@@ -263,12 +264,12 @@ class LocalStore:
         return len(here)
 
     def _is_anywhere(self, key: BlockKey) -> bool:
-        """In DRAM or on SSD, readable or not."""
+        """Whether the block is in DRAM or on SSD, readable or not."""
         return self._pool.lookup(key) is not None or (self.ssd is not None and self.ssd.contains(key))
 
     async def wait_for_room(self, timeout_s: float, facts: Facts = PLAIN) -> bool:
-        """Back pressure: wait until a write-behind has freed a slot for such a block. False: time is up, or none is
-        under way, or the disk stands still."""
+        """Back pressure: wait until a write-behind frees a slot for a block with these facts. Returns False if time is
+        up, no write is running, or the disk hangs."""
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         while not self._pool.has_room_for(facts) and now() < deadline:  # another waiter may have taken what was freed
@@ -278,28 +279,28 @@ class LocalStore:
                 break
         return self._pool.has_room_for(facts)
 
-    # --- what lasts
+    # --- durability
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the disk, in words; empty when nothing is."""
+        """The disk's present failure as text; empty if there is none."""
         return "" if self.ssd is None else self.ssd.health.trouble
 
     async def make_durable(self, keys: Sequence[BlockKey], timeout_s: float) -> list[bool]:
-        """Whether each is on SSD, and synced there, before time is up. Without an SSD tier none is."""
+        """Whether each block is synced to SSD within `timeout_s`. Without an SSD tier, none is."""
         if self.ssd is None or self._behind is None or self._syncs is None:
             return [False] * len(keys)
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
-        await self._reservations.settled(keys, timeout_s)  # somebody else may be writing one
+        await self._reservations.settled(keys, timeout_s)  # another writer may be writing one
         self._behind.want([key for key in keys if not self.ssd.is_durable(key)])
         await self._behind.through(keys, deadline - now())
         synced = await self._syncs.synced(max(0.0, deadline - now()))
         return [synced and self.ssd.is_durable(key) for key in keys]
 
     async def flush(self, timeout_s: float = float("inf")) -> None:
-        """Until what is committed now is on SSD and synced there. Without an SSD tier there is nothing to do. Raises
-        SsdError when the disk does not take it in time."""
+        """Wait until all committed blocks are synced to SSD. Without an SSD tier this does nothing. Raises SsdError if
+        the disk is too slow or fails."""
         if self._behind is None:
             return
         pending = self._behind.pending()
@@ -312,11 +313,12 @@ class LocalStore:
             raise SsdError(f"{len(gone)} blocks are not safe on SSD: {why}; look at the disk of --ssd-path")
 
     def keep(self, keys: Sequence[BlockKey]) -> list[bool | None]:
-        """Never evict these; True for each that is kept, False beyond the limit, None for what is not here."""
+        """Keep these blocks. Returns True for each kept block, False beyond the limit, None if the block is not
+        here."""
         return [self._kept.keep(key) if self._is_anywhere(key) else None for key in keys]
 
     def give_up(self, keys: Sequence[BlockKey]) -> int:
-        """They may be evicted again; how many were kept."""
+        """Let these blocks be evicted again. Returns the number that were kept."""
         return sum(map(self._kept.give_up, keys))
 
     def is_kept(self, key: BlockKey) -> bool:
@@ -355,18 +357,18 @@ class LocalStore:
         return {"dram": dram, "ssd": self.ssd.stats() | reads}
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError when the books of the DRAM tier disagree."""
+        """Raises IntegrityError if the DRAM tier's data structures are inconsistent."""
         self._pool.check_integrity()
 
     async def drain(self) -> None:
-        """Until all promotions and writes to SSD that are under way now are done."""
+        """Wait until all running promotions and writes to SSD are done."""
         writing = self._behind.task if self._behind is not None else None
         tasks = [*([writing] if writing else []), *self._promotions.tasks()]
         if tasks:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Finish what is under way, then close the SSD tier; the arena may go afterwards. Idempotent."""
+        """Finish all running work, then close the SSD tier; the arena may be released afterwards. Idempotent."""
         await self.drain()
         if self._behind is not None:
             self._behind.close()
@@ -381,5 +383,5 @@ class LocalStore:
 
 
 def _checked(row: New) -> New:
-    """On SSD every block has a checksum, which is taken at the latest here."""
+    """Compute the checksum if it is missing: on SSD every block has one."""
     return row._replace(checksum=checksum(row.memory)) if row.checksum == UNCHECKED else row

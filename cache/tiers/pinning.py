@@ -1,6 +1,6 @@
-"""Pinning: blocks of a LocalStore kept where they are while somebody reads them.
+"""Pinning: holds blocks of a LocalStore in place while they are read.
 
-A pin is a transfer reference, taken before the first await, so eviction can't touch the block; what is only on SSD is
+A pin is a transfer reference, taken before the first await, so the block is not evicted; a block that is only on SSD is
 promoted into DRAM first.
 """
 
@@ -16,11 +16,11 @@ from cache.ssd import SsdTier
 from cache.tiers.promotion import Promotions
 from cache.tiers.slots import DramSlots, Pin
 
-LOOK_S = 0.25  # between two looks at whether the disk still answers
+DISK_CHECK_INTERVAL_S = 0.25  # between two checks whether the disk still answers
 
 
 class Pinning:
-    """`tier_of(key)`: where a block is, or None. `counts` gets hits and misses of DRAM."""
+    """`tier_of(key)`: the tier of a block, or None. `counts` receives hits and misses of DRAM."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class Pinning:
         self._counts = counts
 
     def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
-        """All of `keys` when all are in DRAM now, without references: what they name holds until the next await."""
+        """Pins of all `keys` if all are in DRAM now, otherwise None. They take no references, so they are valid only
+        until the next await."""
         slots = []
         for slot in map(self._pool.lookup, keys):
             if slot is None:
@@ -51,7 +52,7 @@ class Pinning:
         return [self._slots.pin(slot, "dram") for slot in slots]
 
     def used(self, keys: Sequence[BlockKey]) -> None:
-        """Hits of readers that saw the index."""
+        """Count hits of readers that used the index."""
         slots = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
         self._pool.touch(slots)
         for key in keys:
@@ -61,8 +62,8 @@ class Pinning:
         self._counts["hits"] += len(keys)
 
     async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
-        """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
-        the next one into. With `leading` it ends before the first that would be None."""
+        """Pins for `keys`, None for missing and damaged blocks. The list is shorter than `keys` if there is no free
+        slot to promote the next block into. With `leading`, it ends before the first None."""
         hits = [slot for slot in map(self._pool.lookup, keys) if slot is not None]
         self._pool.touch(hits)  # all before the first promotion, which should evict others
         pins: list[Pin | None] = []
@@ -92,14 +93,12 @@ class Pinning:
     async def _arrived(
         self, pins: list[Pin | None], promotions: dict[int, asyncio.Task[bool]], leading: bool
     ) -> list[Pin | None]:
-        """`pins` once their promotions (by position) are over; those that failed are None, or end the run."""
+        """`pins` after their promotions (by position) have ended; failed ones are None, or end the run."""
         run = len(pins)
         try:
             waiting = set(promotions.values())
-            while (
-                waiting and self._ssd is not None and self._ssd.readable
-            ):  # a disk that stands still is not waited for
-                _, waiting = await asyncio.wait(waiting, timeout=LOOK_S)
+            while waiting and self._ssd is not None and self._ssd.readable:  # do not wait for a disk that hangs
+                _, waiting = await asyncio.wait(waiting, timeout=DISK_CHECK_INTERVAL_S)
             for position in sorted(promotions):
                 pin, task = pins[position], promotions[position]
                 assert pin is not None
@@ -111,7 +110,7 @@ class Pinning:
                 else:
                     pins[position] = None
                     self.unpin([pin.slot])
-        except BaseException:  # the caller gave up: it gets no pins to give back
+        except BaseException:  # the caller gave up and cannot release the pins
             run = 0
             raise
         finally:
@@ -119,5 +118,5 @@ class Pinning:
         return pins[:run]
 
     def unpin(self, slots: Sequence[int]) -> None:
-        """Give back one reference on each."""
+        """Release one reference on each slot."""
         self._pool.unhold(slots)

@@ -1,4 +1,4 @@
-"""Promotions: blocks on their way from SSD into slots of DRAM. Reads have threads of their own."""
+"""Promotions: read blocks from SSD into DRAM slots, in separate threads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ READERS = 2  # threads: more do not read faster from one disk
 
 @dataclass(slots=True)
 class Promotion:
-    """A block on its way into `slot`; the task returns whether it arrived whole and is still wanted."""
+    """A block being read into `slot`; the task returns whether it arrived intact and is still needed."""
 
     slot: int
     task: asyncio.Task[bool]
 
 
 class Promotions:
-    """Those under way. Without an SSD tier there are none."""
+    """All running promotions. Without an SSD tier there are none."""
 
     def __init__(
         self, arena: Arena | None, ssd: SsdTier | None, pool: BlockPool, slots: DramSlots, reads: SsdReads
@@ -37,14 +37,14 @@ class Promotions:
         self._slots = slots
         self._reads = reads
         self._underway: dict[BlockKey, Promotion] = {}
-        self._tasks: dict[int, asyncio.Task[bool]] = {}  # by slot, also of blocks that were removed meanwhile
+        self._tasks: dict[int, asyncio.Task[bool]] = {}  # by slot, including blocks removed meanwhile
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._underway
 
     def of(self, key: BlockKey) -> Promotion | None:
-        """The one under way, or a new one; None when the block is not on SSD or there is no slot for it."""
+        """The running promotion of the block, or a new one; None if it is not on SSD or there is no slot."""
         if key in self._underway:
             return self._underway[key]
         if self._ssd is None or self._arena is None or not self._ssd.contains(key) or not self._ssd.readable:
@@ -76,12 +76,12 @@ class Promotions:
             self._pool.release([slot])
 
     def drop(self, key: BlockKey) -> None:
-        """The block is removed: callers that wait for it get none."""
+        """The block was removed: callers that wait for it get None."""
         self._underway.pop(key, None)
 
     def tasks(self) -> list[asyncio.Task[bool]]:
         return list(self._tasks.values())
 
     def close(self) -> None:
-        """No read is under way."""
+        """Stop the threads. No read may be running."""
         self._readers.shutdown(wait=True)

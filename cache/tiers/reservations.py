@@ -1,4 +1,4 @@
-"""Reservations: slots on their way to being blocks, which enter in two steps: their bytes arrive in between."""
+"""Reservations: slots whose blocks are being written. A block enters in two steps, and its bytes arrive in between."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cache.tiers.write_behind import WriteBehind
 
 
 class NoSpace(Exception):
-    """Every slot is in use, reserved, or waits for its SSD write."""
+    """Every slot is in use, reserved, or waiting for its write to SSD."""
 
 
 class Reservations:
-    """In the DRAM of a LocalStore. `tier_of(key)`: where a block is, or None. `displace(key)`: another content is about
-    to take its place; whether it was kept. `counts` gets writes and refused."""
+    """Reservations in the DRAM of a LocalStore. `tier_of(key)`: the tier of a block, or None. `displace(key)` removes
+    the content that is about to be replaced and returns whether it was kept. `counts` receives writes and refusals."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Reservations:
         return len(self._reserved)
 
     def arriving(self, key: BlockKey) -> bool:
-        """Somebody is writing it now."""
+        """Whether the block is being written."""
         return key in self._incoming
 
     def reserve(
@@ -59,10 +59,10 @@ class Reservations:
         keep: bool = False,
         over: bool = False,
     ) -> int | None:
-        """A slot to write `key` into, until `commit` or `abandon`. None: it is here, or being written by another, or
-        admission refuses it, which it may only when `facts` say that it is KV and could be computed again, and when it
-        is no `copy` of what another node has. `keep`: what `commit` will return. With `over` what is here stays until
-        the commit, and then goes. Raises NoSpace; `wait_for_room` may help."""
+        """A slot to write `key` into, until `commit` or `abandon`. Returns None if the block is here, is being written,
+        or is refused by admission. Admission may refuse only KV that can be recomputed (it has `facts`), and no `copy`
+        of another node's block. `keep`: the value that `commit` will return. With `over`, the present block stays until
+        the commit replaces it. Raises NoSpace; `wait_for_room` may help."""
         self._admission.wanted(key)
         if key in self._incoming or (not over and self._tier_of(key) is not None):
             return None
@@ -80,8 +80,8 @@ class Reservations:
         return slot
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> bool:
-        """The bytes are in the reserved slot, `nbytes` of them (-1: all of it), 1 at least: found under `key` from now
-        on. Returns whether it is to be kept: `keep` of the reservation, or what it replaces was kept. Raises ValueError
+        """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on.
+        Returns whether to keep it: `keep` of the reservation, or whether the replaced block was kept. Raises ValueError
         without a reservation or for an impossible length."""
         reserved, facts, keep, over = self._reserved.get(slot, (None, PLAIN, False, False))
         if reserved != key:
@@ -101,14 +101,14 @@ class Reservations:
         return keep
 
     def abandon(self, slot: int) -> None:
-        """Give the reservation of `slot` back. Raises KeyError without one."""
+        """Release the reservation of `slot`. Raises KeyError without one."""
         self._incoming.remove(self._reserved.pop(slot)[0])
         self._pool.release([slot])
         self._ended.set()
         self._ended = asyncio.Event()
 
     async def settled(self, keys: Iterable[BlockKey], timeout_s: float) -> None:
-        """Until nobody is writing one of these, or time is up."""
+        """Wait until none of these blocks is being written, or `timeout_s` has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._incoming.isdisjoint(keys):

@@ -1,4 +1,5 @@
-"""DramSlots: length, checksum and facts of what lies in each slot of an arena, and the index that this host reads."""
+"""DramSlots: length, checksum and facts of the block in each slot of an arena, and the index for readers on this
+host."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from net.transfer.common.memory import Region
 
 
 class Pin(NamedTuple):
-    """A block that stays where it is until `unpin`."""
+    """A block that stays in its slot until `unpin`."""
 
     slot: int
     checksum: int
-    tier: str  # where it was found: dram or ssd
-    nbytes: int = -1  # of the slot that the block takes
+    tier: str  # the tier where it was found: dram or ssd
+    nbytes: int = -1  # length of the block
 
 
 class DramSlots:
-    """Of `arena`, whose slots `pool` hands out. A slot is filled before its block gets a name in the pool."""
+    """The slots of `arena`, which `pool` allocates. A slot is filled before its block gets a name in the pool."""
 
     def __init__(self, arena: Arena | None, pool: BlockPool) -> None:
         count = arena.num_slots if arena is not None else 0
@@ -39,7 +40,7 @@ class DramSlots:
             pool.watch(self._show)
 
     def fill(self, slot: int, block_checksum: int, length: int, facts: Facts) -> None:
-        """The block's bytes are there."""
+        """The slot now has the bytes of a block."""
         self._checksums[slot], self._lengths[slot], self._facts[slot] = block_checksum, length, facts
 
     def facts(self, slot: int) -> Facts:
@@ -49,11 +50,11 @@ class DramSlots:
         return self._checksums[slot]
 
     def length(self, slot: int) -> int:
-        """Bytes of the block in it."""
+        """Length of the block in the slot, bytes."""
         return self._lengths[slot]
 
     def memory(self, slot: int) -> memoryview:
-        """Of the block in it."""
+        """The bytes of the block in the slot."""
         assert self._arena is not None
         return self._arena.memory(slot)[: self._lengths[slot]]
 
@@ -64,7 +65,7 @@ class DramSlots:
         slot = self._pool.lookup(key) if here else None
         if slot is None:
             self._index.drop(key)
-        elif self._checksums[slot] != UNCHECKED:  # else a reader could not tell what it has
+        elif self._checksums[slot] != UNCHECKED:  # a reader must be able to verify the block
             self._index.put(key, slot, self._lengths[slot], self._checksums[slot])
 
     def close(self) -> None:

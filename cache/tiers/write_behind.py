@@ -1,8 +1,8 @@
-"""WriteBehind: blocks of the DRAM tier on their way to SSD, in the order they were committed.
+"""WriteBehind: writes blocks of the DRAM tier to SSD, in the order in which they were committed.
 
-A block is held until it has been written, so it cannot leave DRAM before: what was acknowledged survives eviction.
-What came while a batch was written makes up the next one. A block that the disk did not take is owed: it may be
-evicted, and as long as it is not it is tried again, one block as a probe and the others once that has been taken.
+A block is held in DRAM until it has been written, so acknowledged blocks survive eviction. Blocks that arrive during a
+write form the next batch. A block that the disk did not accept is owed: it may be evicted, and until then it is tried
+again, first one block as a probe and, when that succeeds, the others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from net.loop.tasks import keep
 Row = tuple[BlockKey, int]
 """(key, slot)"""
 
-AGAIN_S = 1.0  # between two tries of what is owed
-OWED_MAX = 1 << 16  # keys
+RETRY_INTERVAL_S = 1.0  # between two probes with an owed block
+OWED_MAX = 1 << 16  # maximum number of owed keys
 
 
 class WriteBehind:
-    """`write(rows)` brings at most `most` blocks to SSD and says of each whether it is there; `release(slot)` is called
-    for each afterwards. `hold(key)`: the slot of a block that is still in DRAM, held again; None when it is gone."""
+    """`write(rows)` writes at most `most` blocks to SSD and returns for each whether it is there; then `release(slot)`
+    is called for each. `hold(key)` holds a block that is still in DRAM again and returns its slot; None if it is
+    gone."""
 
     def __init__(
         self,
@@ -46,34 +47,34 @@ class WriteBehind:
         self._progress = asyncio.Event()  # set, and a new one made, after each batch
 
     def __contains__(self, key: BlockKey) -> bool:
-        """It is being written, or will be."""
+        """Whether the block is being written or queued."""
         return key in self._queue or key in self._underway
 
     @property
     def owed(self) -> int:
-        """Blocks that the disk did not take, and which may still be in DRAM."""
+        """Number of blocks that the disk did not accept and that may still be in DRAM."""
         return len(self._owed)
 
     def pending(self) -> list[BlockKey]:
-        """All that is not on SSD yet."""
+        """All keys that are not on SSD yet."""
         return [*self._underway, *self._queue, *self._owed]
 
     def add(self, key: BlockKey, slot: int) -> None:
-        """To be written soon. The slot is held."""
+        """Queue a block, whose slot is held."""
         self._owed.pop(key, None)
         self._queue[key] = slot
         if self._task is None:
             self._task = keep(self._run, "write-behind")
 
     def want(self, keys: Iterable[BlockKey]) -> None:
-        """To be written soon, if they are in DRAM: again, where the disk did not take them before."""
+        """Queue these blocks if they are in DRAM, including blocks that the disk did not accept before."""
         for key in keys:
             self._owed.pop(key, None)
             if key not in self and (slot := self._hold(key)) is not None:
                 self.add(key, slot)
 
     def drop(self, key: BlockKey) -> None:
-        """It need not be written any more. A write that is under way goes on."""
+        """Remove the block from the queue. A running write continues."""
         self._owed.pop(key, None)
         if (slot := self._queue.pop(key, None)) is not None:
             self._release(slot)
@@ -95,11 +96,11 @@ class WriteBehind:
                     self._release(slot)
                 self._progress.set()
                 self._progress = asyncio.Event()
-            if self._owed and all(done):  # the disk takes blocks again
+            if self._owed and all(done):  # the disk accepts blocks again
                 self.want(list(self._owed))
         self._task = None
         if self._owed and self._timer is None and not self._closed:
-            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._probe)
+            self._timer = asyncio.get_running_loop().call_later(RETRY_INTERVAL_S, self._probe)
 
     def _owe(self, key: BlockKey) -> None:
         self._owed[key] = None
@@ -107,13 +108,13 @@ class WriteBehind:
             del self._owed[next(iter(self._owed))]
 
     def _probe(self) -> None:
-        """Offer the disk one block of those that it did not take."""
+        """Try to write one of the owed blocks."""
         self._timer = None
         while self._owed and not self._closed and self._task is None:
             self.want([next(iter(self._owed))])
 
     async def batch(self, timeout_s: float) -> bool:
-        """Until a batch is written, or time is up; False at once when nothing is under way."""
+        """Wait until a batch has been written or time is up. Returns False at once if no write is running."""
         if self._task is None:
             return False
         with suppress(TimeoutError):
@@ -122,7 +123,7 @@ class WriteBehind:
         return True
 
     async def through(self, keys: Iterable[BlockKey], timeout_s: float) -> bool:
-        """Until no write of these is under way or waits. False: time is up."""
+        """Wait until none of these blocks is being written or queued. Returns False if time is up."""
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         left = set(keys)
@@ -134,11 +135,11 @@ class WriteBehind:
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """What is under way."""
+        """The running write."""
         return self._task
 
     def close(self) -> None:
-        """Nothing is tried again."""
+        """Stop trying owed blocks again."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

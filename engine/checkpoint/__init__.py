@@ -1,15 +1,15 @@
-"""From the model a user named to weights in memory: Hugging Face directories, GGUF, a cache of the converted.
+"""Loads a named model into memory: Hugging Face directories, GGUF, a cache of converted weights.
 
 Files:
     gguf_config          From_gguf(): metadata and tensor list of a GGUF file -> ModelConfig
     gguf_file            Header, metadata and tensor directory of a GGUF file
     gguf_weights         Tensors of a GGUF file under our names, dequantised
     hf_config            From_hf(): config.json of a Hugging Face directory -> ModelConfig
-    loop_calls           Coroutines of an event loop for threads that have to wait for their results
-    model_source         Describe(): from what the user wrote behind --model to files on this disk
+    loop_calls           Runs coroutines on an event loop for threads that wait for their results
+    model_source         Describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
     pooled_weights       Weights as objects of the pooled store (--weights-from-store)
-    progress             Progress of loading weights: a bar on a terminal, ten lines at most in a log
+    progress             Progress of loading weights: a bar on a terminal, at most ten lines in a log
     safetensors_weights  Tensors of a Hugging Face directory, one file or shards, under our names, mapped lazily
-    weight_cache         Weights as they were converted from a GGUF file, kept so that the next start only reads them
+    weight_cache         Stores weights converted from a GGUF file, so that the next start only reads them
     weights              Load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed
 """

@@ -1,4 +1,4 @@
-"""LoopCalls: coroutines of an event loop for threads that have to wait for their results."""
+"""LoopCalls: runs coroutines on an event loop for threads that wait for their results."""
 
 from __future__ import annotations
 

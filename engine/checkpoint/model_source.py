@@ -1,4 +1,4 @@
-"""describe(): from what the user wrote behind --model to files on this disk, a ModelConfig and a fingerprint.
+"""describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint.
 
 A model is the name of the embedded one, a .gguf file, a Hugging Face directory, or a hub id. Nothing here reads whole
 weights or imports torch, so a store node, which needs only geometry and fingerprint, starts at once.
@@ -71,8 +71,8 @@ def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool 
 
 
 def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource:
-    """A source whose weights are elsewhere with the fingerprint of those that `cluster` serves (GET /cluster). Raises
-    ModelError when there is nobody to have them from."""
+    """`source`; if its weights are in the store, with the fingerprint of the weights that `cluster` serves
+    (GET /cluster). Raises ModelError if it has no weights and there is no cluster."""
     if source.format != "pooled":
         return source
     if cluster is None:

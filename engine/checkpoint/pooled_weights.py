@@ -1,4 +1,4 @@
-"""Weights as objects of the pooled store (--weights-from-store): a node that has none pulls them from its peers.
+"""Weights as objects of the pooled store (--weights-from-store): a node without weights reads them from its peers.
 
     objects/weights/FINGERPRINT/DTYPE/NAME     a tensor, its bytes in C order
     objects/weights/FINGERPRINT/DTYPE          which names and shapes there are, as JSON; written last

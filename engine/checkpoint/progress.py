@@ -1,4 +1,4 @@
-"""Progress of loading weights: a bar on a terminal, ten lines at most in a log."""
+"""Progress of loading weights: a bar on a terminal, at most ten lines in a log."""
 
 from __future__ import annotations
 

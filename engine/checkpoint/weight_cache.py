@@ -1,4 +1,4 @@
-"""WeightCache: weights as they were converted from a GGUF file, kept so that the next start only reads them.
+"""WeightCache: stores weights converted from a GGUF file, so that the next start only reads them.
 
 An entry is a safetensors file. Its name is the hash of everything that decides its content: every byte of the source
 file, the type, and the version of the conversion; so a file that was replaced under its name has another entry, and

@@ -78,7 +78,7 @@ def load(
     if (kept := cache.load(entry)) is not None:
         return _load(source, KeptWeights(kept), dtype, device, progress, shard)
     weights = _load(source, _open(source), dtype, device, progress, shard)
-    if shard is None and cache.entry(source.path, dtype) == entry:  # else somebody replaced the file meanwhile
+    if shard is None and cache.entry(source.path, dtype) == entry:  # otherwise the file was replaced meanwhile
         cache.save(entry, weights)
     return weights
 

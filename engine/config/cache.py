@@ -1,4 +1,4 @@
-"""The part of Config that says where KV is kept, in what form, and for how long."""
+"""The part of Config for the cache: where KV is stored, in which format, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that cannot work together, whatever the machine and the model: the message for each. Pure.
+"""Flags that contradict each other on every machine and with every model, and the message for each. Pure.
 
 What depends on the model or the machine is refused by engine/config/resolve.py, what needs a look at devices by
 engine/node/node.py.

@@ -1,4 +1,4 @@
-"""A field of Config that is also a command-line flag: its default, and what --help and the parser need of it."""
+"""A field of Config that is also a command-line flag: its default, and its data for --help and the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One field of Config as text: its flag's name, how a value is read, how it is spelled.
+"""One field of Config as text: its flag's name, and how its value is parsed and formatted.
 
 --block-size TOKENS          underscores become dashes
 512M, 4G, 1.5G               byte sizes (powers of 1024)

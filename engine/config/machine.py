@@ -1,4 +1,4 @@
-"""What this machine offers: the facts that `engine.config.resolve` settles every 'auto' with.
+"""The facts about this machine from which `engine.config.resolve` resolves every 'auto'.
 
 Linux keeps them in /proc and /sys. torch is imported only to look for a GPU, and only when a model will run here.
 """

@@ -1,4 +1,4 @@
-"""The first half of Config: the node, the model it serves, and how a step of it is computed."""
+"""The first half of Config: the node, its model, and the computation of steps."""
 
 from __future__ import annotations
 

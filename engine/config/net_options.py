@@ -1,4 +1,4 @@
-"""From a Config to what net/ is made with: transports, their options, the cluster key, the API keys."""
+"""Converts a Config to the options of net/: transports, the cluster key, the API keys."""
 
 from __future__ import annotations
 

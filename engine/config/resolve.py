@@ -1,4 +1,4 @@
-"""'auto' -> values: one function turns what the user said and what the machine offers into the final Config.
+"""Resolves 'auto': one function turns the user's flags and the machine's facts into the final Config.
 
 Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Ten fields may stay
 'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
@@ -34,7 +34,7 @@ GPU_RESERVE_BYTES = GiB
 """Left for activations and the allocator's slack when the KV arena is sized from GPU memory."""
 
 OTHER_FILES = 256
-"""Open files of a node beside the connections of its clients: those to its peers, logs, weights, the SSD tier."""
+"""Open files of a node in addition to its clients' connections: those to its peers, logs, weights, the SSD tier."""
 
 RANK_RESERVE_BYTES = GiB
 """The same with several GPUs, besides: NCCL's buffers, and rank 0's context on every other GPU."""
@@ -148,7 +148,7 @@ def _max_connections(config: Config, machine: Machine) -> int:
     if room < 1:
         raise UsageError(
             f"--max-connections {config.max_connections}: this process may have {machine.max_files} open files, and "
-            f"needs {OTHER_FILES} beside its clients' connections; raise the limit (ulimit -n)"
+            f"needs {OTHER_FILES} in addition to its clients' connections; raise the limit (ulimit -n)"
         )
     return min(config.max_connections, room)
 

@@ -1,8 +1,8 @@
-"""A few steps before the first request, so that estimates are this machine's from the start.
+"""Runs a few steps before the first request, so that the node's estimates fit its machine from the start.
 
-A node that has measured nothing tells everybody the prior of its cost models, and is shunned or overrun until requests
-have taught it better. Prefill is measured at growing lengths with and without context, decode at growing batches: the
-three coefficients of each model (sched/cost.py) need no more. Cheap shapes come first and the time is bounded.
+Without measurements, a node announces the prior of its cost models and gets too little or too much load until it has
+learned from requests. Prefill is measured at growing lengths with and without context, decode at growing batches: this
+suffices for the three coefficients of each model (sched/cost.py). Cheap shapes come first, and the time is bounded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DECODES = ((1, 64), (4, 64), (1, 1024), (16, 128), (8, 512), (32, 128), (64, 64)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a step may have on this node."""
+    """The limits of a step on this node."""
 
-    num_blocks: int  # KV blocks that nobody uses
+    num_blocks: int  # unused KV blocks
     block_size: int
     max_tokens: int  # in a step
     max_requests: int
@@ -37,8 +37,8 @@ class Room:
 def calibrate(
     runner: Runner, costs: StepCosts, room: Room, seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> int:
-    """Run steps for about `seconds` and teach `costs`; returns how many were measured. KV blocks 0, 1, ... are written
-    to; nothing may refer to them. Returns when it is over: for the engine thread."""
+    """Run steps for about `seconds` and feed them to `costs`. Returns the number of measured steps. It writes to KV
+    blocks 0, 1, ..., which must be unused. The call blocks, so run it in the engine thread."""
     pairs = zip_longest(((shape, True) for shape in PREFILLS), ((shape, False) for shape in DECODES))
     shapes = [shape for pair in pairs for shape in pair if shape is not None]
     deadline = clock() + seconds
@@ -50,7 +50,7 @@ def calibrate(
         expected = costs.prefill.estimate(count, context) if prefill else costs.decode.estimate(count, count * context)
         if clock() + 2 * expected > deadline:
             continue
-        runner.step(rows)  # the first of its shape also pays for buffers and threads
+        runner.step(rows)  # the first step of a shape also allocates buffers and starts threads
         began = clock()
         if began + 1.5 * expected > deadline and measured:
             break
@@ -65,7 +65,7 @@ def calibrate(
 
 
 def _rows(count: int, context: int, room: Room, prefill: bool) -> list[Row] | None:
-    """The rows of one step; None where this node has no room for them."""
+    """The rows of one step; None if they exceed the node's limits."""
     requests, tokens = (1, count) if prefill else (count, 1)
     each = -(-(context + tokens) // room.block_size)
     if requests > room.max_requests or requests * tokens > room.max_tokens or context + tokens > room.max_context:

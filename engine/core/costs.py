@@ -1,4 +1,4 @@
-"""What this node's steps cost, learnt from the steps themselves."""
+"""The cost models of this node's steps, fitted to the measured steps."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from sched.cost import DecodeModel, PrefillModel, Regression, prefill_features
 from sched.step_cost import StepModel
 
 RESIDUAL_STEPS = 16
-"""Steps over which the residual is averaged: it shows that a machine has become slow before the models, which forget
-over a window eight times as long, have followed."""
+"""Number of steps over which the residual is averaged. It shows a slowdown before the models have adapted, because
+their window is eight times as long."""
 
 
 class StepCosts:
-    """Feeds measured steps into the prefill and the decode model. Mixed steps teach neither, their time has two
-    causes: they teach how the two add up."""
+    """Feeds measured steps into the prefill and the decode model. The time of a mixed step has two causes, so it
+    updates neither model, but the model of how the two add up."""
 
     def __init__(self) -> None:
         self.prefill = PrefillModel()
         self.decode = DecodeModel()
         self.mixed = StepModel(self.prefill, self.decode)
-        # A decode step with drafts: a share of the plain step's time, and seconds per step, row and token with drafts.
+        # Time of a decode step with drafts: a factor of the plain step, plus seconds per step, row and draft token.
         self.verify = Regression((1.0, 1e-3, 5e-4, 5e-4))
         self._log_ratio = 0.0
 
     @property
     def residual(self) -> float:
-        """Measured over predicted time of the last steps, geometric mean; above 1 the node is slower than it was."""
+        """Geometric mean of measured / predicted time of the last steps; above 1 the node has become slower."""
         return math.exp(self._log_ratio)
 
     def _compare(self, predicted: float, seconds: float) -> None:
@@ -37,7 +37,8 @@ class StepCosts:
             self._log_ratio += (math.log(seconds / predicted) - self._log_ratio) / RESIDUAL_STEPS
 
     def observe(self, step: Step, seconds: float) -> None:
-        """A draft in a step with prefill counts as a decode; other steps with drafts teach only the cost of drafts."""
+        """Learn from a step. In a step with prefill, a draft counts as a decode; other steps with drafts update only
+        the cost of drafts."""
         chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens - row.num_drafts > 1]
         contexts = [row.start + 1 for row in step.rows if row.num_tokens - row.num_drafts == 1]
         decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
@@ -59,7 +60,7 @@ class StepCosts:
             self.mixed.observe(decodes, sum(contexts), tokens, behind, seconds)
 
     def verify_cost(self, rows: int, context: int) -> VerifyCost:
-        """What drafts would add to a step of `rows` decodes over `context` tokens of KV together."""
+        """The cost that drafts add to a step of `rows` decodes over `context` tokens of KV in total."""
         factor, step, row, token = self.verify.coefficients
         return VerifyCost(factor * self.decode.estimate(rows, context), step, row, token)
 

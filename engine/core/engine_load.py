@@ -1,4 +1,4 @@
-"""How busy the engine of this node is: what gossip, load words and probes tell of it."""
+"""The load of this node's engine, as gossip, load words and probes report it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sched.rejection import OutputLengths, running_soon
 from sched.role_change import BOTH
 
 SOON_S = 1.0
-"""How far ahead the record's predictions look."""
+"""Horizon of the record's predictions, seconds."""
 
 
 COMPARED_PROMPTS = 64
@@ -27,20 +27,20 @@ COMPARED_PROMPTS = 64
 
 
 def first_role(config: Config) -> frozenset[str]:
-    """What a node takes when it starts."""
+    """The roles for which a node takes new requests when it starts."""
     can = BOTH & set(config.roles)
     return can if can < BOTH or config.first_role == "both" else frozenset({config.first_role})
 
 
 @dataclass(slots=True)
 class Counted:
-    """The requests of a node, as its load sees them."""
+    """Counts of a node's requests, for its load."""
 
     waiting: Counter[str] = field(default_factory=Counter)  # for blocks, a seat, a prefix or KV, by class
-    made: list[int] = field(default_factory=list)  # output tokens of each that runs and decodes here
-    arriving: int = 0  # do not run yet, and will decode here
-    begun: int = 0  # hold blocks
-    queued: list[Request] = field(default_factory=list)  # with prefill to do here
+    made: list[int] = field(default_factory=list)  # output tokens of each running request that decodes here
+    arriving: int = 0  # requests that do not run yet and will decode here
+    begun: int = 0  # requests that hold blocks
+    queued: list[Request] = field(default_factory=list)  # requests with prefill left here
 
 
 def _by_class(counted: Counted) -> dict[str, int]:
@@ -48,23 +48,23 @@ def _by_class(counted: Counted) -> dict[str, int]:
 
 
 class EngineLoad:
-    """Reads the batcher's books."""
+    """Computes the load from the batcher's requests."""
 
     def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
         self.lengths = OutputLengths()
-        self.does = first_role(config)  # what it takes new requests for (engine/node/role_changes.py)
+        self.does = first_role(config)  # the roles for which it takes new requests (engine/node/role_changes.py)
         self.draining = False
-        self.beside: Callable[[NodeRecord], NodeRecord] = lambda record: record  # adds what the engine does not know
+        self.complete: Callable[[NodeRecord], NodeRecord] = lambda record: record  # adds what the node knows
         self._config = config
         self._batcher = batcher
         self._costs = costs
 
     def record(self) -> NodeRecord:
-        """For gossip."""
+        """The record for gossip."""
         return self._record(self._count())
 
     def word(self) -> LoadWord:
-        """The part of it that peers read one-sided."""
+        """The part of the record that peers read one-sided."""
         counted = self._count()
         record = self._record(counted)
         return LoadWord.of(record, _by_class(counted), record.flags)
@@ -93,14 +93,14 @@ class EngineLoad:
             | CHANGING * (not self.does)
             | DRAINING * self.draining,
         )
-        return self.beside(record)
+        return self.complete(record)
 
     def waiting_by_class(self) -> dict[str, int]:
-        """Requests that wait for blocks or a seat, their prefix, or KV from another node."""
+        """Number of requests per class that wait for blocks, a seat, their prefix, or KV from another node."""
         return _by_class(self._count())
 
     def running_soon(self, horizon_s: float) -> int:
-        """Requests that will decode here `horizon_s` from now."""
+        """Number of requests that will decode here in `horizon_s` seconds."""
         return self._soon(self._count(), horizon_s)
 
     def _soon(self, counted: Counted, horizon_s: float) -> int:
@@ -109,13 +109,13 @@ class EngineLoad:
         return running_soon(counted.made, counted.arriving, self.lengths.mean, step_s, horizon_s, most)
 
     def step_s(self, batch: int) -> float:
-        """A decode step of `batch` requests as long as those that run now."""
+        """Seconds of a decode step of `batch` requests with the mean length of the running ones."""
         contexts = [len(r.token_ids) for r in self._batcher.running]
         mean = sum(contexts) / len(contexts) if contexts else 0.0
         return self._costs.decode.estimate(batch, round(batch * mean))
 
     def _count(self) -> Counted:
-        """All requests in one pass: it is done some forty times a second, however many there are."""
+        """Count all requests in one pass, because this runs about 40 times per second."""
         counted = Counted()
         for request in self._batcher.requests.values():
             state = request.state
@@ -139,14 +139,14 @@ class EngineLoad:
         )
 
     def prefill_s(self, request: Request) -> float:
-        """What a prompt that is not in the queue yet would add to its work."""
+        """Seconds of prefill that a prompt would add to the queue."""
         known = self._shared([*self._count().queued, request])[-1]
         held = len(self._batcher.blocks.match(request)) * self._config.block_size
         return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
 
     def _shared(self, queued: list[Request]) -> list[int]:
-        """For each of them the leading tokens that those before it compute (Batcher._prefill), found at a few blocks of
-        each prompt, to a sixth."""
+        """For each request, the number of leading tokens that earlier ones compute (Batcher._prefill). It compares a
+        few blocks of each prompt, so the number is accurate to a sixth."""
         found, seen, size = [], set[BlockKey](), self._config.block_size
         for number, request in enumerate(queued):
             known = 0

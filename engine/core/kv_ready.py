@@ -1,10 +1,10 @@
-"""Which bytes of a prompt's KV may leave for the decode node, and when. Pure.
+"""Decides which bytes of a prompt's KV may be sent to the decode node, and when. Pure.
 
 The unit of overlap (`--kv-overlap`), from the finest to none:
 
-    layer   a layer of a chunk, as soon as its attention is done (Mooncake, FAST'25, section 4.2)
-    chunk   whole blocks, as soon as all layers of the chunk are done
-    none    everything, when the last step of the prompt is over: nothing of it is hidden
+    layer   sends a layer of a chunk as soon as its attention is done (Mooncake, FAST'25, section 4.2)
+    chunk   sends whole blocks as soon as all layers of the chunk are done
+    none    sends everything after the prompt's last step, without overlap
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from typing import NamedTuple
 from cache.block import BlockGeometry
 
 KV_REGION = "kv"
-"""The KV arena of an engine node, as transfers name it."""
+"""The name of an engine node's KV arena in transfers."""
 
 OVERLAPS = ("layer", "chunk", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class KvTarget:
-    """Where a prompt's KV goes: blocks reserved on the decode node."""
+    """The destination of a prompt's KV: blocks reserved on the decode node."""
 
     node: str
     region: str
     block_ids: Sequence[int]  # one per block of the prompt
-    first_missing: int  # leading blocks the decode node has already
+    first_missing: int  # number of leading blocks that the decode node already has
     epoch: str  # of the decode node's hold on the prefill node: see TransferEngine.epoch_of
 
 
 class Piece(NamedTuple):
-    """Contiguous bytes of one block: offsets in the arenas of both nodes."""
+    """Contiguous bytes of one block, with their offsets in the arenas of both nodes."""
 
     block_id: int  # here
     local: int
     remote: int
     nbytes: int
-    tokens: int  # of the block whose KV is there; what lies behind them is not the prompt's
+    tokens: int  # tokens of the block with KV; the bytes after them do not belong to the prompt
 
 
 class KvReady:
-    """Turns 'layer l of tokens [start, end) is computed' into the pieces that are complete with it.
+    """Converts the event 'layer l of tokens [start, end) is computed' to the pieces that it completes.
 
-    A block that a chunk leaves half full is handed out again when the next one has filled it.
+    A block that a chunk leaves half full is handed out again when the next chunk has filled it.
     """
 
     def __init__(self, geometry: BlockGeometry, target: KvTarget, num_tokens: int, overlap: str) -> None:
-        """num_tokens: of the prompt; when the last of them is computed everything has been handed out."""
+        """num_tokens: length of the prompt; when the last token is computed, all pieces have been handed out."""
         if overlap not in OVERLAPS:
             raise ValueError(f"--kv-overlap must be one of {', '.join(OVERLAPS)}, not {overlap!r}")
         self._geometry = geometry
@@ -60,12 +60,12 @@ class KvReady:
 
     @property
     def at_end(self) -> bool:
-        """Whether what is handed out has to wait for the end of the last step, and not only of its last layer."""
+        """Whether pieces must wait for the end of the last step, not only for the end of its last layer."""
         return self._overlap == "none"
 
     def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
-        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request; those in front of `start`
-        were found and are whole."""
+        """The pieces completed by layer `layer` of tokens [start, end), which is now in the blocks `block_ids` of this
+        request. The blocks before `start` were cached and are complete."""
         if self._overlap == "layer":
             return self._layer(block_ids, layer, start, end)
         if layer < self._geometry.num_layers - 1 or (self._overlap == "none" and end < self._num_tokens):

@@ -1,9 +1,8 @@
-"""One prompt's KV on its way from the prefill node to the decode node, while the rest of it is computed.
+"""Moves one prompt's KV from the prefill node to the decode node while the prefill node computes the rest.
 
-What may leave is decided by kv_ready.py, who moves the bytes by a Mover: push.py writes them into the
-decode node's slots, pull.py has the decode node read them; with --wire-dtype wire.py encodes them first. One batch is
-in flight at a time and it is bounded; meanwhile what gets ready gathers, so that a slow network gets fewer, larger
-batches.
+kv_ready.py decides which bytes may leave. A Mover moves them: push.py writes them into the decode node's slots; pull.py
+asks the decode node to read them; with --wire-dtype, wire.py encodes them first. One batch of bounded size is in flight
+at a time. Pieces that become ready meanwhile form the next batch, so a slow network gets fewer, larger batches.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ BATCH_BYTES = 32 << 20
 
 
 class Mover(Protocol):
-    """Gets bytes of this node's KV arena into the decode node's."""
+    """Moves bytes of this node's KV arena into the decode node's arena."""
 
     async def move(self, spans: Sequence[Span]) -> Completion:
-        """Returns when all of (local offset, remote offset, length) have landed. When it raises, none of them is read
-        or written any more, unless the decode node is lost or will never go on with the request."""
+        """Move spans of (local offset, remote offset, length); returns when all have landed. When it raises, no read or
+        write of them is in flight, unless the decode node is lost or will never continue the request."""
 
 
 class Encoder(Protocol):
-    """Has a mover move other, fewer bytes than those of this node's KV arena."""
+    """Encodes pieces of this node's KV arena and has a mover move the encoded bytes."""
 
     async def move(self, pieces: Sequence[Piece], mover: Mover) -> Completion:
-        """Returns when the decode node has the KV of all pieces. Raises as the mover does."""
+        """Returns when the decode node has the KV of all pieces. Raises the mover's errors."""
 
 
 @dataclass(slots=True)
 class KvReport:
-    """What has been moved so far."""
+    """The bytes moved so far."""
 
     nbytes: int = 0
-    saved: int = 0  # bytes that did not move because the rest was encoded
+    saved: int = 0  # bytes saved by the encoding
     batches: int = 0
     seconds: float = 0.0  # sum of the batches' durations
     transport: str = ""
@@ -53,12 +52,13 @@ class KvReport:
 
 
 class KvTransfer:
-    """One request's. All methods run on the event loop; blocks with bytes still to move are held in `pool`."""
+    """The transfer of one request. All methods run on the event loop. It holds blocks in `pool` until their bytes have
+    moved."""
 
     def __init__(
         self, node: str, mover: Mover, ready: KvReady, pool: BlockPool, encoder: Encoder | None = None
     ) -> None:
-        """node: the decode node; encoder: None = bytes move as they lie in the arena."""
+        """node: the decode node; encoder: None = bytes move without encoding."""
         self.node = node
         self.report = KvReport()
         self._mover = mover
@@ -115,18 +115,18 @@ class KvTransfer:
         return batch
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference held here."""
+        """Block ids, one item per transfer reference held here."""
         return (piece.block_id for pieces in (self._waiting, self._moving) for piece in pieces)
 
     async def finish(self) -> KvReport:
-        """All layers were handed in: wait until they have landed. Raises what the mover raised."""
+        """Call this after the last `layer_done`. Waits until all layers have landed. Raises the mover's errors."""
         self._closed = True
         self._wake.set()
         await self._sender
         return self.report
 
     async def stop(self) -> None:
-        """Give up: nothing more is moved once this returns (the fence that lets the decode node reuse its slots)."""
+        """Give up. Once this returns, nothing more is moved, so the decode node may reuse its slots."""
         self._closed = True
         self._drop_waiting()
         self._wake.set()

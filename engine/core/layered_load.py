@@ -1,9 +1,9 @@
-"""A prefix that arrives layer by layer while the engine computes with it: before the attention of layer l the engine
-thread waits until the prefix's layer l has landed, so that loading takes max(load, compute) (arXiv 2407.00079,
-section 5.2). What was computed counts only when the last layer is there and all checksums agree.
+"""Loads a prefix layer by layer while the engine computes with it. Before the attention of layer l the engine thread
+waits until the prefix's layer l has landed, so that prefill takes max(load, compute) (arXiv 2407.00079, section 5.2).
+The results count only if the last layer arrives and all checksums match.
 
-A step that waits keeps everybody in it waiting. So a request in company joins a step only when what is still to come
-should land before the step gets to it, and a step waits for it only so long.
+A step that waits delays all its requests. So if there are other requests, a request joins a step only when the missing
+layers should land before the step needs them, and the step's wait is bounded.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ log = logging.getLogger("mooncake.engine")
 
 
 def hides(landed: int, layers: int, load_s: float, step_s: float) -> bool:
-    """Whether a step of `step_s` that begins now need not wait for a prefix of which `landed` of `layers` layers came
-    in the last `load_s`. Layer l is due after (l + 1 - landed) load_s / landed and used after l step_s / layers: both
-    are lines, so the next layer and the last one decide."""
+    """Whether a step of `step_s` seconds that begins now need not wait for a prefix, of which `landed` of `layers`
+    layers arrived in the last `load_s` seconds. Layer l arrives after (l + 1 - landed) load_s / landed and is used
+    after l step_s / layers. Both are linear in l, so the next layer and the last one decide."""
     if not landed:
         return False
     each_s, used_s = load_s / landed, step_s / layers
@@ -31,10 +31,10 @@ def hides(landed: int, layers: int, load_s: float, step_s: float) -> bool:
 
 
 class LayerGate:
-    """How many layers have landed. `landed` and `open` on the event loop, `wait` in the engine thread."""
+    """Counts the landed layers. Call `landed` and `open` on the event loop, `wait` in the engine thread."""
 
     def __init__(self, patience_s: float | None = None) -> None:
-        """patience_s: how long it is waited for all layers together; then the gate is `late`, and open."""
+        """patience_s: maximum total wait for all layers; after it, the gate is `late` and open."""
         self.late = False
         self._patience_s = patience_s
         self._count = 0
@@ -42,13 +42,13 @@ class LayerGate:
         self._changed = threading.Condition()
 
     def landed(self, layer: int) -> None:
-        """Layers 0 .. `layer` are there."""
+        """Layers 0 .. `layer` have landed."""
         with self._changed:
             self._count = max(self._count, layer + 1)
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Nobody waits from now on: the load is over, well or not."""
+        """End all waits: the load has succeeded or failed."""
         with self._changed:
             self._open = True
             self._changed.notify_all()
@@ -63,21 +63,21 @@ class LayerGate:
 
 
 class LayeredLoad:
-    """One request's load under way."""
+    """The running load of one request."""
 
     def __init__(self, first: int, block_ids: Sequence[int], gate: LayerGate, task: asyncio.Task[bool]) -> None:
-        """block_ids: the request's blocks from index `first` on; task: its result says whether they arrived whole."""
+        """block_ids: the request's blocks from index `first`; task: returns whether they arrived whole."""
         self.gate = gate
         self._first = first
         self._block_ids = list(block_ids)
         self._task = task
 
     def serves(self, request: Request) -> bool:
-        """Whether the request still has the blocks that are being filled; it may have had to give them back."""
+        """Whether the request still has the blocks that are being filled; a preemption releases them."""
         return request.block_ids[self._first : self._first + len(self._block_ids)] == self._block_ids
 
     async def whole(self) -> bool:
-        """Waits for the end of the load; False too when it was cancelled or failed, or a step did not wait for it."""
+        """Wait for the end of the load. Returns False if it failed, was cancelled, or a step stopped waiting for it."""
         if self.gate.late:
             self.cancel()
         await self.ended()
@@ -94,7 +94,7 @@ class LayeredLoad:
         return self._task.result()
 
     async def ended(self) -> None:
-        """Nothing is written into the blocks any more once this returns."""
+        """Wait until nothing writes to the blocks."""
         await asyncio.wait([self._task])
 
     def cancel(self) -> None:
@@ -102,7 +102,7 @@ class LayeredLoad:
 
 
 class Arriving:
-    """Prefixes whose requests have been let go: their next step waits for them."""
+    """Prefixes that are still arriving for scheduled requests, whose next step waits for them."""
 
     def __init__(self) -> None:
         self._loads: dict[str, LayeredLoad] = {}
@@ -111,25 +111,26 @@ class Arriving:
         self._loads[request.request_id] = load
 
     def drop(self, request_id: str) -> None:
-        """The request has ended. Its blocks stay held until nothing is written to them any more."""
+        """The request has ended. Its blocks stay held until nothing writes to them."""
         if (load := self._loads.pop(request_id, None)) is not None:
             load.cancel()
 
     def gates(self, requests: Iterable[Request]) -> dict[str, LayerGate]:
-        """Request id -> what a step over `requests` has to wait for."""
+        """The gates that a step over `requests` has to wait for, by request id."""
         if not self._loads:
             return {}
         pairs = [(request, self._loads.get(request.request_id)) for request in requests]
         return {request.request_id: load.gate for request, load in pairs if load is not None and load.serves(request)}
 
     async def settle(self, requests: Iterable[Request]) -> list[tuple[Request, bool]]:
-        """After a step over `requests`: those whose prefix arrived beside it, and whether it is whole."""
+        """After a step over `requests`: (request, whether its prefix is whole) for each prefix that arrived during
+        it."""
         settled = []
         for request in [request for request in requests if request.request_id in self._loads]:
             load = self._loads.pop(request.request_id)
             if load.serves(request):
                 settled.append((request, await load.whole()))
-            else:  # it had to give those blocks back
+            else:  # a preemption released those blocks
                 load.cancel()
         return settled
 

@@ -1,4 +1,4 @@
-"""Prefixes on their way here from lower tiers and other nodes: which requests load one, what steps wait for."""
+"""Loads of prefixes from lower tiers and other nodes: which requests load one, and which loads a step waits for."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ MAX_LOADS_IN_FLIGHT = 4
 
 
 class Loader(Protocol):
-    """What finds prefixes (engine/handoff/reuse.py)."""
+    """Loads prefixes (engine/handoff/reuse.py)."""
 
     async def load(self, request: Request) -> LayeredLoad | None:
-        """Extend the request's prefix. A load that is returned goes on beside the request's first step."""
+        """Extend the request's prefix. A returned load continues during the request's first step."""
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference held for what it loads."""
+        """Ids of the blocks being filled, one item per transfer reference."""
 
 
 class PrefixLoads:
-    """The loads of the batcher's requests. `wake` is called when one may have become runnable."""
+    """The loads of the batcher's requests. It calls `wake` when a request may have become runnable."""
 
     def __init__(self, batcher: Batcher, loader: Loader, wake: Callable[[], None]) -> None:
         self._batcher = batcher
@@ -59,12 +59,12 @@ class PrefixLoads:
         self._wake()
 
     def gates(self, requests: Iterable[Request]) -> dict[str, LayerGate]:
-        """Request id -> what a step over `requests` has to wait for. In the engine thread."""
+        """The gates that a step over `requests` has to wait for, by request id. Call it in the engine thread."""
         return self._arriving.gates(requests)
 
     async def settle(self, requests: Iterable[Request]) -> list[Request]:
-        """Wait for the loads that a step over `requests` waited for: their blocks have names from now on. Returns those
-        whose prefix did not arrive whole; they are aborted, for their acceptors to place again."""
+        """Wait for the end of the loads that a step over `requests` used, and name their blocks. Returns the requests
+        whose prefix is incomplete; they are aborted, and their acceptors place them again."""
         failed = []
         for request, whole in await self._arriving.settle(requests):
             if request.finished:
@@ -77,7 +77,7 @@ class PrefixLoads:
         return failed
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference on a block that is being filled."""
+        """Ids of all blocks being filled, one item per transfer reference."""
         return self._loader.held_blocks()
 
     def drop(self, request_id: str) -> None:

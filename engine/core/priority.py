@@ -1,9 +1,9 @@
-"""Who goes first where the event loop and the model want the same core: the loop.
+"""Lowers the priority of the model's threads, so that the event loop runs first if both need the same core.
 
-It needs a core for a tenth of a millisecond at a time; a model step takes all of them for many milliseconds, and as an
-equal it keeps the loop waiting for whole time slices. Linux gives a thread of nice 5 a third of the time of one of nice
-0 and lets the other interrupt it sooner. Nobody loses where cores are idle. Other processes on the same cores go first,
-too: --engine-nice 0 shares evenly.
+The loop needs a core for 0.1 ms at a time. A model step takes all cores for many milliseconds; at equal priority it
+makes the loop wait for whole time slices. Linux gives a thread at nice 5 a third of the time of one at nice 0, and lets
+the latter interrupt it sooner. With idle cores this costs nothing. Other processes on the same cores also go first;
+--engine-nice 0 shares evenly.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ NICEST = 19
 
 
 def step_back(nice: int) -> None:
-    """Make the calling thread, and every thread it starts from now on (its OpenMP team), that much nicer."""
+    """Add `nice` to the niceness of the calling thread and of threads it starts later (its OpenMP team)."""
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, min(NICEST, os.getpriority(os.PRIO_PROCESS, thread) + nice))

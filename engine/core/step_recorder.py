@@ -1,8 +1,8 @@
-"""What every step computed and how long it took, as lines of a file (--record-steps): scripts/tools.py validate fits
+"""Records the work and the duration of every step as lines of a file (--record-steps). scripts/tools.py validate fits
 step models to them.
 
-A line: {"begin", "end": seconds of one clock, in the engine thread; "idle": nothing was computed before it, so that the
-time since the last step is nobody's; "waited": for a prefix that was still arriving; "rows": [[tokens, start], ...]}.
+A line: {"begin", "end": seconds of one clock, in the engine thread; "idle": the engine was idle before the step, so the
+gap before it is not overhead; "waited": it waited for a prefix to arrive; "rows": [[tokens, start], ...]}.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from engine.step.step import Step
 
 
 class StepRecorder:
-    """Appends to a file. `add` is for the time between two steps and only notes; `write` writes."""
+    """Appends to a file. `add` runs between two steps and only collects lines; `write` writes them."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError when it cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         self._file = LineFile(path, "--record-steps")
         self._notes: list[dict[str, Any]] = []
 
     def add(self, step: Step, begin: float, end: float, idle: bool, waited: bool) -> None:
-        """Tokens that were computed, drafts included, and where they start in their request."""
+        """Record the step's tokens, drafts included, and their positions."""
         if not self._file.is_open:
             return
         rows = [(row.num_tokens, row.start) for row in step.rows]
@@ -43,7 +43,7 @@ class StepRecorder:
 
 
 def step_recorder(config: Config) -> StepRecorder | None:
-    """As --record-steps says. Raises UsageError."""
+    """The recorder of --record-steps, or None. Raises UsageError if the file cannot be opened."""
     if config.record_steps is None:
         return None
     try:

@@ -46,7 +46,7 @@ HAND_OUT_SIZE = 32
 BLOCKED_RETRY_S = 0.02
 
 Emit = Callable[[Sequence["Emission"]], None]
-"""Takes what one step produced; called on the event loop."""
+"""Receives the results of one step; called on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Produced:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Speculative decoding: who plans drafts, and the model that proposes them where that is not prompt lookup."""
+    """Speculative decoding: the planner of drafts, and the draft model, if it is not prompt lookup."""
 
     speculator: Speculator | None = None
     model: DraftModel | None = None
@@ -88,18 +88,18 @@ NO_DRAFTS, OWN_THREAD = Drafts(), StepThread()
 
 
 class Publisher(Protocol):
-    """Who takes full blocks for the pooled store (engine/handoff/reuse.py)."""
+    """Publishes full blocks to the pooled store (engine/handoff/reuse.py)."""
 
     def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
         """Queue blocks as (key, block id, facts); they are held until written or given up."""
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference held here."""
+        """Block ids, one item per transfer reference held here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Blocks in and out: known prefixes, and what others may want."""
+    """Loads known prefixes and publishes full blocks."""
 
     loader: Loader
     publisher: Publisher

@@ -1,13 +1,13 @@
-"""`python mooncake.py doctor`: what this machine offers a node, and what would make it better.
+"""`python mooncake.py doctor`: what this machine offers to a node, and what would improve it.
 
 Files:
-    compute  What computes: CPU features, compiler, OpenMP, GPU
-    finding  What a check says, and the machine it looks at
-    memory   Memory that processes of one host share, and its pages
-    paths    The way KV would take to a peer: from what is here, or tried with a peer that runs
-    rails    Which RDMA devices are which rail and near what
-    rdma     Library, devices, ports, addresses, and the memory they may pin
-    run      What this machine offers a node, what is missing and how to get it
+    compute  CPU features, compiler, OpenMP, GPU
+    finding  The result of a check, and the machine that it examines
+    memory   Memory shared by processes of one host, and its page sizes
+    paths    The path that KV would take to a peer: derived from this machine
+    rails    Which RDMA devices form rails, what they are near to
+    rdma     Library, devices, ports, addresses, and the memory that they may pin
+    run      Reports what this machine offers to a node, what is missing and how to get it
     storage  The directory of the SSD tier
-    tcp      What limits a connection between two hosts
+    tcp      The limits of a connection between two hosts
 """

@@ -1,4 +1,4 @@
-"""What computes: CPU features, compiler, OpenMP, GPU."""
+"""Compute: CPU features, compiler, OpenMP, GPU."""
 
 from __future__ import annotations
 

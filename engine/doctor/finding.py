@@ -1,4 +1,4 @@
-"""What a check says, and the machine it looks at."""
+"""The result of a check, and the machine that it examines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that processes of one host share, and its pages."""
+"""Memory shared by processes of one host, and its page sizes."""
 
 from __future__ import annotations
 

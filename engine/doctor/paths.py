@@ -1,4 +1,4 @@
-"""The way KV would take to a peer: from what is here, or tried with a peer that runs."""
+"""The path that KV would take to a peer: derived from this machine, or tested with a running peer."""
 
 from __future__ import annotations
 

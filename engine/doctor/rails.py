@@ -1,4 +1,4 @@
-"""Which RDMA devices are which rail and near what, and whether they could reach GPU memory themselves."""
+"""Which RDMA devices form rails, what they are near to, and whether they can access GPU memory directly."""
 
 from __future__ import annotations
 

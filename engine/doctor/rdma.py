@@ -1,4 +1,4 @@
-"""RDMA: library, devices, ports, addresses, and the memory they may pin."""
+"""RDMA: library, devices, ports, addresses, and the memory that they may pin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
 def library(system: System, load: Callable[[str], object] = ctypes.CDLL) -> list[Finding]:
-    """The shared library; without devices nobody needs it."""
+    """The shared library; it is not needed without devices."""
     needed = bool(system.names(DEVICES))
     try:
         load("libibverbs.so.1")

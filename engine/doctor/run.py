@@ -1,4 +1,5 @@
-"""What this machine offers a node, what is missing and how to get it, and which path KV would take to a peer.
+"""Reports what this machine offers to a node, what is missing and how to get it, and which path KV would take to a
+peer.
 
 Flags of a node say what is to be checked: --ssd-path, --ssd-bytes, --kv-cache-bytes, --dram-bytes, --rdma-devices, ...
 Exit code 1 when a check fails.

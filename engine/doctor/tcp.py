@@ -1,4 +1,4 @@
-"""TCP: what limits a connection between two hosts."""
+"""TCP: the limits of a connection between two hosts."""
 
 from __future__ import annotations
 

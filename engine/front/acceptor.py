@@ -19,7 +19,7 @@ from engine.front.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redir
 from engine.front.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.front.flight import Flight, OutputText, drawn_seed
 from engine.front.flight_log import FlightLog
-from engine.front.persistence import MOST_IN_VAIN, Persistence
+from engine.front.persistence import MAX_FUTILE_ATTEMPTS, Persistence
 from engine.front.placing import Placer
 from engine.observe.recent import Recent
 from engine.observe.timeline import Timeline
@@ -31,18 +31,18 @@ from net.http.common.frontend import Output, Overloaded, Unavailable
 log = logging.getLogger("mooncake.acceptor")
 
 DRAIN_POLL_S = 0.02
-LOOK_S = 2.0
-"""A request that waits for a role that gossip misses is placed so often all the same: nodes beyond the own cell, and
-those that gossip has told no load of yet, are known when they are asked."""
+PLACE_RETRY_INTERVAL_S = 2.0
+"""A request that waits for a missing role tries placement at this interval even if gossip shows no node with the role:
+placement also asks nodes of other cells and nodes without a load record."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Of every request."""
+    """Limits that apply to every request."""
 
     max_model_len: int  # tokens, prompt and output
     timeout_s: float  # from acceptance to the last token
-    role_wait_s: float  # a new request waits so long for a role that no node has
+    role_wait_s: float  # how long a new request waits for a role that no node has
 
 
 class Acceptor:
@@ -65,7 +65,7 @@ class Acceptor:
         self._placer = placer
         self._attempts = Attempts(channel, placer, log)
         self.node_suspected = self._attempts.node_suspected
-        self._waiting = 0  # begun requests that no node can take now
+        self._waiting = 0  # requests that wait for the next try
         self._closing = self._over = False
 
     # --- a request, from prompt to last token
@@ -131,7 +131,7 @@ class Acceptor:
         )
 
     async def _output(self, flight: Flight, text: OutputText) -> Output:
-        """The next one. An attempt that ends without it is followed by the next attempt."""
+        """The next output. If an attempt ends without one, the acceptor starts the next attempt."""
         while True:
             try:
                 if not flight.runs and not await self._start_or_wait(flight):
@@ -148,20 +148,22 @@ class Acceptor:
                 self._give_up_attempt(flight, str(error))
 
     def _give_up_attempt(self, flight: Flight, reason: str) -> None:
-        """Abort what is left of this attempt and make ready for the next one. Raises Unavailable after the last."""
+        """Abort this attempt and prepare the next one. Raises Unavailable if there have been too many."""
         log.warning("request %s, attempt %d: %s", flight.request_id, flight.attempt, reason)
         self._log.attempt_failed(flight, reason)
         self._attempts.abort(flight)
         flight.adopted = None
         flight.attempt += 1
         if not flight.persistence.failed(flight.num_output_tokens):
-            raise Unavailable(f"{MOST_IN_VAIN} attempts in a row brought no token, last: {reason}", retry_after_s=1.0)
+            raise Unavailable(
+                f"{MAX_FUTILE_ATTEMPTS} attempts in a row brought no token, last: {reason}", retry_after_s=1.0
+            )
         self._log.resumed()
 
     async def _start_or_wait(self, flight: Flight) -> bool:
-        """Start an attempt. A new request that finds no room is refused at once, and waits a while for a node of a
-        missing role; one that has begun waits for either until its deadline: its client has been promised an answer.
-        False when that is over and the client has a part of the answer."""
+        """Start an attempt. A new request is refused at once if all nodes are full, and waits up to `role_wait_s` for a
+        missing role. A request that has begun waits for both until its deadline, because its client was promised an
+        answer. Returns False if the deadline passes and the client already has a part of the answer."""
         while True:
             try:
                 await self._attempts.start(flight)
@@ -180,7 +182,7 @@ class Acceptor:
                 return True
 
     async def _wait(self, flight: Flight, error: Exception) -> bool:
-        """Until the next try; False when there is none."""
+        """Wait until the next try. Returns False if there is none."""
         promised = flight.persistence.promised
         absent = isinstance(error, Unreachable) or (isinstance(error, NotPlaced) and bool(error.missing_role))
         if not (promised or absent) or (self._closing and not promised):
@@ -191,7 +193,7 @@ class Acceptor:
             begun = time.monotonic()
             while not self._over and (pause_s := flight.persistence.pause_s(time.monotonic())) is not None:
                 await asyncio.sleep(pause_s)
-                if not self._placer.missing_role() or time.monotonic() - begun > LOOK_S:
+                if not self._placer.missing_role() or time.monotonic() - begun > PLACE_RETRY_INTERVAL_S:
                     return not self._over
             return False
         finally:
@@ -200,36 +202,36 @@ class Acceptor:
     # --- ends
 
     async def drain(self, timeout_s: float) -> None:
-        """Accept nothing more, and wait for what was accepted. What is left after the timeout, or when this is
-        cancelled, fails."""
+        """Accept no more requests and wait for the accepted ones. Requests that are open after `timeout_s`, or when
+        this is cancelled, fail."""
         self._closing = True
         try:
             async with asyncio.timeout(timeout_s):
                 while self.open:  # noqa: ASYNC110 - once in a node's life
                     await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
-            log.warning("%d requests are not finished after %g s and fail", self.open, timeout_s)
+            log.warning("%d requests did not finish within %g s and fail", self.open, timeout_s)
         finally:
             self._over = True
             self._attempts.fail_all()
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """JSON-ready; None for a request that is not known, or not any more."""
+        """JSON-ready; None if the request is unknown or its timeline has been dropped."""
         return self._log.timeline(request_id)
 
     @property
     def open(self) -> int:
-        """Requests that have not ended."""
+        """Number of unfinished requests."""
         return len(self._attempts) + self._waiting
 
     @property
     def recent(self) -> Recent:
-        """The requests that ended here last."""
+        """The requests that ended here most recently."""
         return self._log.recent
 
 
 def _answer(error: Exception) -> Exception:
-    """What the API says of a request that nobody takes."""
+    """The API's answer to a request that no node takes."""
     if isinstance(error, NotPlaced):
         return error.answer()
     return Unavailable(str(error), NO_NODE_RETRY_S) if isinstance(error, Unreachable) else error

@@ -1,4 +1,4 @@
-"""Taking over a request whose acceptor was lost: its client has come back to this node (engine/handoff/orphans.py)."""
+"""Takes over a request of a lost acceptor when its client reconnects to this node (engine/handoff/orphans.py)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.handoff.updates import Update, decode_all
 from net.bodies import BodyError, decode, encode
 from net.channel.channel import Channel, PeerLost, RemoteError
 
-ASK_S = 2.0
+ANSWER_TIMEOUT_S = 2.0
 
 
 class Adoption:
-    """Asks decode nodes. Tokens of an adopted request can arrive before the answer is looked at: they are kept."""
+    """Asks decode nodes. Tokens of an adopted request may arrive before the answer is processed, so they are kept."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -24,12 +24,12 @@ class Adoption:
         self._early: dict[str, list[Update]] = {}  # by attempt id
 
     def keep(self, attempt_id: str, update: Update) -> None:
-        """An update of a request that is not known here."""
+        """Keep an update of an unknown request while an adoption is being negotiated."""
         if self._asking:
             self._early.setdefault(attempt_id, []).append(update)
 
     async def adopt(self, flight: Flight, nodes: Sequence[str]) -> bool:
-        """Make `flight` go on with the attempt that waits on one of `nodes`; False when none does."""
+        """Continue `flight` with the attempt that waits on one of `nodes`. Returns False if none does."""
         question = Adopt(flight.request_id, prompt_digest(flight.root, flight.token_ids))
         self._asking += 1
         try:
@@ -51,9 +51,9 @@ class Adoption:
                 self._early.clear()
 
     async def _ask(self, node: str, question: Adopt) -> tuple[str, list[Update]] | None:
-        """(attempt id, the tokens that it has made)."""
+        """Returns (attempt id, its tokens so far), or None if the node does not keep the request."""
         try:
-            body, _ = await self._channel.call(node, messages.ADOPT, encode(question), timeout_s=ASK_S)
+            body, _ = await self._channel.call(node, messages.ADOPT, encode(question), timeout_s=ANSWER_TIMEOUT_S)
             answer = decode(Adopted, body)
             return answer.attempt_id, [update for _, update in decode_all({"updates": answer.updates})]
         except (PeerLost, RemoteError, BodyError, TimeoutError):

@@ -1,7 +1,7 @@
-"""The attempts of accepted requests: where each runs, what its nodes tell of it, and its end on all of them.
+"""Attempts of accepted requests: starts each on its nodes, receives their updates, and ends it on all of them.
 
-An attempt is one placement of a request. It has an id of its own on the engine nodes, so that what an earlier one
-still says cannot be taken for the next one's.
+An attempt is one placement of a request. It has its own id on the engine nodes, so that late updates of an earlier
+attempt are not mistaken for updates of the current one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AttemptFailed(Exception):
 
 
 class Unreachable(Exception):
-    """A node of this attempt could not be reached before it had begun: it may be about to come back."""
+    """A node of this attempt could not be reached before the attempt began; the node may be restarting."""
 
 
 class Redirected(Exception):
@@ -41,7 +41,7 @@ class Redirected(Exception):
 
 
 class Attempts:
-    """Every attempt of this node's flights that has not ended."""
+    """All unfinished attempts of this node's flights."""
 
     def __init__(self, channel: Channel, placer: Placer, log: FlightLog) -> None:
         self._channel = channel
@@ -62,7 +62,7 @@ class Attempts:
     # --- beginning
 
     async def adopt(self, flight: Flight) -> bool:
-        """Go on with an attempt of an acceptor that was lost; False when no decode node has one."""
+        """Continue an attempt whose acceptor was lost. Returns False if no decode node keeps one."""
         if not await self._adoption.adopt(flight, self._placer.decode_nodes()):
             return False
         self._flights[flight.attempt_id] = flight
@@ -72,8 +72,8 @@ class Attempts:
         return True
 
     async def start(self, flight: Flight) -> None:
-        """Place the request and start it: blocks on the decode node first, then the prefill that fills them. Raises
-        NotPlaced, Overloaded, Unavailable, AttemptFailed, Unreachable, Redirected."""
+        """Place the request, reserve blocks on its decode node, then start its prefill. Raises NotPlaced, Overloaded,
+        Unavailable, AttemptFailed, Unreachable or Redirected."""
         request = Request(
             request_id=flight.attempt_id,
             token_ids=flight.token_ids,
@@ -93,7 +93,7 @@ class Attempts:
         wire, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target, asked = None, placement.decode
-        back = placement.prefill in flight.avoid  # all others are much later: it stays there
+        back = placement.prefill in flight.avoid  # all other nodes are much slower, so it must stay
         promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
         try:
             if placement.decode != placement.prefill:
@@ -112,11 +112,11 @@ class Attempts:
             if error.code == "overloaded":
                 self._log.refused(flight, asked, {"reason": str(error)} | error.facts)
                 raise Overloaded(str(error), error.facts["retry_after_s"]) from None
-            if error.code == "unknown kind":  # it is here again, and still loads its model
+            if error.code == "unknown kind":  # it has restarted and is still loading its model
                 raise Unreachable(str(error)) from None
             raise AttemptFailed(str(error)) from None
         except (PeerLost, PeerRefused) as error:
-            flight.nodes.discard(asked)  # nobody is there to be told of the end
+            flight.nodes.discard(asked)  # it cannot receive an abort
             self._placer.unreachable(asked)
             if asked != placement.prefill:
                 await self._placer.release(placed)
@@ -130,16 +130,16 @@ class Attempts:
     # --- on the way
 
     async def output(self, flight: Flight, text: OutputText) -> Output:
-        """The next output of an attempt that runs. Raises AttemptFailed, Overloaded, Unavailable."""
+        """The next output of a running attempt. Raises AttemptFailed, Overloaded or Unavailable."""
         while True:
             match await flight.items.get():
                 case Token(index, token_id, logprobs, finish, report):
                     if report is not None:
                         self._log.told(flight, report)
                     if index < flight.num_output_tokens:
-                        continue  # an adopted request's newest tokens can come twice
-                    if index > flight.num_output_tokens:  # none of an earlier attempt can come here: ids differ
-                        raise AttemptFailed(f"token {index} arrived where {flight.num_output_tokens} was due")
+                        continue  # the newest tokens of an adopted request can arrive twice
+                    if index > flight.num_output_tokens:  # not from an earlier attempt: ids differ
+                        raise AttemptFailed(f"token {index} arrived when token {flight.num_output_tokens} was expected")
                     self._log.token(flight)
                     flight.token_ids.append(token_id)
                     return text.push(token_id, logprobs, finish)
@@ -186,28 +186,28 @@ class Attempts:
     # --- ends
 
     def abort(self, flight: Flight) -> None:
-        """End the flight's attempt wherever it runs."""
+        """End the flight's attempt on all its nodes."""
         flight.runs = False
         if flight.timer is not None:
             flight.timer.cancel()
         if self._flights.pop(flight.attempt_id, None) is not None:
             for node in flight.nodes:
-                # a lost node cannot be told and need not be: losing us ends the request there
+                # a lost node needs no message: losing this acceptor ends the request there
                 self._channel.post(node, messages.ABORT, encode(Abort([flight.attempt_id])))
 
     def fail_all(self) -> None:
-        """This node goes: their clients are told."""
+        """This node shuts down: every client gets an error."""
         for flight in self._flights.values():
             flight.items.put_nowait(Closing())
 
 
 def _runs(flight: Flight) -> None:
-    """Its attempt has begun: outputs come, at the latest at the deadline."""
+    """Mark the attempt as begun and start its deadline timer."""
     flight.runs = True
     left = max(0.0, flight.deadline - time.monotonic())
     flight.timer = asyncio.get_running_loop().call_later(left, flight.items.put_nowait, TimedOut())
 
 
 def _fail(flight: Flight, reason: str) -> None:
-    """End its attempt, behind what has arrived."""
+    """End the attempt after the updates that have already arrived."""
     flight.items.put_nowait(Failed(reason))

@@ -14,7 +14,7 @@ from sched.gossip.load_word import CLAIM_MAX, CLAIM_UNIT_S
 from sched.placement.burst import Choice
 from sched.placement.choice import Placement, Rejected
 
-MOST_RUNNERS_UP = 2
+MAX_RUNNERS_UP = 2
 MAX_RIVAL_SHARE = 0.2
 """The acceptor decides again if others have claimed more work in between than this share of the estimated time to
 first token."""
@@ -44,7 +44,7 @@ class Claims:
             except UNREACHABLE:
                 return decision, None, given_up  # sending the prompt will show whether the node is alive
             between_s = (claim.previous - claimed[decision.prefill]) * CLAIM_UNIT_S
-            if given_up == MOST_RUNNERS_UP or between_s <= MAX_RIVAL_SHARE * decision.estimates["ttft_s"]:
+            if given_up == MAX_RUNNERS_UP or between_s <= MAX_RIVAL_SHARE * decision.estimates["ttft_s"]:
                 return decision, claim, given_up
             choice.announced(decision.prefill, between_s)
             again = choice.decide()

@@ -1,4 +1,4 @@
-"""What a node reaches the others by."""
+"""The connections through which a node reaches the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from net.transfer.device.staging import DeviceTransferEngine
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Of one node."""
+    """Gossip, channel and load words of one node."""
 
     channel: Channel
     gossip: Gossip

@@ -40,13 +40,13 @@ class Flight:
     adopted: str | None = None  # the attempt of another acceptor that this flight continues
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
-    runs: bool = False  # an attempt has begun: `items` brings its outputs, or its end
+    runs: bool = False  # an attempt has begun; `items` receives its outputs and its end
     items: asyncio.Queue[Update | TimedOut | Closing] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
-    asking: tuple[str, asyncio.Task[Any]] | None = None  # the node whose answer the request waits for, and who waits
-    unheard: str = ""  # why nobody should wait for it any more
+    asking: tuple[str, asyncio.Task[Any]] | None = None  # (the node that must answer, the waiting task)
+    unheard: str = ""  # why the task should stop waiting for that node
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of prompt tokens 1, 2, ...
 
     @property
@@ -62,12 +62,12 @@ class Flight:
 
 
 class PromptItems(Sequence[LogprobItem]):
-    """The prompt's tokens but the first, each with what was found; made as they are read."""
+    """Log probability items of the prompt's tokens except the first, built when they are read."""
 
     def __init__(self, tokens: Sequence[int], found: Sequence[TokenLogprobs]) -> None:
-        """Raises RuntimeError when they are not those of this prompt."""
+        """Raises RuntimeError if `found` does not have one entry per item."""
         if len(tokens) != len(found):
-            raise RuntimeError(f"{len(found)} log probabilities came for {len(tokens)} prompt tokens")
+            raise RuntimeError(f"received {len(found)} log probabilities for {len(tokens)} prompt tokens")
         self._tokens, self._found = tokens, found
 
     def __len__(self) -> int:

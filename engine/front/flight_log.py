@@ -1,6 +1,6 @@
-"""What is noted of requests on their way: their timelines, kept for a while after they end, and the metrics.
+"""Records the timelines and metrics of accepted requests. Timelines are kept for a while after the requests end.
 
-The acceptor calls one method for each thing that happens; nothing here decides anything.
+The acceptor calls one method per event; nothing here makes a decision.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from net.http.common.frontend import Overloaded, Unavailable
 from net.loop.log_context import trace_headers
 from net.metrics.events import Metrics
 
-KEPT_TIMELINES = 1000
+MAX_TIMELINES = 1000
 
 
 class FlightLog:
@@ -36,7 +36,7 @@ class FlightLog:
         recorder: TraceRecorder | None = None,
         export: SpanExport | None = None,
     ) -> None:
-        """`placer`: its clocks stamp the timelines, and its links learn from the transfers told."""
+        """`placer`: its clock offsets go into the timelines, and its links learn from reported transfers."""
         self.recent = Recent(placer.block_size)
         self._node_id = node_id
         self._metrics = metrics
@@ -52,24 +52,24 @@ class FlightLog:
     # --- in the order of a request's life
 
     def accepted(self, flight: Flight) -> None:
-        """In the context of its HTTP request."""
+        """The request was accepted. Call this in the context of its HTTP request, which holds the trace headers."""
         flight.timeline.trace = trace_headers.get() or {}
         self._timelines[flight.request_id] = flight.timeline
-        while len(self._timelines) > KEPT_TIMELINES:
+        while len(self._timelines) > MAX_TIMELINES:
             self._timelines.popitem(last=False)
         self._add(flight, "accepted", service_class=flight.service_class)
 
     def declined(self, flight: Flight, declined: Declined) -> None:
-        """There is no placement, or --rejection turns the request away."""
+        """The request has no placement, or --rejection refuses it."""
         flight.timeline.decisions.append(declined.kept())
         flight.timeline.refused = declined.refused
 
     def refused(self, flight: Flight, node: str, facts: dict[str, Any]) -> None:
-        """The node it was placed on does not take it."""
+        """The node on which the request was placed refused it."""
         flight.timeline.refused = {"node": node} | facts
 
     def rejected(self, flight: Flight, error: Overloaded | Unavailable) -> None:
-        """Its client is told so."""
+        """The client gets an error."""
         told = {"reason": str(error), "retry_after_s": error.retry_after_s}
         flight.timeline.refused = told | dict(flight.timeline.refused or {})
         self._add(flight, "rejected", **told)
@@ -77,7 +77,7 @@ class FlightLog:
         self.recent.refuse(flight.request_id, time.time())
 
     def waits(self, flight: Flight, reason: str) -> None:
-        """No node can take it now. Noted once for each reason, not for every try."""
+        """No node can take the request now. Recorded once per reason, not per try."""
         last = flight.timeline.events[-1]
         if last["event"] != "waits" or last["detail"]["reason"] != reason:
             self._add(flight, "waits", reason=reason)
@@ -93,14 +93,14 @@ class FlightLog:
         self._add(flight, "reserved", on=decode)
 
     def told(self, flight: Flight, report: Report) -> None:
-        """What an engine node reports with the first and the last token."""
+        """An engine node sent a report, with its first or last token."""
         flight.timeline.extend(report.events)
         self._placer.links.learn(report.events, flight.timeline.nodes["decode"])
         if flight.num_output_tokens == 0:
             flight.timeline.cached_tokens = report.cached_tokens
 
     def token(self, flight: Flight) -> None:
-        """Before it joins the flight's tokens."""
+        """A token arrived. Call this before it is appended to the flight's tokens."""
         now = time.monotonic()
         if flight.num_output_tokens == 0:
             self._add(flight, "first_token")
@@ -117,21 +117,21 @@ class FlightLog:
         self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
 
     def adopted(self, flight: Flight) -> None:
-        """The client has come back from an acceptor that was lost, and its request was still there."""
+        """The client of a lost acceptor has reconnected, and its request was still running."""
         self._add(flight, "adopted", on=flight.timeline.nodes["decode"])
 
     def redirected(self, flight: Flight, reason: str) -> None:
         self._add(flight, "redirected", attempt=flight.attempt, reason=reason)
 
     def resumed(self) -> None:
-        """A further attempt follows a failed one."""
+        """Another attempt follows a failed one."""
         self._metrics.count_resumed()
 
     def timed_out(self, flight: Flight) -> None:
         self._add(flight, "timed_out")
 
     def over(self, flight: Flight, reason: str | None) -> None:
-        """`reason` is None when the client went away or the request was refused."""
+        """The request ended. `reason` is None if the client disconnected or the request was refused."""
         flight.timeline.output_tokens = flight.num_output_tokens
         self._add(flight, "answered" if reason else "aborted")
         if self._export is not None:

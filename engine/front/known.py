@@ -23,7 +23,7 @@ from sched.placement.links import Links, Vector
 from sched.placement.match import Matcher
 from sched.placement.view import View
 
-MOST_STRANGERS = 4
+MAX_STRANGERS = 4
 VIEW_S, VIEW_PER_NODE_S = 0.02, 2e-5
 """Lifetime of a view: a constant part and a part per node. Decisions charge their work to the view. Building a view
 costs about 1 us per node."""
@@ -77,8 +77,8 @@ class _Layout:
 
 
 def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
-    """Nodes still loading their model have no blocks: they are strangers. Those that drain are left out, and those that
-    are suspected while others do what they do."""
+    """Nodes that are still loading their model have no blocks, so they are strangers. Draining nodes are left out, and
+    so are suspected nodes whose roles other nodes have."""
     mates, holders = gossip.core.mates(), gossip.core.digests.holders
     members = {member.node_id: member for member in (*mates, gossip.me)}
     suspected = {name for name, member in members.items() if member.status is not Status.ALIVE}
@@ -103,7 +103,7 @@ def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
 
 
 def _told(records: Records) -> npt.NDArray[np.bool_]:
-    """Who has told a load."""
+    """Which rows have a load record."""
     return np.asarray((records["blocks_total"] > 0) & (records["version"] > 0))
 
 
@@ -132,7 +132,7 @@ class Neighbours:
         age_s = float(chosen["age_s"].mean()) if layout.here else 0.0
         expected = self.arrivals.per_s(now) * len(layout.here) * age_s
         view = View.of_records(now, layout.here, chosen, self._links, self._max_waiting, expected)
-        asked = layout.strangers[:MOST_STRANGERS] + self._gossip.elsewhere(self._rng)
+        asked = layout.strangers[:MAX_STRANGERS] + self._gossip.elsewhere(self._rng)
         return Known(view, layout.here, asked, layout.places, layout.ring, now)
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
@@ -174,4 +174,4 @@ def with_silent(answered: View, gossiped: View) -> View:
     if not missing.any():
         return answered
     silent = [i for i in np.flatnonzero(missing).tolist() if gossiped.ids[i] not in answered.index]
-    return answered.beside(gossiped.only(silent))
+    return answered.joined_with(gossiped.only(silent))

@@ -1,13 +1,13 @@
 """Decides whether and when to retry a request. Pure.
 
 A new request that no node can take waits a bounded time. A request that a node has begun is kept until its deadline,
-because even the only node of a role may be started again. Two events end it: MOST_IN_VAIN attempts in a row that began
-and produced no token (the request itself may be what kills its nodes), and the deadline.
+because even the only node of a role may be started again. Two events end it: MAX_FUTILE_ATTEMPTS attempts in a row that
+began and produced no token (the request itself may be what kills its nodes), and the deadline.
 """
 
 from __future__ import annotations
 
-MOST_IN_VAIN = 4
+MAX_FUTILE_ATTEMPTS = 4
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
 """A node that refuses connections does so within 1 ms, so the pause doubles with each refusal in a row."""
 
@@ -31,7 +31,7 @@ class Persistence:
         acceptor must not retry."""
         self._in_vain = 0 if tokens > self._tokens else self._in_vain + 1
         self._tokens = tokens
-        return self._in_vain < MOST_IN_VAIN
+        return self._in_vain < MAX_FUTILE_ATTEMPTS
 
     def pause_s(self, now: float) -> float | None:
         """No node could take the request. Returns the seconds until the next try, or None to give up."""

@@ -91,7 +91,7 @@ class Placer:
         pooled, answers = await asyncio.gather(self._pooled(keys), self._prober.ask(members, question, known))
         now = time.monotonic()
         view = self._neighbours.answered(now, known, answers, bool(asked))
-        held = int(matched.max(initial=0.0))  # by somebody, as far as digests tell, and as those that were asked say
+        held = int(matched.max(initial=0.0))  # tokens on the best node
         if asked or not known.members:
             matched = _told(view, answers, told)
             held = max(held, int(matched.max(initial=0.0)))
@@ -128,7 +128,8 @@ class Placer:
             more = await self._prober.ask(absent, question, known)
             answers |= more
             fresh = self._neighbours.view_of(choice.now, more)
-            choice.view, choice.matched = choice.view.beside(fresh), np.append(choice.matched, _told(fresh, more, {}))
+            choice.view = choice.view.joined_with(fresh)
+            choice.matched = np.append(choice.matched, _told(fresh, more, {}))
         choice.expect(coming, self.block_size)
         again = choice.decide()
         return decision if isinstance(again, Rejected) else again

@@ -1,21 +1,21 @@
 """KV between nodes: prompts pushed or pulled, prefixes loaded, blocks published; what an engine node answers.
 
 Files:
-    arenas          Whose arena has more of a prompt than this node's: what the digests of all nodes tell
+    arenas          Finds arenas that hold more of a prompt than this node's arena
     borrowing       A part of a prompt out of another node's KV arena: the reader's side of lending.py
-    incoming        The decode node's side of a prompt that another node computes: blocks for it
-    items           What an engine node has to tell an acceptor of one request, as updates
+    incoming        The decode node's side of a prompt that another node computes: it reserves blocks
+    items           Builds the updates (engine/handoff/updates.py) that an engine node sends to an acceptor about one
+                    request
     lending         Blocks of this node's arena that another node reads as the prefix of a prompt
-    messages        What acceptor and engine nodes say to each other about requests
-    orphans         Requests whose acceptor was lost while they decoded: kept for LEASE_S
-    own_load        How busy this node is: what it answers to a probe
-    prefix_sources  Where the next part of a prompt's prefix can be had
-    pull            The prefill node says what is ready
+    messages        Messages between acceptors and engine nodes about requests: their kinds and bodies
+    orphans         Keeps requests whose acceptor was lost while they decoded, for LEASE_S
+    own_load        How busy this node is: answers probes
+    prefix_sources  Sources of the next part of a prompt's prefix, and the time each saves against computing it
+    pull            The prefill node announces which KV is ready
     push            The prefill node writes a prompt's KV into the slots that the decode node has reserved
-    rail_news       What this node's rails give, as acceptors and the loader of prefixes want to know it that weigh
-                    moving KV against computing it
-    reuse           Reuse of KV beyond this node's engine arena: prefixes are loaded from the pooled store
-    service         What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort
-    updates         What an engine node tells the acceptor of one attempt of a request, and its form on the wire
-    wire            KV in one byte per element on the way from a prefill node to a decode node
+    rail_news       Reports the bandwidth of this node's rails to acceptors and the prefix loader
+    reuse           Reuse of KV beyond this node's engine arena
+    service         Answers other nodes' messages to an engine node: probe, reserve, prefill, pull, handover
+    updates         Updates from an engine node to the acceptor about one attempt of a request
+    wire            Encodes KV in one byte per element for the transfer from a prefill node to a decode node
 """

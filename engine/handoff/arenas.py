@@ -1,9 +1,9 @@
-"""Whose arena has more of a prompt than this node's: what the digests of all nodes tell, and what this node knows by
-itself, because it handed the prompt in front of it over. Pure.
+"""Finds arenas that hold more of a prompt than this node's arena. It uses the digests of all nodes and this node's own
+record of the prompts it handed over. Pure.
 
-The next turn of a chat is the prompt of the last one, then its answer. The prompt is here, in the arena of the node
-that computed it; the answer is where it was decoded. Digests tell that within a second or two. That this prompt went to
-that node is known at once.
+The next turn of a chat starts with the last prompt and its answer. The prompt is in the arena of this node, which
+computed it; the answer is on the node that decoded it. Digests show this after a second or two; this node remembers at
+once where it sent the prompt.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ HANDED_OVER_MAX = 4096
 
 
 class Arenas:
-    """As node `me` knows them. `holders()`: the digests; `alive(node)`: whether it is worth asking."""
+    """The arenas that node `me` knows. `holders()` returns the digests; `alive(node)`: whether to ask the node."""
 
     def __init__(self, me: str, holders: Callable[[], Holders], alive: Callable[[str], bool]) -> None:
         self._me = me
         self._holders = holders
         self._alive = alive
-        self._handed_over: OrderedDict[BlockKey, str] = OrderedDict()  # last full block of a prompt -> who decodes it
+        self._handed_over: OrderedDict[BlockKey, str] = OrderedDict()  # last full block of a prompt -> its decode node
 
     def handed_over(self, key: BlockKey, node: str) -> None:
-        """The prompt whose last full block has this key is decoded by `node`."""
+        """Record that `node` decodes the prompt whose last full block has this key."""
         self._handed_over[key] = node
         self._handed_over.move_to_end(key)
         if len(self._handed_over) > HANDED_OVER_MAX:
             self._handed_over.popitem(last=False)
 
     def beyond(self, keys: Sequence[BlockKey], first: int, pooled: int = 0) -> dict[str, int]:
-        """Leading blocks of keys[first:] by node that probably has them; `first` of `keys` are here, and the pool has
-        `pooled` behind those. Who decodes the prompt that ends there has put what it made into the pool, if there is
-        one; else it may have all of the rest."""
+        """Number of leading blocks of keys[first:] that each node probably holds. This node holds the first `first` of
+        `keys`, and the pool the next `pooled`. The node that decodes the prompt ending at `first` has published its
+        blocks to the pool if there is one; otherwise it may hold all the rest."""
         found: dict[str, int] = {}
         if first < len(keys):
             holders = self._holders()

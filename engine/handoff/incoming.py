@@ -1,10 +1,10 @@
-"""The decode node's side of a prompt that another node computes: blocks for it, and what becomes of them.
+"""The decode node's side of a prompt that another node computes: it reserves blocks, and releases or uses them.
 
-reserve    wait for blocks in the order of the queue; they are held with transfer references from now on
-pull       read a part of the KV out of the prefill node's blocks (with --kv-transfer push it writes them itself)
-decode     with --wire-dtype and push: decode what it has written
-arrive     handover: everything has landed, the request decodes
-give_up    the request has ended: the blocks go back once nobody can write to them any more
+reserve    waits for blocks in queue order, then holds them with transfer references
+pull       reads a part of the KV from the prefill node's blocks (with --kv-transfer push, that node writes it)
+decode     with --wire-dtype and push: decodes the bytes that the prefill node has written
+arrive     handover: all KV has landed, and the request decodes
+give_up    the request has ended: frees the blocks once no node can write to them
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from net.transfer.engine import TransferEngine, TransferError
 log = logging.getLogger("mooncake.engine")
 
 BLOCKED_RETRY_S = 0.02
-WORD_S = 60.0  # for a prefill node that lives to say that it writes no more
-FENCE_S = 10.0  # between two warnings about one that was cut off and may still be writing
+FENCE_REPLY_TIMEOUT_S = 60.0  # for a live prefill node to confirm that it has stopped writing
+FENCE_WARNING_INTERVAL_S = 10.0  # between warnings about a dropped node that may still be writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class KvForm:
     """The form in which KV arrives."""
 
     block_bytes: int  # of a block of the arena
-    decoder: Decoder | None = None  # None: it arrives as it lies in the arena
+    decoder: Decoder | None = None  # None: it arrives in the arena's own format
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Incoming:
         metrics: Metrics,
         cancelled: Callable[[str], bool],
     ) -> None:
-        """cancelled(request id): it ended while it waited for blocks."""
+        """cancelled(request id): whether the request ended while it waited for blocks."""
         self._channel = channel
         self._transfer = transfer
         self._worker = worker
@@ -77,9 +77,9 @@ class Incoming:
         self._metrics = metrics
         self._cancelled = cancelled
         self._reservations: dict[str, Reservation] = {}
-        self._ending: dict[int, Reservation] = {}  # given up, not yet safe to reuse
+        self._ending: dict[int, Reservation] = {}  # given up, but a node may still write to the blocks
         self._num_waiting = 0
-        self._turns: dict[str, asyncio.Future[None]] = {}  # of requests that wait for blocks
+        self._turns: dict[str, asyncio.Future[None]] = {}  # one per request that waits for blocks
         self._look: asyncio.TimerHandle | None = None
         channel.handle(messages.PULL, typed(Pull, self._on_pull))
         channel.handle(messages.DECODE, typed(Decode, self._on_decode))
@@ -88,12 +88,13 @@ class Incoming:
         return len(self._reservations) + len(self._ending)
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference on a block that is held for a prefill node."""
+        """Block ids held for prefill nodes, one item per transfer reference."""
         for reservation in [*self._reservations.values(), *self._ending.values()]:
             yield from reservation.held
 
     def check_room(self, retry_after_s: Callable[[], float]) -> None:
-        """Raises RemoteError when as many wait as may; `retry_after_s`: until one of them has its blocks."""
+        """Raises RemoteError if `max_waiting` requests already wait. `retry_after_s()` estimates when the next of them
+        gets its blocks."""
         if self._num_waiting >= self._max_waiting:
             raise RemoteError(
                 f"{self._max_waiting} requests wait for KV blocks of {self._channel.node_id}",
@@ -102,7 +103,7 @@ class Incoming:
             )
 
     async def reserve(self, request: Request, prefill_node: str) -> KvTarget:
-        """Blocks for the prompt. Raises RemoteError when it ended meanwhile."""
+        """Wait for the prompt's blocks and hold them. Raises RemoteError if the request ends while it waits."""
         self._num_waiting += 1
         try:
             first_missing = await self._blocks_for(request)
@@ -127,13 +128,13 @@ class Incoming:
                 await self._turn(request)
         finally:
             batcher.unclaim(request)
-            self.blocks_freed()  # for the next one
+            self.blocks_freed()  # the next request may try
         raise RemoteError("the request was cancelled before it had blocks", code="gone")
 
     async def _turn(self, request: Request) -> None:
-        """Until it may be worth another look: `blocks_freed` says so. Transfers free blocks without a word, so it is
-        said again soon anyway."""
-        self._worker.wake()  # the next step makes room for who comes first
+        """Wait until `blocks_freed` lets the request try again. Transfers free blocks silently, so `_looked` calls it
+        every BLOCKED_RETRY_S too."""
+        self._worker.wake()  # the next step makes room for the first request in the order
         turn = self._turns[request.request_id] = asyncio.get_running_loop().create_future()
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(BLOCKED_RETRY_S, self._looked)
@@ -147,7 +148,7 @@ class Incoming:
         self.blocks_freed()
 
     def blocks_freed(self) -> None:
-        """Let the first of those that wait for blocks try again, and those end that were cancelled."""
+        """Let the first request that waits for blocks try again, and let cancelled ones end."""
         waiting = self._worker.batcher.claims(time.monotonic()) if self._turns else []
         for place, request in enumerate(waiting):
             turn = self._turns.get(request.request_id)
@@ -167,14 +168,14 @@ class Incoming:
         await self._pull(body.id, peer).decode(unpack_spans(data))
 
     def _pull(self, request_id: str, prefill_node: str) -> KvPull:
-        """Raises RemoteError when there is none any more."""
+        """The request's KvPull. Raises RemoteError if the request no longer expects KV from this node."""
         reservation = self._reservations.get(request_id)
         if reservation is None or reservation.prefill_node != prefill_node:
             raise RemoteError("the request has ended on the decode node", code="gone")
         return reservation.pull
 
     def arrive(self, request_id: str, first_token: int) -> None:
-        """All KV has landed. Raises RemoteError when the request has ended."""
+        """All KV has landed: start decoding. Raises RemoteError if the request has ended."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is None:
             raise RemoteError("the request has ended on the decode node", code="gone")
@@ -195,39 +196,39 @@ class Incoming:
         return [one.request for one in self._reservations.values() if one.prefill_node == prefill_node]
 
     def take(self, request_id: str) -> Reservation | None:
-        """The request has ended: no further read starts. `give_up` what is returned."""
+        """The request has ended: no further read starts. The caller passes the reservation to `give_up`."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is not None:
             self._ending[id(reservation)] = reservation
         return reservation
 
     async def give_up(self, reservation: Reservation) -> None:
-        """Let the blocks go: behind our own reads, and behind the prefill node's word that it will not write. One that
-        does not give it is cut off, and what it writes after that is of an earlier epoch."""
+        """Release the blocks after our own reads have stopped and the prefill node has confirmed that it writes no
+        more. A node that does not confirm is disconnected; later writes by it carry an old epoch and are refused."""
         await reservation.pull.stop()
         node, request_id = reservation.prefill_node, reservation.request.request_id
         try:
-            await self._channel.call(node, messages.FENCE, encode(Fence(request_id)), timeout_s=WORD_S)
+            await self._channel.call(node, messages.FENCE, encode(Fence(request_id)), timeout_s=FENCE_REPLY_TIMEOUT_S)
         except (ConnectionError, RemoteError, TimeoutError) as error:
-            self._channel.drop(node, f"it does not say that it writes no more KV of {request_id}: {error}")
+            self._channel.drop(node, f"it did not confirm that it has stopped writing KV of {request_id}: {error}")
             await self._behind_fence(node, len(reservation.held))
         self._let_go(reservation)
 
     async def _behind_fence(self, node: str, num_blocks: int) -> None:
-        """A node of this host that stands still may write when it goes on: its end or its next turn is waited for."""
+        """A stopped process on this host may write when it resumes, so wait until it has ended or resumed."""
         while True:
             try:
-                await self._transfer.fence(node, FENCE_S)
+                await self._transfer.fence(node, FENCE_WARNING_INTERVAL_S)
                 return
             except TimeoutError as error:
-                log.warning("%d blocks for KV of %s stay held: %s", num_blocks, node, error)
+                log.warning("%d blocks for KV from %s are still held: %s", num_blocks, node, error)
 
     def _let_go(self, reservation: Reservation) -> None:
         if self._ending.pop(id(reservation), None) is not None:
             self._worker.batcher.pool.unhold(reservation.held)
 
     async def close(self) -> None:
-        """`give_up` runs no more. Nobody is asked: this node ends."""
+        """Release everything without asking the prefill nodes: this node ends. No `give_up` may be running."""
         for request_id in list(self._reservations):
             self.take(request_id)
         for reservation in list(self._ending.values()):

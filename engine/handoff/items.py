@@ -1,4 +1,4 @@
-"""What an engine node has to tell an acceptor of one request, as updates (engine/handoff/updates.py)."""
+"""Builds the updates (engine/handoff/updates.py) that an engine node sends to an acceptor about one request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.step.request import Request
 
 
 def update_of(emission: Emission, node_id: str, now: float) -> Update:
-    """Of one token, or of a failure; `now` is this node's monotonic clock."""
+    """The update for one token or one failure; `now` is this node's monotonic clock in seconds."""
     request = emission.request
     if emission.token_id is None or emission.error is not None:
         return Failed(emission.error or "the request ended without a token", report_of(request, node_id, now))
@@ -23,12 +23,12 @@ def update_of(emission: Emission, node_id: str, now: float) -> Update:
 
 
 def report_of(request: Request, node_id: str, now: float) -> Report:
-    """What happened to the request here since the last time. Drains its journal."""
+    """The events of the request on this node since the last report. Drains its journal."""
     return Report(request.num_cached, timeline_events(request.journal.drain(now), node_id))
 
 
 def made(request: Request) -> list[Token]:
-    """All output tokens so far, for an acceptor that takes the request over."""
+    """All output tokens so far, for an acceptor that adopts the request."""
     tokens = request.token_ids[request.num_prompt_tokens :]
     last = len(tokens) - 1
     finish = request.finish_reason if request.finished else None

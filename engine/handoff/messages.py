@@ -1,6 +1,6 @@
-"""What acceptor and engine nodes say to each other about requests: the kinds of messages and their bodies.
+"""Messages between acceptors and engine nodes about requests: their kinds and bodies.
 
-What an engine node tells the acceptor of a running request (TOKENS) has a form of its own: engine/handoff/updates.py.
+Updates on running requests (TOKENS) have a separate format: engine/handoff/updates.py.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from net.bodies import BodyError
 from sched.gossip.intents import Coming
 
 # acceptor -> engine nodes
-PROBE = "engine.probe"  # how long would you take for this prompt, and what of it do you have?
-INTEND = "engine.intend"  # to the home of a prompt's first block: this node is to compute these blocks
-RESERVE = "engine.reserve"  # to the decode node: take blocks for this request
+PROBE = "engine.probe"  # how long would this prompt take, and how much of it is cached there?
+INTEND = "engine.intend"  # to the home of a prompt's first block: a node is about to compute these blocks
+RESERVE = "engine.reserve"  # to the decode node: reserve blocks for this request
 PREFILL = "engine.prefill"  # to the prefill node: compute it, push its KV to these blocks
 ABORT = "engine.abort"
-ADOPT = "engine.adopt"  # does a request wait there whose acceptor was lost? Then its tokens come here from now on
+ADOPT = "engine.adopt"  # is a request there whose acceptor was lost? Then send its tokens to this acceptor
 # prefill node -> decode node
 PULL = "engine.handoff.pull"  # read these bytes of mine into the blocks you have reserved; answer when you have them
-DECODE = "engine.kv.decode"  # what I wrote to these bytes of yours is encoded; answer when it is decoded
-HANDOVER = "engine.handover"  # all KV has landed, this is the first token
+DECODE = "engine.kv.decode"  # the bytes that I wrote to these spans are encoded; answer when they are decoded
+HANDOVER = "engine.handover"  # all KV has landed; carries the first token
 # prefill node -> a node whose arena has a part of the prompt (engine/handoff/lending.py)
 BORROW = "engine.kv.borrow"  # keep these blocks where they are while I read them
 RETURN = "engine.kv.return"  # I have read them: were they kept until now?
@@ -39,29 +39,29 @@ RETURN = "engine.kv.return"  # I have read them: were they kept until now?
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more
 # engine nodes -> acceptor
 TOKENS = "engine.tokens"
-PROMPT_LOGPROBS = "engine.prompt_logprobs"  # ahead of the first token
+PROMPT_LOGPROBS = "engine.prompt_logprobs"  # sent before the first token
 
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """A request on its way; its token ids travel as data, raw uint32."""
+    """A request on the wire; its token ids travel as the message's data, raw uint32."""
 
-    id: str  # of the attempt
+    id: str  # the attempt's id
     num_prompt_tokens: int
     sampling: SamplingParams
     service_class: str
     root: bytes
-    age_s: float  # since it was accepted: clocks differ, ages do not
+    age_s: float  # time since acceptance: an age needs no common clock
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the acceptor expects of the prefill node."""
+    """What the acceptor expects from the prefill node."""
 
-    claim: int  # the work announced to it, in the unit of sched/gossip/load_word.py; 0 = none
+    claim: int  # announced work in the unit of sched/gossip/load_word.py; 0 = none
     wait_s: float
     ttft_s: float
-    redirects_left: int  # how often the prompt may still be sent elsewhere
+    redirects_left: int  # how many more times the prompt may be redirected
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """PREFILL. `target` is None where the prefill node decodes too."""
+    """PREFILL. `target` is None if the prefill node also decodes."""
 
     request: WireRequest
     promise: Promise
@@ -99,10 +99,10 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """PULL; spans are its data (net/transfer/common/spans.py)."""
+    """PULL; its data is a list of spans (net/transfer/common/spans.py)."""
 
     id: str
-    region: str  # of the prefill node
+    region: str  # on the prefill node
     timeout_s: float
 
 
@@ -117,7 +117,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """DECODE; spans are its data, as those of PULL."""
+    """DECODE; its data is a list of spans, as in PULL."""
 
     id: str
 
@@ -160,7 +160,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The answer to ADOPT; `updates` as in TOKENS: all tokens made so far."""
+    """The answer to ADOPT; `updates` has the form of TOKENS and holds all tokens so far."""
 
     attempt_id: str
     updates: Sequence[Any]
@@ -168,10 +168,10 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """PROBE; the prompt's block keys are its data."""
+    """PROBE; its data is the prompt's block keys."""
 
-    horizon_s: float  # when the prompt would come to its decode node
-    to: Sequence[str]  # decode nodes that its KV might go to
+    horizon_s: float  # time until the prompt would reach its decode node
+    to: Sequence[str]  # decode nodes that might receive its KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +190,10 @@ class LoadNow:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a node's rails give, bytes/s."""
+    """Bandwidth of a node's rails, bytes/s."""
 
-    fetch_bytes_per_s: float  # blocks from the pool; 0 = nothing was measured yet
-    bytes_per_s: dict[str, float]  # to each decode node that it is known of
+    fetch_bytes_per_s: float  # reading blocks from the pool; 0 = not measured yet
+    bytes_per_s: dict[str, float]  # to each decode node with a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,21 +202,21 @@ class Probed:
 
     load: LoadNow
     rates: Rates
-    local_tokens: int  # leading tokens of the prompt that the node has
+    local_tokens: int  # leading tokens of the prompt that the node holds
 
 
 @dataclass(frozen=True, slots=True)
 class Intend:
-    """INTEND; block keys are its data."""
+    """INTEND; its data is block keys."""
 
-    node: str  # that is to compute the blocks
+    node: str  # will compute the blocks
     ready_s: float
-    instead_of: str = ""  # a node whose claim this one replaces
+    instead_of: str = ""  # the node whose claim this claim replaces
 
 
 @dataclass(frozen=True, slots=True)
 class Intended:
-    """The answer to INTEND: by node, what is being computed already; depths count the keys that were asked about."""
+    """The answer to INTEND: what each node already computes; depths are indices into the keys of the question."""
 
     coming: dict[str, Coming]
 
@@ -227,16 +227,16 @@ class ScoredPrompt:
 
     id: str
     count: int  # prompt tokens, without the first
-    top: int  # how many others each has
+    top: int  # alternatives per token
 
 
 def prompt_digest(root: bytes, prompt: Sequence[int]) -> str:
-    """Names a prompt, so that nobody is given the answer to another one of the same request id."""
+    """Identifies a prompt, so that a client never gets the answer to another prompt with the same request id."""
     return blake2b(root + array("I", prompt).tobytes(), digest_size=16).hexdigest()
 
 
 def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, list[bytes]]:
-    """(request without its tokens, data)."""
+    """Returns (request without its tokens, data)."""
     wire = WireRequest(
         request.request_id,
         request.num_prompt_tokens,
@@ -249,10 +249,10 @@ def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, lis
 
 
 def unpack_request(wire: WireRequest, data: memoryview, now: float, handover: bool = False) -> Request:
-    """`arrival` is on this node's clock, so that queue orders and preemption count the age since acceptance.
-    `handover`: it decodes on another node. Raises BodyError when the data are no tokens of such a prompt."""
+    """The request, with `arrival` = now - age_s on this node's clock, so that queue orders use the time since
+    acceptance. `handover`: it decodes on another node. Raises BodyError if the data has too few or partial tokens."""
     if not data or len(data) % 4 or not 0 < wire.num_prompt_tokens <= len(data) // 4:
-        raise BodyError(f"{len(data)} bytes are no tokens of a prompt of {wire.num_prompt_tokens}")
+        raise BodyError(f"{len(data)} bytes of data do not hold a prompt of {wire.num_prompt_tokens} tokens")
     tokens = array("I")
     tokens.frombytes(data)
     return Request(
@@ -269,18 +269,18 @@ def unpack_request(wire: WireRequest, data: memoryview, now: float, handover: bo
 
 
 def split_keys(data: memoryview) -> list[BlockKey]:
-    """Block keys that travelled as data."""
+    """The block keys in a message's data."""
     return [bytes(data[i : i + KEY_BYTES]) for i in range(0, len(data), KEY_BYTES)]
 
 
 def pack_prompt_logprobs(request: Request) -> tuple[ScoredPrompt, list[bytes]]:
-    """(body, data): as they are kept, so that the event loop only copies them."""
+    """Returns (body, data). The data keeps the format in memory, so that the event loop only copies it."""
     found = request.prompt_logprobs
     return ScoredPrompt(request.request_id, len(found), found.top), found.pack()
 
 
 def unpack_prompt_logprobs(body: ScoredPrompt, data: memoryview) -> PromptLogprobs:
-    """Raises BodyError when the data has another size than the body says."""
+    """Raises BodyError if the size of the data does not match the body."""
     try:
         return PromptLogprobs.unpack(body.count, body.top, data)
     except ValueError as error:
@@ -288,13 +288,13 @@ def unpack_prompt_logprobs(body: ScoredPrompt, data: memoryview) -> PromptLogpro
 
 
 def _clock_offset() -> tuple[float, float]:
-    """(unix - monotonic seconds, how wrong that may be): this thread may lose the processor between two clocks, and
-    what one node stamps at different times is compared."""
+    """(unix minus monotonic seconds, maximum error). The error is large if the thread is preempted between the two
+    clock reads; it matters because timestamps of one node are compared with each other."""
     before, unix_s, after = time.monotonic(), time.time(), time.monotonic()
     return unix_s - (before + after) / 2, after - before
 
 
 def timeline_events(entries: Iterable[Entry], node: str) -> list[dict[str, Any]]:
-    """A journal's entries as timeline events; the monotonic clock becomes unix seconds."""
+    """Converts a journal's entries to timeline events with unix timestamps in seconds."""
     offset = min((_clock_offset() for _ in range(3)), key=lambda found: found[1])[0]
     return [{"t": t + offset, "node": node, "event": event, "detail": detail} for t, event, detail in entries]

@@ -1,8 +1,8 @@
-"""Requests whose acceptor was lost while they decoded: kept for LEASE_S, so that their clients can come back.
+"""Keeps requests whose acceptor was lost while they decoded, for LEASE_S, so that their clients can reconnect.
 
-A client that reconnects to any node, with the request's id, is answered from here: the new acceptor adopts the request
-with all tokens made so far, and later ones go to it. What has ended is remembered as long. Tokens are identified by
-(request, index), so nothing is told twice.
+A client may reconnect to any node with the request's id. That node becomes the new acceptor: it adopts the request with
+all tokens so far and receives the later ones. Ended requests are kept equally long. Tokens are identified by
+(request, index), so the client never gets one twice.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from net.bodies import typed
 from net.channel.channel import Channel, RemoteError
 
 LEASE_S = 10.0
-MOST_ENDED = 256
+MAX_ENDED = 256
 NOBODY = ""
-"""In the place of the acceptor while a request has none."""
+"""Replaces the acceptor's name while a request has none."""
 
 
 class Orphans:
-    """Of an engine node. `requests`: those that live here, by attempt id; `adopted(attempt id, node)`: from now on
-    `node` is told; `give_up(attempt id)`: nobody has come."""
+    """The orphans of an engine node. `requests`: its unfinished requests by attempt id; `adopted(attempt id, node)` is
+    called when `node` takes a request over, `give_up(attempt id)` when its lease expires."""
 
     def __init__(
         self,
@@ -42,27 +42,27 @@ class Orphans:
         channel.handle(messages.ADOPT, typed(Adopt, self._on_adopt))
 
     def keep(self, attempt_id: str) -> bool:
-        """The acceptor of a request is lost. True if it decodes here and waits for its client from now on."""
+        """The request's acceptor was lost. Returns True if the request decodes here and is kept for its client."""
         request = self._requests.get(attempt_id)
         if request is None or request.handover or request.state is RequestState.REMOTE or request.finished:
             return False
         if not request.num_output_tokens or request.sampling.logprobs is not None:
-            return False  # little is lost; and log probabilities are not kept
+            return False  # no output to lose yet, or log probabilities, which are not kept
         loop = asyncio.get_running_loop()
         self._leases[attempt_id] = loop.call_later(LEASE_S, self._expire, attempt_id)
         return True
 
     def ended(self, request: Request) -> None:
-        """A request has made its last token; remembered in case its acceptor dies with it."""
+        """The request produced its last token; it is kept in case its acceptor is lost before the client has it."""
         now = asyncio.get_running_loop().time()
         self._drop_lease(request.request_id)
         if request.sampling.logprobs is None:
             self._ended[request.request_id] = request, now
-        while self._ended and (len(self._ended) > MOST_ENDED or next(iter(self._ended.values()))[1] < now - LEASE_S):
+        while self._ended and (len(self._ended) > MAX_ENDED or next(iter(self._ended.values()))[1] < now - LEASE_S):
             self._ended.popitem(last=False)
 
     async def _on_adopt(self, peer: str, body: Adopt, data: memoryview) -> Adopted:
-        """Raises RemoteError (gone) when the request is not here, or belongs to somebody who lives."""
+        """Raises RemoteError (gone) if the request is not here, or if its acceptor is alive."""
         for attempt_id, request in [
             *((name, self._requests[name]) for name in self._leases if name in self._requests),
             *((name, one) for name, (one, _) in self._ended.items()),
@@ -73,7 +73,7 @@ class Orphans:
                     self._drop_lease(attempt_id)
                     self._adopted(attempt_id, peer)
                 return Adopted(attempt_id, [encode(attempt_id, token) for token in made(request)])
-        raise RemoteError("this node keeps no such request", code="gone")
+        raise RemoteError("this node does not keep that request", code="gone")
 
     def _expire(self, attempt_id: str) -> None:
         if self._leases.pop(attempt_id, None) is not None:

@@ -1,4 +1,4 @@
-"""How busy this node is: what it answers to a probe, and whether a prompt that was sent on older news may stay."""
+"""How busy this node is: answers probes, and redirects prompts whose acceptor decided on outdated load."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from sched.gossip.load_word import CLAIM_UNIT_S
 from sched.rejection import Rejection, bounded_s
 
 REDIRECT_SHARE, REDIRECT_S = 0.25, 0.1
-"""A prompt is sent elsewhere if its first token would come later than promised by more than this."""
+"""A prompt is redirected if its first token would be late by more than REDIRECT_SHARE of its promised time to first
+token, plus REDIRECT_S."""
 
 
 class OwnLoad:
-    """Of an engine node."""
+    """The load of an engine node, for peers that ask."""
 
     def __init__(
         self, node_id: str, load: EngineLoad, words: LoadWords, rejection: Rejection, slo_scale: float
@@ -29,7 +30,7 @@ class OwnLoad:
         self._rejection, self._slo_scale = rejection, slo_scale
 
     async def answer(self, horizon_s: float) -> LoadNow:
-        """To a probe; `horizon_s`: when the prompt would come here to decode."""
+        """The answer to a probe; `horizon_s`: seconds until the prompt would arrive here to decode."""
         claims = (await self._words.probe([self._node_id]))[self._node_id]
         return LoadNow(
             record=self.load.record().pack(),
@@ -43,9 +44,9 @@ class OwnLoad:
         )
 
     def keep(self, promise: Promise, request: Request) -> None:
-        """The prompt of a claim is here. Raises RemoteError (redirect) if its first token would come much later than
-        its acceptor knew when it chose this node; not for ever: a prompt brings the number of times that this may
-        still happen. What is in the queue may have become longer, but may compute a part of this prompt too."""
+        """A claimed prompt has arrived. Raises RemoteError (redirect) if its first token would come much later than its
+        acceptor expected. `redirects_left` limits how often this happens to a prompt. A longer queue is no reason by
+        itself: queued prompts may compute a part of this one."""
         if promise.claim:
             self._words.arrived(promise.claim)
         most = REDIRECT_SHARE * promise.ttft_s + REDIRECT_S
@@ -56,20 +57,20 @@ class OwnLoad:
                 raise RemoteError(f"{self._node_id} has {late:.2f} s more work than the acceptor knew", code="redirect")
 
     def room_in_s(self) -> float:
-        """Retry-After while the queue of prompts is full: until the next of them is computed."""
+        """Retry-After while the prompt queue is full: seconds until the next prompt is computed."""
         record = self.load.record()
         return retry_after_s([(record.waiting, record.work_s)])
 
     def blocks_in_s(self) -> float:
-        """Retry-After while too many wait for KV blocks: until the next running request ends."""
+        """Retry-After while too many requests wait for KV blocks: seconds until the next running request ends."""
         return bounded_s(self._decode_s() / max(1, self.load.record().running))
 
     def _decode_s(self) -> float:
-        """A typical decode, first to last token."""
+        """Seconds of a typical decode, first to last token."""
         return self.load.lengths.mean * self.load.step_s(max(1, self.load.running_soon(0.0)))
 
     def decode(self, service_class: str) -> None:
-        """A prompt arrives here to decode. Raises RemoteError (refused) if --rejection says that it may not."""
+        """A prompt arrives here to decode. Raises RemoteError (refused) if --rejection refuses it."""
         load = self.load
         step_s = load.step_s(load.running_soon(0.0) + 1)
         alone_s = load.step_s(1)

@@ -1,9 +1,9 @@
-"""Where the next part of a prompt's prefix can be had, and what each source saves beside computing it: Algorithm 1's
-comparison for one node.
+"""Sources of the next part of a prompt's prefix, and the time each saves against computing it: Algorithm 1's comparison
+for one node.
 
-    pool, DRAM only   the blocks in front of the first that lies on SSD: the time of the way here
-    pool, all         the time of the way, and before it that of the SSD tiers, as their nodes measure it
-    another arena     the time of the way
+    pool, DRAM only   the blocks before the first one on SSD: costs the transfer to this node
+    pool, all         costs the SSD read, as measured by the home, and the transfer
+    another arena     costs the transfer
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from sched.cost import TransferModel
 
 POOL = "pool"
 
-LENT = 1.25
-"""An arena has to be faster by so much than the pool: its blocks cannot be evicted meanwhile, and its node decodes."""
+ARENA_LOAD_WEIGHT = 1.25
+"""Weight of an arena's load time against the pool's: lent blocks cannot be evicted, and the lending node is
+decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A leading run of blocks that can be had, as far as is known."""
+    """A leading run of blocks that a source probably holds."""
 
-    name: str  # POOL, or the node whose arena it is
+    name: str  # POOL, or the node that owns the arena
     keys: Sequence[BlockKey]
     load_s: float  # estimated
-    saved_s: float  # the time to compute them, less load_s; of an arena less LENT times that
-    block_bytes: int  # that move
+    saved_s: float  # compute time minus load_s; for an arena, minus ARENA_LOAD_WEIGHT * load_s
+    block_bytes: int  # transferred per block
     get: Get
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What computing takes; what so many bytes take at least from the homes of these blocks and from a node, as the
-    rails are now."""
+    """Cost models: prefill, and lower bounds in seconds at the current rail rates for reading `nbytes` of `keys` from
+    their homes (`homes_s`) or from one node (`node_s`)."""
 
     costs: StepCosts
     homes_s: Callable[[Sequence[BlockKey], int], float] = lambda keys, nbytes: 0.0
@@ -52,7 +53,7 @@ class Prices:
 
 
 class PrefixSources:
-    """The pool, and the arenas of other nodes; either may be None. `policy`: auto, or always."""
+    """The pool and the arenas of other nodes; either may be None. `policy`: auto, always or never."""
 
     def __init__(
         self,
@@ -73,12 +74,12 @@ class PrefixSources:
         self._policy = policy
         self._homes_s = prices.homes_s
         self._node_s = prices.node_s
-        self._way = TransferModel()  # into this node, out of memory, behind what is on its way already
-        self._coming = 0  # bytes of that
+        self._way = TransferModel()  # from remote memory to this node, queued behind transfers in flight
+        self._coming = 0  # bytes in flight
 
     async def of(self, keys: Sequence[BlockKey], first: int) -> list[Source]:
-        """For keys[first:], those that pay, the one that saves most first; `first` of `keys` are here. With the policy
-        `always` all, the longest first."""
+        """Sources of keys[first:] that save time, largest saving first; this node holds the first `first` keys. With
+        the policy `always`, all sources, longest run first."""
         if self._policy == "never" or first >= len(keys):
             return []
         pooled = await self._pool(keys[first:], first)
@@ -92,7 +93,7 @@ class PrefixSources:
             return []
         found = await self._store.find(keys)
         sources = []
-        runs = {found.dram_blocks: 0.0, found.blocks: found.ssd_s}  # blocks, and until they are in DRAM
+        runs = {found.dram_blocks: 0.0, found.blocks: found.ssd_s}  # number of blocks -> seconds until they are in DRAM
         size = self._geometry.pool_bytes
         for count, ssd_s in runs.items():
             if count:
@@ -101,7 +102,7 @@ class PrefixSources:
         return sources
 
     def _others(self, keys: Sequence[BlockKey], first: int, pooled: int) -> list[Source]:
-        """The best of the other arenas: who has more, or has it behind a faster way."""
+        """The other arena that saves the most time, as a list of at most one."""
         if self._arenas is None or self._borrowing is None:
             return []
         sources, size = [], self._geometry.block_bytes
@@ -119,12 +120,12 @@ class PrefixSources:
     ) -> Source:
         size = self._geometry.block_size
         compute_s = self._costs.prefill.estimate(len(keys) * size, first * size)
-        weight = 1.0 if name == POOL else LENT
+        weight = 1.0 if name == POOL else ARENA_LOAD_WEIGHT
         return Source(name, keys, load_s, compute_s - weight * load_s, block_bytes, get)
 
     @contextmanager
     def loading(self, num_bytes: int) -> Iterator[int]:
-        """So much is on its way while this is open; gives the bytes that were on theirs before."""
+        """Count `num_bytes` as in flight while the context is open; yields the bytes that were in flight before."""
         before = self._coming
         self._coming += num_bytes
         try:
@@ -133,6 +134,7 @@ class PrefixSources:
             self._coming -= num_bytes
 
     def observe(self, result: GetResult, before: int, seconds: float) -> None:
-        """A load took so long, behind `before` bytes. With blocks out of SSD that is not the time of the way alone."""
+        """Learn from a load that took `seconds` behind `before` bytes. Loads that read from SSD are ignored, because
+        their time is not the transfer's alone."""
         if result.nbytes and "ssd" not in result.tiers:
             self._way.observe(before + result.nbytes, seconds)

@@ -1,16 +1,16 @@
-"""Pull: the prefill node says what is ready, the decode node reads it out of the prefill node's blocks.
+"""Pull: the prefill node announces which KV is ready, and the decode node reads it from the prefill node's blocks.
 
     prefill node                                    decode node
     PullOffer.move ── engine.handoff.pull(spans) ──>  KvPull.read: one READ into the reserved slots
-                   <── reply: bytes, time ──  the spans have landed; the prefill node lets its blocks go
+                   <── reply: bytes, time ──  the spans have landed; the prefill node releases its blocks
 
-Until the reply the prefill node holds the blocks. No reply, because the decode node hangs or is gone, means that the
-request fails there: a late READ of blocks that are reused by then fetches bytes nobody will look at, for they count
-only from the handover on, which comes after the last reply. The slots on the decode node are written by its own READs
-alone, so it may reuse them as soon as those are over.
+The prefill node holds the blocks until the reply. If no reply comes because the decode node hangs or is gone, the
+request fails there. A late READ of reused blocks is harmless: the decode node uses the bytes only after the handover,
+which follows the last reply. Only the decode node's own READs write its slots, so it may reuse them as soon as they
+end.
 
-With --wire-dtype what is read is encoded, and the reply comes when it is decoded (engine/handoff/wire.py). KvPull also
-decodes what a prefill node has pushed.
+With --wire-dtype the READ fetches encoded bytes, and the reply follows their decoding (engine/handoff/wire.py). KvPull
+also decodes bytes that a prefill node has pushed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from net.transfer.engine import URGENT, Completion, Op, TransferEngine
 
 T = TypeVar("T")
 
-REPLY_MARGIN_S = 5.0  # the reader's own deadline should be the one that is met
+REPLY_MARGIN_S = 5.0  # lets the reader's own deadline pass first
 
 
 class Decoder(Protocol):
@@ -41,14 +41,14 @@ class Decoder(Protocol):
         """Whether these bytes of the arena can be encoded layers of one block."""
 
     async def decode(self, spans: Sequence[Span]) -> None:
-        """In place. Ends when nothing is written any more, also when it is cancelled."""
+        """Decode in place. Returns only when all writes have ended, also if it is cancelled."""
 
 
 class PullOffer:
     """The prefill node's side: a Mover (engine/core/kv_transfer.py)."""
 
     def __init__(self, channel: Channel, region: str, request_id: str, target: KvTarget, timeout_s: float) -> None:
-        """region: of this node's KV blocks, or of what they are encoded to."""
+        """region: this node's KV blocks, or the staging area of their encoded bytes."""
         self._channel = channel
         self._region = region
         self._request_id = request_id
@@ -65,7 +65,7 @@ class PullOffer:
 
 
 class KvPull:
-    """The decode node's side, one per reserved request: what is written here into its blocks, and the end of that."""
+    """The decode node's side, one per reserved request: writes into its blocks, and can stop all such writes."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class KvPull:
         block_ids: Collection[int],
         decoder: Decoder | None = None,
     ) -> None:
-        """node: the prefill node; block_ids: those of `region` here that it may fill; decoder: of what arrives, None =
-        it is as it is to be."""
+        """node: the prefill node; block_ids: the blocks of `region` here that may be written; decoder: decodes the
+        bytes that arrive, None = they are not encoded."""
         self._transfer = transfer
         self._region = region
         self._block_bytes = block_bytes
@@ -88,15 +88,15 @@ class KvPull:
         self._stopped = False
 
     async def read(self, region: str, spans: Sequence[Span], timeout_s: float) -> Completion:
-        """Fetch (offset in `region` there, offset here, length). Raises RemoteError when the request has ended or a
-        span lies outside its blocks, and what TransferEngine.submit raises."""
+        """Read spans of (offset in `region` there, offset here, length). Raises RemoteError if the request has ended or
+        a span lies outside its blocks, and the errors of TransferEngine.submit."""
         self._check(spans)
         return await self._until_stopped(self._fetch(region, spans, timeout_s))
 
     async def decode(self, spans: Sequence[Span]) -> None:
-        """The prefill node has written encoded bytes to these. Raises RemoteError as `read` does."""
+        """Decode the bytes that the prefill node has written to `spans`. Raises RemoteError as `read` does."""
         if self._decoder is None:
-            raise RemoteError("KV is not encoded on its way to this node (--wire-dtype)", code="bad_request")
+            raise RemoteError("this node expects KV without encoding (--wire-dtype)", code="bad_request")
         self._check(spans)
         await self._until_stopped(self._decoder.decode(spans))
 
@@ -125,12 +125,12 @@ class KvPull:
         for _, here, nbytes in spans:
             block, offset = divmod(here, self._block_bytes)
             if block not in self._block_ids or offset + nbytes > self._block_bytes:
-                raise RemoteError(f"bytes {here}..{here + nbytes} are not the request's to fill", code="bad_request")
+                raise RemoteError(f"bytes {here}..{here + nbytes} lie outside the request's blocks", code="bad_request")
             if self._decoder is not None and not self._decoder.fits(here, nbytes):
-                raise RemoteError(f"bytes {here}..{here + nbytes} are no encoded layers", code="bad_request")
+                raise RemoteError(f"bytes {here}..{here + nbytes} are not whole encoded layers", code="bad_request")
 
     async def stop(self) -> None:
-        """No byte is written into the blocks once this returns."""
+        """Stop all reads and decodes. Once this returns, nothing writes to the blocks."""
         self._stopped = True
         writes = list(self._writes)
         for task in writes:

@@ -17,7 +17,7 @@ class Push:
     """A Mover (engine/core/kv_transfer.py). The decode node takes no part before the handover."""
 
     def __init__(self, transfer: TransferEngine, region: str, target: KvTarget, timeout_s: float) -> None:
-        """region: of this node's KV blocks."""
+        """region: this node's KV blocks."""
         self._transfer = transfer
         self._region = region
         self._target = target
@@ -31,11 +31,11 @@ class Push:
 
 
 class EncodedPush:
-    """The same for encoded bytes (engine/handoff/wire.py): once they have landed the decode node is asked to decode
+    """A Mover of encoded bytes (engine/handoff/wire.py): after the bytes have landed, it asks the decode node to decode
     them."""
 
     def __init__(self, push: Push, channel: Channel, request_id: str, target: KvTarget, timeout_s: float) -> None:
-        """push: from the region of the encoded bytes."""
+        """push: writes from the region of the encoded bytes."""
         self._push = push
         self._channel = channel
         self._request_id = request_id

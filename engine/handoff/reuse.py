@@ -1,7 +1,7 @@
-"""Reuse of KV beyond this node's engine arena: prefixes are loaded from the pooled store, new blocks published to it.
+"""Reuse of KV beyond this node's engine arena: loads prefixes from the pooled store and publishes new blocks to it.
 
 Both directions hold their blocks with transfer references while bytes move, so neither an abort nor an eviction can
-give a block away under a transfer.
+free a block during a transfer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from net.metrics.events import Metrics
 log = logging.getLogger("mooncake.engine")
 
 PUBLISH_BATCH_BLOCKS = 32
-LATE_S = 1.0  # a step with others in it waits for a prefix at most, beyond its own time: its home hangs
+SHARED_STEP_MAX_WAIT_S = 1.0  # beyond its own time, for a prefix, if other requests are in the step: its home hangs
 MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this, new blocks stay local
 
 
@@ -44,9 +44,9 @@ Named = tuple[BlockKey, int, Facts]
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What blocks are loaded into, in the way of `prefetch`. With `layers`, of the pool, a request starts before its
-    prefix has arrived, and waits layer by layer, where it is to wait at all; in company it starts once nobody should
-    have to wait for it."""
+    """The arena that blocks are loaded into. `prefetch` says whether requests wait for their prefix. If they do, and
+    `layers` reads the pool layer by layer, a request starts before its prefix has arrived and waits for each layer; if
+    the node has other requests, it starts only when the step should not have to wait."""
 
     geometry: BlockGeometry
     prefetch: Prefetch
@@ -54,7 +54,7 @@ class Arena:
 
 
 class PrefixLoader:
-    """Fetches what the pool or another arena has of a request's prefix into the engine arena, when that beats computing
+    """Loads a request's prefix from the pool or another arena into the engine arena if that is faster than computing
     it."""
 
     def __init__(
@@ -66,7 +66,7 @@ class PrefixLoader:
         sources: PrefixSources,
         used: Callable[[Sequence[Named]], None] = lambda named: None,
     ) -> None:
-        """used: told of blocks that were found in the engine's own arena."""
+        """used: called with the blocks that were found in the engine's own arena."""
         self._used = used
         self._layers = arena.layers if arena.prefetch.policy == "wait" else None
         self._prefetch = arena.prefetch
@@ -78,7 +78,7 @@ class PrefixLoader:
         self._held: list[Sequence[int]] = []  # blocks that are being filled
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference held here."""
+        """Ids of blocks being filled, one item per transfer reference."""
         return (block_id for blocks in self._held for block_id in blocks)
 
     def _hold(self, blocks: Sequence[int]) -> None:
@@ -90,8 +90,8 @@ class PrefixLoader:
         self._batcher.pool.unhold(blocks)
 
     async def load(self, request: Request) -> LayeredLoad | None:
-        """Extend the request's prefix. Whatever cannot be had is simply computed later. A load that is returned goes
-        on beside the request's first step, which has to wait for each of its layers."""
+        """Extend the request's prefix; the node computes the rest later. If a load is returned, it continues during the
+        request's first step, which has to wait for each of its layers."""
         size = self._geometry.block_size
         local = self._batcher.blocks.adopt_prefix(request)
         if local:
@@ -111,14 +111,14 @@ class PrefixLoader:
         return None
 
     async def _start(self, layers: Layers, request: Request, source: Source) -> LayeredLoad | None:
-        """Begin to read all of it from the pool layer by layer; None when it cannot be had that way."""
+        """Begin to read all blocks of `source` from the pool layer by layer; None if that is not possible."""
         pool, first, keys = self._batcher.pool, len(request.block_ids), source.keys
         if pool.num_free < len(keys):
             return None
         known = (first + len(keys)) * self._geometry.block_size
         step_s = self._costs.prefill.estimate(request.num_tokens - known, known)
         in_company = len(self._batcher.requests) > 1
-        blocks, gate = pool.allocate(len(keys)), LayerGate(LATE_S + step_s if in_company else None)
+        blocks, gate = pool.allocate(len(keys)), LayerGate(SHARED_STEP_MAX_WAIT_S + step_s if in_company else None)
         self._hold(blocks)
         begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         joins = asyncio.Event()
@@ -129,7 +129,7 @@ class PrefixLoader:
                 joins.set()
 
         def over(task: asyncio.Task[bool]) -> None:
-            """However the load ended, also before its first line."""
+            """Runs however the load ended, also if it was cancelled before its first line."""
             gate.open()
             joins.set()
             self._unhold(blocks)
@@ -169,8 +169,8 @@ class PrefixLoader:
         on_layer: Callable[[int, float], None],
         begun: asyncio.Future[bool],
     ) -> bool:
-        """on_layer(layers that have landed, seconds since the first was asked for); `begun`: whether all blocks are
-        pinned, so that only a failure can keep them from coming."""
+        """on_layer(number of layers that have landed, seconds since the read began); `begun` is set to whether all
+        blocks are pinned, so that only a failure can prevent their arrival."""
         intervals, asked, nbytes = Intervals(), time.monotonic(), source.block_bytes * len(source.keys)
         layer_bytes, last, begin = nbytes // self._geometry.num_layers, asked, asked
 
@@ -203,7 +203,7 @@ class PrefixLoader:
         asked: float,
         intervals: Intervals,
     ) -> None:
-        """asked: when the blocks were asked for, monotonic."""
+        """asked: when the blocks were requested, monotonic seconds."""
         now, num_blocks = time.monotonic(), len(source.keys)
         seconds = now - asked
         nbytes = num_blocks * source.block_bytes
@@ -261,15 +261,15 @@ class PrefixLoader:
 
 
 class Publisher:
-    """Writes newly full blocks behind to their homes in the pooled store, oldest first, in batches."""
+    """Writes newly full blocks to their homes in the pooled store in the background, oldest first, in batches."""
 
     def __init__(self, pool: BlockPool, pool_blocks: PoolBlocks | None, metrics: Metrics) -> None:
-        """pool_blocks: where to; None = nowhere."""
+        """pool_blocks: the destination; None = publish nothing."""
         self._metrics = metrics
         self._pool = pool
         self._pool_blocks = pool_blocks
         self._backlog: deque[Named] = deque()
-        self._again: deque[Named] = deque()  # what was offered before, and may have been refused
+        self._again: deque[Named] = deque()  # offered before; the pool may have refused them
         self._wake = asyncio.Event()
         self._in_flight: list[Named] = []
         self._task: asyncio.Task[None] | None = None
@@ -284,12 +284,12 @@ class Publisher:
         self.num_dropped += self._take(self._backlog, named)
 
     def offer_again(self, named: Sequence[Named]) -> None:
-        """Blocks that were used in the arena: those that the pool does not have are offered to it once more, so that an
-        admission that counts uses counts this one."""
+        """Queue blocks that were used in the arena and offer those that the pool lacks once more, so that an admission
+        policy that counts uses counts this one."""
         self._take(self._again, named)
 
     def _take(self, queue: deque[Named], named: Sequence[Named]) -> int:
-        """Returns how many there was no room for."""
+        """Queue and hold blocks; returns the number of blocks that did not fit."""
         if self._task is None or not named:
             return 0
         taken = named[: max(0, MAX_PUBLISH_BACKLOG_BLOCKS - len(queue))]
@@ -300,11 +300,11 @@ class Publisher:
 
     @property
     def backlog(self) -> int:
-        """Blocks that are not written yet."""
+        """Number of blocks not written yet."""
         return len(self._backlog) + len(self._again) + len(self._in_flight)
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference held here."""
+        """Ids of queued blocks, one item per transfer reference."""
         return (block_id for part in (self._backlog, self._again, self._in_flight) for _, block_id, _ in part)
 
     async def close(self) -> None:

@@ -1,12 +1,12 @@
-"""What other nodes may ask of an engine node: probe, reserve, prefill, pull, handover, abort, fence, and
-borrow blocks (engine/handoff/lending.py).
+"""Answers other nodes' messages to an engine node: probe, reserve, prefill, pull, handover, abort, fence, and
+borrow (engine/handoff/lending.py).
 
-Who moves KV into whose blocks, and when those blocks may be used again, is decided here:
+This file decides which node moves KV into which blocks, and when those blocks may be reused:
 
-- a decode node holds reserved blocks with transfer references until the prefill node says that all KV has landed
-  (handover), answers that it will move no more (fence), or is lost (its connection is gone, so nothing can land);
-  its own reads into them (pull) end before;
-- every request belongs to its acceptor: when that is lost, its requests end here.
+- A decode node holds reserved blocks with transfer references until the prefill node reports that all KV has landed
+  (handover), confirms that it will move no more (fence), or is lost (without its connection nothing can land).
+  The decode node's own reads into the blocks (pull) end first.
+- Every request belongs to its acceptor. When the acceptor is lost, its requests end here or wait for an adopter.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mooncake.engine")
 
-MOVE_TIMEOUT_S = 30.0  # of one batch
+MOVE_TIMEOUT_S = 30.0  # per batch
 MAX_FENCED_IDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class KvMoves:
-    """How the KV of prompts computed here gets to their decode nodes, and how fast."""
+    """How KV computed here moves to decode nodes, and the rates of the rails."""
 
     geometry: BlockGeometry
     rails: RailNews
     how: str = "push"  # --kv-transfer
     overlap: str = "layer"  # --kv-overlap
-    arenas: Arenas | None = None  # told of the decode nodes
-    wire: WireCodec | None = None  # what encodes and decodes it on its way; None: nothing does
+    arenas: Arenas | None = None  # remembers the decode nodes of prompts
+    wire: WireCodec | None = None  # encodes KV for the wire and decodes it; None: KV moves as it is
 
 
 class EngineService:
@@ -97,8 +97,8 @@ class EngineService:
         self._metrics = metrics
         self._lending = Lending(channel, worker.batcher.pool, KV_REGION, moves.geometry.block_bytes)
         self._acceptors: dict[str, str] = {}  # request id -> node
-        self._leaving: dict[str, KvTransfer] = {}  # of requests that have ended here, until nothing is in flight
-        self._fenced: OrderedDict[str, None] = OrderedDict()  # ids that may not start here any more
+        self._leaving: dict[str, KvTransfer] = {}  # of ended requests, while bytes are in flight
+        self._fenced: OrderedDict[str, None] = OrderedDict()  # ids of requests that may no longer start here
         self._incoming = Incoming(
             channel,
             transfer,
@@ -177,11 +177,11 @@ class EngineService:
         return push if wire is None else EncodedPush(push, self._channel, request_id, target, MOVE_TIMEOUT_S)
 
     async def _hand_over(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
-        """After the last layer: wait until all KV has landed, then let the decode node go on."""
+        """After the last layer: wait until all KV has landed, then tell the decode node to continue."""
         begin = time.monotonic()
         try:
             report = await transfer.finish()
-            if self._moves.how == "push":  # a pull is counted where it is done
+            if self._moves.how == "push":  # the decode node counts a pull
                 self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
             now = time.monotonic()
             detail = {
@@ -191,14 +191,14 @@ class EngineService:
                 "batches": report.batches,
                 "transport": report.transport,
                 "seconds": report.seconds,
-                "exposed_seconds": now - begin,  # from the end of the prefill until all had landed
+                "exposed_seconds": now - begin,  # from the end of the prefill until all KV had landed
                 "intervals": report.intervals.before(now),
             }
             if (wire := self._moves.wire) is not None:
                 detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
                 self._metrics.count_wire_saved(report.saved)
             request.journal.note(now, "kv_moved", detail)
-            # Told now: the decode node may have made a short answer before it has answered here.
+            # Sent before the call: the decode node may finish a short answer before it replies here.
             self._tell(acceptor, request, Landed(self._report(request)))
             handover = Handover(request.request_id, request.token_ids[-1])
             await self._channel.call(transfer.node, messages.HANDOVER, encode(handover))
@@ -209,13 +209,13 @@ class EngineService:
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
             self._remember(request, transfer.node)
-            # Only now does the acceptor stop watching this node.
+            # Only then may the acceptor stop watching this node.
             self._tell(acceptor, request, HandedOver())
         finally:
             self._leaving.pop(request.request_id, None)
 
     def _remember(self, request: Request, node: str) -> None:
-        """The next turn of a chat wants what `node` computes now."""
+        """Remember the decode node: the next turn of a chat needs the KV that `node` computes now."""
         size, arenas = self._moves.geometry.block_size, self._moves.arenas
         full = (request.num_tokens - 1) // size
         if arenas is not None and full:
@@ -225,7 +225,7 @@ class EngineService:
         await self._cancel(body.id)
 
     async def _cancel(self, request_id: str) -> None:
-        """After this, nothing of the request is computed or moved here."""
+        """Once this returns, this node neither computes nor moves any part of the request."""
         self._fenced[request_id] = None
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
@@ -236,7 +236,7 @@ class EngineService:
             await transfer.stop()
 
     async def _stop_transfer(self, request_id: str, transfer: KvTransfer) -> None:
-        """A request ended before its KV was wanted elsewhere."""
+        """Stop the transfer of a request that ended without a handover."""
         self._leaving[request_id] = transfer
         try:
             await transfer.stop()
@@ -260,7 +260,7 @@ class EngineService:
         self.blocks_freed()
 
     def peer_lost(self, node: str) -> None:
-        """`node` is gone: what it accepted ends here, or waits for its client; what it was sending will not come."""
+        """`node` is gone: requests that it accepted end here or wait for an adopter; KV from it will not arrive."""
         for request_id in [r for r, acceptor in self._acceptors.items() if acceptor == node]:
             if self._orphans.keep(request_id):
                 self._acceptors[request_id] = NOBODY
@@ -288,7 +288,7 @@ class EngineService:
     # --- tokens to their acceptors
 
     def on_emissions(self, emissions: Sequence[Emission]) -> None:
-        """Called by the worker once per step: one message per acceptor."""
+        """Called by the worker once per step; sends one message per acceptor."""
         updates: defaultdict[str, list[tuple[str, Update]]] = defaultdict(list)
         for emission in emissions:
             request = emission.request
@@ -335,18 +335,18 @@ class EngineService:
         task.add_done_callback(self._tasks.discard)
 
     def owed(self) -> int:
-        """Requests that an acceptor waits for; those whose acceptor was lost are not among them."""
+        """Number of requests that an acceptor waits for, without those whose acceptor was lost."""
         return sum(acceptor != NOBODY for acceptor in self._acceptors.values()) + len(self._leaving)
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference that is held here; those of the worker's transfers are its own."""
+        """Block ids, one item per transfer reference held here, without those of the worker's running transfers."""
         yield from self._incoming.held_blocks()
         yield from self._lending.held_blocks()
         for transfer in self._leaving.values():
             yield from transfer.held_blocks()
 
     def held(self) -> dict[str, int]:
-        """What is still held for requests; all zero on an idle node."""
+        """Counts of resources held for requests; all zero on an idle node."""
         return {
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
@@ -357,7 +357,7 @@ class EngineService:
 
 
 def _why_not(error: Exception, report: Report) -> Failed | Refused:
-    """What the acceptor is told when a handover failed."""
+    """The update for the acceptor after a failed handover."""
     match error:
         case RemoteError(code="refused", facts={"retry_after_s": float() | int() as retry_after_s}):
             return Refused(error.reason, retry_after_s, error.facts, report)

@@ -1,9 +1,9 @@
-"""What an engine node tells the acceptor of one attempt of a request, and its form on the wire. Pure.
+"""Updates from an engine node to the acceptor about one attempt of a request, and their wire format. Pure.
 
 A message of kind TOKENS has a list of updates. Each is a JSON array that begins with the attempt's id:
 
     [attempt, index, token id]                                       a token
-    [attempt, index, token id, log probabilities, finish, report]    one that says more
+    [attempt, index, token id, log probabilities, finish, report]    a token with more fields
     [attempt, "landed", report]
     [attempt, "handed_over"]
     [attempt, "failed", reason, report]
@@ -28,8 +28,8 @@ EVENT_FIELDS = {"t": (int, float), "node": (str,), "event": (str,), "detail": (d
 class Report:
     """What happened to the request on a node since that node's last report."""
 
-    cached_tokens: int  # of the prompt, found there instead of computed
-    events: Sequence[dict[str, Any]]  # as engine/observe/timeline.py keeps them
+    cached_tokens: int  # of the prompt, found on the node instead of computed
+    events: Sequence[dict[str, Any]]  # in the form of engine/observe/timeline.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class Token:
     index: int  # among the request's output tokens, from 0
     token_id: int
     logprobs: TokenLogprobs | None = None
-    finish: str | None = None  # "stop" or "length": it is the last one
-    report: Report | None = None  # comes with the first and with the last one of a node
+    finish: str | None = None  # "stop" or "length" on the last token
+    report: Report | None = None  # with the first and the last token of a node
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The prefill node: all KV is on the decode node."""
+    """From the prefill node: all KV is on the decode node."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """The prefill node: the decode node goes on, this node is not needed any more."""
+    """From the prefill node: the decode node continues, and this node is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The decode node does not take the computed prompt (--rejection stage-load)."""
+    """The decode node refuses the computed prompt (--rejection stage-load)."""
 
     reason: str
     retry_after_s: float
@@ -75,20 +75,20 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The acceptor's own: the request's deadline is over. One timer instead of one for every token."""
+    """From the acceptor itself: the request's deadline has passed. One timer replaces a timeout per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The acceptor's own: its node goes before the request ends."""
+    """From the acceptor itself: its node shuts down before the request ends."""
 
 
 Update = Token | Landed | HandedOver | Failed | Refused
-"""What travels."""
+"""The updates that nodes send."""
 
 
 def ends_there(update: Update) -> bool:
-    """Whether the node that says so does not know the attempt any more: there is nothing to abort."""
+    """Whether the sender no longer knows the attempt, so that there is nothing to abort."""
     match update:
         case Token(finish=finish):
             return finish is not None
@@ -116,7 +116,7 @@ def encode(attempt: str, update: Update) -> list[Any]:
 
 
 def decode(wire: object) -> tuple[str, Update]:
-    """(attempt, update) from parsed JSON. Raises BodyError for anything that `encode` cannot have written."""
+    """Returns (attempt, update) from parsed JSON. Raises BodyError for anything that `encode` cannot produce."""
     if type(wire) is not list or not wire or type(wire[0]) is not str:
         raise _wrong(wire)
     match wire:
@@ -142,10 +142,10 @@ def encode_all(updates: Iterable[tuple[str, Update]]) -> dict[str, Any]:
 
 
 def decode_all(body: dict[str, Any]) -> list[tuple[str, Update]]:
-    """Raises BodyError, and then nothing of the message counts."""
+    """The updates of a TOKENS message. Raises BodyError for the whole message if any update is invalid."""
     updates = body.get("updates")
     if type(updates) is not list or len(body) != 1:
-        raise BodyError("a TOKENS message has a list of updates and nothing else")
+        raise BodyError("a TOKENS message must have a list of updates and nothing else")
     return [decode(update) for update in updates]
 
 
@@ -178,7 +178,7 @@ def _logprobs_in(wire: object) -> TokenLogprobs | None:
 
 
 def _logprob(value: object) -> float:
-    """JSON has no infinity: what is impossible travels as null."""
+    """JSON has no infinity, so a log probability of minus infinity travels as null."""
     if value is None:
         return -inf
     if type(value) is float or type(value) is int:
@@ -210,4 +210,4 @@ def _is_event(event: object) -> bool:
 
 
 def _wrong(wire: object) -> BodyError:
-    return BodyError(f"no update of a request: {wire!r:.80}")
+    return BodyError(f"not an update of a request: {wire!r:.80}")

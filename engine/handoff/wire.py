@@ -1,14 +1,14 @@
-"""KV in one byte per element on the way from a prefill node to a decode node (--wire-dtype).
+"""Encodes KV in one byte per element for the transfer from a prefill node to a decode node (--wire-dtype).
 
     prefill node    its blocks ── encode ──> staging area ── push or pull ──> bytes of the reserved blocks
     decode node                                        the same bytes ── decode in place ──> KV of the arena's type
 
-Encoded bytes are fewer than those that they stand for, so each piece lands in the bytes that it is to fill, and the
-decode node needs no staging area: it copies at most one encoded block out at a time and writes the values over it.
-Whoever moved the bytes, the prefill node hears that they landed when they are decoded.
+Encoded bytes are fewer than the values they stand for, so each piece lands in the bytes that its values will fill. The
+decode node needs no staging area: it copies out at most one encoded block at a time and writes the values over it.
+With push and with pull, the prefill node learns that the bytes have landed only after they are decoded.
 
-A block that a chunk leaves half full leaves again once the next chunk has filled it. What lies behind its tokens is
-encoded as zeros: a scale is of a whole block, and must not depend on the block's last user.
+A block that a chunk leaves half full is sent again once the next chunk has filled it. The space after its tokens is
+encoded as zeros, because a scale covers a whole block and must not depend on the block's previous user.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from net.transfer.engine import Completion
 WIRE_REGION = "kv-wire"
 
 Placed = tuple[Piece, int]
-"""A piece, and where its encoded bytes are in the staging area."""
+"""A piece and the offset of its encoded bytes in the staging area."""
 
 
 class WireCodec:
-    """Of one node, both ways. `arena`: the engine's, on the CPU."""
+    """The encoder and decoder of one node. `arena`: the engine's KV arena, on the CPU."""
 
     def __init__(self, arena: Region, geometry: BlockGeometry, staging_bytes: int) -> None:
         self._geometry = geometry
@@ -47,23 +47,23 @@ class WireCodec:
         self._staging = Staging(geometry.encoded_bytes, staging_bytes, WIRE_REGION)
         codes = torch.frombuffer(self._staging.region().memory, dtype=torch.uint8)
         self._codes = codes.view(-1, geometry.encoded_layer_bytes)
-        self._window = self._staging.num_slots // 2  # so that two prompts have room
+        self._window = self._staging.num_slots // 2  # leaves room for two prompts
         self._conversion = Conversion("kv-wire")
 
     @property
     def dtype(self) -> str:
-        """What it encodes to: fp8 or int8."""
+        """The type of the codes: fp8 or int8."""
         return self._geometry.wire_dtype
 
     @property
     def region(self) -> Region:
-        """The staging area, for registration: what leaves is read from there."""
+        """The staging area, for registration: encoded bytes are read from there."""
         return self._staging.region()
 
     # --- prefill node
 
     async def move(self, pieces: Sequence[Piece], mover: Mover) -> Completion:
-        """Encode `pieces` and have `mover` move them, some at a time. Raises what the mover raises."""
+        """Encode `pieces` and move them with `mover`, one window at a time. Raises the mover's errors."""
         nbytes, seconds, transport = 0, 0.0, ""
         for window in windows(pieces, self._geometry, self._window):
             async with self._staging.slots(len(window)) as offsets:
@@ -91,22 +91,22 @@ class WireCodec:
         for tokens, found in cells.items():
             blocks, layers, rows = torch.tensor(found).unbind(1)
             for part in chunks(len(found), self._geometry.shape[1:]):
-                values = self._blocks[blocks[part], layers[part]].to(torch.float32)  # a copy: picked one by one
+                values = self._blocks[blocks[part], layers[part]].to(torch.float32)  # advanced indexing copies
                 values[..., tokens:, :] = 0.0
                 self._codes[rows[part]] = encode_layers(values, self._dtype)
 
     # --- decode node
 
     def fits(self, offset: int, nbytes: int) -> bool:
-        """Whether encoded layers of one block can have landed there."""
+        """Whether these bytes of the arena can hold encoded layers of one block."""
         g = self._geometry
         first, inside = divmod(offset % g.block_bytes, g.layer_bytes)
         count, rest = divmod(nbytes, g.encoded_layer_bytes)
         return inside == rest == 0 < count <= g.num_layers - first
 
     async def decode(self, spans: Sequence[Span]) -> None:
-        """What has landed at (any offset, offset in the arena, encoded bytes), in place; `fits` holds for each, and no
-        two are for the same layer of a block. Ends when nothing is written any more, also when it is cancelled."""
+        """Decode spans of (unused, offset in the arena, encoded bytes) in place. `fits` must hold for each span, and no
+        two may cover the same layer of a block. Returns only when all writes have ended, also if it is cancelled."""
         await self._conversion.run(partial(self._decode, spans))
 
     def _decode(self, spans: Sequence[Span]) -> None:
@@ -130,15 +130,15 @@ class WireCodec:
                 self._blocks[ids[part], layer] = values.to(self._blocks.dtype)
 
     def close(self) -> None:
-        """No call is under way."""
+        """Release the memory. No call may be running."""
         self._conversion.close()
         del self._bytes, self._blocks, self._codes  # they keep the memory mapped
         self._staging.close()
 
 
 def windows(pieces: Sequence[Piece], geometry: BlockGeometry, num_slots: int) -> Iterator[list[list[Piece]]]:
-    """The pieces in order: windows of at most `num_slots` slots, each with the pieces that have room in it; a slot is
-    as large as one encoded block. No two pieces of a window are for the same bytes: the second has to land when the
+    """Cut the pieces, in order, into windows of at most `num_slots` slots; a slot has the size of one encoded block and
+    lists the pieces it holds. No window has two pieces for the same bytes, because the second must land after the
     first is decoded."""
     window: list[list[Piece]] = []
     room, taken = 0, set[tuple[int, int]]()
@@ -159,6 +159,6 @@ def windows(pieces: Sequence[Piece], geometry: BlockGeometry, num_slots: int) ->
 
 
 def _layers(offset: int, nbytes: int, geometry: BlockGeometry) -> range:
-    """The layers of one block that are at these bytes of an arena."""
+    """The layers of a block that these bytes of an arena hold."""
     first = offset % geometry.block_bytes // geometry.layer_bytes
     return range(first, first + nbytes // geometry.layer_bytes)

@@ -1,11 +1,11 @@
-"""From a model source to a runner over an empty KV arena.
+"""Builds a runner over an empty KV arena from a model source.
 
 Files:
     cuda_memory     The KV arena in GPU memory as a device of transfers (net/transfer/device/staging.py)
-    load_model      From a model source and a Config to a runner over an empty KV arena
+    load_model      Builds a runner over an empty KV arena from a model source and a Config
     rank_arenas     KV arenas of ranks on several GPUs: each rank has its KV heads on its own GPU
     rank_processes  Rank 0's side of tensor parallelism
-    rank_worker     The process of a tensor-parallel rank above 0: load a shard
+    rank_worker     The process of a tensor-parallel rank above 0: it loads a shard
     split_arena     A KV arena in parts, one per tensor-parallel rank, seen as one arena of whole blocks
     split_memory    An arena whose parts are on several GPUs, as one device of transfers
 """

@@ -1,5 +1,4 @@
-"""The KV arena in GPU memory as a device of transfers (net/transfer/device/staging.py): copies on a stream of their
-own.
+"""The KV arena in GPU memory as a device of transfers (net/transfer/device/staging.py): copies use a separate stream.
 
 Copies wait for nothing: the submitter has waited for the kernels that write the bytes (engine/step/layer_reports.py,
 and the end of a step), so that they overlap with the layers that follow.

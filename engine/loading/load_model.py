@@ -1,4 +1,4 @@
-"""From a model source and a Config to a runner over an empty KV arena. Blocking: runs in a thread at start."""
+"""Builds a runner over an empty KV arena from a model source and a Config. Blocking: runs in a thread at start."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _load_ranks(
     except BaseException:
         processes.close()
         raise
-    runner.beside = processes.step
+    runner.around_forward = processes.step
     record_graphs(config, runner)
     return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
 

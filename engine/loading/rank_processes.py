@@ -1,4 +1,4 @@
-"""RankProcesses: rank 0's side of tensor parallelism. It starts the other ranks and tells them each step.
+"""RankProcesses: rank 0's side of tensor parallelism. It starts the other ranks and sends them each step.
 
 A node is one process on the network; the other ranks are its children (rank_worker.py), each with a part of the
 weights. On CPUs each has the whole KV arena in its address space; on GPUs each has an arena of its own, and rank 0 maps
@@ -105,7 +105,7 @@ class RankProcesses:
             subprocess.Popen(
                 [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # the node's own stdout is for whoever started it
+                stdout=2,  # the node's stdout belongs to the process that started it
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 pass_fds=(theirs.fileno(), *([] if start.memfd is None else [start.memfd])),
             )

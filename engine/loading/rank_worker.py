@@ -1,4 +1,4 @@
-"""The process of a tensor-parallel rank above 0: load a shard, then compute every step that rank 0 sends.
+"""The process of a tensor-parallel rank above 0: it loads a shard, then computes every step that rank 0 sends.
 
 Started by rank_processes.py with the descriptor of a socket pair as its only argument. It ends when that socket
 closes, whatever it is doing then.

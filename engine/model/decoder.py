@@ -260,7 +260,7 @@ class Model:
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
-                attended, x = attended[wanted], x[wanted]  # nobody asks for what the others become
+                attended, x = attended[wanted], x[wanted]  # the other rows are not needed
             x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
                 on_layer(index)  # the sums over the ranks say that all have written

@@ -1,4 +1,4 @@
-"""What this project asks of a device besides operations on tensors: streams, events, page-locked memory, uploads.
+"""The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads.
 
 All of it goes through this narrow place. `Cuda` is the real one; `Host` is for tensors in host memory, where everything
 has happened when a call returns; tests/late_gpu.py runs everything as late as CUDA may.

@@ -1,4 +1,4 @@
-"""CUDA graphs: a small step is one launch instead of some ten per layer.
+"""CUDA graphs: a small step needs one launch instead of about ten per layer.
 
 A graph replays recorded kernels on recorded addresses, so a step is copied into static tensors of one of a few shapes,
 its *bucket*, padded with rows that have no effect:

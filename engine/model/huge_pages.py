@@ -1,4 +1,4 @@
-"""Where packed weights lie: memory that a step streams through from end to end."""
+"""Memory for packed weights, which every step reads from start to end."""
 
 from __future__ import annotations
 

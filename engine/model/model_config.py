@@ -1,4 +1,4 @@
-"""ModelConfig: the shape of a decoder, whatever file it was read from (hf_config.py, gguf_config.py).
+"""ModelConfig: the shape of a decoder, read from any kind of file (hf_config.py, gguf_config.py).
 
 Model families differ by these fields and by nothing else: the Llama, Mistral, Qwen and Gemma families, dense or mixture
 of experts, are one forward pass (engine/model/decoder.py). No torch: a store node needs the geometry and nothing else.

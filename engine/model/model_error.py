@@ -1,4 +1,4 @@
-"""The one exception for everything that can be wrong with a model the user named."""
+"""The exception for every problem with a model that the user named."""
 
 
 class ModelError(Exception):

@@ -1,4 +1,4 @@
-"""Mixture of experts: every token goes through its top k of E small MLPs, weighted by a router.
+"""Mixture of experts: every token passes through its top k of E small MLPs, weighted by a router.
 
     share = softmax(router(x))                 [T, E] float32
     out[t] = sum over the k largest e of  weight[t, e] * down_e( act(gate_e x) * up_e x )

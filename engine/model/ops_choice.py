@@ -1,4 +1,4 @@
-"""Which operations a model takes; on a CPU whose products: measured, never assumed.
+"""Chooses the operations of a model; on a CPU it measures which matrix products are fastest.
 
 A product larger than a core's caches is computed by both in turns, for one row, which is bound by memory, and for many,
 which are bound by arithmetic. The best of ROUNDS counts, because other processes only ever make a round longer.

@@ -1,4 +1,4 @@
-"""Tensor parallelism: which part of a model is whose, and the collectives of a forward pass.
+"""Tensor parallelism: the part of a model on each rank, and the collectives of a forward pass.
 
 Rank r of n computes num_heads / n heads and 1 / n of every MLP's columns (of every expert's, too), Megatron's split:
 

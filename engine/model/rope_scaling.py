@@ -1,4 +1,4 @@
-"""Context extension of rotary position embedding: by what each frequency is divided, and how loud the result is.
+"""Context extension of rotary position embedding: the divisor of each frequency, and the scale of the result.
 
     frequency[i] = theta^(-2i / head_size) / divisor[i]
 

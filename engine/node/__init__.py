@@ -1,18 +1,18 @@
-"""One node, wired; how it starts, reports and leaves.
+"""One node, assembled: how it starts, reports and leaves.
 
 Files:
-    drain         `python mooncake.py drain --url http://NODE`: the node leaves without dropping a request
+    drain         `python mooncake.py drain --url http://NODE`
     engine        The engine of a prefill, decode or mixed node: KV arena, batcher, model loop
-    front_door    How clients get into a node: acceptor and HTTP API
-    frontend      What the HTTP API of this node is made of: the tokenizer
-    leaving       How a node leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM
-    local_store   This node's share of the pooled store: a DRAM arena
-    node          One node, wired: channel and transfer engine, store share, gossip, HTTP API, engine
-    parts         What the parts of a node are made with, in groups: its blocks, what it measures of itself
-    phases        Where the time of a start went
-    prefault      Which memory of a node is populated ahead, when, and how much of the machine it may take
-    report        The reports of a node about itself: for the user who started it, for a joining node
+    front_door    A node's entrance for clients: acceptor and HTTP API
+    frontend      The Frontend of this node's HTTP API: the tokenizer, the acceptor and the state of the node
+    leaving       Leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM
+    local_store   This node's share of the pooled store: a DRAM arena and, if a path is given
+    node          One node, assembled: channel and transfer engine, store share, gossip, HTTP API, engine
+    parts         The inputs of a node's parts, in groups: its blocks, its measurements, its services
+    phases        The time of each part of the startup
+    prefault      Decides which memory of a node is populated in advance, when
+    report        A node's reports about itself: for the user who started it, for a joining node
     resource_use  How full the tiers of this node are and how busy its network is
     role_changes  The shell of sched/role_change.py
-    scrape        Which parts of a node a scrape reads
+    scrape        The parts of a node that a scrape reads
 """

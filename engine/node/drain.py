@@ -1,4 +1,4 @@
-"""`python mooncake.py drain --url http://NODE`: the node leaves without dropping a request, and this waits for it."""
+"""`python mooncake.py drain --url http://NODE`: waits until the node has left without dropping a request."""
 
 from __future__ import annotations
 

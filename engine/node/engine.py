@@ -1,4 +1,4 @@
-"""The engine of a prefill, decode or mixed node: KV arena, batcher, model loop, and the service that offers them."""
+"""The engine of a prefill, decode or mixed node: KV arena, batcher, model loop, and its service for other nodes."""
 
 from __future__ import annotations
 

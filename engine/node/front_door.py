@@ -1,4 +1,4 @@
-"""How clients get into a node: acceptor and HTTP API."""
+"""A node's entrance for clients: acceptor and HTTP API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sched.rejection import rejections
 
 
 class FrontDoor:
-    """The API of one node. Nobody is let in before `open`. Raises UsageError for a key file that cannot be used."""
+    """The API of one node. It refuses clients before `open`. Raises UsageError for an unusable key file."""
 
     def __init__(
         self,

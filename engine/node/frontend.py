@@ -1,4 +1,4 @@
-"""What the HTTP API of this node is made of: the tokenizer, the acceptor and the state of the node.
+"""The Frontend of this node's HTTP API: the tokenizer, the acceptor and the state of the node.
 
 Implements net.http.common.frontend.Frontend; the HTTP layer knows nothing else of the engine.
 """

@@ -1,4 +1,4 @@
-"""How a node leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM.
+"""Leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM.
 
 1. Its record says DRAINING, /health says 503: nobody places work here, balancers look elsewhere. Asked by POST /drain
    it still accepts requests and places them on others, for `grace_s` at least and until it computes nothing any more.

@@ -1,4 +1,4 @@
-"""This node's share of the pooled store: a DRAM arena, and an SSD tier below it where a path was given."""
+"""This node's share of the pooled store: a DRAM arena and, if a path is given, an SSD tier below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node, wired: channel and transfer engine, store share, gossip, HTTP API, engine.
+"""One node, assembled: channel and transfer engine, store share, gossip, HTTP API, engine.
 
 Read `start` as the order of things: what others may need early (the store share, membership, the answer to "are you
 ready?") comes before the slow part, loading weights. Nobody is sent here before the engine answers probes.
@@ -177,7 +177,7 @@ class Node:
             log.info("calibrated by %d steps", await engine.calibrate())
             self.measures.phase("calibration")
             engine.start()
-            engine.load.beside = self.use.onto
+            engine.load.complete = self.use.onto
             self.words.start(engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = spawn(self._publish_weights(), "giving weights to the pool")

@@ -1,4 +1,4 @@
-"""What the parts of a node are made with, in groups: its blocks, what it measures of itself, what serves."""
+"""The inputs of a node's parts, in groups: its blocks, its measurements, its services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phases: where the time of a start went. Pure."""
+"""Phases: the time of each part of the startup. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which memory of a node is populated ahead, when, and how much of the machine it may take
+"""Decides which memory of a node is populated in advance, when, and how much of the machine it may use
 (net/transfer/common/prefault.py)."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from net.transfer.device.staging import DeviceRegion
 
 
 def prefault(arena: Region | DeviceRegion | None, share: LocalStore | None, busy: Callable[[], bool]) -> Prefault:
-    """Of the arenas in host memory: the engine's, whose every block is written first, then the pool's. A quarter of
-    the RAM stays free: arenas are upper bounds, and nodes of one host may have been given more than there is. busy():
-    somebody wants the cores now."""
+    """Populates the arenas in host memory: first the engine's, whose blocks are all written soon, then the pool's. A
+    quarter of the RAM stays free, because arenas are upper bounds and may exceed the host's memory in total. busy():
+    whether other work needs the cores now."""
     regions = [] if arena is None else [arena]
     regions += [share.arena.region] if share is not None and share.arena is not None else []
     spared = total_bytes() // 4

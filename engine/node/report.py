@@ -1,4 +1,4 @@
-"""The reports of a node about itself: for the user who started it, for a joining node, for debugging."""
+"""A node's reports about itself: for the user who started it, for a joining node, for debugging."""
 
 from __future__ import annotations
 

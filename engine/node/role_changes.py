@@ -1,5 +1,5 @@
-"""The shell of sched/role_change.py: looks at the gossiped records every few seconds and tells the engine what it does
-from now on. With --first-role."""
+"""The shell of sched/role_change.py: reads the gossiped records every few seconds and sets the engine's role. With
+--first-role."""
 
 from __future__ import annotations
 

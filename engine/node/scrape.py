@@ -1,4 +1,4 @@
-"""Which parts of a node a scrape reads (net/metrics/watched.py)."""
+"""The parts of a node that a scrape reads (net/metrics/watched.py)."""
 
 from __future__ import annotations
 

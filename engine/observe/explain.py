@@ -1,4 +1,4 @@
-"""`python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`: why a request went where it went, as a table.
+"""`python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`: explains a request's placement, as a table.
 
 Asks the node at --url, then the other nodes of its cluster: the one that accepted the request knows.
 """
@@ -23,7 +23,7 @@ PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "r
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 1 when nobody knows the request, 2 when nobody answers."""
+    """Exit code 1 if no node knows the request, 2 if no node answers."""
     parser = argparse.ArgumentParser(
         prog="mooncake explain", description="Why a request went where it went, and how it did."
     )
@@ -62,7 +62,7 @@ def find(node: NodeClient, request_id: str) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Every decision of the request with its candidates, then estimates beside the truth."""
+    """Every decision of the request with its candidates, then estimates with the measured times."""
     summary = record["summary"]
     lines = [
         f"request {record['request_id']}: {summary['prompt_tokens']} prompt tokens, {summary['cached_tokens']} of them "

@@ -1,5 +1,5 @@
-"""A file that lines are added to while the node serves (--record-trace, --record-steps). What cannot be written, on a
-full disk for example, ends the record and nothing else: the file keeps only whole lines, and an error line says so."""
+"""A file to which a serving node appends lines (--record-trace, --record-steps). If a write fails, for example on a
+full disk, only the recording ends: the file keeps whole lines, and an error is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines on stderr: as text, or one JSON object a line (--log-format)."""
+"""Log lines on stderr: as text, or one JSON object per line (--log-format)."""
 
 from __future__ import annotations
 

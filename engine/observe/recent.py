@@ -1,4 +1,4 @@
-"""The last requests in figures: their latencies, and where the KV of their prompts came from. Pure."""
+"""Figures of the last requests: their latencies, and the sources of their prompts' KV. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.observe.timeline import Timeline
 
 Json = dict[str, Any]
 
-KEPT = 200
+MAX_RECENT_REQUESTS = 200
 PERCENTILES = (50, 90, 99)
 SOURCES = ("hbm", "arena", "dram", "ssd", "computed")
 """Of a prompt's tokens: found in the prefill node's own arena or in another node's, in a DRAM or SSD tier of the pool,
@@ -18,11 +18,11 @@ or computed."""
 
 
 class Recent:
-    """The last KEPT requests that ended here with at least one token."""
+    """The last MAX_RECENT_REQUESTS requests that ended here with at least one token."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._rows: deque[Json] = deque(maxlen=KEPT)
+        self._rows: deque[Json] = deque(maxlen=MAX_RECENT_REQUESTS)
         self._refused: Json | None = None
 
     def add(self, timeline: Timeline, service_class: str, reason: str | None, ended: float) -> None:

@@ -1,4 +1,4 @@
-"""`python mooncake.py top [--url http://HOST:PORT]`: the cluster as it is now, in a terminal.
+"""`python mooncake.py top [--url http://HOST:PORT]`: the current state of the cluster, in a terminal.
 
 The data is that of the live page: GET /live of any node (engine/observe/live.py).
 """

@@ -1,13 +1,13 @@
-"""From logits to tokens: penalties, draws, and randomness that does not depend on where a request runs.
+"""From logits to tokens: penalties, draws, and randomness that does not depend on the node of a request.
 
 Files:
     grammar         Structured output: which tokens may follow, so that the answer is JSON of a schema
-    host_draw       Draws on the CPU: what sampler.draw computes
-    logit_rules     What changes a row's logits before a token is chosen: penalties, logit bias
-    logprobs        Log probabilities of tokens that are known: of those just chosen, and of a prompt's
-    params          SamplingParams: how a request wants its tokens chosen
+    host_draw       Draws on the CPU: the same results as sampler.draw
+    logit_rules     Changes a row's logits before sampling: penalties, logit bias, minimum length, grammar
+    logprobs        Log probabilities of known tokens: of sampled tokens and of a prompt's
+    params          SamplingParams: how a request samples its tokens
     rejection       The rejection rule of speculative sampling (Leviathan et al., arXiv 2211.17192, algorithm 1)
-    sampler         Batched choice of the next token
+    sampler         Samples the next tokens of a batch
     token_logprobs  Log probabilities at one position, and those of a whole prompt
     uniform         The random numbers of a request: hashes of (seed, position)
 """

@@ -1,5 +1,5 @@
-"""Draws on the CPU: what sampler.draw computes, a few rows at a time so that they stay in the cache, and without
-sorting the vocabulary.
+"""Draws on the CPU: the same results as sampler.draw, computed for a few rows at a time so that they stay in the cache,
+without sorting the vocabulary.
 
 top_p needs the most probable tokens in order until they hold the share top_p. Tokens less probable than
 (1 - top_p) / vocab_size hold together less than 1 - top_p, so none of them is ever needed: what is left to sort is some

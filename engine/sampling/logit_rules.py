@@ -1,4 +1,4 @@
-"""What changes a row's logits before a token is chosen: penalties, logit bias, the minimum length, a grammar.
+"""Changes a row's logits before sampling: penalties, logit bias, minimum length, grammar.
 
 In this order, for a row with the counts of its tokens so far:
 

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens that are known: of those just chosen, and of a prompt's.
+"""Log probabilities of known tokens: of sampled tokens and of a prompt's.
 
 They are natural logarithms of the raw distribution, softmax of the logits as the model gave them.
 

@@ -1,4 +1,4 @@
-"""SamplingParams: how a request wants its tokens chosen. TokenLogprobs: what it is told of one that was chosen."""
+"""SamplingParams: how a request samples its tokens. TokenLogprobs: what it learns about a sampled token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batched choice of the next token.
+"""Samples the next tokens of a batch.
 
 Greedy rows take the largest logit. The others draw from softmax(logits / temperature) restricted, in this order, by
 

@@ -1,8 +1,8 @@
-"""Speculative decoding: who guesses, and which guesses hold.
+"""Speculative decoding: how drafts are proposed and verified.
 
 Files:
-    draft         The draft model: a small model of the same vocabulary guesses the next tokens
-    draft_source  Which model guesses tokens for the model served, and whether the two understand each other
-    ngram         Prompt lookup: the draft is what followed the last time that the end of the text occurred before
-    speculative   Speculative decoding: which rows of a step get how many draft tokens
+    draft         The draft model: a small model with the same vocabulary proposes the next tokens
+    draft_source  Finds the draft model for the served model, and checks that their vocabularies match
+    ngram         Prompt lookup: the draft is the text that followed the last earlier occurrence of the text's end
+    speculative   Speculative decoding: the number of draft tokens per row, and which of them are accepted
 """

@@ -1,4 +1,5 @@
-"""The draft model: a small model of the same vocabulary guesses the next tokens, the target verifies them in one step.
+"""The draft model: a small model with the same vocabulary proposes the next tokens, and the target verifies them in one
+step.
 
 It keeps KV of its own in a small pool of its own block geometry, and needs nothing from elsewhere: on a decode node,
 where the prompt's KV came from a prefill node, it computes its own KV of the prompt. It does so after the request has
@@ -82,7 +83,7 @@ class DraftModel:
         self._drain()
 
     def _drain(self) -> None:
-        """Whoever holds the lock calls this after giving it back, so no end is missed."""
+        """Every holder of the lock calls this after releasing it, so that no end is missed."""
         while self._ended and self._lock.acquire(blocking=False):
             try:
                 while self._ended:
@@ -165,8 +166,8 @@ class DraftModel:
     def _of(self, request: Request) -> _State:
         state = self._states.get(request.request_id)
         if state is None:
-            # Log probabilities and grammar are of the target: nobody sees the draft's, and what a grammar forbids is
-            # not accepted.
+            # Log probabilities and grammar belong to the target: the draft's are not shown, and the target rejects
+            # tokens that the grammar forbids.
             params = replace(request.sampling, logprobs=None, grammar="")
             state = self._states[request.request_id] = _State(params)
         self._states.move_to_end(request.request_id)

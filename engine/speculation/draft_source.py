@@ -1,4 +1,4 @@
-"""Which model guesses tokens for the model served, and whether the two understand each other."""
+"""Finds the draft model for the served model, and checks that their vocabularies match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt lookup: the draft is what followed the last time that the end of the text occurred before. Pure.
+"""Prompt lookup: the draft is the text that followed the last earlier occurrence of the text's end. Pure.
 
 Summaries, edits of code and answers that quote copy long runs of their prompt; no model is needed to guess them
 (Saxena, "Prompt Lookup Decoding", 2023). The index is a dictionary from every n-gram, shortest <= n <= longest, to the

@@ -1,4 +1,4 @@
-"""Speculative decoding: which rows of a step get how many draft tokens, and which of them were right. Pure.
+"""Speculative decoding: the number of draft tokens per row, and which of them are accepted. Pure.
 
 A step computes the last known token of a request and k draft tokens behind it at once, and the sampler chooses a token
 after each of them. Drafts are accepted while they are equal to the chosen tokens; the first different choice (or the
@@ -161,8 +161,8 @@ class Speculator:
     # --- before a step
 
     def plan(self, rows: Sequence[ScheduledRow], budget: int, blocks: BlockBook) -> None:
-        """Give decoding rows drafts out of what the others left: `budget` tokens and the pool's free blocks. Nobody is
-        preempted for a draft."""
+        """Give decoding rows drafts from the remaining resources: `budget` tokens and the pool's free blocks. A draft
+        never preempts a request."""
         decodes = [row for row in rows if row.samples and row.num_tokens == 1 and not row.request.handover]
         left_to_index = INDEX_TOKENS_PER_STEP
         wanted: list[tuple[ScheduledRow, list[int], int]] = []

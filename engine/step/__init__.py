@@ -1,13 +1,13 @@
 """One step: requests, blocks, rows and tensors.
 
 Files:
-    block_book     Which blocks of the pool each request holds
+    block_book     Keeps track of the pool blocks that each request holds
     block_table    A request's block ids as an array
-    inputs         A step's rows as the model's tensors: one host buffer, filled by numpy
-    journal        What a node notes of a request while it is there, for the request's timeline
-    layer_reports  Layers of a step reported once the device has computed them
-    request        Request and its transition log: what the engine knows of one generation
-    rows           From what the batcher scheduled to what the runner computes
-    runner         One step: rows of tokens in, chosen tokens out
-    step           One step of the engine: which tokens of which requests it computes, and what it changed
+    inputs         Converts a step's rows to the model's tensors: numpy fills one host buffer
+    journal        Records a request's events on one node, for the request's timeline
+    layer_reports  Reports each layer of a step as soon as the device has computed it
+    request        The state of one generation on one node
+    rows           Converts the batcher's scheduled rows to the runner's rows
+    runner         Runs one step: takes rows of tokens and returns sampled tokens
+    step           One step of the engine: the tokens that it computes, and the changes that it made
 """

@@ -1,7 +1,7 @@
-"""Which blocks of the pool each request holds. Pure.
+"""Keeps track of the pool blocks that each request holds. Pure.
 
-The one place where requests take references on blocks and give them back: the longest cached prefix first, fresh
-blocks as tokens are computed, names for the blocks that became full, everything back at the end.
+Only this class takes and releases block references for requests: first on the longest cached prefix, then on fresh
+blocks as tokens are computed. It names blocks when they become full and releases all blocks at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BlockBook:
         prefix_caching: bool = True,
         recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0,
     ) -> None:
-        """recompute_s(tokens, context): seconds to compute so many tokens behind so many others."""
+        """recompute_s(tokens, context): seconds to compute `tokens` tokens after `context` others."""
         self.pool = pool
         self.block_size = block_size
         self.prefix_caching = prefix_caching
@@ -36,19 +36,19 @@ class BlockBook:
     # --- taking
 
     def match(self, request: Request) -> list[int]:
-        """Longest prefix in the pool. The last known token is never taken from it: its logits are needed."""
+        """Blocks of the longest prefix in the pool, without the last known token, whose logits are needed."""
         if not self.prefix_caching:
             return []
         keys = request.block_keys(self.block_size)
         return self.pool.match(keys[: (request.num_tokens - 1) // self.block_size])
 
     def adopt_prefix(self, request: Request) -> int:
-        """Take references on the longest prefix in this pool, or on what has joined it since the last call; returns the
-        request's blocks. Only before its first step."""
+        """Take references on the longest prefix in this pool, or extend it since the last call. Returns the number of
+        blocks that the request holds. Call it only before the request's first step."""
         held = len(request.block_ids)
         if (
             self.prefix_caching and not request.scores_prompt and request.num_named == held
-        ):  # what is still arriving has no names
+        ):  # blocks that are still arriving have no names
             keys = request.block_keys(self.block_size)
             if more := self.pool.match(keys[held : (request.num_tokens - 1) // self.block_size]):
                 self.pool.acquire(more)
@@ -58,7 +58,7 @@ class BlockBook:
         return len(request.block_ids)
 
     def _reuses(self, request: Request) -> bool:
-        """A prompt whose own log probabilities are asked for is computed whole."""
+        """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
         return self.prefix_caching and not request.scores_prompt
 
     def computes_next(self, request: Request, other: Request) -> bool:
@@ -77,13 +77,13 @@ class BlockBook:
         self.name_full(request)
 
     def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:
-        """The same before they have arrived. They have no names until `name_full`, which must wait for their end."""
+        """Append blocks that are still arriving. Call `name_full`, which names them, only after they have arrived."""
         request.block_ids.extend(block_ids)
         request.num_computed = len(request.block_ids) * self.block_size
 
     def take_all(self, request: Request) -> int:
-        """Blocks for all known tokens of a request that has none: n from the cache, the rest fresh; returns n.
-        Raises OutOfBlocks, and then nothing has changed."""
+        """Take blocks for all known tokens of a request that has none: n cached blocks, then fresh ones. Returns n.
+        Raises OutOfBlocks and then changes nothing."""
         matched = self.match(request)
         self.pool.acquire(matched)
         try:
@@ -96,11 +96,11 @@ class BlockBook:
         return len(matched)
 
     def lacks(self, request: Request) -> int:
-        """Blocks that the known tokens of the request still need."""
+        """Number of blocks that the known tokens of the request still need."""
         return self.blocks_for(request.num_tokens) - len(request.block_ids)
 
     def extend(self, request: Request, count: int) -> None:
-        """Blocks for `count` more computed tokens. Raises OutOfBlocks, and then nothing has changed."""
+        """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then changes nothing."""
         need = self.blocks_for(request.num_computed + count) - len(request.block_ids)
         if need > 0:
             request.block_ids += self.pool.allocate(need)
@@ -108,8 +108,8 @@ class BlockBook:
     # --- naming
 
     def name_full(self, request: Request) -> list[tuple[BlockKey, int, Facts]]:
-        """Name the blocks that became full, so that they can be reused; returns (key, block id, what eviction may want
-        to know) of those that were not known under another block."""
+        """Name the blocks that became full, so that they can be reused. Returns (key, block id, facts for eviction) of
+        those whose key no other block has."""
         full = request.num_computed // self.block_size
         if not self.prefix_caching or full <= request.num_named:
             return []
@@ -118,19 +118,19 @@ class BlockBook:
         return [block for block in full_blocks if self.pool.name(block[1], block[0], block[2])]
 
     def named(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
-        """The request's blocks from `first` up to `end`: (key, block id, what eviction may want to know)."""
+        """(key, block id, facts for eviction) of the request's blocks [first, end)."""
         keys = request.block_keys(self.block_size)
         return [(keys[i], request.block_ids[i], self.facts(request, i)) for i in range(first, end)]
 
     def facts(self, request: Request, position: int) -> Facts:
-        """Of the request's block at `position`."""
+        """Facts for eviction about the request's block at `position`."""
         cost_s = self._recompute_s(self.block_size, position * self.block_size)
         return Facts(position, cost_s, request.service_class)
 
     # --- giving back
 
     def release(self, request: Request) -> None:
-        """Everything back; what was named stays findable until it is evicted."""
+        """Release all blocks. Named blocks can still be found until they are evicted."""
         self.pool.release(request.block_ids)
         request.block_ids = []
         request.num_computed = 0

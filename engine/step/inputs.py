@@ -1,8 +1,8 @@
-"""A step's rows as the model's tensors: one host buffer, filled by numpy, one copy to the device.
+"""Converts a step's rows to the model's tensors: numpy fills one host buffer, and one copy moves it to the device.
 
-The buffer is allocated once and grows (pinned for a GPU, so that the copy does not wait for the host); a request's
-block ids come as an int32 array that grows with the request (Request.block_table), so a decode step copies them
-instead of walking a list. On the CPU the tensors are the buffer itself.
+The buffer grows as needed; for a GPU it is pinned, so that the copy is asynchronous. A request's block ids come as an
+int32 array that grows with the request (Request.block_table), so a decode step copies them instead of walking a list.
+On the CPU the tensors are the buffer itself.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Row:
     speculation: the last num_samples - 1 of token_ids are then a draft, not part of sample.token_ids.
     """
 
-    token_ids: Sequence[int]  # computed in this step; their KV goes to positions start, start + 1, ...
-    start: int  # tokens of this request whose KV is in its blocks already
+    token_ids: Sequence[int]  # computed in this step, at positions start, start + 1, ...
+    start: int  # number of tokens of this request whose KV is already in its blocks
     block_ids: Sequence[int] | np.ndarray  # of the request, in order; enough for start + len(token_ids) tokens
     sample: SamplingRow | None = None
     num_samples: int = 1
-    proposals: Sequence[Tensor] = ()  # [V] each: what the draft's tokens were drawn from; empty = judge by equality
+    proposals: Sequence[Tensor] = ()  # [V] each: distributions of the draft's tokens; empty = compare tokens
     scores: PromptScores | None = None
 
     @property
     def num_wanted(self) -> int:
-        """Rows of logits that this request wants."""
+        """Number of rows of logits that this request needs."""
         return 0 if self.sample is None else self.num_samples
 
 
@@ -52,15 +52,15 @@ class Inputs:
 
     token_ids: Tensor  # [T] int64
     batch: RaggedBatch
-    last_rows: Tensor  # [R] int64: the rows of q whose logits are wanted, those of a request side by side
+    last_rows: Tensor  # [R] int64: the rows of q whose logits are needed, grouped by request
     order: list[int]  # request s of the batch is rows[order[s]]
 
 
 class InputBuilder:
-    """Builds the inputs of one step after the other. Inputs hold until the next `build`."""
+    """Builds the inputs of each step. They are valid until the next `build`."""
 
     def __init__(self, block_size: int, device: torch.device, gpu: Gpu | None = None) -> None:
-        """gpu: what moves them, by default what `device` says."""
+        """gpu: copies to the device; by default the one of `device`."""
         self._block_size = block_size
         self._gpu = gpu or gpu_of(device)
         self._device = torch.empty(0, dtype=torch.int64, device=device)  # any tensor there
@@ -68,7 +68,8 @@ class InputBuilder:
         self._copied: Event | None = None
 
     def build(self, rows: Sequence[Row]) -> Inputs:
-        """One-token rows first, otherwise in their order. Raises ValueError on a row that cannot run."""
+        """The inputs of `rows`: one-token rows first, otherwise in the given order. Raises ValueError for a row that
+        cannot run."""
         order, q_lens, starts, wanted = _shape(rows)
         kv_lens = starts + q_lens
         num_blocks = -(-kv_lens // self._block_size)
@@ -120,7 +121,7 @@ class InputBuilder:
         return Inputs(token_ids_t, batch, last_rows_t, order)
 
     def _room(self, count: int) -> Tensor:
-        """The first `count` int64 of the host buffer, once the copy of the step before has left it."""
+        """The first `count` int64 of the host buffer, after the previous step's copy has finished."""
         if self._copied is not None:
             self._copied.synchronize()
         if len(self._host) < count:
@@ -134,12 +135,12 @@ class InputBuilder:
 
 
 def build_inputs(rows: Sequence[Row], block_size: int, device: torch.device) -> Inputs:
-    """The inputs of one step, in memory of their own."""
+    """The inputs of one step in newly allocated memory."""
     return InputBuilder(block_size, device).build(rows)
 
 
 def _shape(rows: Sequence[Row]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray]:
-    """The order of the batch, and in that order per request: new tokens, tokens before them, wanted rows of logits."""
+    """(order of the batch, and in this order per request: new tokens, tokens before them, needed rows of logits)."""
     facts = np.array([(len(row.token_ids), row.start, row.num_wanted) for row in rows], dtype=np.int64)
     order = np.argsort(facts[:, 0] != 1, kind="stable")
     q_lens, starts, wanted = np.ascontiguousarray(facts[order].T)

@@ -1,6 +1,6 @@
-"""What a node notes of a request while it is there, for the request's timeline. Pure.
+"""Records a request's events on one node, for the request's timeline. Pure.
 
-Anybody on the node may append; whoever tells the acceptor drains it. Nothing is decided by what is in it.
+Any code on the node may append; the code that reports to the acceptor drains it. No decision depends on its content.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 from engine.observe.intervals import Intervals
 
 Entry = tuple[float, str, dict[str, Any]]
-"""(this node's monotonic clock in seconds, event, details that are JSON-ready)."""
+"""(this node's monotonic clock in seconds, event, JSON-ready details)."""
 
 
 class Journal:
-    """Of one request on one node."""
+    """The events of one request on one node."""
 
     __slots__ = ("_entries", "_steps")
 
@@ -26,11 +26,11 @@ class Journal:
         self._entries.append((now, event, detail))
 
     def computed(self, begin: float, end: float, num_tokens: int) -> None:
-        """A step in which the request took part with `num_tokens`; monotonic seconds."""
+        """Record a step that computed `num_tokens` of the request; `begin` and `end` in monotonic seconds."""
         self._steps.add(begin, end, num_tokens)
 
     def drain(self, now: float) -> list[Entry]:
-        """Everything since the last time; the steps as one event 'computed' that is stamped `now`."""
+        """Return and remove all entries; the steps become one event 'computed' at time `now`."""
         entries, self._entries = self._entries, []
         if self._steps:
             entries.append((now, "computed", {"intervals": self._steps.before(now)}))

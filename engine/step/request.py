@@ -1,8 +1,8 @@
-"""Request and its transition log: what the engine knows of one generation.
+"""Request: the state of one generation on one node.
 
-A request is its token ids and two counters. `num_tokens` is how many tokens are known (prompt and output),
-`num_computed` for how many of them KV exists. A step hands out a token budget that closes the gap; prefill, chunked
-prefill, decode, prefix hits and recovery are all the same difference.
+A request has token ids and two counters. `num_tokens` counts the known tokens (prompt and output); `num_computed`
+counts those whose KV exists. Each step spends a token budget to close the gap between the two. Prefill, chunked
+prefill, decode, prefix hits and recovery differ only in the size of this gap.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sched.classes import STANDARD
 
 
 class RequestState(Enum):
-    """Where a request is on this node.
+    """The state of a request on this node.
 
     WAITING ──> LOADING ──> WAITING ──> RUNNING ──> FINISHED
              (prefix fetch)               │  ^
-    REMOTE ───────────────────────────────┘  └── WAITING (preempted: blocks given back)
+    REMOTE ───────────────────────────────┘  └── WAITING (preempted: blocks released)
     (KV arrives from a prefill node)
     """
 
@@ -40,14 +40,14 @@ class RequestState(Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One generation on one node. Only the batcher and its parts write to it; others append to its journal, and the
-    runner to `prompt_logprobs`."""
+    """One generation on one node. Only the batcher and its parts modify it, except that other code appends to its
+    journal, and the runner to `prompt_logprobs`."""
 
     request_id: str
     token_ids: list[int]  # prompt, then output
     num_prompt_tokens: int
     sampling: SamplingParams
-    arrival: float  # when it was accepted, on this node's monotonic clock, seconds
+    arrival: float  # time of acceptance, seconds on this node's monotonic clock
     root: BlockKey
     service_class: str = STANDARD.name
     state: RequestState = RequestState.WAITING
@@ -55,17 +55,17 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of token_ids, filled as needed
     num_named: int = 0  # full blocks already named in the prefix cache
-    num_cached: int = 0  # prompt tokens that were not computed here: found in HBM, a lower tier or the pool
-    looked_up: bool = False  # lower tiers and pool have been asked for the prefix
-    handover: bool = False  # decode happens on another node: end here after the first new token
+    num_cached: int = 0  # prompt tokens not computed here, but found in HBM, a lower tier or the pool
+    looked_up: bool = False  # the prefix has been looked up in the lower tiers and the pool
+    handover: bool = False  # another node decodes: end here after the first new token
     handed_over: bool = False  # the prompt was computed on another node and pushed here
     paused: bool = False  # it lost its seat and kept its blocks
     num_preemptions: int = 0
-    num_served: int = 0  # known tokens that the queue order has been told of: what is computed again costs no share
+    num_served: int = 0  # known tokens charged in the queue order; recomputing them is not charged
     finish_reason: str | None = None
     first_output_index: int = 0  # index of the first token generated here; > 0 when resumed from another node
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of token_ids[1], [2], ... so far
-    journal: Journal = field(default_factory=Journal)  # anybody on the node may append
+    journal: Journal = field(default_factory=Journal)  # any code on the node may append
     table: BlockTable = field(default_factory=BlockTable, repr=False)
 
     @property
@@ -74,12 +74,12 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        """1 while decoding: the last known token."""
+        """Known tokens without KV; 1 while decoding, for the last known token."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def resumes(self) -> bool:
-        """While its blocks are there, it goes on from them instead of looking for a prefix."""
+        """Whether the request continues from its blocks instead of looking up a prefix."""
         return self.handed_over or self.paused
 
     @property
@@ -88,8 +88,8 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Log probabilities of the prompt are asked for and not told yet. A cached prefix has no logits, so such a
-        request computes all of its prompt."""
+        """Whether log probabilities of the prompt are requested and not reported yet. A cached prefix has no logits, so
+        such a request computes its whole prompt."""
         return self.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
 
     @property
@@ -101,12 +101,12 @@ class Request:
         return self.state is RequestState.FINISHED
 
     def count_cached(self) -> None:
-        """What the first start found is reuse; what a preempted request finds again is its own work."""
+        """Set `num_cached` at the first start. Blocks that a preempted request finds again are its own work."""
         if not self.num_preemptions and not self.handed_over:
             self.num_cached = min(self.num_computed, self.num_prompt_tokens)
 
     def stop_reason(self, eos_token_ids: Collection[int], max_model_len: int) -> str | None:
-        """Why generation ends with the last known token, None if it goes on."""
+        """The reason why generation ends with the last known token; None if it continues."""
         params, count, last = self.sampling, self.num_output_tokens, self.token_ids[-1]
         if count >= params.min_tokens and (
             last in params.stop_token_ids or (last in eos_token_ids and not params.ignore_eos)
@@ -121,10 +121,10 @@ class Request:
         return extend_keys(self.root, self.keys, self.token_ids, block_size)
 
     def block_table(self) -> np.ndarray:
-        """block_ids as int32; a view that holds until the next call."""
+        """block_ids as int32; the returned view is valid until the next call."""
         return self.table.of(self.block_ids)
 
     def move(self, now: float, state: RequestState, **detail: Any) -> None:
-        """Change state and note it in the journal."""
+        """Change the state and record it in the journal."""
         self.state = state
         self.journal.note(now, state.value, detail)

@@ -1,4 +1,4 @@
-"""From what the batcher scheduled to what the runner computes."""
+"""Converts the batcher's scheduled rows to the runner's rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: Sequence[Tensor] = ()) -> Row:
-    """For the runner, which is done with it before the request changes: its lists are shared, not copied."""
+    """The runner's row. It shares the request's lists, which do not change while the runner uses it."""
     request, sample = scheduled.request, None
     if scheduled.samples:
         sample = SamplingRow(request.sampling, request.token_ids, request.num_prompt_tokens, eos_ids=eos_token_ids)
@@ -27,8 +27,8 @@ def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: S
 
 
 def _scores(request: Request, start: int, count: int) -> PromptScores | None:
-    """Of the prompt tokens behind positions start .. start + count, those that are not scored yet: after a preemption
-    the same positions are computed again."""
+    """Where to put the scores of the prompt tokens that follow positions start .. start + count, without those already
+    scored: after a preemption the same positions are computed again."""
     top, known = request.sampling.prompt_logprobs, len(request.prompt_logprobs)
     first = max(start, known)
     next_ids = request.token_ids[first + 1 : start + count + 1]

@@ -1,6 +1,6 @@
-"""One step: rows of tokens in, chosen tokens out. Ragged batch -> tensors -> model -> sampler.
+"""Runs one step: takes rows of tokens and returns sampled tokens. Ragged batch -> tensors -> model -> sampler.
 
-A blocking call, meant for the node's one executor thread.
+The call blocks; it is meant for the node's one executor thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Row", "Runner", "StepTime"]
 
 @dataclass(slots=True)
 class StepTime:
-    """How long a step took and what it did, in the terms of the cost models (sched/cost.py)."""
+    """The duration of a step and its work, in the terms of the cost models (sched/cost.py)."""
 
     seconds: float
     num_decodes: int
@@ -44,7 +44,7 @@ class Runner:
     def __init__(
         self, model: Model, kv_pool: Tensor, block_size: int, device: str = "cpu", gpu: Gpu | None = None
     ) -> None:
-        """gpu: whose memory the pool is, by default what `device` says."""
+        """gpu: the device that holds the pool; by default the one of `device`."""
         config = model.config
         shape = (config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
         if kv_pool.dim() != 6 or tuple(kv_pool.shape[1:]) != shape:
@@ -56,17 +56,18 @@ class Runner:
         self._inputs = InputBuilder(block_size, self.device, self._gpu)
         self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
         self.masks: Masks | None = None  # of requests with a grammar
-        self.beside: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
-        """Entered around the forward pass with its rows: how other ranks compute the same (RankProcesses.step)."""
+        self.around_forward: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
+        """A context entered around each forward pass with its rows, so that other ranks compute the same pass
+        (RankProcesses.step)."""
 
     def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
-        """Small steps replay recordings from now on (engine/model/graphs.py), made here: nobody else may use the
-        device meanwhile. For models without an `obstacle`."""
+        """Record small steps now and replay the recordings from now on (engine/model/graphs.py). No other code may use
+        the device during the call. Only for models without an `obstacle`."""
         sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
         self._forward = GraphedModel(self.model, self.kv_pool, self.block_size, recorder, **sizes).forward
 
     def follow(self, rows: Sequence[Row]) -> None:
-        """As another rank: compute what rank 0 computes. Which tokens are chosen is its business."""
+        """Compute the same pass as rank 0, on another rank. Only rank 0 samples tokens."""
         inputs = self._inputs.build(rows)
         self._forward(
             inputs.token_ids,
@@ -82,10 +83,10 @@ class Runner:
         on_layer: Callable[[int], None] | None = None,
         before_layer: Callable[[int], None] | None = None,
     ) -> list[list[Sampled]]:
-        """Compute every row's KV and choose the tokens it asks for: per row, in the order of `rows`, row.num_samples
-        tokens, or none without row.sample. Log probabilities of prompts go to their row.scores.
+        """Compute every row's KV and sample its tokens. Returns a list per row, in the order of `rows`: row.num_samples
+        tokens, or none without row.sample. Log probabilities of prompts go to row.scores.
 
-        on_layer(l), before_layer(l): see Model.forward. Raises ValueError on a row without tokens or with too few
+        on_layer(l), before_layer(l): see Model.forward. Raises ValueError for a row without tokens or with too few
         blocks.
         """
         if not rows:
@@ -96,7 +97,7 @@ class Runner:
         if self._reports is not None and on_layer is not None:
             on_layer = self._reports.behind(on_layer)
         try:
-            with self.beside(rows):
+            with self.around_forward(rows):
                 logits = self._forward(
                     inputs.token_ids,
                     inputs.batch,
@@ -108,13 +109,13 @@ class Runner:
                 )
             chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
             if not wanted:
-                # Nothing has waited for the device yet, and a step that returned has its KV in the pool: it is pushed
-                # and published from there.
+                # No code has waited for the device yet. When a step returns, its KV must be in the pool, because it is
+                # pushed and published from there.
                 self._gpu.settle(self.kv_pool)
             if self._reports is not None:
                 self._reports.finish()
         except BaseException:
-            self._gpu.settle(self.kv_pool)  # its blocks are given to others now: what is queued must not write there
+            self._gpu.settle(self.kv_pool)  # its blocks are reused now: queued work must not write to them
             raise
         self.last = _step_time(inputs.batch, time.perf_counter() - began)
         results: list[list[Sampled]] = [[] for _ in rows]
@@ -123,7 +124,7 @@ class Runner:
         return results
 
     def _scores(self, kind: type[PromptRows], rows: Sequence[Row], inputs: Inputs) -> PromptRows | None:
-        """None when no row asks for log probabilities of its prompt."""
+        """None if no row needs log probabilities of its prompt."""
         asked = [row.scores for row in rows]
         if not any(asked):
             return None
@@ -131,7 +132,7 @@ class Runner:
 
 
 def _sampling_rows(row: Row) -> Sequence[SamplingRow]:
-    """One per wanted row of logits: after j tokens of the draft."""
+    """One sampling row per needed row of logits: the j-th follows j tokens of the draft."""
     if row.sample is None:
         return ()
     if row.num_samples == 1:

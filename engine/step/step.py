@@ -1,4 +1,4 @@
-"""One step of the engine: which tokens of which requests it computes, and what it changed. Pure data."""
+"""One step of the engine: the tokens that it computes, and the changes that it made. Pure data."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine.step.request import Request
 
 @dataclass(slots=True)
 class ScheduledRow:
-    """`num_tokens` tokens of `request`, from position `start` on, are computed in this step.
+    """A part of a step: `num_tokens` tokens of `request`, from position `start`.
 
-    With speculation, `num_drafts` of them follow the last known token; they are in `draft` once somebody has guessed
-    them, and a guess that falls short makes the row shorter."""
+    With speculation, `num_drafts` of them follow the last known token. `set_draft` fills them in; a draft with fewer
+    tokens makes the row shorter."""
 
     request: Request
     start: int
     num_tokens: int
-    samples: bool  # the last known token is among them, so the step yields the next one
+    samples: bool  # the row includes the last known token, so the step samples the next one
     num_drafts: int = 0
     draft: list[int] = field(default_factory=list)
 
@@ -39,9 +39,9 @@ class Step:
 
 @dataclass(slots=True)
 class Committed:
-    """What a finished step changed."""
+    """The changes made by a finished step."""
 
     emitted: list[tuple[Request, int, int]] = field(default_factory=list)
-    """(request, index into the step's rows, how many of that row's sampled tokens were kept: at least one)."""
+    """(request, index into the step's rows, number of sampled tokens kept from that row, at least one)."""
 
     named: list[tuple[BlockKey, int, Facts]] = field(default_factory=list)  # blocks that became full: (key, id, facts)

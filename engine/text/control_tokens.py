@@ -1,4 +1,4 @@
-"""Control tokens that a client spells out in a chat stay text: who writes "<|im_start|>" into a message starts no turn.
+"""Keeps control tokens in a client's chat messages as plain text: "<|im_start|>" in a message starts no turn.
 
 Every such text in what the client sent gets a mark behind its first character before the template sees it, and the
 rendered prompt is tokenised in the pieces between the marks: no piece holds a control token but those of the template.

@@ -1,4 +1,4 @@
-"""Output text: detokenised piece by piece, cut at stop strings. Pure."""
+"""Output text: detokenised incrementally, cut at stop strings. Pure."""
 
 from __future__ import annotations
 

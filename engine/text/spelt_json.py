@@ -1,4 +1,4 @@
-"""JSON as templates and prompts have it, with blanks behind its commas and colons."""
+"""JSON in the spelling of templates and prompts, with spaces after commas and colons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TokenBytes: the bytes that each token stands for.
+"""TokenBytes: the bytes of each token.
 
 The two kinds of BPE vocabularies of the Llama family write bytes as text in two ways: byte-level ones as a letter per
 byte (GPT-2), SentencePiece-like ones as plain text with U+2581 for a space and <0xE2> for a lone byte. With bytes in

@@ -1,4 +1,4 @@
-"""Tools for a model whose chat template knows none: told in the system message, calls and results as text. Pure.
+"""Tools for a model whose chat template has none: described in the system message, calls and results as text. Pure.
 
 The form is the one that net/http/openai/tools.py finds in answers, that of Hermes and Qwen. A model that was not made
 for it often answers in words; a forced call is held to it by a grammar.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One ablation, simulated or live: a table with 95 % intervals over seeds, the paper's values beside it, a plot.
+"""One ablation, simulated or live: a table with 95 % intervals over seeds and the paper's values, and a plot.
 
   scripts/ablate.py --list                            # their names and questions
   scripts/ablate.py scheduling                        # FAST'25 Fig. 5

@@ -1,4 +1,5 @@
-"""FAST'25 Fig. 9: the token hit rate of one global LRU cache by its size. Order only, nothing is timed."""
+"""FAST'25 Fig. 9: the token hit rate of one global LRU cache by its size. It depends only on the order; nothing is
+timed."""
 
 from __future__ import annotations
 

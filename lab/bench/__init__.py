@@ -1,22 +1,21 @@
-"""Benchmarks: ours next to a peer or a limit in the same run.
+"""Benchmarks: this project against a peer or a limit in the same run.
 
 Files:
     gossip         Gossip at scale: the real cores on a virtual network
-    host           Host time of a decode step: what the engine does besides running the model, on one thread
+    host           Host time of a decode step: the engine's work without the model, on one thread
     interference   How long running streams stall while a long prompt arrives: batching policies on one node
-    overlap        How much of a prompt's KV transfer hides behind its prefill: --kv-overlap none, chunk
-    requests       How long the largest requests that the API accepts keep others waiting for the event loop of a
-                   serving node
+    overlap        How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk
+    requests       How long the largest allowed API requests block the event loop of a serving node for others
     serve          Open-loop serving benchmark against any OpenAI server
-    speculative    Speculative decoding beside none, in one run: tokens per step, acceptance
-    stalls         How long events wait for the event loop of a serving node, and for what
-    start          Start-up to first token, and what spreading one node over processes costs
+    speculative    Decoding with and without speculation, in one run: tokens per step, acceptance
+    stalls         How long events wait for the event loop of a serving node, and why
+    start          The time from start to first token, and the cost of splitting one node into processes
     attention/     The parts of scripts/bench.py attention
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
     engine/        The parts of scripts/bench.py engine
     ops/           The parts of scripts/bench.py ops
     overload/      The parts of scripts/bench.py overload
-    quantization/  The model behind prefixes that went through the pool or to another node in another type
+    quantization/  Measures the model after prefixes that went through the pool, or to another node
     sched/         The parts of scripts/bench.py sched, one question each
     transfer/      Parts of scripts/bench.py transfer
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of a prompt's KV transfer hides behind its prefill: --kv-overlap none, chunk, layer with push and pull.
+"""How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk, layer with push and pull.
 
   scripts/bench.py overlap
   scripts/bench.py overlap --overlaps layer none --transfers push --rail-limit 20000000 --json out.json --trace

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long the largest requests that the API accepts keep others waiting for the event loop of a serving node.
+"""How long the largest allowed API requests block the event loop of a serving node for others.
 
   scripts/bench.py requests
   scripts/bench.py requests --json out.json

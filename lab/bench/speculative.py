@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Speculative decoding beside none, in one run: tokens per step, acceptance, time per output token.
+"""Decoding with and without speculation, in one run: tokens per step, acceptance, time per output token.
 
   scripts/bench.py speculative                       # n-grams, the embedded model, 1 and 8 requests at once
   scripts/bench.py speculative --draft PATH          # and a draft model

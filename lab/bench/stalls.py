@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long events wait for the event loop of a serving node, and for what.
+"""How long events wait for the event loop of a serving node, and why.
 
   scripts/bench.py stalls
   scripts/bench.py stalls --quick --layouts mixed --json out.json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Start-up to first token, and what spreading one node over processes costs.
+"""The time from start to first token, and the cost of splitting one node into processes.
 
   scripts/bench.py start
   scripts/bench.py start --rounds 5 --json out.json

@@ -1,9 +1,9 @@
-"""Hit rates of traces in cache policies: no node, no clock.
+"""Hit rates of traces under cache policies: no node, no clock.
 
 Files:
-    belady       Belady's policy: evict what is needed again last
+    belady       Belady's policy: evicts the content that is needed last
     command      Hit rates of every eviction and admission policy by capacity, on request traces
-    replay       One trace through one cache: the eviction and admission classes of cache/
-    targets      Block hit rates of the released traces that another program computed
-    trace_stats  What a trace would give a cache: how reuse is distributed over requests and blocks
+    replay       Replays one trace through one cache: the eviction and admission classes of cache/
+    targets      Block hit rates of the released traces, computed by another program
+    trace_stats  The reuse in a trace: its distribution over requests and blocks, and whether a pool pays
 """

@@ -1,4 +1,5 @@
-"""Belady's policy: evict what is needed again last. It knows the trace, so it is a bound and not a policy to run."""
+"""Belady's policy: evicts the content that is needed last. It knows the whole trace, so it is a bound and not a usable
+policy."""
 
 from __future__ import annotations
 

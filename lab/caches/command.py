@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hit rates of every eviction and admission policy by capacity, on request traces; the classes are those a node runs.
+"""Hit rates of every eviction and admission policy by capacity, on request traces, with the classes that nodes run.
 
   scripts/tools.py cache-policies                            # the released traces of ../shared/traces, or a generated
   one
@@ -33,7 +33,7 @@ FLOOD = 1.0  # batch prompts per request of the trace
 
 
 def find_traces(name: str | None) -> Path | None:
-    """The directory of the released traces: as named, else shared/traces beside a parent of this checkout."""
+    """The directory of the released traces: named, otherwise shared/traces next to a parent of this checkout."""
     if name is not None:
         return Path(name)
     return next(
@@ -71,7 +71,7 @@ class Progress:
 def evictions(
     name: str, rows: Sequence[TraceRow], names: Sequence[str], capacities: Sequence[int], progress: Progress
 ) -> list[Row]:
-    """One number per policy and capacity, beside the ceiling and, where there is one, the reference."""
+    """One number per policy and capacity, with the ceiling and the reference, if there is one."""
     ceiling = replay(rows, None, choose("lru")).total
     out = []
     for policy in [*names, "belady"]:

@@ -1,4 +1,4 @@
-"""One trace through one cache: the eviction and admission classes of cache/, driven as by a single node with a global
+"""Replays one trace through one cache: the eviction and admission classes of cache/, as on a single node with a global
 cache, cold at the start.
 
 A request's hits are the leading run of its blocks that are cached (prefix hits). Then its blocks are touched or

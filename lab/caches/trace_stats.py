@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a trace would give a cache: how reuse is distributed over requests and blocks, and whether a pool pays on it.
+"""The reuse in a trace: its distribution over requests and blocks, and whether a pool pays.
 
   scripts/tools.py trace-stats                          # the conversation trace
   scripts/tools.py trace-stats --trace mine.jsonl --nodes 8 --node-blocks 6000 --json stats.json

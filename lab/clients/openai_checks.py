@@ -1,4 +1,4 @@
-"""What an application does with the openai package, run by the interpreter of a virtual environment that has it.
+"""Typical calls of an application with the openai package, run by the interpreter of a virtual environment that has it.
 
 python openai_checks.py URL MODEL prints one JSON line for each check: {"check", "error"}; error is null where all was
 as it should be. It imports nothing of ours.

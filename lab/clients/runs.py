@@ -1,4 +1,4 @@
-"""The command lines of stock clients, and how to tell from their own results that they worked."""
+"""The command lines of stock clients, and how their own results show success."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unexpected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server, and what clients need beside it."""
+    """The server, and the other inputs of clients."""
 
     url: str
     model: str

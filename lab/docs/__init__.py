@@ -4,5 +4,5 @@ Files:
     command      Write docs/flags.md, docs/metrics.md, docs/errors.md
     figure_list  Every table of measured figures in README.md and docs/performance.md
     figures      Tables of README.md and docs/performance.md, made from the result files
-    rooms        The list of files in every `__init__.py`, and docs/map.md
+    rooms        Writes the list of files in every `__init__.py` and docs/map.md from the first sentence of each file
 """

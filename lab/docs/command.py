@@ -48,7 +48,8 @@ def flags() -> str:
 
 
 def metrics() -> str:
-    """Every metric of GET /metrics: its name as Prometheus stores it, its kind, its labels beside the common two."""
+    """Every metric of GET /metrics: its name as Prometheus stores it, its kind, its labels in addition to the common
+    two."""
     registry = Metrics("model", "node")
     registry.watch_transfers(list)
     gossip = of_gossip({}, dict, {}, float)

@@ -17,7 +17,7 @@ FIGURES = (
         "engine",
         ENGINE,
         {name: name for name in ("TPOT", "TTFT", "TTFT p99", "TPOT p99", "TTFT second")},
-        beside=("vllm", "floor"),
+        compared_with=("vllm", "floor"),
     ),
     Figure(
         "interference",
@@ -43,7 +43,7 @@ FIGURES = (
         "requests",
         "scripts/bench.py requests",
         {"longest /health": "longest wait"},
-        beside=("goal",),
+        compared_with=("goal",),
     ),
     Figure(
         "start",
@@ -56,14 +56,14 @@ FIGURES = (
         "speculative",
         "scripts/bench.py speculative",
         {"ms per token": "time per token"},
-        beside=("none",),
+        compared_with=("none",),
     ),
     Figure(
         "attention",
         "attention-cpu",
         "scripts/bench.py attention --device cpu",
         {"time": "time"},
-        beside=("torch",),
+        compared_with=("torch",),
     ),
     Figure(
         "transfer-shm",
@@ -71,7 +71,7 @@ FIGURES = (
         TRANSFER,
         {"GB/s": "", "p50": "p50"},
         cases=r".* (4K|368K|1M|16M) x\d+, shared memory",
-        beside=("memcpy", "memcpy-2", "nixl"),
+        compared_with=("memcpy", "memcpy-2", "nixl"),
     ),
     Figure(
         "transfer-tcp",
@@ -79,7 +79,7 @@ FIGURES = (
         TRANSFER,
         {"GB/s": "", "p50": "p50"},
         cases=r".* (4K|368K|1M|16M) x\d+, TCP",
-        beside=("sockets", "mooncake-te"),
+        compared_with=("sockets", "mooncake-te"),
     ),
     Figure(
         "store-shm",
@@ -87,7 +87,7 @@ FIGURES = (
         STORE,
         {"GB/s": "", "p50": "p50"},
         cases=r".*, shared memory",
-        beside=("memcpy", "memcpy-2", "mooncake-store"),
+        compared_with=("memcpy", "memcpy-2", "mooncake-store"),
     ),
     Figure(
         "store-tcp",
@@ -95,7 +95,7 @@ FIGURES = (
         STORE,
         {"GB/s": "", "p50": "p50"},
         cases=r".*, TCP",
-        beside=("sockets", "mooncake-store"),
+        compared_with=("sockets", "mooncake-store"),
     ),
     Figure(
         "overlap",
@@ -157,7 +157,7 @@ FIGURES = (
         "scripts/bench.py sched",
         {"whole p50": "whole, p50", "whole p99": "whole, p99"},
         cases="decision, .*",
-        beside=("mooncake-central-greedy", "dynamo-cost", "goal"),
+        compared_with=("mooncake-central-greedy", "dynamo-cost", "goal"),
     ),
     Figure(
         "sched-parts",
@@ -172,7 +172,7 @@ FIGURES = (
         "scripts/bench.py sched",
         {"requests": "accepted requests", "chain p50": "keys, p50"},
         cases="accept, .*|keys of 12,000 tokens",
-        beside=("goal",),
+        compared_with=("goal",),
     ),
     Figure(
         "overload",
@@ -221,7 +221,7 @@ FIGURES = (
         "ops-steps-2-threads",
         "scripts/bench.py ops",
         {"step": "step"},
-        beside=("TorchOps",),
+        compared_with=("TorchOps",),
     ),
 )
 

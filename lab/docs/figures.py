@@ -68,21 +68,21 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A table: a line per case, a column per metric (`beside` empty), or a line per case and metric, and a column with
-    the ratio for each of `beside`, which are peers and limits."""
+    """A table. If `compared_with` is empty, it has a line per case and a column per metric. Otherwise it has a line per
+    case and metric, and a column with the ratio for each of `compared_with` (peers and limits)."""
 
     name: str
     result: str
     command: str
     metrics: Mapping[str, str]  # of the file -> on the page
     cases: str = ".*"  # pattern
-    beside: Sequence[str] = ()
+    compared_with: Sequence[str] = ()
     timed: bool = True  # False: counts and virtual time, which do not depend on the machine
     scale: Mapping[str, float] = field(default_factory=dict)  # metric -> factor
 
     def render(self, folder: Path = RESULTS) -> str:
         result = Result.newest(self.result, folder)
-        lines = self._beside(result) if self.beside else self._columns(result)
+        lines = self._compared(result) if self.compared_with else self._columns(result)
         return "\n".join([*lines, "", caption(result, self.command, self.timed)])
 
     def _columns(self, result: Result) -> list[str]:
@@ -98,8 +98,8 @@ class Figure:
         factor = self.scale.get(row["metric"], 1)
         return None if row["ours"] is None else row["ours"] * factor
 
-    def _beside(self, result: Result) -> list[str]:
-        heads = [head for other in self.beside for head in (other, "ratio")]
+    def _compared(self, result: Result) -> list[str]:
+        heads = [head for other in self.compared_with for head in (other, "ratio")]
         lines = ["| | ours | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
         for case in result.cases(self.cases):
             for metric, label in self.metrics.items():
@@ -109,7 +109,7 @@ class Figure:
                 others = {**row.get("limits", {}), **row.get("peers", {})}
                 unit = "" if row["unit"] in label or not row["unit"] else f", {row['unit']}"
                 cells = [f"{case}: {label}{unit}" if label else case, number(row["ours"])]
-                for other in self.beside:
+                for other in self.compared_with:
                     ratio = result.ratio(case, metric, other) if other in others else None
                     cells += [number(others[other]) if other in others else "", "" if ratio is None else f"{ratio:.2f}"]
                 lines.append("| " + " | ".join(cells) + " |")
@@ -121,7 +121,7 @@ class Line:
     """One line of README's table: ratios or values of some cases of one result."""
 
     label: str
-    beside: str  # what the ratio is to, as readers call it
+    compared_with: str  # what the ratio is to, as readers call it
     result: str
     command: str
     values: Callable[[Result], Sequence[str]]
@@ -132,7 +132,7 @@ def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
     out = ["| | ours / theirs | figure | run |", "|---|---|---|---|"]
     for line in lines:
         result = Result.newest(line.result, folder)
-        cells = [f"{line.label} (`{line.command}`)", line.beside, " / ".join(line.values(result))]
+        cells = [f"{line.label} (`{line.command}`)", line.compared_with, " / ".join(line.values(result))]
         out.append(f"| {' | '.join(cells)} | {stamp(result)} |")
     return "\n".join(out)
 

@@ -1,4 +1,4 @@
-"""The list of files in every `__init__.py`, and docs/map.md, read off the first sentence of each file.
+"""Writes the list of files in every `__init__.py` and docs/map.md from the first sentence of each file.
 
 A file is described in one place, its own docstring. scripts/gendocs.py copies that sentence into the `__init__.py` of
 the folder and into the map; a test compares them.

@@ -1,4 +1,4 @@
-"""Faults under load: nodes that are killed, cut off, stopped, restarted; and what must hold afterwards.
+"""Faults under load: nodes that are killed, cut off, stopped or restarted, and the checks afterwards.
 
 Files:
     chaos            Gossip under random faults, many seeds: invariants after every event, agreement at the end
@@ -7,18 +7,18 @@ Files:
     cut_nodes        Cut one node off the network under load, and heal: no client error, the same tokens
     histories        Is a history of puts and gets of one key linearizable?
     kill_roles       SIGKILL one node of each role under load: no client error, the same tokens
-    namespaces       Nodes in network namespaces of their own, joined by a bridge
-    put_client       One client of scripts/faults.py put-histories, in a process of its own
+    namespaces       Nodes in separate network namespaces, connected by a bridge: during a cut
+    put_client       One client of scripts/faults.py put-histories in a separate process
     put_histories    Clients put the same keys at once, in calm and across a cut
     role_changes     Nodes that change between prefill and decode under a load that changes its nature
     rolling_restart  Restart every node of a local cluster in turn, under load
     runner           The runner of fault scenarios: flags, clusters, the checks that follow every fault
     soak             The store under load and under harm, for as long as asked
-    soak_holders     What a client sees while a holder of its values is killed (SIGKILL) or hangs (SIGSTOP)
-    soak_load        Mixed load on three store nodes: values, objects, removals, a client that comes and goes
+    soak_holders     A client's view while a holder of its values is killed (SIGKILL) or hangs (SIGSTOP)
+    soak_load        Mixed load on three store nodes: values, objects, removals, and a client that reconnects
     soak_tier        An SSD tier that writes until it is killed, in a process of its own; and harm to it: SIGKILL
     stop_nodes       SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again
-    tiny             A model that loads at once, for benchmarks of everything but the model
+    tiny             A model that loads at once, for benchmarks of everything except the model
 """
 
 FAULTS = {

@@ -1,4 +1,5 @@
-"""Gossip under random faults, many seeds: invariants after every event, agreement at the end; a failing seed replays.
+"""Gossip under random faults, many seeds: invariants after every event, agreement at the end; a failing seed can be
+replayed.
 
     python scripts/faults.py chaos --seeds 1000 --start 0
     python scripts/faults.py chaos --seeds 1 --start 4711      # the failing one, with its schedule printed

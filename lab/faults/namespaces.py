@@ -1,4 +1,4 @@
-"""Nodes in network namespaces of their own, joined by a bridge: a cut is the kernel losing packets. Linux, root.
+"""Nodes in separate network namespaces, connected by a bridge: during a cut, the kernel drops packets. Linux, root.
 
     hub: a new namespace of this process      bridge 10.77.0.254
       port0 ──veth── eth0 10.77.0.1           namespace of the first node

@@ -1,4 +1,4 @@
-"""One client of scripts/faults.py put-histories, in a process of its own: it may live on the other side of a cut.
+"""One client of scripts/faults.py put-histories in a separate process: it may be on the other side of a cut.
 
     MOONCAKE_API_KEY=... python lab/faults/put_client.py ADDRESS NAME SEED
 

@@ -1,5 +1,5 @@
-"""Mixed load on three store nodes: values, objects, removals, a client that comes and goes. What must not grow is
-watched from outside: resident memory and file descriptors of the nodes, held slots, leases, LMDB's readers."""
+"""Mixed load on three store nodes: values, objects, removals, and a client that reconnects. It observes from outside
+what must not grow: resident memory and file descriptors of the nodes, held slots, leases, LMDB's readers."""
 
 from __future__ import annotations
 

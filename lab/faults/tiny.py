@@ -1,4 +1,4 @@
-"""A model that loads at once, for benchmarks of everything but the model."""
+"""A model that loads at once, for benchmarks of everything except the model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a formula answers: plans, roofs, capacity by bisection.
+"""Questions answered by formulas: plans, roofs, capacity by bisection.
 
 Files:
-    bisect  The largest load that is still good, by bisection
-    loads   Loads for a plan: of a trace, with the prefixes that a pool of some size would find
-    plan    How many nodes of each role a load needs, by formula
-    roofs   When reuse beats computing anew and disaggregation beats colocation, by formula
+    bisect  The largest load that meets a condition, by bisection
+    loads   Loads for a plan: from a trace, with the prefixes that a pool of a given size would find
+    plan    The number of nodes of each role for a load, by formula
+    roofs   When reuse is faster than computing and disaggregation faster than colocation, by formula
 """

@@ -1,4 +1,4 @@
-"""The largest load that is still good, by bisection."""
+"""The largest load that meets a condition, by bisection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads for a plan: of a trace, with the prefixes that a pool of some size would find, or of distributions."""
+"""Loads for a plan: from a trace, with the prefixes that a pool of a given size would find, or from distributions."""
 
 from __future__ import annotations
 

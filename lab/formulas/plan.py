@@ -1,4 +1,4 @@
-"""How many nodes of each role a load needs, by formula (reference/scheduling.md 9.1-9.3, 9.6). No simulation.
+"""The number of nodes of each role for a load, by formula (reference/scheduling.md 9.1-9.3, 9.6). No simulation.
 
 Prefill is M/G/k with requests in the order of arrival: the wait's mean by Allen-Cunneen, its tail exponential. That
 holds for Poisson arrivals and up to nine tenths of the capacity. Decode is a fixed point: the batch a step has is what

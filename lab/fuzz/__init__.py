@@ -1,15 +1,15 @@
-"""Fuzzing of everything that decodes what others wrote: mutate.py changes bytes, targets.py are the decoders.
+"""Fuzzing of all decoders of foreign data: mutate.py changes bytes, targets.py lists the decoders.
 
 Files:
-    answers   Every answer of an API under fuzz, judged: server errors, errors of another form
-    api       Fuzz the API of a small cluster from its own OpenAPI document, with schemathesis
-    claims    What nodes claim of each other by messages: blocks that they have computed
-    decoders  Fuzz every decoder of bytes that others wrote: wire frames, gossip, HTTP bodies
+    answers   Judges every answer of an API under fuzzing: server errors, errors in another format
+    api       Fuzzes the API of a small cluster from its own OpenAPI document, with schemathesis
+    claims    Messages in which nodes claim blocks that they compute
+    decoders  Fuzzes every decoder of foreign bytes: wire frames, gossip, HTTP bodies
     forge     Gossip packets of a stranger who knows the protocol and the names of the nodes
-    gossip    Two gossip cores that talk; what they said is the corpus
-    leases    What a share has lent to two peers (cache/server/leases.py), after any messages of theirs
+    gossip    Two gossip cores exchange packets, which are the corpus; one of them gets fuzzed packets
+    leases    The leases of a share to two peers (cache/server/leases.py) after arbitrary messages
     messages  What nodes tell each other about requests and pooled blocks
-    mutate    Changed copies of valid inputs, by seed: bits, numbers at their limits, pieces cut, doubled
+    mutate    Seeded mutations of valid inputs: bits, numbers at their limits, pieces cut
     promises  Whether an OpenAPI document allows a body
-    targets   The decoders: what they read, which errors they may raise
+    targets   The decoders: their inputs, the errors that they may raise
 """

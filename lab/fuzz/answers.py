@@ -1,5 +1,5 @@
-"""Every answer of an API under fuzz, judged: server errors, errors of another form, requests without an answer, and
-bodies that are refused although the API's document allows them. Pure.
+"""Judges every answer of an API under fuzzing: server errors, errors in another format, missing answers, and bodies
+that are refused although the API's document allows them. Pure.
 
 The input is an HTTP archive (HAR 1.2), which most tools that send requests can write.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fuzz the API of a small cluster from its own OpenAPI document, with schemathesis, and judge every answer.
+"""Fuzzes the API of a small cluster from its own OpenAPI document, with schemathesis, and judges every answer.
 
   python3 -m venv ~/clients/schemathesis && ~/clients/schemathesis/bin/pip install schemathesis
   scripts/tools.py fuzz-api --schemathesis ~/clients/schemathesis/bin/python

@@ -1,5 +1,5 @@
-"""What nodes claim of each other by messages: blocks that they have computed (sched/gossip/intents.py), and work that
-is on its way (sched/gossip/load_word.py). After every message others ask, and time passes."""
+"""Messages in which nodes claim blocks that they compute (sched/gossip/intents.py) and work in flight
+(sched/gossip/load_word.py). After every message others ask, and time passes."""
 
 from __future__ import annotations
 

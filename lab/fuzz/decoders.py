@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fuzz every decoder of bytes that others wrote: wire frames, gossip, HTTP bodies, GGUF and trace files, and more.
+"""Fuzzes every decoder of foreign bytes: wire frames, gossip, HTTP bodies, GGUF and trace files, and more.
 
   scripts/tools.py fuzz                          # 10,000 inputs per decoder
   scripts/tools.py fuzz --inputs 200000 --seed 7

@@ -1,5 +1,5 @@
-"""Gossip packets of a stranger who knows the protocol and the names of the nodes; their counters are at the ends of
-their range. Mutations of bytes seldom come there: name, length and checksum must be right at once. Pure."""
+"""Gossip packets of a stranger who knows the protocol and the names of the nodes, with counters at the ends of their
+range. Mutated bytes rarely get there, because name, length and checksum must be right at once. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("n1", "n2", "n3")
 
 
 def number(rng: Random, bits: int = 32) -> int:
-    """At an end of the range or in its middle, a little beside that, or small."""
+    """A number at or near an end or the middle of the range, or a small one."""
     edge = rng.choice((*EDGES, 1 << bits - 1, 0, 0))
     return (edge + rng.choice((0, 0, 1, -1, rng.randrange(300)))) % (1 << bits)
 

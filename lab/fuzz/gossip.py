@@ -1,5 +1,5 @@
-"""Two gossip cores that talk; what they said is the corpus, and what is fed goes to one of them. Then time passes: what
-a core keeps of a packet must not break it, its peer or their readers later."""
+"""Two gossip cores exchange packets, which are the corpus; one of them gets fuzzed packets. Then time passes: the state
+left by a packet must not break the core, its peer or their readers later."""
 
 from __future__ import annotations
 

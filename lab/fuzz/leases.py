@@ -1,5 +1,5 @@
-"""What a share has lent to two peers (cache/server/leases.py), after any messages of theirs, while time passes: when
-all leases are over, nothing is held and nothing reserved, whatever the messages were and whoever was lost meanwhile."""
+"""The leases of a share to two peers (cache/server/leases.py) after arbitrary messages, while time passes: when all
+leases have ended, nothing is held or reserved, regardless of the messages and of lost peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changed copies of valid inputs, by seed: bits, numbers at their limits, pieces cut, doubled, from elsewhere."""
+"""Seeded mutations of valid inputs: bits, numbers at their limits, pieces cut, doubled or spliced."""
 
 from __future__ import annotations
 

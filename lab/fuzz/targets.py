@@ -1,4 +1,4 @@
-"""The decoders: what they read, which errors they may raise, and a few valid inputs to start from."""
+"""The decoders: their inputs, the errors that they may raise, and a few valid inputs to start from."""
 
 from __future__ import annotations
 

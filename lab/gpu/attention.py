@@ -1,4 +1,4 @@
-"""The attention benchmark with its goals: scripts/bench.py attention measures, this judges."""
+"""Judges the attention benchmark by its goals; scripts/bench.py attention measures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ordered(listed: list[Case]) -> list[Case]:
 
 
 def checks_of(case: Case | None, row: Row) -> Iterator[Check]:
-    """A rate beside its ceiling, a time beside every peer that was measured."""
+    """Compares a rate with its ceiling, and a time with every measured peer."""
     what = f"{row.case}, {row.metric}"
     if case is None or (row.metric == "time" and not any(row.peers.values())):
         yield Check("attention", what, row.unit, row.ours, note=row.note)

@@ -1,4 +1,4 @@
-"""One line of the result: what was measured, what limits it, and whether that is enough."""
+"""One line of the result: the measurement, its limit, and whether it is good enough."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A measured number beside its limit.
+    """A measured number and its limit.
 
     A rate should come near its limit from below, a time from above. With a goal the line passes or is short; without
     one, or without a limit, it informs. A line without a measured number failed, or was skipped; its note says why."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Everything that only a GPU can tell, in one command, on one GPU under ten minutes: measured, limit, share, goal.
+"""All measurements that need a GPU, in one command on one GPU, in under ten minutes: measured, limit, share, goal.
 
   scripts/tools.py gpu-check                              # all sections
   scripts/tools.py gpu-check --only attention,engine      # some of them
@@ -7,10 +7,10 @@
 
   kernels     the grid of tests/attention/interpreted on the GPU, against float64
   sanitizer   a part of it under compute-sanitizer's memcheck, where that is installed
-  attention   decode beside the measured copy bandwidth, prefill beside the measured GEMM rate, peers
-  engine      Llama-3-8B's geometry with random weights: decode steps beside their floor in bytes, prefill beside GEMM
+  attention   decode against the measured copy bandwidth, prefill against the measured GEMM rate, peers
+  engine      Llama-3-8B's geometry with random weights: decode steps against their floor in bytes, prefill against GEMM
   serving     nodes with --device cuda: tokens equal to a CPU node's, with CUDA graphs, without, and prefill + decode
-  staging     KV layers between GPU and page-locked host memory, beside one plain copy
+  staging     KV layers between GPU and page-locked host memory, against one plain copy
   ranks       the same of an arena on two GPUs; nodes with --tensor-parallel-size 2: tokens equal to a CPU node's
 
 Sections run in processes of their own with a time limit each; one that fails leaves its lines so far and a line that

@@ -1,5 +1,5 @@
-"""Whole steps of Llama-3-8B's geometry with random weights, made on the GPU: decode beside the time that its bytes take
-at the measured copy bandwidth, prefill beside the measured GEMM rate."""
+"""Whole steps of Llama-3-8B's geometry with random weights, made on the GPU: decode against the time of its bytes at
+the measured copy bandwidth, prefill against the measured GEMM rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel tests that CI runs interpreted, on the GPU: one pytest per file, all at once."""
+"""The kernel tests that CI runs interpreted, on the GPU: one pytest per file, all in parallel."""
 
 from __future__ import annotations
 

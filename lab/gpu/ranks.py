@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks: an arena whose heads lie on two GPUs, and nodes with --tensor-parallel-size 2.
+"""Tensor-parallel ranks: an arena whose heads are on two GPUs, and nodes with --tensor-parallel-size 2.
 
 With one GPU both parts of the arena lie on it, which shows that the bytes are right; nodes of two ranks are skipped.
 """
@@ -40,7 +40,7 @@ def measure() -> Iterator[Check]:
 
 
 def _split_arena() -> Iterator[Check]:
-    """Layers of blocks out and in through page-locked memory, beside one plain copy."""
+    """Layers of blocks out and in through page-locked memory, against one plain copy."""
     gpus = [0, torch.cuda.device_count() - 1]
     parts = [
         torch.randint(0, 256, (PLANES * HEAD_BYTES * HEADS // 2,), dtype=torch.uint8, device=f"cuda:{gpu}")
@@ -100,7 +100,7 @@ def _plain_gb_per_s(source: torch.Tensor, target: torch.Tensor) -> float:
 
 
 def _nodes() -> Iterator[Check]:
-    """Tokens of nodes whose ranks have a GPU each, over NCCL, beside a CPU node's."""
+    """Tokens of nodes whose ranks have a GPU each, over NCCL, against a CPU node's."""
     with tempfile.TemporaryDirectory(prefix="gpu-ranks-") as folder:
         flags = served(Path(folder))
         expected = answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")

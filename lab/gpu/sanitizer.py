@@ -1,4 +1,4 @@
-"""Part of the kernel tests under compute-sanitizer's memcheck: no access outside of what was allocated.
+"""Some of the kernel tests under compute-sanitizer's memcheck: no access outside allocated memory.
 
 torch takes memory from the driver piece by piece meanwhile (PYTORCH_NO_CUDA_MEMORY_CACHING), so that an access beyond a
 tensor leaves an allocation and is seen.

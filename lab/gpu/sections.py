@@ -1,4 +1,5 @@
-"""Running the sections, each in a process of its own: one that crashes, hangs or runs out of memory costs itself only.
+"""Runs each section in a separate process: a section that crashes, hangs or runs out of memory does not affect the
+others.
 
 A section prints one JSON object per line into a file as it measures, so what it had when it died is kept.
 """

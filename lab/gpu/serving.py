@@ -1,5 +1,5 @@
-"""Serving with --device cuda: real nodes on the GPU answer as a node on the CPU does, with CUDA graphs and without,
-alone and as prefill + decode with the pooled store beside them.
+"""Serving with --device cuda: real nodes on the GPU answer like a node on the CPU, with and without CUDA graphs, alone
+and as prefill + decode with the pooled store.
 
 A tiny random Llama in float32; a random model has close calls, so the share of equal tokens has a goal below 1.
 """

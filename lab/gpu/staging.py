@@ -1,4 +1,4 @@
-"""KV between GPU and page-locked host memory: layers of scattered blocks beside one plain copy of as many bytes."""
+"""KV between GPU and page-locked host memory: layers of scattered blocks against one plain copy of the same size."""
 
 from __future__ import annotations
 

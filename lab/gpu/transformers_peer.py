@@ -1,4 +1,4 @@
-"""transformers' continuous batching on the same geometry, with random weights of its own."""
+"""transformers' continuous batching on the same geometry, with its own random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node process on this machine: what to start, how to start it so that nothing outlives the launcher, its end."""
+"""One node process on this machine: its command, a start that lets nothing outlive the launcher, its end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Node:
 
     @property
     def left(self) -> bool:
-        """It was ready, and has ended of its own will: by `mooncake.py drain`, or a signal of somebody else."""
+        """The node was ready and has ended by itself: by `mooncake.py drain`, or by an external signal."""
         return bool(self.url) and self.process.poll() == 0
 
     def last_lines(self, count: int = 15) -> list[str]:

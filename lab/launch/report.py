@@ -1,4 +1,4 @@
-"""What the launcher prints: the table of nodes and the timeline of a request. Data in, rich renderables out."""
+"""The launcher's output: the table of nodes and the timeline of a request. Data in, rich renderables out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seeded stand-in for the tool&agent trace of FAST'25, whose file is not at hand here.
+"""A seeded substitute for the tool&agent trace of FAST'25, if its file is not available.
 
 Agents are few long prompts (tool descriptions, instructions) of very unequal popularity; a task is a session that calls
 its agent again and again with what it has found so far appended. Fitted to the published summary: 8,590 tokens in, 182

@@ -1,4 +1,4 @@
-"""What can be done to a trace, seeded: its prefixes, lengths, arrivals and classes changed, the rest left alone.
+"""Seeded changes of a trace: its prefixes, lengths, arrivals or classes; the rest stays.
 
 Each takes (rows, seed) and gives rows by time; those with parameters are made by a function that takes them. New block
 ids lie above all ids of the trace.

@@ -1,4 +1,4 @@
-"""A seeded stand-in for the conversation trace of FAST'25, for where its file is not at hand.
+"""A seeded substitute for the conversation trace of FAST'25, if its file is not available.
 
 A chat is one session: a prompt is the last one with more behind it, or, where the client has rewritten its history,
 with only a part of it before. All begin with the same system prompt. The trace is a window of a running service, so

@@ -1,4 +1,4 @@
-"""Drawing from a distribution that is known by its quantiles."""
+"""Draws from a distribution given by its quantiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeded request traces in Mooncake's format, for where the released ones are not at hand.
+"""Seeded request traces in Mooncake's format, if the released ones are not available.
 
 Chats: sessions behind a few popular system prompts, whose prompts grow by the last answer and a new question. Flood:
 prompts that share nothing with anybody, as an offline job sends them.

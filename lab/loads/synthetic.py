@@ -1,4 +1,5 @@
-"""A seeded stand-in for the synthetic trace of FAST'25 (ShareGPT, L-Eval, LooGLE 1:1:1), for where it is not at hand.
+"""A seeded substitute for the synthetic trace of FAST'25 (ShareGPT, L-Eval, LooGLE 1:1:1), if its file is not
+available.
 
 Somewhat less than half of the prompts come alone, short chats and long ones; the others are questions about documents,
 several about each, a minute or two apart. Arrivals are Poisson. Fitted to the released trace: lengths, questions per

@@ -1,4 +1,4 @@
-"""Where the released traces are: shared/traces beside a parent of this checkout."""
+"""The location of the released traces: shared/traces next to a parent of this checkout."""
 
 from __future__ import annotations
 

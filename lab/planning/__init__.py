@@ -1,9 +1,9 @@
-"""How many nodes a load needs, and whether simulator and nodes agree.
+"""The number of nodes for a load, and whether simulator and nodes agree.
 
 Files:
     capacity  The highest load at which a cluster, simulated or live, keeps its objectives, by bisection
-    check     Holds plans against the simulator: random loads and objectives
+    check     Checks plans against the simulator: random loads and objectives
     command   The smallest cluster for a load and its objectives, by formula
-    roofline  When reuse pays and when disaggregation does, for a model on some hardware
+    roofline  When reuse and disaggregation pay, for a model on given hardware
     validate  The simulator against real nodes: a step model is fitted to recorded steps
 """

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds plans against the simulator: random loads and objectives, nodes by formula beside the fewest simulated.
+"""Checks plans against the simulator: random loads and objectives, the formula's node count against the fewest
+simulated nodes.
 
   scripts/tools.py check-plan                    # 30 cases of 6000 requests
   scripts/tools.py check-plan --cases 5 --requests 800 --seed 7

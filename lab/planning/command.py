@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The smallest cluster for a load and its objectives, by formula: how many nodes prefill and decode, what that costs.
+"""The smallest cluster for a load and its objectives, by formula: the number of prefill and decode nodes, and its cost.
 
   scripts/tools.py plan                                                   # the conversation trace at its own rate
   scripts/tools.py plan --rate 12 --pool-blocks 50000 --ttft-s 10 --tbt-s 0.1

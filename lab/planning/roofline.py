@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""When reuse pays and when disaggregation does, for a model on some hardware; and what this machine reaches.
+"""When reuse and disaggregation pay, for a model on given hardware; and what this machine reaches.
 
   scripts/tools.py roofline                                   # the paper's nodes: LLaMA3-70B on 8 A800
   scripts/tools.py roofline --model llama3-8b-h200 --nic-gbit-s 100 --plot roofline.svg

@@ -1,6 +1,6 @@
-"""A kernel of your own: checked, timed, served.
+"""Your own kernel: checked, timed, served.
 
 Files:
-    command          Swap a kernel by file: check it against the reference grid, time it beside the built-in ones
-    naive_attention  An attention backend in thirty lines, to start your own from: gather each request's tokens
+    command          Swaps a kernel by file: checks it against the reference grid
+    naive_attention  An attention backend in thirty lines to start from: gathers each request's tokens
 """

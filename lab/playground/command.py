@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Swap a kernel by file: check it against the reference grid, time it beside the built-in ones, serve with it.
+"""Swaps a kernel by file: checks it against the reference grid, times it against the built-in ones, and serves with it.
 
   scripts/playground.py attention --backend lab/playground/naive_attention.py
   scripts/playground.py attention --backend mine.py:Mine --quick
@@ -13,7 +13,7 @@ check    every step of lab/bench/attention/grid.py: ragged mixes, head sizes, bl
          may refuse a window or a soft cap with NotImplementedError; any other exception is a fault. With
          reads_codes = True some of it over int8 and fp8 pools, too (lab/bench/attention/quantized.py).
          The first wrong step is named, and the command ends with 1.
-bench    write_kv + attend, bfloat16, at the geometries of SmolLM2-135M and Llama-3-8B, beside every built-in backend
+bench    write_kv + attend, bfloat16, at the geometries of SmolLM2-135M and Llama-3-8B, against every built-in backend
          that runs here.
 serve    a node with --attention-backend FILE.py:NAME. Your file runs with your rights: serve only what you wrote.
 """

@@ -1,4 +1,4 @@
-"""An attention backend in thirty lines, to start your own from: gather each request's tokens, then torch's SDPA.
+"""An attention backend in thirty lines to start from: gathers each request's tokens, then calls torch's SDPA.
 
   scripts/playground.py attention --backend lab/playground/naive_attention.py
 

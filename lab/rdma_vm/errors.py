@@ -1,4 +1,4 @@
-"""Why the lab cannot run, or did not."""
+"""The reasons why the lab cannot run or has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lab takes from Debian: tools that are installed, and a kernel that is only unpacked."""
+"""The lab's Debian packages: installed tools, and a kernel that is only unpacked."""
 
 from __future__ import annotations
 

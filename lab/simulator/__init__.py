@@ -1,4 +1,4 @@
-"""The cluster under virtual time: the very classes of sched/ and cache/ that run in production, over models of steps,
+"""The cluster under virtual time: the classes of sched/ and cache/ that run in production, over models of steps,
 networks and disks. Pure: the same seed gives the same bytes.
 
 loop.py      the clock and its events
@@ -21,21 +21,21 @@ cluster.py   arrivals, placement on fresh or old views, transfers, the pool
 result.py    figures of a run
 
 Files:
-    batch       The requests that decode on a node: those promised to it
-    cluster     Requests through a cluster: placed by the classes of sched/ on what a node would know
+    batch       The requests that decode on a node: promised ones, those whose KV waits for room
+    cluster     Moves requests through a cluster: the classes of sched/ place them on a node's knowledge
     command     A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run
     config      All parameters of a run except its requests; written into every result
-    failures    Faults at work in a cluster: what is lost, who notices when, and where lost requests go
+    failures    Faults in a cluster: what is lost, which node notices when, and where lost requests go
     faults      Faults of a run, from text or by seed
-    job         One request on its way through the simulated cluster, and what became of it
-    links       What acceptors take transfers to cost: exact, as learnt from transfers
+    job         One request in the simulated cluster, and its result
+    links       The acceptors' estimates of transfers: exact, learned from transfers
     making      The parts of a simulated cluster, made from its configuration
     node        A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch
-    placing     What the acceptors know of the nodes, and where they send a request: the classes of sched/
-    predictors  What the guarded placement (sched/placement/learned.py) may be told
-    refusals    Who is turned away: the variants of sched/rejection.py
-    result      Figures of a run: latencies, hits, goodput; nothing that a clock or a machine could change
-    roles       Role changes in a simulated cluster: sched/role_change.py on what the nodes do now
-    segment     Decode steps that are not simulated one by one
+    placing     The acceptors' knowledge of the nodes, and their placements
+    predictors  The predictors for the guarded placement (sched/placement/learned.py)
+    refusals    Which requests are refused: the variants of sched/rejection.py with the answers of the simulated nodes
+    result      Figures of a run: latencies, hits, goodput; independent of the clock and the machine
+    roles       Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
+    segment     Decode steps that are not simulated one by one: between two changes of a batch
     models/     Models of steps, networks, disks and caches in virtual time
 """

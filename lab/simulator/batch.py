@@ -1,4 +1,4 @@
-"""The requests that decode on a node: those promised to it, those whose KV is here without room, those that run."""
+"""The requests that decode on a node: promised ones, those whose KV waits for room, and running ones."""
 
 from __future__ import annotations
 

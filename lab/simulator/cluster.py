@@ -1,5 +1,5 @@
-"""Requests through a cluster: placed by the classes of sched/ on what a node would know (lab/simulator/placing.py),
-then queued, computed, handed over and decoded.
+"""Moves requests through a cluster: the classes of sched/ place them on a node's knowledge (lab/simulator/placing.py);
+then they are queued, computed, handed over and decoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults at work in a cluster: what is lost, who notices when, and where lost requests go.
+"""Faults in a cluster: what is lost, which node notices when, and where lost requests go.
 
 A crash loses the node's requests, its cache and its share of the pool. After `detect_s` nobody places on it any more
 and the acceptors send its requests elsewhere: the prompt and the tokens that were already answered are computed again.

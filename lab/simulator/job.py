@@ -1,4 +1,4 @@
-"""One request on its way through the simulated cluster, and what became of it."""
+"""One request in the simulated cluster, and its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What acceptors take transfers to cost: exact, as learnt from transfers, or as learnt and told by the rails."""
+"""The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by the rails."""
 
 from __future__ import annotations
 

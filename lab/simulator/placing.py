@@ -1,4 +1,4 @@
-"""What the acceptors know of the nodes, and where they send a request: the classes of sched/, told by virtual time.
+"""The acceptors' knowledge of the nodes, and their placements: the classes of sched/ under virtual time.
 
 Known are records of all nodes of the acceptor's cell as of the last gossip round that has arrived, digests as of
 `digest_s` ago, and the present state of those that are asked. A policy that asks everybody is the central scheduler of

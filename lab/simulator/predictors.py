@@ -1,5 +1,5 @@
-"""What the guarded placement (sched/placement/learned.py) may be told: by what it has seen itself, the truth, the
-truth with noise, the opposite."""
+"""The predictors for the guarded placement (sched/placement/learned.py): learned from its own observations, the truth,
+the truth with noise, the opposite."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Perfect:
 
 
 class Noisy(Perfect):
-    """The truth times a lognormal factor, drawn anew for every answer."""
+    """The truth times a lognormal factor, drawn for every answer."""
 
     def __init__(self, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
         super().__init__(config, nodes, slowness)

@@ -1,4 +1,4 @@
-"""Who is turned away: the variants of sched/rejection.py, asked with what the nodes of a run would answer."""
+"""Which requests are refused: the variants of sched/rejection.py with the answers of the simulated nodes."""
 
 from __future__ import annotations
 

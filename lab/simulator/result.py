@@ -1,4 +1,4 @@
-"""Figures of a run: latencies, hits, goodput; nothing that a clock or a machine could change."""
+"""Figures of a run: latencies, hits, goodput; independent of the clock and the machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Role changes in a simulated cluster: sched/role_change.py on what the nodes do now, as engine/node/role_changes.py
-runs it on what gossip tells, which is a tenth of a second older.
+"""Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes.
+engine/node/role_changes.py runs it on gossiped state, which is 0.1 s older.
 
 With `role_changes` every node can prefill and decode, and begins with what its name says. A node that gives up a role
 keeps the requests that it has for it.

@@ -53,7 +53,7 @@ class VirtualCluster(VirtualNetwork[GossipCore]):
         return found
 
     def add(self, name: str, address: Address | None = None, **info: Any) -> GossipNode:
-        """Start a node that knows nobody. It has the address of a node that crashed when it gets the same."""
+        """Start a node that knows no other. `address`: by default a new one; it may be that of a crashed node."""
         number = next(self._ports)
         address = address or (f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 7000)
         me = Member(name, address, f"{address[0]}:8000", ("prefill", "decode"), info=info)
@@ -73,7 +73,7 @@ class VirtualCluster(VirtualNetwork[GossipCore]):
         return node
 
     def acquaint(self, nodes: Iterable[GossipNode] | None = None) -> None:
-        """All of these know each other from now on, as after a join of each that everybody has heard of."""
+        """Make all of these nodes know each other, as after a join of each."""
         known = [self.node(name) for name in self.nodes] if nodes is None else list(nodes)
         members = tuple(node.core.membership.me for node in known)
         for node in known:

@@ -1,4 +1,4 @@
-"""Channel: control messages between nodes: calls that are answered, posts that are not.
+"""Channel: control messages between nodes: calls with an answer, and posts without one.
 
 Messages to one peer arrive, and their handlers start, in the order they were sent. Every call has a deadline. A call
 whose caller gave up still runs to its end on the other side.
@@ -73,7 +73,7 @@ class Channel:
         self._handlers[kind] = handler
 
     async def connect(self, address: tuple[str, int]) -> str:
-        """Connect to whoever listens at `address`; returns its node id. Raises PeerRefused, PeerLost."""
+        """Connect to the node that listens at `address`; returns its node id. Raises PeerRefused, PeerLost."""
         return await self.links.connect(address)
 
     def introduce(self, peer_id: str, address: tuple[str, int]) -> None:
@@ -236,7 +236,7 @@ class Channel:
 
 
 def _reply(line: Connection | _Loopback, answer: Header, payload: Sequence[Buffer] = ()) -> None:
-    with suppress(PeerLost):  # nobody waits for it any more
+    with suppress(PeerLost):  # the caller no longer waits for it
         line.send(answer, payload)
 
 

@@ -1,4 +1,4 @@
-"""--cluster-key-file: the keyring as the file has it now, so that keys are rotated without a restart."""
+"""--cluster-key-file: the keyring from the current content of the file, so that keys are rotated without a restart."""
 
 from __future__ import annotations
 

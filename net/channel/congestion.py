@@ -1,4 +1,4 @@
-"""Which congestion control data connections use.
+"""Chooses the congestion control of data connections.
 
 Between processes of one host nothing is lost and nobody else's packets wait, so the plainest one does best: with BBR,
 which paces, and with CUBIC, bursts of 12 MB took twice as long there.
@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-WITHIN_HOST = "reno"  # part of every kernel, and allowed to everybody
+WITHIN_HOST = "reno"  # in every kernel, and allowed to every user
 
 
 def chosen(wanted: str, within_host: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Connection: one TCP connection to a peer: the exchange of hellos, then frames in both directions.
+"""Connection: one TCP connection to a peer: it exchanges hellos, then frames in both directions.
 
     dialing side                  accepting side
     hello  ─────────────────────>  judge: refused, close   or   hello
@@ -83,7 +83,7 @@ class Connection(Stream):
         self.is_open = False
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
-        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # it may be nobody's
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # it may have no awaiter
         self.gone: asyncio.Future[None] = loop.create_future()
         self._greeter = greeter
         self._everyone = everyone

@@ -1,4 +1,4 @@
-"""The cluster key: secrets that all nodes share, one to send with and all of them tried on receipt. Pure.
+"""The cluster key: secrets shared by all nodes. The first one is used to send; all are tried on receipt. Pure.
 
 A secret is never used itself: every use derives its own key from it (HKDF-SHA256, RFC 5869), so a key of one
 connection says nothing about another or about the secret. The file holds one secret a line, the first is primary:
@@ -32,7 +32,7 @@ class Key:
 
     @cached_property
     def id(self) -> bytes:
-        """Tells peers which key is meant, and nobody what it is."""
+        """Identifies the key to peers without revealing it."""
         return self.derive(b"id", b"", ID_BYTES)
 
     def derive(self, use: bytes, salt: bytes, nbytes: int, more: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""Links: all TCP connections of one node: where peers are, who connects to whom, and when a peer counts as lost.
+"""Links: all TCP connections of one node: the addresses of peers, which side connects, and when a peer counts as lost.
 
 One listening port serves every purpose: "control" messages and, so that those never wait behind bulk, connections of
 their own for "data". A vital connection that breaks means that the peer is lost: the others to it are dropped and

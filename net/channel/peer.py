@@ -1,4 +1,4 @@
-"""What a node knows of another: where it is, its connections, and who waits for one."""
+"""What a node knows of a peer: its address, its connections, and the calls that wait for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP listening socket, taken before anything slow happens, and the control port that goes with it."""
+"""Binds the HTTP listening socket before any slow work, and the control port that belongs to it."""
 
 from __future__ import annotations
 

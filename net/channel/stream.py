@@ -110,7 +110,7 @@ class Stream(asyncio.BufferedProtocol):
             raise PeerLost(f"the connection to {self.peer_id} is closed")
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        if self._transport is None or self._ended or self._transport.is_closing():  # closed: nobody is told yet
+        if self._transport is None or self._ended or self._transport.is_closing():  # closing, and not reported yet
             raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
         if self._seal is not None:
             buffers = self._seal.seal(buffers)

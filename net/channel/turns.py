@@ -1,4 +1,4 @@
-"""Turns: the transfers of one connection send one frame each per turn of the loop, in the order in which they asked."""
+"""Turns: the transfers of one connection each send one frame per turn of the loop, in the order of their requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Turns:
         self._taken = False
 
     def take(self) -> bool:
-        """This turn is the caller's, unless somebody had it before or waits for it."""
+        """Take this turn, unless another transfer has used it or waits for it."""
         if self._taken or self._waiting:
             return False
         self._begin()

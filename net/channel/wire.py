@@ -1,4 +1,4 @@
-"""Frames: how a byte stream between two nodes is cut into messages. Pure: no sockets, no clock.
+"""Frames: splits a byte stream between two nodes into messages. Pure: no sockets, no clock.
 
     offset  0      4         5    8               12     16               24
             magic  version   0    header length   0      payload length   header (a JSON object), then payload (raw)
@@ -27,7 +27,7 @@ SEALED_MAGIC = b"Mk3y"  # how a connection begins that the cluster key seals: ne
 VERSION = 1
 PREFIX = Struct("<4sB3xI4xQ")
 HEADER_MAX = 16 << 20  # bytes
-PAYLOAD_MAX = 256 << 20  # bytes of a payload nobody gave a place for
+PAYLOAD_MAX = 256 << 20  # bytes of a payload without a given destination
 STAGING = 256 << 10  # bytes
 DIRECT_MIN = 64 << 10  # bytes: smaller pieces are staged, a read per piece would cost more than the copy
 REST_MIN = 16 << 10  # bytes: a smaller rest of a large piece is staged too, together with what follows it
@@ -98,7 +98,7 @@ _nowhere = memoryview(bytearray(STAGING))
 
 
 def nowhere(nbytes: int) -> list[memoryview]:
-    """Views whose content nobody reads, for a payload to be thrown away."""
+    """Views into which a payload is read to be discarded."""
     whole, rest = divmod(nbytes, STAGING)
     return [_nowhere] * whole + ([_nowhere[:rest]] if rest else [])
 

@@ -2,7 +2,7 @@
 
 Files:
     driver          The asyncio shell of sched.gossip.core.GossipCore: one UDP socket, one timer, callbacks
-    load_words      Load words of other nodes, read and claimed
-    packet_guard    The edge of the gossip socket: what leaves is sealed, what arrives is opened or dropped
+    load_words      Reads and claims load words of other nodes
+    packet_guard    The edge of the gossip socket: seals outgoing packets, opens or drops incoming ones
     sealed_packets  Sealed datagrams: gossip encrypted and authenticated with the cluster key
 """

@@ -1,4 +1,4 @@
-"""The asyncio shell of sched.gossip.core.GossipCore: one UDP socket, one timer, callbacks. It decides nothing."""
+"""The asyncio shell of sched.gossip.core.GossipCore: one UDP socket, one timer, callbacks. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Gossip:
     async def join(self, address: Address, timeout_s: float = 10.0) -> None:
         """Enter the cluster through any of its nodes; returns when the member list is complete.
 
-        Raises JoinRefused with the cluster's reason, TimeoutError when nobody answers, OSError for an unknown host.
+        Raises JoinRefused with the cluster's reason, TimeoutError if no node answers, OSError for an unknown host.
         """
         host, port = address
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Load words of other nodes, read and claimed; the layout and what it means are in sched/gossip/load_word.py.
+"""Reads and claims load words of other nodes; sched/gossip/load_word.py defines their layout and meaning.
 
 Where the path to a peer is one-sided (RDMA; shared memory for reading) a probe is a READ of its page and a claim a
 FETCH_ADD: the peer's Python takes no part, so a probe does not wait for its event loop. Everywhere else, and before a
@@ -60,7 +60,7 @@ class Claim:
 
     peer: str
     amount: int  # in sched.gossip.load_word.CLAIM_UNIT_S
-    previous: int  # what had been claimed there before: `Load.claimed`, if nobody came in between
+    previous: int  # the claims before this one: `Load.claimed`, unless another acceptor came in between
     expires_at: float  # by this node's clock; the owner has forgotten it soon after
     one_sided: bool
 
@@ -216,7 +216,7 @@ class LoadWords:
     async def release(self, claim: Claim) -> None:
         """The work does not come after all. Nothing is raised, for the claim ends by itself too."""
         if self._clock() >= claim.expires_at:
-            return  # it would end the claim of somebody else
+            return  # it would end another acceptor's claim
         if claim.peer == self._channel.node_id:
             self._count(0, claim.amount)
             return

@@ -1,4 +1,4 @@
-"""The edge of the gossip socket: what leaves is sealed, what arrives is opened or dropped, with or without a key."""
+"""The edge of the gossip socket: seals outgoing packets, opens or drops incoming ones, with or without a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOGGED_MAX = 256  # (address, reason) pairs that are logged, once each: stranger
 
 
 class PacketGuard:
-    """Without a key packets pass as they are, except sealed ones, which nobody here can read."""
+    """Without a key, packets pass unchanged, except sealed ones, which this node cannot read."""
 
     def __init__(self, cluster_key: ClusterKey | None) -> None:
         self._cluster_key = cluster_key

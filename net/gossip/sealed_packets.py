@@ -1,4 +1,4 @@
-"""Sealed datagrams: gossip encrypted and authenticated with the cluster key, each one accepted once. Pure.
+"""Sealed datagrams: gossip encrypted and authenticated with the cluster key; each one is accepted once. Pure.
 
     "Ms" | key id 4 | session 12 | counter u64 | AES-256-GCM of the packet with the header as associated data, tag 16
 

@@ -1,4 +1,4 @@
-"""What a joining node asks over HTTP before it has anything else: GET /cluster."""
+"""The first question of a joining node, over HTTP: GET /cluster."""
 
 from __future__ import annotations
 

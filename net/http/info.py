@@ -1,4 +1,4 @@
-"""Every route that generates nothing: models, tokens, health, metrics, and what the node knows."""
+"""All routes that generate no text: models, tokens, health, metrics, and the node's state."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GET /openapi.json: the routes of the app as an OpenAPI 3.1 document. Bodies are the models that check them, with what
-net/http/openai/rules.py adds; net/http/common/answers.py has the answers.
+"""GET /openapi.json: the routes of the app as an OpenAPI 3.1 document. Bodies are the models that validate them, plus
+the rules of net/http/openai/rules.py; the answers come from net/http/common/answers.py.
 
 `document` raises LookupError for a route without a line in OPERATIONS, so a new route cannot be left out.
 """

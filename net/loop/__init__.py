@@ -1,13 +1,13 @@
 """What keeps the event loop of a node healthy: tasks, clocks, deadlines, stalls.
 
 Files:
-    clock        The clock of those who measure and wait, so that tests can bring their own
+    clock        The clock for code that measures and waits, so that tests can replace it
     deadlines    Deadlines of many short waits with one timer: a wait that ends in time, as nearly all do
-    log_context  Which HTTP request the code that logs works for, and the trace it is a part of
-    polling      Busy polling: the event loop does not sleep in the moment in which the next bytes come
+    log_context  The HTTP request and the trace for which the logging code works; tasks inherit both
+    polling      Busy polling: keeps the event loop awake if the next bytes are likely to arrive within microseconds
     restarts     Decides how often to restart a failed background task
-    seldom       Lines that strangers can cause: seldom enough that they cannot fill a log
-    stalls       StallMonitor: how long an event that arrives now has to wait for the event loop
+    seldom       Rate limit for log lines that strangers can cause, so that they cannot fill a log
+    stalls       StallMonitor: measures how long an event has to wait for the event loop, and why
     supervisor   The exception handler of a node's event loop
     tasks        Background tasks
 """

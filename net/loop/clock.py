@@ -1,4 +1,4 @@
-"""The clock of those who measure and wait, so that tests can bring their own."""
+"""The clock for code that measures and waits, so that tests can replace it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines of many short waits with one timer: a wait that ends in time, as nearly all do, costs next to nothing."""
+"""Deadlines of many short waits with one timer: a wait that ends in time, as nearly all do, costs almost nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which HTTP request the code that logs works for, and the trace it is a part of; tasks inherit both."""
+"""The HTTP request and the trace for which the logging code works; tasks inherit both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Busy polling: the event loop does not sleep in the moment in which the next bytes come.
+"""Busy polling: keeps the event loop awake if the next bytes are likely to arrive within microseconds.
 
 A loop that sleeps in epoll is woken by an interrupt to its core. Under a hypervisor that takes tens of microseconds on
 both sides: the sender pays for it in the middle of its send, once for every piece that the receiver was too quick to

@@ -1,4 +1,4 @@
-"""Lines that strangers can cause: seldom enough that they cannot fill a log. Pure."""
+"""Rate limit for log lines that strangers can cause, so that they cannot fill a log. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StallMonitor: how long an event that arrives now has to wait for the event loop, and what it waits for.
+"""StallMonitor: measures how long an event has to wait for the event loop, and why.
 
 A thread sends the loop a callback every PERIOD_S and takes the time from when it was due until it runs: while another
 thread has the interpreter lock, the sender cannot send either. Lateness has three causes, told apart by what Linux

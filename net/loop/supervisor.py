@@ -1,5 +1,5 @@
-"""The exception handler of a node's event loop: whatever failed where nobody waits for it is written as an error line,
-counted, and, when the node cannot do without it, makes the node leave."""
+"""The exception handler of a node's event loop: it logs and counts every failure that no caller awaits, and makes the
+node leave if it cannot work without the failed part."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Background tasks. Every task of the program is made here, so that none dies unseen.
+"""Background tasks. The program creates every task here, so that no failure is silent.
 
-    spawn(work, "fence")          nobody waits for its end: what it raises is told at once
+    spawn(work, "fence")          not awaited: its exception is reported at once
     keep(run, "repair")           a loop of the node: started again when it raises, a few times a minute at most; one
                                   that fails more often ends, and the node leaves
-    awaited(work)                 somebody awaits the task and gets what it raises
+    awaited(work)                 awaited: the caller gets its exception
 
-"Told" is a call of the event loop's exception handler: asyncio's own writes an error line; a node has a Supervisor
-(net/loop/supervisor.py) there, which also counts it and lets the node leave.
+"Reported" means a call of the event loop's exception handler: asyncio's own writes an error line; a node has a
+Supervisor (net/loop/supervisor.py) there, which also counts it and lets the node leave.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FINAL = "final"  # and True when the node cannot do without it and it does not r
 
 
 def spawn(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Begin work that nobody waits for. The caller keeps the task, or asyncio forgets it."""
+    """Begin work that is not awaited. The caller must keep the task, or asyncio may drop it."""
     task = awaited(work)
     task.add_done_callback(partial(_ended, name))
     return task
@@ -37,7 +37,7 @@ def keep(run: Callable[[], Awaitable[None]], name: str, restarts: Restarts | Non
 
 
 def awaited(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose end somebody awaits."""
+    """A task that the caller awaits."""
     return asyncio.get_running_loop().create_task(work)
 
 

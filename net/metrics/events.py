@@ -1,4 +1,4 @@
-"""Prometheus metrics of a node: vLLM's names where vLLM has the metric, `mooncake:` for what only we have.
+"""Prometheus metrics of a node: vLLM's names if vLLM has the metric, `mooncake:` for the others.
 
 The node calls plain methods at the moment something happens; gauges that describe a state are set before a scrape
 by the owner of the state (`set_load`, `set_members`, ...). net/metrics/table.py declares them.

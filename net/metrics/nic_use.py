@@ -1,5 +1,5 @@
-"""How busy the network cards of this machine are, from the kernel's own counters: traffic of every process and, on
-RDMA cards, traffic that no process on this side takes part in.
+"""How busy the network cards of this machine are, from the kernel's counters: traffic of all processes and, on RDMA
+cards, traffic in which no local process takes part.
 
 Cards whose speed the machine does not know are left out, as those of most virtual machines; so are virtual interfaces,
 whose bytes are those of a card again.

@@ -1,4 +1,4 @@
-"""The table of a node's own metrics: kind, name, help, labels, buckets. Only those that net/metrics/events.py really
+"""The table of a node's own metrics: kind, name, help, labels, buckets. Only metrics that net/metrics/events.py
 fills."""
 
 from __future__ import annotations

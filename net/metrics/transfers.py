@@ -1,4 +1,4 @@
-"""Transfers per peer in the exposition format, read off the engine at each scrape: submissions pay nothing for it."""
+"""Transfers per peer in the exposition format, read from the engine at each scrape, without cost for submissions."""
 
 from __future__ import annotations
 

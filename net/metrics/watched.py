@@ -1,4 +1,4 @@
-"""Metrics that somebody else counts anyway: read off their owner at each scrape, so that nobody pays for them between.
+"""Metrics that another part already counts: read from their owner at each scrape, without cost between scrapes.
 
 Owners live on the event loop and the exposition is written in a thread, so `read` takes the values before.
 """

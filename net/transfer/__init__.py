@@ -2,8 +2,8 @@
 
 Files:
     engine       The transfer engine: moves spans of bytes between registered regions of two nodes
-    path_finder  Which transport reaches a peer: asks what it offers, and answers peers that ask here
-    report       What a transfer engine tells of its peers: rows for metrics and /debug/state
+    path_finder  Finds the transport to a peer: asks which transports the peer offers
+    report       Reports of a transfer engine on its peers: rows for metrics and /debug/state
     common/      What every transport of the transfer engine shares
     device/      Transfers from and to memory of a GPU
     rdma/        RDMA: one-sided reads and writes by the network card, over libibverbs

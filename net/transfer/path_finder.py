@@ -1,4 +1,4 @@
-"""Which transport reaches a peer: asks what it offers, and answers peers that ask here.
+"""Finds the transport to a peer: asks which transports the peer offers, and answers the same question of peers.
 
 A peer that stood still or was cut off for a while may not know that it was given up. Two things keep what it writes
 then out of memory that has other uses by now: it gets no new way to this node's memory before it has asked for offers

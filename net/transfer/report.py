@@ -1,4 +1,4 @@
-"""What a transfer engine tells of its peers: rows for metrics and /debug/state, and rates for the scheduler. Pure."""
+"""Reports of a transfer engine on its peers: rows for metrics and /debug/state, and rates for the scheduler. Pure."""
 
 from __future__ import annotations
 

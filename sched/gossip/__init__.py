@@ -2,13 +2,13 @@
 
 Files:
     cells            Above a few hundred nodes, records and digests stay within a cell
-    core             One node's gossip as a whole: membership, load records
-    digest           Which keys a node holds, in 12 bits a key
-    digest_exchange  Anti-entropy of cache digests: who is behind gets the deltas it lacks
+    core             One node's complete gossip: membership, load records
+    digest           The set of keys that a node holds, in 12 bits per key: a cuckoo filter
+    digest_exchange  Anti-entropy of cache digests: a node with an old state gets the missing deltas
     elsewhere        Chooses nodes to ask in another cell
-    exchange         Anti-entropy of node records by version vector, each packet complete in itself
-    holders          Who holds a prefix, as far as the digests of all nodes tell
-    intents          Who is computing a prefix just now, so that a burst of one new prefix is computed once
+    exchange         Anti-entropy of node records by version vector; every packet is self-contained
+    holders          Finds the holders of a prefix in the digests of all nodes: the depth of a key chain per node
+    intents          Records which node is computing a prefix
     load_word        The load word: the 64 bytes in which a node publishes its load
     record           The node record: what one node tells of its load, 92 bytes of fixed layout
     state            What this node knows of all nodes' load: a table with the newest record of each member

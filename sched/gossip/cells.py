@@ -1,8 +1,8 @@
-"""Cells: above a few hundred nodes, records and digests stay within a cell, and a cell tells others a summary. Pure.
+"""Cells: above a few hundred nodes, records and digests stay within a cell, and other cells get a summary. Pure.
 
-A node's cell is the leading bits of its key, as few as leave no cell with more than the limit: everybody who knows
-the same members computes the same cells, and a cell that grows too big splits in two. The members with the lowest
-keys are the cell's delegates: they write its summary from their own view and pass it to delegates elsewhere.
+A node's cell is given by the leading bits of its key, as few as keep every cell within the limit. All nodes that know
+the same members compute the same cells, and a cell that grows too large splits in two. The members with the lowest keys
+are the cell's delegates: they write its summary from their own view and send it to delegates of other cells.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DELEGATES = 3
 SUMMARY = np.dtype(
     [
         ("cell", "<u2"),
-        ("bits", "u1"),  # of the node key that name the cell
+        ("bits", "u1"),  # leading bits of the node key that identify the cell
         ("spare", "u1"),
         ("nodes", "<u2"),  # with a record
         ("running", "<u2"),
@@ -40,13 +40,14 @@ SUMMARY = np.dtype(
 _ages = np.dtype([("cell", "<u2"), ("bits", "u1"), ("spare", "u1"), ("age_s", "<f4")])
 SUMMARIES = BODY_BYTES // SUMMARY.itemsize
 FRESHER_S = 0.05
-"""A summary is sent to somebody who has one older by more than this."""
+"""A node sends a summary if the receiver's one is older by more than this."""
 
 Rows = npt.NDArray[np.void]
 
 
 def bits_for(keys: npt.NDArray[np.uint64], limit: int) -> int:
-    """Leading bits of a node key that name its cell: the least with no cell above `limit` nodes, 16 at most."""
+    """Number of leading key bits that identify a cell: the least for which no cell exceeds `limit` nodes, at most
+    16."""
     for bits in range(16):
         if bits == 0:
             most = keys.size
@@ -62,12 +63,12 @@ def cell_of(key: int, bits: int) -> int:
 
 
 def delegates(keys: Sequence[int]) -> list[int]:
-    """Of the members of one cell."""
+    """The keys of the delegates among the members of one cell."""
     return sorted(keys)[:DELEGATES]
 
 
 def summarise(cell: int, bits: int, records: Rows) -> Rows:
-    """One row of SUMMARY over the records of a cell, as of now (ClusterView.table)."""
+    """One row of SUMMARY over the current records of a cell (ClusterView.table)."""
     row = np.zeros(1, SUMMARY)
     known = records[records["version"] > 0]
     row["cell"], row["bits"], row["nodes"] = cell, bits, known.size
@@ -87,8 +88,8 @@ def summarise(cell: int, bits: int, records: Rows) -> Rows:
 
 
 class CellPlane:
-    """The freshest summary of every cell, and how it gets here: each period a node tells a few others how old its
-    summaries are, and is sent fresher ones.
+    """Keeps the newest summary of every cell. Each period a node tells a few others the age of its summaries and
+    receives newer ones.
     """
 
     def __init__(self, now: float, node_id: str, tag: int, preset: Preset, rng: Rng) -> None:
@@ -97,10 +98,10 @@ class CellPlane:
         self._key = node_key(node_id)
         self._tag, self._preset, self._rng = tag, preset, rng
         self._bits = 0
-        self._held: dict[int, tuple[Rows, float]] = {}  # by cell: the row as it came, when it came
+        self._held: dict[int, tuple[Rows, float]] = {}  # by cell: (the received row, its time of arrival)
 
     def summaries(self, now: float) -> Rows:
-        """SUMMARY rows of all cells heard of, aged, by cell; empty while there is one cell only."""
+        """SUMMARY rows of all known cells, aged, ordered by cell; empty while there is only one cell."""
         rows = [row for row, _ in self._held.values()]
         if not rows:
             return np.zeros(0, SUMMARY)
@@ -111,7 +112,8 @@ class CellPlane:
     def tick(
         self, now: float, bits: int, mates: Sequence[Member], others: Collection[Member], records: Rows
     ) -> list[SendPacket]:
-        """Once per period. `mates`: the rest of the own cell; `others`: all other members; `records` of the cell."""
+        """Call once per period. `mates`: the other members of this cell; `others`: all other members of the cluster;
+        `records`: the cell's records."""
         self.next_at = now + self._preset.cell_period_s
         if bits != self._bits:
             self._bits, self._held = bits, {}
@@ -143,7 +145,7 @@ class CellPlane:
         return ages[: BODY_BYTES // _ages.itemsize].tobytes()
 
     def receive(self, now: float, source: Address, kind: Kind, tag: int, body: bytes) -> list[SendPacket]:
-        """Answer one packet. Never raises: what cannot be read is counted and dropped."""
+        """Answer one packet. Never raises: invalid packets are counted and dropped."""
         try:
             if tag != self._tag:
                 raise PacketError("foreign")

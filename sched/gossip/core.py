@@ -1,4 +1,4 @@
-"""One node's gossip as a whole: membership, load records, cache digests and cells behind one `handle`. Pure."""
+"""One node's complete gossip: membership, load records, cache digests and cells behind one `handle`. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sched.membership.swim import Membership
 
 
 class GossipCore:
-    """Membership decides who is there; the view holds records, and the digests what is cached, of the own cell, which
-    is everybody up to `Preset.cell_nodes` members; other cells are known by their summaries (`cells`).
+    """The membership knows the members. The view has the records, and the digests have the cached keys, of this node's
+    cell, which is the whole cluster up to `Preset.cell_nodes` members. Other cells are known by summaries (`cells`).
 
-    `record` is asked for this node's load once per state period. The cache adds and discards keys at `digests.own`;
-    `digests.holders` then says who holds what, this node included.
+    `record` is called for this node's load once per state period. The cache adds and discards keys at `digests.own`;
+    `digests.holders` finds the holders of keys, including this node.
     """
 
     def __init__(self, now: float, me: Member, preset: Preset, rng: Rng, record: Callable[[], NodeRecord]) -> None:
@@ -39,14 +39,14 @@ class GossipCore:
         self._publish_at = now
         self._exchange = Exchange(now, self.view, tag_of(me), preset, rng)
         self._damaged: Counter[str] = Counter()
-        self._bits = 0  # of a node key that name its cell
-        self._others: list[Member] = []  # of the membership, from which the mates were taken
-        self._mates: list[Member] = []  # the rest of the own cell
+        self._bits = 0  # number of key bits that identify a cell
+        self._others: list[Member] = []  # the membership's list from which `_mates` was made
+        self._mates: list[Member] = []  # the other members of this cell
         self._admitted: set[str] = set()
 
     @property
     def counters(self) -> dict[str, int]:
-        """Of all planes; dropped_<why> are datagrams that were not understood."""
+        """Counters of all planes; dropped_<why> counts invalid datagrams."""
         planes = (self._exchange, self.digests, self.cells)
         return dict(sum((plane.counters for plane in planes), self.membership.counters + self._damaged))
 
@@ -55,11 +55,11 @@ class GossipCore:
         return self.view.records(self._clock.at(now))
 
     def record(self, now: float, node_id: str) -> NodeRecord | None:
-        """Of one node of the own cell; see ClusterView.get."""
+        """The record of one node of this cell; see ClusterView.get."""
         return self.view.get(node_id, self._clock.at(now))
 
     def table(self, now: float) -> tuple[list[str], Rows]:
-        """The same as arrays, of the own cell; see ClusterView.table."""
+        """The records of this cell as arrays; see ClusterView.table."""
         return self.view.table(self._clock.at(now))
 
     def elsewhere(self, now: float, rng: Rng) -> list[Member]:
@@ -70,13 +70,13 @@ class GossipCore:
         return elsewhere(self.summaries(now), self._bits, own, self.membership.others(), rng)
 
     def summaries(self, now: float) -> Rows:
-        """Of all cells, this node's included; see CellPlane.summaries."""
+        """Summaries of all cells, including this one; see CellPlane.summaries."""
         return self.cells.summaries(self._clock.at(now))
 
     def mates(self) -> list[Member]:
-        """The other members of this node's cell, by id. Not to be changed."""
+        """The other members of this node's cell, sorted by id. Do not modify the list."""
         others = self.membership.others()
-        if others is not self._others:  # somebody came, went or has another status
+        if others is not self._others:  # a member joined, left or changed its status
             self._others = self._mates = others
             if self._bits:
                 cell = cell_of(node_key(self.view.node_id), self._bits)
@@ -84,12 +84,12 @@ class GossipCore:
         return self._mates
 
     def wake_at(self) -> float:
-        """When the next Tick is due."""
+        """Time of the next Tick."""
         planes = min(self._exchange.next_at, self.digests.next_at, self.cells.next_at)
         return self._clock.theirs(min(self.membership.wake_at(), planes))
 
     def handle(self, now: float, event: Event) -> list[Effect]:
-        """Never raises for anything that came from outside."""
+        """Returns the effects of an event. Never raises for data from other nodes."""
         now = self._clock.at(now)
         if isinstance(event, Datagram):
             return self._receive(now, event)
@@ -110,7 +110,7 @@ class GossipCore:
         return effects
 
     def _stamped(self) -> NodeRecord:
-        """The own record with what only the gossip knows."""
+        """This node's record, completed with the fields that only gossip knows."""
         health, epoch = self.membership.local_health, self.digests.own.epoch & 0xFFFF
         return replace(self._record(), health=health, digest_epoch=epoch)
 

@@ -1,13 +1,13 @@
-"""Which keys a node holds, in 12 bits a key: a cuckoo filter that travels as whole pages or as changed slots. Pure.
+"""The set of keys that a node holds, in 12 bits per key: a cuckoo filter, sent as full pages or changed slots. Pure.
 
 Fan, Andersen, Kaminsky and Mitzenmacher, "Cuckoo Filter: Practically Better Than Bloom" (2014): a key has a 12-bit
 fingerprint and two buckets of four slots; either bucket follows from the other and the fingerprint. A key that was
 added is always found; one that was not is found with probability <= 8 / 4095 per lookup.
 
-The owner alone runs the insertions. Readers copy slots, so a delta leaves exactly the table that a full copy would
-bring, and costs a reader one indexed assignment. (epoch, seq) names a state: a delta leads from one seq to another
-within an epoch; a table that had to grow, or that belongs to another process, is a new epoch and travels whole.
-Epochs are serial numbers (sched/membership/serial.py).
+Only the owner inserts keys. Readers copy slots, so a delta gives exactly the same table as a full copy, and costs a
+reader one indexed assignment. (epoch, seq) identifies a state: a delta leads from one seq to another within an epoch. A
+table that has grown or belongs to another process has a new epoch and is sent in full. Epochs are serial numbers
+(sched/membership/serial.py).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FINGERPRINT_BITS = 12
 FINGERPRINTS = 1 << FINGERPRINT_BITS
 
 MAX_BUCKETS = 1 << 18
-"""A changed slot is told in 32 bits: 20 of its number, 12 of the fingerprint. Room for a million keys."""
+"""A changed slot is sent in 32 bits: 20 for its number, 12 for the fingerprint. This allows a million keys."""
 
 MAX_KICKS = 400
 LOAD_LIMIT = 0.95
-"""Share of the slots in use at which a table grows; insertions begin to fail a little above."""
+"""A table grows when this share of its slots is in use; slightly above it, insertions begin to fail."""
 
 Slots = npt.NDArray[np.uint16]
 """[buckets * LANES] fingerprints, 0 = empty."""
@@ -44,23 +44,23 @@ PAGE_SLOTS = 896
 
 
 class DigestError(Exception):
-    """Bytes that are no delta or page."""
+    """The bytes are not a valid delta or page."""
 
 
 def alternate(fingerprint: int, buckets: int) -> int:
-    """What to exclusive-or a bucket's number with to get the fingerprint's other bucket."""
+    """A bucket number XOR this value is the fingerprint's other bucket."""
     return (fingerprint * 0x5BD1E995 >> 7) & (buckets - 1)
 
 
 def locate(key: int, buckets: int) -> tuple[int, int, int]:
-    """(fingerprint, bucket, other bucket) of a 64-bit key; keys are hashes already, so their bits serve as they are."""
+    """(fingerprint, bucket, other bucket) of a 64-bit key. Keys are hashes, so their bits are used directly."""
     fingerprint = (key & (FINGERPRINTS - 1)) or 1
     bucket = (key >> FINGERPRINT_BITS) & (buckets - 1)
     return fingerprint, bucket, bucket ^ alternate(fingerprint, buckets)
 
 
 def key64(block_key: bytes) -> int:
-    """The first 64 bits of a block key: enough to route by, the holder verifies all of it."""
+    """The first 64 bits of a block key. They suffice for routing; the holder checks the whole key."""
     return int.from_bytes(block_key[:8], "little")
 
 
@@ -69,8 +69,8 @@ class Delta:
     """Slots that changed between two states of one epoch, with their new fingerprints."""
 
     epoch: int
-    base: int  # seq it starts from
-    seq: int  # seq it leads to
+    base: int  # first seq
+    seq: int  # resulting seq
     buckets: int
     changes: npt.NDArray[np.uint32]  # slot << 12 | fingerprint
 
@@ -94,7 +94,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Page:
-    """A part of a full copy: the slots from `start` on."""
+    """A part of a full copy: the slots starting at `start`."""
 
     epoch: int
     seq: int
@@ -133,9 +133,9 @@ def _check_buckets(buckets: int) -> None:
 
 
 class CuckooDigest:
-    """The owner's side: add and discard keys, then take what changed. Keys are unsigned 64-bit hashes.
+    """The owner's side: add and discard keys, then take the changes. Keys are unsigned 64-bit hashes.
 
-    Raises ValueError when MAX_BUCKETS do not hold the keys.
+    Raises ValueError if the keys do not fit into MAX_BUCKETS.
     """
 
     def __init__(self, epoch: int, expected_keys: int = 64) -> None:
@@ -147,7 +147,7 @@ class CuckooDigest:
         return len(self._keys)
 
     def __contains__(self, key: int) -> bool:
-        """What a reader of the present state would answer."""
+        """The answer that a reader of the present state gets."""
         fingerprint, first, second = locate(key, self.buckets)
         return fingerprint in self._bucket(first) or fingerprint in self._bucket(second)
 
@@ -159,7 +159,7 @@ class CuckooDigest:
                 self._grow()
 
     def discard(self, key: int) -> None:
-        """Idempotent. Any slot with the key's fingerprint will do: equal fingerprints share both buckets."""
+        """Idempotent. It clears any slot with the key's fingerprint, because equal fingerprints share both buckets."""
         if key not in self._keys:
             return
         self._keys.remove(key)
@@ -173,19 +173,19 @@ class CuckooDigest:
 
     @property
     def changed(self) -> bool:
-        """Changes wait for `take_delta`."""
+        """Whether there are changes for `take_delta`."""
         return bool(self._dirty)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Go on in another epoch: readers need a full copy."""
+        """Continue in a new epoch, so that readers need a full copy."""
         self.epoch, self.seq = epoch, 0
         self._dirty.clear()
 
     def take_delta(self, limit: int = 300) -> Delta | None:
-        """Up to `limit` slots that changed since the last call; None when nothing did. Call until None.
+        """Up to `limit` slots that changed since the last call; None if there are none. Call it until it returns None.
 
-        A reader that has applied some of the deltas of one round may miss keys that a kick moved; it has all after
-        the last.
+        A reader that has applied only some deltas of a round may miss keys that were moved; after the last delta it has
+        all keys.
         """
         if not self._dirty:
             return None
@@ -196,7 +196,7 @@ class CuckooDigest:
         return Delta(self.epoch, self.seq - 1, self.seq, self.buckets, changes)
 
     def pages(self) -> Iterator[Page]:
-        """A full copy as of the last delta taken. Raises RuntimeError when changes wait for `take_delta`."""
+        """A full copy of the state after the last delta. Raises RuntimeError if there are changes for `take_delta`."""
         if self._dirty:
             raise RuntimeError("take the delta first: a full copy must equal the state its seq names")
         return pages_of(self.epoch, self.seq, np.array(self._slots, np.uint16))
@@ -209,13 +209,13 @@ class CuckooDigest:
         self._dirty.add(slot)
 
     def _insert(self, key: int) -> bool:
-        """Place the key, moving others to their other bucket if need be; False when no place was found."""
+        """Place the key, moving other keys to their other bucket if necessary. Returns False if there is no room."""
         fingerprint, first, second = locate(key, self.buckets)
         for bucket in (first, second):
             if self._fill(bucket, fingerprint):
                 return True
         bucket = first
-        for kick in range(MAX_KICKS):  # the victim's lane walks: a replayed run moves the same keys
+        for kick in range(MAX_KICKS):  # the victim's lane advances, so a replayed run moves the same keys
             slot = bucket * LANES + (kick + fingerprint) % LANES
             victim = self._slots[slot]
             self._set(slot, fingerprint)
@@ -256,13 +256,13 @@ def _buckets_for(keys: int) -> int:
 
 
 def pages_of(epoch: int, seq: int, slots: Slots) -> Iterator[Page]:
-    """A full copy cut into packets."""
+    """A full copy, split into packets."""
     for start in range(0, slots.size, PAGE_SLOTS):
         yield Page(epoch, seq, slots.size // LANES, start, slots[start : start + PAGE_SLOTS])
 
 
 def assemble(pages: Iterable[Page]) -> tuple[int, int, Slots] | None:
-    """(epoch, seq, slots) of a full copy; None while pages are missing. All pages must be of one state."""
+    """(epoch, seq, slots) of a full copy; None if pages are missing. All pages must belong to one state."""
     parts = {page.start: page for page in pages}
     if not parts:
         return None

@@ -1,13 +1,13 @@
-"""Anti-entropy of cache digests: who is behind gets the deltas it lacks, or the whole digest when there is a gap. Pure.
+"""Anti-entropy of cache digests: a node with an old state gets the missing deltas, or a full copy after a gap. Pure.
 
-    HELD        (node key u64, epoch u32, seq u32)*: "this is what I have of these digests", a part of all
+    HELD        (node key u64, epoch u32, seq u32)*: "I hold these states", for some or all digests
     CHANGES     node key u64, a Delta (sched/gossip/digest.py)
     COPY        node key u64, a Page
 
-Once per period a node takes the changes of its own digest as one numbered delta and tells a few others which states it
-holds. Who holds a newer one sends what is missing; who holds an older one answers with its own states, and is sent it.
-Everybody keeps the last deltas of every node, so news reach all in a few rounds and only newcomers and those who were
-cut off need whole copies. A lost packet is made up for in a later round.
+Once per period a node takes the changes of its own digest as numbered deltas and tells a few others which states it
+holds. A receiver with a newer state sends the missing part; one with an older state answers with its own states and
+then gets it. Every node keeps the last deltas of every other, so news reaches all nodes in a few rounds, and only new
+or disconnected nodes need full copies. A later round makes up for a lost packet.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sched.membership.packet import BODY_BYTES, Kind, PacketError, seal
 from sched.membership.serial import newer, outbidding
 
 KEPT_DELTAS = 16
-"""Per node, for others: rounds that somebody may miss before a whole copy is due."""
+"""Deltas kept per node: the number of deltas that a reader may miss before it needs a full copy."""
 
 COPIES = 4
-"""Most whole copies sent in answer to one packet: a newcomer collects the rest from others and in later rounds."""
+"""Maximum number of full copies in answer to one packet. A new node gets the rest from others and in later rounds."""
 
 _state = np.dtype([("key", "<u8"), ("epoch", "<u4"), ("seq", "<u4")])
 STATES = BODY_BYTES // _state.itemsize
@@ -48,12 +48,12 @@ def _newer(state: State, than: State) -> bool:
 
 
 class DigestExchange:
-    """Keeps `holders` in step with the digests of all members; `own` is this node's, fed by its cache."""
+    """Keeps `holders` consistent with the digests of all members; the cache updates `own`, this node's digest."""
 
     def __init__(self, now: float, node_id: str, tag: int, preset: Preset, rng: Rng) -> None:
         self.own = CuckooDigest(
             epoch=1 + (rng.getrandbits(16) << 8)
-        )  # another process's deltas must not seem to follow
+        )  # deltas of another process must not seem to follow
         self.holders = Holders()
         self.counters: Counter[str] = Counter()  # digest_deltas, digest_copies, dropped_malformed
         self.next_at = now + rng.random() * preset.digest_period_s
@@ -62,7 +62,7 @@ class DigestExchange:
         self._log: dict[str, deque[Delta]] = {}
         self._parts: dict[
             str, tuple[tuple[int, int, int], dict[int, Page]]
-        ] = {}  # whole copies under way, by state and size
+        ] = {}  # incomplete full copies, by state and size
         self.holders.admit(node_id)
 
     # --- members
@@ -80,7 +80,7 @@ class DigestExchange:
     # --- rounds
 
     def tick(self, now: float, peers: Sequence[Member]) -> list[SendPacket]:
-        """Number the own changes and tell a few random peers what is held, once per period."""
+        """Once per period, number this node's changes and tell a few random peers which states it holds."""
         if now < self.next_at:
             return []
         self.next_at = now + self._preset.digest_period_s
@@ -90,11 +90,11 @@ class DigestExchange:
         return [SendPacket(peer.address, packet) for peer in chosen for packet in packets]
 
     def _take_own(self, doubted: bool = False) -> None:
-        """Number the changes; a digest that nobody can follow by deltas, as it is new or grew, is loaded whole.
-        `doubted`: somebody holds another one for this node's."""
+        """Number the changes. A digest that is new or has grown cannot be followed by deltas and is loaded in full.
+        `doubted`: another node holds a different digest of this node."""
         known = self.holders.state(self._node_id)
         if known is None and not self.own.changed and not doubted:
-            return  # a cache that was never used needs no digest
+            return  # an unused cache needs no digest
         while (delta := self.own.take_delta()) is not None:
             if self.holders.apply(self._node_id, delta):
                 self._log.setdefault(self._node_id, deque(maxlen=KEPT_DELTAS)).append(delta)
@@ -105,7 +105,7 @@ class DigestExchange:
             self.holders.load(self._node_id, *copy)
 
     def receive(self, source: Address, kind: Kind, tag: int, body: bytes) -> list[SendPacket]:
-        """Answer one packet. Never raises: what cannot be read is counted and dropped."""
+        """Answer one packet. Never raises: invalid packets are counted and dropped."""
         try:
             if tag != self._tag:
                 raise PacketError("foreign")
@@ -121,7 +121,7 @@ class DigestExchange:
     # --- what is held
 
     def _held(self, keys: Sequence[int] | dict[int, str]) -> Iterator[bytes]:
-        """The states of these nodes' digests."""
+        """HELD packets with the states of these nodes' digests."""
         states = [(key, *(self.holders.state(self._names[key]) or NOTHING)) for key in keys]
         entries = np.array(states, _state)
         for start in range(0, entries.size, STATES):
@@ -139,13 +139,13 @@ class DigestExchange:
             if mine == (epoch, seq):
                 continue
             ahead = _newer(mine, (epoch, seq))
-            if name == self._node_id and not ahead:  # of a former process, or planted
+            if name == self._node_id and not ahead:  # from an earlier process, or forged
                 self.own.begin_epoch(outbidding(epoch, self.own.epoch, self._rng))
                 self._take_own(doubted=True)
             elif _newer((epoch, seq), mine):
                 behind.append(key)
             elif not ahead:
-                continue  # half of the circle apart: their owner outbids both
+                continue  # half a circle apart: their owner outbids both
             elif deltas := self._since(name, epoch, seq):
                 for delta in deltas:
                     yield seal(Kind.CHANGES, self._tag, key.to_bytes(8, "little") + delta.pack())
@@ -157,7 +157,7 @@ class DigestExchange:
             yield from self._held(behind)
 
     def _since(self, name: str, epoch: int, seq: int) -> list[Delta]:
-        """The deltas that lead from a state to the one held; none when one is missing."""
+        """The deltas from a state to the held one; empty if one is missing."""
         deltas = [delta for delta in self._log.get(name, ()) if delta.epoch == epoch and delta.seq > seq]
         return deltas if deltas and deltas[0].base == seq else []
 

@@ -1,19 +1,20 @@
-"""Anti-entropy of node records by version vector, each packet complete in itself.
+"""Anti-entropy of node records by version vector; every packet is self-contained.
 
     SUMMARY  fingerprint u64, start u16, then a version u32 per row from `start` on
     PICK     fingerprint u64, start u16, then a bit per row: "send me these"
-    DIGEST   low u64, high u64, then (key u64, order u64)*: "this is all I know in low .. high"
-    WANT     key u64*: "you know newer ones of these"
+    DIGEST   low u64, high u64, then (key u64, order u64)*: "these are all my versions in low .. high"
+    WANT     key u64*: "send me your newer records of these"
     DELTA    records (sched/gossip/record.py)
 
-A few times per period a node sends its versions to another one. Who has the same members in the same incarnations,
-which the fingerprint says, compares them row by row, sends the records that are newer here and picks those that are
-newer there. Who has not answers with what it knows by key, and the same happens in the other direction. Loss and
-reordering cost freshness only: the next exchange offers the same versions again.
+A few times per period a node sends its versions to another node. If the fingerprint shows that the receiver has the
+same members in the same incarnations, it compares the versions row by row, sends its newer records and picks the
+sender's newer ones. Otherwise it answers with its versions by key, and the same happens in the other direction. Loss
+and reordering only cost freshness: the next exchange offers the same versions again.
 
-One node after the other is asked, not several at once: two that are asked at once answer with the same news, a fifth of
-all records in vain. And whoever is asked asks later itself. Partners are drawn, so without that some would take part in
-half as many exchanges again as others over a few seconds, and each exchange costs both sides about the same.
+A node asks one partner at a time: two asked at once answer with the same news, which would waste a fifth of all
+records. A node that is asked postpones its own next question. Without this, because partners are random, some nodes
+would take part in half as many exchanges again as others over a few seconds, and an exchange costs both sides about the
+same.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ RECORDS = BODY_BYTES // RECORD_BYTES
 WANTS = BODY_BYTES // 8
 
 OWN, OTHERS = 0.6, 0.3
-"""By how many intervals the next exchange moves away with each one that this node, or another, has begun. Their sum
-sets the rate; OTHERS alone would even out completely, but let nodes that are asked by chance stop asking."""
+"""Number of intervals by which each exchange that this node, or another node, begins postpones this node's next one.
+Their sum sets the rate. OTHERS alone would balance perfectly, but nodes that are asked often would stop asking."""
 
 ALONE_S = 0.25
-"""Between two looks of a node that has nobody to tell."""
+"""Interval of a node without peers, seconds."""
 
 MAX_INTERVALS = 2.0
-"""Intervals after which a node asks again, however often it was asked."""
+"""A node asks again after at most this many intervals, however often it was asked."""
 
 Rows = npt.NDArray[np.intp]
 
 
 class Exchange:
-    """Keeps one ClusterView in step with the others'."""
+    """Keeps one ClusterView consistent with those of other nodes."""
 
     def __init__(self, now: float, view: ClusterView, tag: int, preset: Preset, rng: Rng) -> None:
         self.counters: Counter[str] = Counter()  # records_merged, records_stale, summaries_<un>matched, dropped_<why>
@@ -63,7 +64,7 @@ class Exchange:
         self._view, self._tag, self._preset, self._rng = view, tag, preset, rng
 
     def tick(self, now: float, peers: Sequence[Member]) -> list[SendPacket]:
-        """Offer the view to a random peer, state_fanout times per period or so."""
+        """Offer the view to a random peer, about state_fanout times per period."""
         if now < self.next_at:
             return []
         self._begun_at = now
@@ -82,7 +83,7 @@ class Exchange:
         self.next_at = max(self.next_at, min(self.next_at + OTHERS * self._interval_s, latest))
 
     def receive(self, now: float, source: Address, kind: Kind, tag: int, body: bytes) -> list[SendPacket]:
-        """Answer one packet. Never raises: what cannot be read is counted and dropped."""
+        """Answer one packet. Never raises: invalid packets are counted and dropped."""
         try:
             if tag != self._tag:
                 raise PacketError("foreign")
@@ -142,7 +143,7 @@ class Exchange:
     # --- by key
 
     def _digests(self) -> Iterator[bytes]:
-        """All that is known; every packet tells the range of keys for which it is complete."""
+        """All known versions. Every packet contains the key range for which it is complete."""
         keys, orders = self._view.keys, self._view.orders
         entries = np.zeros(np.count_nonzero(orders), _entry)
         entries["key"], entries["order"] = keys[orders > 0], orders[orders > 0]

@@ -1,13 +1,13 @@
-"""Who holds a prefix, as far as the digests of all nodes tell: depth per node of a chain of keys in microseconds. Pure.
+"""Finds the holders of a prefix in the digests of all nodes: the depth of a key chain per node, in microseconds. Pure.
 
-A row of the table is one bucket of all nodes, a bucket's four fingerprints packed into one word:
+A row of the table has one bucket of all nodes, with the bucket's four fingerprints packed into one word:
 
     words: uint64 [buckets, nodes]         lane i of a word = bits 16 i .. 16 i + 15
 
-so one key costs two contiguous rows and a test of all nodes at once. The answer is a Python integer with bit j set for
-node j, and is kept: filters cannot tell two keys apart that share fingerprint and buckets, so one kept mask answers
-for all of them, and a changed slot names exactly the mask it may change. Kept masks thus always equal the table
-(the tests hold them to it), and a chain costs one dict look-up and one AND per block until nobody is left.
+so a key costs two contiguous rows and one test of all nodes. The result is a Python integer with bit j set for node j,
+and is cached. Filters cannot distinguish two keys with the same fingerprint and buckets, so one mask serves all of
+them, and a changed slot identifies the only mask that it can change. Cached masks therefore always equal the table
+(tests check this), and a chain costs one dict lookup and one AND per block until no node is left.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy.typing as npt
 from sched.gossip.digest import FINGERPRINT_BITS, FINGERPRINTS, LANES, Delta, Slots, alternate, key64
 
 KEPT_MASKS = 1 << 16
-"""Keys whose masks are kept per table before all are dropped and collected again: about 24 MB at 1,024 nodes."""
+"""Maximum number of cached masks per table; then all are dropped. About 24 MB at 1,024 nodes."""
 
 Key = int | bytes
-"""A 64-bit key, or a block key of which the first 64 bits count."""
+"""A 64-bit key, or a block key, of which the first 64 bits are used."""
 
 Cell = list[int]
-"""One mask, which changes in place."""
+"""One mask, updated in place."""
 
 Words = npt.NDArray[np.uint64]
 _ONES = np.uint64(0x0001_0001_0001_0001)
@@ -35,7 +35,7 @@ _TOPS = np.uint64(0x8000_8000_8000_8000)
 
 
 class Holders:
-    """Digests of the cell's nodes. A node keeps its index as long as it is here; a freed index is used again."""
+    """Digests of the cell's nodes. A node keeps its index while it is a member; a freed index is reused."""
 
     def __init__(self) -> None:
         self.nodes: list[str | None] = []  # by index
@@ -55,7 +55,7 @@ class Holders:
         return self._index[node_id]
 
     def forget(self, node_id: str) -> None:
-        """The node is gone, and with it all it held."""
+        """The node is gone: drop its digest and free its index."""
         if node_id in self._index:
             self._drop_digest(node_id)
             self.nodes[self._index.pop(node_id)] = None
@@ -68,7 +68,7 @@ class Holders:
         return self._state.get(node_id)
 
     def load(self, node_id: str, epoch: int, seq: int, slots: Slots) -> None:
-        """Take a full copy (`digest.assemble`) of a node that was admitted."""
+        """Store a full copy (`digest.assemble`) of an admitted node's digest."""
         index = self._index[node_id]
         self._drop_digest(node_id)
         buckets = slots.size // LANES
@@ -77,11 +77,11 @@ class Holders:
         self._table_of[node_id], self._state[node_id] = table, (epoch, seq)
 
     def slots(self, node_id: str) -> Slots:
-        """The digest held of this node, as `load` took it. Raises KeyError when there is none."""
+        """The held digest of this node, in the form of `load`. Raises KeyError if there is none."""
         return self._table_of[node_id].slots(self._index[node_id])
 
     def apply(self, node_id: str, delta: Delta) -> bool:
-        """Apply a delta that follows the state held; False when it does not, then a full copy is needed."""
+        """Apply a delta. Returns False if it does not follow the held state, so that a full copy is needed."""
         table = self._table_of.get(node_id)
         if table is None or self._state[node_id] != (delta.epoch, delta.base) or table.buckets != delta.buckets:
             return False
@@ -100,23 +100,22 @@ class Holders:
     # --- matching
 
     def mask(self, key: Key) -> int:
-        """Bit j is set when node j holds the key, or, seldom, when its filter only seems to."""
+        """Bit j is set if node j holds the key, or rarely by a false positive of its filter."""
         found = 0
         for table in self._tables.values():
             found |= table.mask(key)
         return found
 
     def levels(self, keys: Sequence[Key]) -> list[tuple[int, int]]:
-        """(depth, mask of the nodes that hold at least `depth` leading keys), only where the mask changes, ascending.
+        """(depth, mask of the nodes that hold at least `depth` leading keys) wherever the mask changes, ascending.
 
-        Nobody beyond the last level holds more. The prefix property does the rest: the walk ends at the first key
-        that nobody left holds.
+        No node holds more than the last level. The walk ends at the first key that none of the remaining nodes holds.
         """
         table = next(iter(self._tables.values())) if len(self._tables) == 1 else None
         search, kept = (self.mask, {}) if table is None else (table.mask, table.kept)
         found, left, depth = [], -1, 0
         for key in keys:
-            cell = kept.get(key)  # what a table's `mask` begins with: a call less per key
+            cell = kept.get(key)  # inlined from a table's `mask`: saves a call per key
             held = left & (search(key) if cell is None else cell[0])
             if held != left:
                 if depth:
@@ -134,7 +133,7 @@ class Holders:
         width, levels = (len(self.nodes) + 7) // 8, self.levels(keys)
         raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for _, mask in levels), np.uint8)
         held = np.unpackbits(raw.reshape(len(levels), width), axis=1, count=len(self.nodes), bitorder="little")
-        steps = np.diff([0, *(depth for depth, _ in levels)]).astype(np.float32)  # as floats: the product is BLAS's
+        steps = np.diff([0, *(depth for depth, _ in levels)]).astype(np.float32)  # floats: BLAS multiplies
         return (steps @ held.astype(np.float32)).astype(np.int32)
 
 
@@ -145,12 +144,12 @@ def _alternates(buckets: int) -> list[int]:
 
 
 class _Table:
-    """Filters of one size: columns are nodes, by the index that Holders gave them."""
+    """Filters of one size. A column is a node, at its index in Holders."""
 
     def __init__(self, buckets: int) -> None:
         self.buckets = buckets
         self._words: Words = np.zeros((buckets, 8), "<u8")
-        self.kept: dict[Key, Cell] = {}  # always this object
+        self.kept: dict[Key, Cell] = {}  # never replaced by another dict
         self._cells: dict[int, Cell] = {}  # by class: the lower bucket << 12 | fingerprint; keys of a class share one
         self._other = _alternates(buckets)
 
@@ -167,7 +166,7 @@ class _Table:
         return self._words[:, node].copy().view("<u2")
 
     def apply(self, node: int, changes: npt.NDArray[np.uint32]) -> None:
-        """Write the changed slots; kept masks that the old or the new fingerprints can concern follow."""
+        """Write the changed slots, and update the cached masks of the old and the new fingerprints."""
         slots, fingerprints = changes >> FINGERPRINT_BITS, (changes & (FINGERPRINTS - 1)).astype(np.uint16)
         buckets, lanes = slots // LANES, node * LANES + slots % LANES
         cells = self._words.view("<u2")
@@ -190,7 +189,7 @@ class _Table:
         return cell[0]
 
     def _cell(self, key: Key) -> Cell:
-        """That of the key's class (digest.locate, with the alternates looked up)."""
+        """The mask of the key's class (digest.locate, with the alternates from a table)."""
         number = key if isinstance(key, int) else key64(key)
         fingerprint = (number & (FINGERPRINTS - 1)) or 1
         name = self._class(fingerprint, (number >> FINGERPRINT_BITS) & (self.buckets - 1))
@@ -205,7 +204,7 @@ class _Table:
         self._cells.clear()
 
     def _search(self, fingerprint: int, first: int, second: int) -> int:
-        """Test all nodes: a lane is zero after exclusive-or with the fingerprint where the two are equal."""
+        """Test all nodes: a lane XOR the fingerprint is zero if the two are equal."""
         wanted = np.uint64(fingerprint) * _ONES
         a, b = self._words[first] ^ wanted, self._words[second] ^ wanted
         found = ((a - _ONES) & ~a | (b - _ONES) & ~b) & _TOPS

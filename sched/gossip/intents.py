@@ -1,10 +1,11 @@
-"""Who is computing a prefix just now, so that a burst of one new prefix is computed once. Pure.
+"""Records which node is computing a prefix, so that a burst of requests with the same new prefix computes it once.
+Pure.
 
-An acceptor about to have blocks computed claims them at the home of the prompt's first block, a place that all the
-acceptors of a cell compute alike. The first claimant gets them; those who come later learn how many of their blocks
-are being computed where, and weigh that node as if it held them: its batch finds the blocks as they become complete.
-Claims are not given back. They end by their time to live, which outlasts the prefill until the digests tell of its
-blocks, or with their node; a wrong one costs a detour, never a result.
+Before blocks are computed, the acceptor claims them at the home of the prompt's first block, which all acceptors of a
+cell compute in the same way. The first claim wins. Later claimants learn which node computes how many of their blocks
+and treat it as if it held them, because its batch finds the blocks as they become complete. Claims are not released:
+they expire after the digests have reported the computed blocks, or end with their node. A wrong claim costs time, never
+a wrong result.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from sched.gossip.digest import key64
 from sched.gossip.record import node_key
 
 TOLD_S = 2.0
-"""Blocks count as claimed for twice the time that they take, and so long: by then the digests have told of them."""
+"""A claim expires after twice the compute time plus this; by then the digests have reported the blocks."""
 
 WORTH_S = 0.02
-"""Less prefill than this is done before others could have learnt of it, and not worth a claim."""
+"""A prefill shorter than this ends before others could learn of it and is not worth a claim."""
 
 EXPIRE_S = 1.0
-"""A full table looks for claims that ran out this often."""
+"""Interval at which a full table looks for expired claims, seconds."""
 
 Key = int | bytes
-"""A block's, of one kind in a table."""
+"""A block's key; all keys of a table have the same type."""
 
 Ring = Sequence[tuple[int, str]]
 """(node key, node id), ascending."""
@@ -37,13 +38,14 @@ def ring_of(nodes: Iterable[str]) -> Ring:
 
 
 def home_of(key: bytes, ring: Ring) -> str:
-    """Who keeps the claims on chains that begin with `key`: its successor among the nodes."""
+    """The node that keeps the claims on chains that begin with `key`: its successor on the ring."""
     return ring[bisect_left(ring, (key64(key), "")) % len(ring)][1]
 
 
 def claimed_depths(known: int, count: int) -> list[int]:
-    """The blocks of a chain, counted from 1, that stand for blocks `known` + 1 .. `count` in a claim. They lie a fifth
-    of their depth apart, the same for all chains, so two that part find how much they share to a sixth."""
+    """The depths (from 1) of the blocks that represent blocks `known` + 1 .. `count` of a chain in a claim. They are a
+    fifth of their depth apart, at the same depths in all chains, so the shared length of two chains is found to a
+    sixth."""
     depths, depth = [], 1
     while depth < count:
         if depth > known:
@@ -54,8 +56,8 @@ def claimed_depths(known: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`node_id` computes a key's block, done at about `ready_at`; counts until `expires_at`. Times are of the clock of
-    the node that keeps the claim."""
+    """`node_id` computes a key's block, which will be ready at about `ready_at`. The claim is valid until `expires_at`.
+    Times are on the clock of the node that keeps the claim."""
 
     node_id: str
     ready_at: float
@@ -64,16 +66,16 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """A node computes the leading `depth` of what was asked about, and is done in about so long."""
+    """A node computes the first `depth` blocks of the question and will be done in about `ready_s`."""
 
     depth: int
     ready_s: float
 
 
 class Intents:
-    """The claims that one node keeps, at most `capacity` keys.
+    """The claims kept by one node, at most `capacity` keys.
 
-    A full table grants without noting: the burst is then computed more than once, nothing else is lost.
+    A full table grants claims without recording them; then a burst may be computed more than once.
     """
 
     def __init__(self, capacity: int = 65_536) -> None:
@@ -87,9 +89,9 @@ class Intents:
     def claim(
         self, now: float, keys: Sequence[Key], node_id: str, ready_s: float, instead_of: str = ""
     ) -> dict[str, Coming]:
-        """Which nodes compute how many of `keys`, which follow each other in a chain, already. When nobody does, they
-        are `node_id`'s from now on, which takes `ready_s`. A claimant that had to take another node than it claimed
-        for claims again, `instead_of` the first. Raises ValueError for a time that is negative."""
+        """The nodes that already compute some of `keys`, a part of a chain. If there are none, `node_id` claims all of
+        them for `ready_s` seconds of work. If the acceptor then chooses another node, it claims again with `instead_of`
+        set to the first. Raises ValueError if `ready_s` is negative."""
         if not ready_s >= 0:
             raise ValueError(f"a claim cannot be ready in {ready_s} s")
         coming = {}
@@ -110,5 +112,5 @@ class Intents:
                 self._claims[key] = claim
 
     def drop(self, node_id: str) -> None:
-        """The node is down: what it promised is free again."""
+        """The node is down: drop its claims."""
         self._claims = {key: claim for key, claim in self._claims.items() if claim.node_id != node_id}

@@ -1,8 +1,8 @@
 """Failure detection: probes, helpers, suspicions and the node's own health, as messages through an outbox. Pure.
 
-Each period one node is probed. Without a direct answer by the timeout others are asked to try; a helper that gets no
-answer says so (nack), which tells the asker that its own network works. A failed probe is a suspicion, and so is one
-that something else reports (a broken connection). `Detector` raises verdicts; merging them is the membership's part.
+Each period the node probes one other node. If no direct answer arrives within the timeout, it asks helpers to probe; a
+helper without an answer replies with a nack, which shows that the asker's own network works. A failed probe or an
+external report (a broken connection) raises a suspicion. `Detector` issues verdicts; the membership merges them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Learn = Callable[[float, Verdict], None]
 
 
 class Detector:
-    """`learn` takes verdicts in: on merging one the membership calls `suspected` or `cleared`."""
+    """`learn` merges a verdict into the membership, which then calls `suspected` or `cleared`."""
 
     def __init__(
         self, now: float, me: str, preset: Preset, rng: Rng, roster: Roster, out: Outbox, learn: Learn
@@ -38,12 +38,12 @@ class Detector:
         return min(self._prober.wake_at(), self._suspicions.wake_at())
 
     def shift(self, seconds: float) -> None:
-        """This node stood still: its own pause is not the others' silence."""
+        """This node was paused: do not count its pause as the silence of others."""
         self._prober.shift(seconds)
         self._suspicions.shift(seconds)
 
     def stop(self, until: float) -> None:
-        """Probe and suspect nobody any more."""
+        """Stop probing and suspecting other nodes."""
         self._prober.current, self._prober.next_at = None, until
         self._suspicions.clear()
 
@@ -81,19 +81,19 @@ class Detector:
                     self._out.send(helper.address, "ask", seq=probe.seq, target=probe.node_id, at=target.address)
 
     def suspect(self, now: float, node_id: str) -> None:
-        """This node has a reason to suspect another one: news, or a confirmation."""
+        """This node has a reason to suspect another one: start or confirm a suspicion."""
         member = self._roster.get(node_id)
         if member is not None and member.status in (Status.ALIVE, Status.SUSPECT):
             self._learn(now, Verdict(node_id, member.incarnation, Status.SUSPECT, self._me))
 
-    # --- the membership tells what its merging came to
+    # --- called by the membership after merging
 
     def suspected(self, now: float, member: Member, source: str, n: int) -> None:
         """`member` is newly suspected by `source`, in a cluster of n."""
         self._suspicions.start(now, member.node_id, source, n)
 
     def confirmed(self, verdict: Verdict) -> bool:
-        """A suspicion that is not news: True when its source is, then it is worth passing on."""
+        """A known suspicion arrived again. Returns True if its source is new, so that it is worth passing on."""
         held = self._roster.get(verdict.node_id)
         if held is None or (verdict.incarnation, verdict.status) != held.order or verdict.status is not Status.SUSPECT:
             return False
@@ -102,13 +102,13 @@ class Detector:
         return new
 
     def cleared(self, node_id: str) -> None:
-        """The node is alive after all, dead or gone."""
+        """The suspicion has ended: the node is alive, dead or gone."""
         self._suspicions.end(node_id)
 
     # --- messages
 
     def answer(self, now: float, source: Address, message: Message) -> None:
-        """Play this node's part in a probe."""
+        """Handle a message of the probe protocol."""
         match message.kind:
             case "ping" if message.target == self._me:
                 self._out.send(source, "ack", seq=message.seq)

@@ -1,7 +1,7 @@
-"""What happens to the gossip cores, and what they want done: the whole surface between them and a driver.
+"""Events that gossip cores receive and effects that they return: the complete interface to a driver.
 
-A driver (the asyncio shell of net/gossip/driver.py, or a simulator) feeds events with its own steady clock and carries
-out the effects in order.
+A driver (the asyncio shell of net/gossip/driver.py, or a simulator) passes events with the time of its own steady clock
+and executes the effects in order.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Something else (a broken connection) says that the node may be dead."""
+    """Another source (a broken connection) reports that the node may be dead."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Members known from elsewhere, as in a simulation that starts with a cluster; they are taken in, not passed on."""
+    """Adds members known from another source, such as a simulation that starts with a cluster; does not spread them."""
 
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Tell everybody that this node goes; repeat it once against packet loss."""
+    """Tell all nodes that this node leaves; send it twice in case of packet loss."""
 
 
 Event = Tick | Datagram | Join | GiveUp | Suspect | Learn | Leave
@@ -83,7 +83,7 @@ class MemberDown:
 
 @dataclass(frozen=True, slots=True)
 class MemberSuspected:
-    """It may be dead: nothing new should go there. It refutes, or a MemberDown follows."""
+    """The node may be dead, so send it no new work. It refutes the suspicion, or MemberDown follows."""
 
     node_id: str
 
@@ -97,7 +97,7 @@ class Joined:
 class Refused:
     """A join failed; both the joiner and the node that refused it see this with the same reason."""
 
-    node_id: str  # of the joiner
+    node_id: str  # the joiner
     reason: str
 
 

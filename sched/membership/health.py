@@ -1,8 +1,8 @@
-"""Local health (Lifeguard, Dadgar, Phillips and Currey, 2018): a node that is slow itself blames the others less.
+"""Local health (Lifeguard, Dadgar, Phillips and Currey, 2018): a slow node suspects others less.
 
-A garbage collection or a callback that holds the interpreter looks from inside as if everybody else were dead. The
-score counts signs of that: a failed probe whose helpers did not even say "no answer", a suspicion of the node itself
-that it had to refute. Good probes take points off. Probe period and timeout are multiplied by score + 1.
+During a garbage collection or a callback that blocks the interpreter, all other nodes seem to be dead. The score counts
+signs of this: a failed probe whose helpers did not send nacks either, or a suspicion of this node that it had to
+refute. Answered probes lower the score. Probe period and timeout are multiplied by score + 1.
 """
 
 from __future__ import annotations

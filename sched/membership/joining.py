@@ -1,4 +1,4 @@
-"""Entering the cluster: asking until the member list has come in all its pages; who may enter, and why not."""
+"""Joining the cluster: ask until all pages of the member list have arrived; decide which nodes may join."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sched.membership.packet import Message
 
 @dataclass(slots=True)
 class _Asking:
-    """Pages of repeated welcomes add up, so packet loss costs retries, not the join."""
+    """State of a join. Pages of repeated welcomes are combined, so packet loss costs retries, not the join."""
 
     address: Address
     retry_at: float
@@ -21,14 +21,14 @@ class _Asking:
 
 
 class Entrance:
-    """This node's own join, while one is under way."""
+    """This node's own join."""
 
     def __init__(self, preset: Preset, out: Outbox) -> None:
         self._preset, self._out = preset, out
         self._asking: _Asking | None = None
 
     def ask(self, now: float, address: Address) -> None:
-        """Begin with the next tick, or begin again at another node."""
+        """Start the join at the next tick, or restart it at another node."""
         self._asking = _Asking(address, now)
 
     def stop(self) -> None:
@@ -36,22 +36,22 @@ class Entrance:
         self._asking = None
 
     def wake_at(self) -> float:
-        """When a tick is due."""
+        """Time of the next tick."""
         return math.inf if self._asking is None else self._asking.retry_at
 
     def tick(self, now: float, me: Member) -> None:
-        """Ask, or ask again."""
+        """Send the join request, or repeat it."""
         asking = self._asking
         if asking is not None and now >= asking.retry_at:
             asking.retry_at = now + self._preset.probe_timeout_s
             self._out.send(asking.address, "join", updates=(me,))
 
     def welcomed(self, message: Message) -> bool:
-        """A page of the list has come; True when it was the last that was missing, and the join is done."""
+        """A page of the list has arrived. Returns True if it was the last missing one, which completes the join."""
         asking = self._asking
         if asking is None:
             return False
-        if message.pages != asking.pages:  # the list grew; its entries are merged, only the count starts again
+        if message.pages != asking.pages:  # the list has grown: count its pages again
             asking.pages, asking.received = message.pages, set()
         asking.received.add(message.page)
         if len(asking.received) < asking.pages:
@@ -60,7 +60,7 @@ class Entrance:
         return True
 
     def refused(self, message: Message, me: Member) -> bool:
-        """True when it is the own join that is refused; it is not tried again."""
+        """Whether the message refuses this node's own join, which then ends."""
         if self._asking is None or message.target != me.node_id:
             return False
         self._asking = None
@@ -68,7 +68,7 @@ class Entrance:
 
 
 def obstacle(me: Member, known: Member | None, joiner: Member) -> str | None:
-    """Why `joiner` may not enter, None if it may. `known` is what is known of its name."""
+    """The reason why `joiner` may not join; None if it may. `known`: the known member of the same name."""
     if joiner.address == me.address:
         return "the address to join is the joining node's own: name another node of the cluster"
     if joiner.info.get("root") != me.info.get("root"):
@@ -83,21 +83,21 @@ def obstacle(me: Member, known: Member | None, joiner: Member) -> str | None:
 
 
 def taken(holder: Member) -> str:
-    """Why its name is not to be had."""
+    """The refusal when `holder` is alive under the joiner's name."""
     host, port = holder.address
     return f"node id {holder.node_id} is taken by the node at {host}:{port}, which lives: choose another --node-id"
 
 
 class Successions:
-    """Nodes that ask to join under the name of a member elsewhere: its next self, most often, started before the death
-    of the last one is known. They wait while the member is suspected; one that lives refutes it and keeps the name."""
+    """Nodes that ask to join under the name of a member at another address, usually a restart before the cluster knows
+    of the member's death. They wait while the member is suspected; a live member refutes and keeps the name."""
 
     def __init__(self) -> None:
-        self._doubted: dict[str, tuple[int, int]] = {}  # name -> (life of who wants it, incarnation of who has it)
+        self._doubted: dict[str, tuple[int, int]] = {}  # name -> (life of the joiner, incarnation of the holder)
 
     def waits(self, holder: Member, joiner: Member) -> bool:
-        """True when `joiner` must ask again later: suspect the holder now. False when that has refuted a suspicion
-        since it was asked first."""
+        """Returns True if `joiner` must ask again later; the caller suspects the holder now. Returns False if the
+        holder has refuted a suspicion since the first request."""
         life, incarnation = self._doubted.get(joiner.node_id, (joiner.life, holder.incarnation))
         if life != joiner.life:
             incarnation = holder.incarnation
@@ -105,12 +105,12 @@ class Successions:
         return holder.incarnation <= incarnation
 
     def over(self, node_id: str) -> None:
-        """The name is given, or kept."""
+        """The name has been decided: drop its state."""
         self._doubted.pop(node_id, None)
 
 
 def contested(holder: Member | None, joiner: Member) -> bool:
-    """Somebody elsewhere has the name."""
+    """Whether a live node at another address has the joiner's name."""
     return holder is not None and holder.here and holder.address != joiner.address
 
 
@@ -127,7 +127,7 @@ def _cache_of(member: Member) -> str:
 
 
 def _remedy(me: Member, joiner: Member) -> str:
-    """The flags to change; what else goes into the root when those that show here are equal."""
+    """The flags that the joiner must change; if the visible ones agree, the other inputs of the root."""
     flags = {"model": "--model", "dtype": "--dtype and --kv-cache-dtype", "block_size": "--block-size"}
     differing = [flag for name, flag in flags.items() if me.info.get(name) != joiner.info.get(name)]
     if differing:

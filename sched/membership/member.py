@@ -1,8 +1,7 @@
-"""A member of the cluster as gossip tells it, and the timing presets of the protocol.
+"""A member of the cluster as gossip describes it, and the timing presets of the protocol.
 
-What is known of one node is ordered by (incarnation, status): of two statements the newer one holds, so statements may
-arrive late, twice and in any order. Only the node itself raises its incarnation; that is how it refutes a false
-suspicion.
+Statements about a node are ordered by (incarnation, status), and the newer one wins, so they may arrive late, twice and
+in any order. Only the node itself raises its incarnation, to refute a false suspicion.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from typing import Any, Protocol, TypeVar
 from sched.membership.serial import newer
 
 Address = tuple[str, int]
-"""Host and port: TCP for control and KV, UDP for gossip, the same number."""
+"""Host and port. The same port number serves TCP for control and KV, and UDP for gossip."""
 
 TEXT_BYTES = 64
-"""Longest node id, role or host."""
+"""Maximum length of a node id, role or host, bytes."""
 
 LAST_WORDS = 2
-"""How often a suspect is asked itself, a probe timeout apart, before it is given up."""
+"""Number of direct questions to a suspect, one probe timeout apart, before it is declared dead."""
 
 T = TypeVar("T")
 
 
 class Rng(Protocol):
-    """The part of random.Random that the cores use; always an argument, so that a run can be replayed."""
+    """The part of random.Random that the cores use; always passed in, so that a run can be replayed."""
 
     def random(self) -> float: ...
     def getrandbits(self, bits: int, /) -> int: ...
@@ -38,7 +37,7 @@ class Rng(Protocol):
 
 
 class Status(IntEnum):
-    """Ordered: at equal incarnation the greater status holds."""
+    """Ordered: at equal incarnation the greater status wins."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -52,13 +51,13 @@ Order = tuple[int, int]
 
 
 def supersedes(order: Order, than: Order) -> bool:
-    """A statement of `order` is news to somebody who has heard `than`."""
+    """Whether a statement with `order` is newer than one with `than`."""
     return order[1] > than[1] if order[0] == than[0] else newer(order[0], than[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node. `info` is what peers must know before they talk to it: model, block_size, root (hex), share ..."""
+    """One node. `info` has what peers must know before they connect: model, block_size, root (hex), share ..."""
 
     node_id: str
     address: Address
@@ -67,22 +66,22 @@ class Member:
     incarnation: int = 0
     status: Status = Status.ALIVE
     info: dict[str, Any] = field(default_factory=dict)
-    life: int = 0  # random per process: tells a restarted node from its former self
+    life: int = 0  # random per process: distinguishes a restarted node from its predecessor
 
     @property
     def order(self) -> Order:
-        """`supersedes` says which of two is the newer."""
+        """(incarnation, status), to compare with `supersedes`."""
         return (self.incarnation, self.status)
 
     @property
     def share(self) -> int:
-        """Bytes of the pooled store that it gives; 0 when it says nothing that can be read."""
+        """Bytes that the node contributes to the pooled store; 0 if missing or invalid."""
         share = self.info.get("share")
         return share if type(share) is int and 0 <= share < 1 << 63 else 0
 
     @property
     def here(self) -> bool:
-        """Counts as a member: alive, or suspected and not yet given up."""
+        """Whether the node counts as a member: alive or suspected."""
         return self.status < Status.DEAD
 
     def to_wire(self) -> dict[str, Any]:
@@ -99,7 +98,7 @@ class Member:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Member:
-        """Raises KeyError, TypeError or ValueError for anything that `to_wire` cannot have written."""
+        """Raises KeyError, TypeError or ValueError for anything that `to_wire` cannot produce."""
         host, port = wire["at"]
         roles, info = wire["roles"], wire["info"]
         if not isinstance(info, dict) or not isinstance(roles, list):
@@ -118,12 +117,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A statement about a node whose entry the reader already has: suspected, dead, left."""
+    """A statement about a known node: suspected, dead or left."""
 
     node_id: str
     incarnation: int
     status: Status
-    source: str  # node that found out
+    source: str  # node that issued the verdict
 
     def to_wire(self) -> dict[str, Any]:
         return {"id": self.node_id, "inc": self.incarnation, "status": int(self.status), "by": self.source}
@@ -134,7 +133,7 @@ class Verdict:
 
 
 def text(value: Any) -> str:
-    """`value` if it is a name: printable, not empty, at most TEXT_BYTES long; raises ValueError."""
+    """Returns `value` if it is a printable name of 1 to TEXT_BYTES bytes; otherwise raises ValueError."""
     if (
         not isinstance(value, str)
         or not 0 < len(value.encode()) <= TEXT_BYTES
@@ -147,7 +146,7 @@ def text(value: Any) -> str:
 
 
 def number(value: Any, bits: int) -> int:
-    """`value` if it is an unsigned integer of so many bits; raises ValueError."""
+    """Returns `value` if it is an unsigned integer of `bits` bits; otherwise raises ValueError."""
     if type(value) is not int or not 0 <= value < 1 << bits:
         raise ValueError(f"expected an unsigned integer of {bits} bits, got {value!r:.40}")
     return value
@@ -157,57 +156,58 @@ def number(value: Any, bits: int) -> int:
 class Preset:
     """Timing of the protocol. Formulas take n, the number of members including the node itself."""
 
-    probe_period_s: float  # every node probes one other per period
-    probe_timeout_s: float  # direct answer expected by then; afterwards others are asked to try
+    probe_period_s: float  # every node probes one other node per period
+    probe_timeout_s: float  # wait for a direct answer; then helpers are asked
     indirect_probes: int
     gossip_period_s: float
     fanout: int  # nodes told per gossip period
     sync_period_s: float  # exchange of the whole member list with one node
     suspicion_mult: int
-    suspicion_floor_s: float  # longer than a node may stand still without being taken for dead
+    suspicion_floor_s: float  # minimum suspicion time; must exceed the longest pause of a healthy node
     retransmit_mult: int
     state_period_s: float  # exchange of node records, up to 256 nodes
-    state_fanout: int = 2  # with so many others, one after the other
-    digest_period_s: float = 1.0  # changes of the cache digests are told, see sched/gossip/digest_exchange.py
-    cell_nodes: int = 256  # above that the cluster is cut into cells, see sched/gossip/cells.py
-    cell_period_s: float = 0.5  # summaries of cells are told
-    confirmations: int = 3  # of a suspicion by others, after which it is as short as it gets
-    suspicion_max_mult: int = 4  # without any, it is so many times as long
-    dead_keep_s: float = 600.0  # how long the dead are remembered, called upon, and shielded from stale rumours
+    state_fanout: int = 2  # number of partners per period, one after another
+    digest_period_s: float = 1.0  # exchange of changes of cache digests, see sched/gossip/digest_exchange.py
+    cell_nodes: int = 256  # a larger cluster is split into cells, see sched/gossip/cells.py
+    cell_period_s: float = 0.5  # exchange of cell summaries
+    confirmations: int = 3  # confirmations by others that shorten a suspicion to its minimum
+    suspicion_max_mult: int = 4  # without confirmations, a suspicion is this many times as long
+    dead_keep_s: float = 600.0  # how long dead nodes are remembered, contacted, and shielded from stale rumours
 
     def suspicion_s(self, n: int) -> float:
-        """How long a node has to answer that several others suspect: mult * max(1, log10 n) * probe period."""
+        """Seconds until a node that several others suspect is dead: mult * max(1, log10 n) * probe period."""
         by_size = self.suspicion_mult * max(1.0, math.log10(n)) * self.probe_period_s
         return max(self.suspicion_floor_s, by_size)
 
     def suspicion_max_s(self, n: int) -> float:
-        """How long a node has to answer that only one other suspects."""
+        """Seconds until a node that only one other suspects is dead."""
         return self.suspicion_max_mult * self.suspicion_s(n)
 
     def sync_s(self, n: int) -> float:
-        """Time between comparisons of member lists, each with one node: longer by one period per doubling above 32."""
+        """Seconds between comparisons of the member list with one node; one period longer per doubling of n above
+        32."""
         return self.sync_period_s * (1 + max(0, math.ceil(math.log2(max(1, n) / 32))))
 
     def state_s(self, n: int) -> float:
-        """Time between exchanges of records: halved for a few nodes, doubled and more for many, which bounds the
-        traffic: every record goes to every node, so at 1,024 nodes that is 0.6 MB/s sent by the busiest."""
+        """Seconds between exchanges of records: shorter for few nodes, longer for many. This bounds the traffic,
+        because every record goes to every node: at 1,024 nodes the busiest one sends 0.6 MB/s."""
         return self.state_period_s * (0.5 if n <= 16 else 1.0 if n <= 256 else 2.2)
 
     def retransmits(self, n: int) -> int:
-        """How often one node passes on one rumour: mult * ceil(log10(n + 1))."""
+        """Number of times that a node passes on a rumour: mult * ceil(log10(n + 1))."""
         return self.retransmit_mult * math.ceil(math.log10(n + 1))
 
     def spread_s(self, n: int) -> float:
-        """A rumour has reached everybody: twice the log_(fanout + 1)(n) + 1 rounds of a loss-free network."""
+        """Seconds until a rumour has reached all nodes: twice the log_(fanout + 1)(n) + 1 rounds without loss."""
         return 2 * self.gossip_period_s * (math.ceil(math.log(n, self.fanout + 1)) + 1)
 
     def detection_s(self, n: int) -> float:
-        """A crash is known everywhere by then.
+        """Seconds until all nodes know of a crash.
 
-        Somebody probes the dead node within 2n - 3 periods for certain (round robin in random order), and within 9
-        but for one case in e^9 = 8,000 (n - 1 probers hit it with probability 1 - 1/e per period); that probe fails
-        one period later, the suspicion runs out (sooner than its longest time if others confirm it, as they nearly
-        always do), the news spreads.
+        A node certainly probes the dead one within 2n - 3 periods (round robin in random order), and within 9 periods
+        except in one case in e^9 = 8,000 (n - 1 probers hit it with probability 1 - 1/e per period). The probe fails
+        one period later, the suspicion expires (before its maximum, because others nearly always confirm it), and the
+        news spreads.
         """
         periods = min(2 * n - 3, 9) + 1
         longest = self.suspicion_max_s(n) if n - 2 >= self.confirmations else self.suspicion_s(n)

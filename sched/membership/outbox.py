@@ -1,4 +1,4 @@
-"""What a membership core wants sent: messages signed by its node, filled up with rumours."""
+"""Collects the messages of a membership core, signs them with its node and adds rumours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sched.membership.roster import Rumours
 
 
 class Outbox:
-    """Collects the effects of one event. `address` it first: messages bear the node's present incarnation."""
+    """Collects the effects of one event. Call `address` first: messages carry the node's present incarnation."""
 
     def __init__(self, tag: int, preset: Preset) -> None:
         self.tag = tag
@@ -23,7 +23,7 @@ class Outbox:
         self._limit = 0
 
     def address(self, me: Member, num_members: int) -> None:
-        """Who sends from now on, and how many members rumours have to reach."""
+        """Set the sender, and the number of members that rumours must reach."""
         self._sender, self._incarnation = me.node_id, me.incarnation
         self._limit = self._preset.retransmits(num_members)
 
@@ -39,9 +39,9 @@ class Outbox:
     def has_rumours(self) -> bool:
         return len(self._rumours) > 0
 
-    def tell(self, update: Member | Verdict, beside: bool = False) -> None:
-        """Spread `update` with the next messages. `beside`: keep older news about its node; else replace it."""
-        self._rumours.add(update, beside)
+    def tell(self, update: Member | Verdict, keep_old: bool = False) -> None:
+        """Spread `update` with the next messages. `keep_old`: keep older news about its node; else replace it."""
+        self._rumours.add(update, keep_old)
 
     def gossip(self, address: Address) -> None:
         """Send rumours, if there are any."""
@@ -60,7 +60,7 @@ class Outbox:
         fingerprint: int = 0,
         updates: tuple[Member | Verdict, ...] = (),
     ) -> None:
-        """Send one message; one without updates or a reason of its own carries rumours."""
+        """Send one message. It carries rumours if it has neither updates nor a reason."""
         message = Message(kind, self._sender, self._incarnation, seq, target, at, 0, 1, reason, fingerprint, updates)
         rumours: list[bytes] = []
         if not updates and not reason:
@@ -68,7 +68,7 @@ class Outbox:
         self._effects.append(SendPacket(address, encode_message(self.tag, message, rumours)))
 
     def send_pages(self, kind: str, address: Address, members: Iterable[Member]) -> None:
-        """Send a member list in as few packets as hold it."""
+        """Send a member list in as few packets as possible."""
         pages = pages_of(members)
         for number, page in enumerate(pages):
             message = Message(kind, self._sender, self._incarnation, page=number, pages=len(pages), updates=page)
@@ -76,7 +76,7 @@ class Outbox:
 
 
 def pages_of(members: Iterable[Member]) -> list[tuple[Member, ...]]:
-    """`members` cut into as many as fit into one packet each; at least one page."""
+    """`members` split into pages of one packet each; at least one page."""
     pages: list[tuple[Member, ...]] = []
     page: list[Member] = []
     room = BODY_BYTES - MESSAGE_BYTES

@@ -1,9 +1,9 @@
-"""Datagrams of the two gossip planes: a 12-byte header that rejects strangers and damage, then the body.
+"""Datagrams of the gossip planes: a 12-byte header that rejects foreign and damaged packets, then the body.
 
     magic "Mk" | version u8 | kind u8 | tag u32 | crc32 of the body u32 | body          little-endian, <= 1400 bytes
 
-The tag is derived from the cluster's root key: a node of another cluster is not even parsed, except when it asks to
-join and must be told why not.
+The tag is derived from the cluster's root key. Packets of another cluster are not parsed, except join requests, which
+get a refusal with the reason.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import orjson
 from sched.membership.member import Address, Member, Verdict, number, text
 
 PACKET_BYTES = 1400
-"""Fits every Ethernet path without fragments."""
+"""Fits every Ethernet path without fragmentation."""
 
 VERSION = 2
 _header = struct.Struct("<2sBBII")  # magic, version, kind, tag, checksum
 _covered = struct.Struct("<BI")
 BODY_BYTES = PACKET_BYTES - _header.size
 MESSAGE_BYTES = 400
-"""Room that a message needs in addition to its updates: names and hosts are at most `member.TEXT_BYTES` long."""
+"""Space for a message without its updates: names and hosts have at most `member.TEXT_BYTES` bytes."""
 
 UPDATE_BYTES = 900
 """Largest encoded member entry."""
 
 
 class PacketError(Exception):
-    """A datagram that is dropped; `str` is the short reason it is counted under."""
+    """The datagram must be dropped; `str` is the short reason, a counter's name."""
 
 
 class Kind(IntEnum):
@@ -60,7 +60,7 @@ def tag_of(member: Member) -> int:
 
 
 def seal(kind: Kind, tag: int, body: bytes) -> bytes:
-    """The datagram. Raises ValueError when it would exceed PACKET_BYTES."""
+    """The datagram. Raises ValueError if it would exceed PACKET_BYTES."""
     if len(body) > BODY_BYTES:
         raise ValueError(f"a packet body of {len(body)} bytes exceeds the limit of {BODY_BYTES}")
     return _header.pack(b"Mk", VERSION, kind, tag, _checksum(kind, tag, body)) + body
@@ -84,7 +84,7 @@ def unseal(datagram: bytes) -> tuple[Kind, int, bytes]:
 
 
 def _checksum(kind: int, tag: int, body: bytes) -> int:
-    """Of the header's changing part too: kinds differ by one bit, and a page must not be read as a list."""
+    """Covers the kind and tag too: kinds differ by one bit, and a page must not be parsed as a list."""
     return crc32(body, crc32(_covered.pack(kind, tag)))
 
 
@@ -93,7 +93,7 @@ class Message:
     """One membership message.
 
     ping -> ack by `seq`; ask = "probe `target` at `address` for me" -> ack or nack; gossip = only updates; join ->
-    welcome pages or refuse with `reason`; compare carries the roster's `fingerprint`, one that differs is answered by
+    welcome pages, or refuse with `reason`; compare carries the roster's `fingerprint`; if it differs, the answer is
     sync -> synced: pages of the whole member list.
     """
 
@@ -142,7 +142,7 @@ def encode_update(update: Member | Verdict) -> bytes:
 
 
 def decode_message(body: bytes) -> Message:
-    """Raises PacketError("malformed") for anything that `encode_message` cannot have written."""
+    """Raises PacketError("malformed") for anything that `encode_message` cannot produce."""
     try:
         wire = orjson.loads(body)
         if wire["kind"] not in MESSAGE_KINDS:

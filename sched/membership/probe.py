@@ -1,4 +1,4 @@
-"""Whom to probe next, and what became of the probes under way: SWIM's failure detector without its messages."""
+"""Chooses the next node to probe and tracks running probes: SWIM's failure detector without its messages."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from sched.membership.member import Address, Preset, Rng
 
 NACK_SHARE = 0.8
-"""A helper says that it got no answer after this share of the probe timeout: before the asker's period is over."""
+"""A helper sends a nack after this share of the probe timeout, which is before the asker's period ends."""
 
 
 @dataclass(slots=True)
 class Probe:
-    """The probe of this period; it has failed when the next period begins."""
+    """The probe of this period. It has failed if it is open when the next period begins."""
 
     node_id: str
     seq: int
-    ask_at: float  # no direct answer by then: others are asked to try
+    ask_at: float  # without a direct answer by then, helpers are asked
     asked: bool = False
-    helpers: int = 0  # asked
-    nacks: set[Address] = field(default_factory=set)  # helpers that got no answer either, so they are well
+    helpers: int = 0  # number of helpers asked
+    nacks: set[Address] = field(default_factory=set)  # helpers that reported no answer, so they are reachable
 
 
 @dataclass(slots=True)
 class Relay:
-    """A probe done for another node, which gets the answer under its own number."""
+    """A probe for another node, which gets the answer with its own sequence number."""
 
     origin: Address
     seq: int
@@ -35,7 +35,7 @@ class Relay:
 
 
 class Prober:
-    """One probe per period, round robin in random order: every node is probed within 2n - 3 periods by each other."""
+    """One probe per period, round robin in random order: each node probes every other within 2n - 3 periods."""
 
     def __init__(self, now: float, preset: Preset, rng: Rng) -> None:
         self._preset, self._rng = preset, rng
@@ -53,7 +53,7 @@ class Prober:
         return min(own, min(relay.nack_at for relay in self._relays.values()))
 
     def start(self, now: float, node_ids: Collection[str], slowness: int = 1) -> Probe | None:
-        """Begin this period's probe of one of `node_ids`; None when there is nobody to probe.
+        """Begin this period's probe of one of `node_ids`. Returns None if there is no node to probe.
 
         `slowness` multiplies period and timeout (sched/membership/health.py).
         """
@@ -67,26 +67,26 @@ class Prober:
         return self.current
 
     def answered(self, seq: int) -> tuple[bool, Relay | None]:
-        """An ack came: (it ends the own probe, where to pass it on when the probe was done for somebody else)."""
+        """An ack arrived. Returns (whether it ends this node's probe, the relay if the probe was for another node)."""
         mine = self.current is not None and self.current.seq == seq
         if mine:
             self.current = None
         return mine, self._relays.pop(seq, None)
 
     def nacked(self, helper: Address, seq: int) -> None:
-        """A helper of the own probe is well and got no answer."""
+        """A helper of this node's probe reported no answer, so the helper is reachable."""
         if self.current is not None and self.current.seq == seq:
             self.current.nacks.add(helper)
 
     def relay(self, now: float, origin: Address, seq: int) -> int:
-        """Number under which to probe on behalf of `origin`."""
+        """The sequence number for a probe on behalf of `origin`."""
         own = self.new_seq()
         nack_at = now + NACK_SHARE * self._preset.probe_timeout_s
         self._relays[own] = Relay(origin, seq, nack_at, now + self._preset.probe_period_s)
         return own
 
     def unanswered(self, now: float) -> list[Relay]:
-        """Probes for others that are due for a "no answer", each once; a late answer is still passed on."""
+        """Probes for others whose nack is due, each once. A late ack is still passed on."""
         due = [relay for relay in self._relays.values() if relay.nack_at <= now]
         for relay in due:
             relay.nack_at = math.inf
@@ -97,7 +97,7 @@ class Prober:
         return self._seq
 
     def shift(self, seconds: float) -> None:
-        """Move every deadline: the time during which this node itself stood still does not count."""
+        """Move every deadline by `seconds`, the time during which this node was paused."""
         self.next_at += seconds
         if self.current is not None:
             self.current.ask_at += seconds

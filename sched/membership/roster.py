@@ -1,8 +1,8 @@
-"""Who is in the cluster: the merge rule of statements about nodes, and the rumours still worth telling.
+"""The members of the cluster: the merge rule for statements about nodes, and the rumours still to spread.
 
-The roster keeps the newest (incarnation, status) heard of each node, so two nodes that have heard the same statements,
-in any order and any number of times, hold the same roster. That is so for incarnations which the node itself has given;
-those that strangers plant half a circle away (sched/membership/serial.py) it outbids.
+The roster keeps the newest (incarnation, status) of each node, so two nodes that have received the same statements, in
+any order and any number of times, hold the same roster. This holds for incarnations issued by the node itself; if a
+stranger forges one half a circle away (sched/membership/serial.py), the node outbids it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from sched.membership.packet import encode_update
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a statement did to one entry."""
+    """The change of one entry by a statement."""
 
     before: Member | None
     after: Member
 
     @property
     def restarted(self) -> bool:
-        """Another process under the same name, seen before the death of the first one was."""
+        """Whether another process has taken the name before the first one was known to be dead."""
         return self.before is not None and self.before.life != self.after.life
 
     def cause(self, statement: Member | Verdict) -> str:
-        """Why the node went down, `statement` being what changed the entry."""
+        """Why the node went down; `statement` changed the entry."""
         if self.restarted:
             return "restarted"
         if self.after.status is Status.LEFT:
@@ -38,14 +38,14 @@ class Change:
 
 
 class Roster:
-    """Entries of all other nodes, the dead included until they are forgotten."""
+    """Entries of all other nodes, including dead ones until they are forgotten."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
         self._here: dict[str, Member] = {}
         self._here_list: list[Member] | None = None
         self._changed_at: dict[str, float] = {}
-        self.fingerprint = 0  # equal in two rosters that hold the same nodes here in the same state
+        self.fingerprint = 0  # equal in rosters with the same members in the same state
 
     def get(self, node_id: str) -> Member | None:
         return self._members.get(node_id)
@@ -54,7 +54,7 @@ class Roster:
         return list(self._members.values())
 
     def here(self) -> list[Member]:
-        """Alive and suspected nodes by id. Not to be changed: the same list until one of them changes."""
+        """Alive and suspected nodes, sorted by id. Do not modify the list: it is reused until a node changes."""
         if self._here_list is None:
             self._here_list = sorted(self._here.values(), key=lambda member: member.node_id)
         return self._here_list
@@ -63,21 +63,21 @@ class Roster:
         return self._here.keys()
 
     def sample(self, rng: Rng, count: int, but: str = "") -> list[Member]:
-        """Up to `count` random nodes that are here."""
+        """Up to `count` random alive or suspected nodes, without node `but`."""
         here = self.here()
         drawn = rng.sample(here, min(count + (but in self._here), len(here)))
         return [member for member in drawn if member.node_id != but][:count]
 
     def gone(self) -> list[Member]:
-        """Nodes that died without leaving: a partition may give them back."""
+        """Nodes that died without leaving; they may return when a partition heals."""
         return [member for member in self._members.values() if member.status is Status.DEAD]
 
     def at(self, address: tuple[str, int]) -> list[Member]:
-        """Nodes here that are said to live at `address`."""
+        """Alive or suspected nodes at `address`."""
         return [member for member in self._here.values() if member.address == address]
 
     def merge(self, now: float, statement: Member | Verdict) -> Change | None:
-        """Take in a statement; None if it is not news, or a verdict on a node never heard of."""
+        """Merge a statement. Returns None if it is not newer, or is a verdict on an unknown node."""
         before = self._members.get(statement.node_id)
         if isinstance(statement, Verdict):
             if before is None:
@@ -103,22 +103,22 @@ class Roster:
             self._here.pop(after.node_id, None)
 
     def forget_before(self, time: float) -> None:
-        """Drop the nodes that have been dead or gone since before `time`."""
+        """Drop nodes that have been dead or gone since before `time`."""
         for node_id, member in list(self._members.items()):
             if not member.here and self._changed_at[node_id] < time:
                 del self._members[node_id], self._changed_at[node_id]
 
 
 def fingerprint_of(member: Member) -> int:
-    """64 bits of a member's name and state; a roster's fingerprint is the exclusive or of these."""
+    """64-bit hash of a member's name and state; a roster's fingerprint is the XOR of these."""
     state = f"{member.node_id} {member.life} {member.incarnation} {int(member.status)}"
     return int.from_bytes(blake2b(state.encode(), digest_size=8).digest(), "little")
 
 
 class Rumours:
-    """Updates to piggyback, each told a bounded number of times, least told first.
+    """Updates to piggyback on messages, each sent a bounded number of times, least sent first.
 
-    Per node the newest statement, and beside a suspicion those that confirm it.
+    It keeps the newest statement per node, and for a suspicion also the statements that confirm it.
     """
 
     def __init__(self) -> None:
@@ -127,16 +127,17 @@ class Rumours:
     def __len__(self) -> int:
         return len(self._told)
 
-    def add(self, update: Member | Verdict, beside: bool = False) -> None:
-        """Start telling `update`; unless it stands beside what was told of that node before, that is outdated."""
-        if not beside:
+    def add(self, update: Member | Verdict, keep_old: bool = False) -> None:
+        """Start spreading `update`. Without `keep_old`, it replaces older updates about the same node."""
+        if not keep_old:
             for key in [key for key in self._told if key[0] == update.node_id]:
                 del self._told[key]
         source = update.source if isinstance(update, Verdict) else ""
         self._told[update.node_id, source] = (0, encode_update(update))
 
     def take(self, room_bytes: int, limit: int) -> list[bytes]:
-        """Updates that fit into `room_bytes` (a comma each included), counted as told once more; `limit` ends one."""
+        """Updates that fit into `room_bytes`, each with one byte for a comma. An update is dropped after `limit` calls
+        have returned it."""
         taken: list[bytes] = []
         if not self._told:
             return taken

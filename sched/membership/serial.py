@@ -1,7 +1,7 @@
 """Serial numbers (RFC 1982): counters that wrap around, so that there is always a newer one. Pure.
 
-Of two numbers on the circle the newer one is ahead by less than half of it. A counter that ends would be the end of its
-node: without a cluster key one packet of a stranger can name the last number, which nobody could outbid.
+Of two numbers on the circle, the newer one is ahead by less than half of the circle. A counter with a last number would
+be fatal: without a cluster key, one packet of a stranger could contain that number, and the node could not outbid it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ _SIZE = 1 << BITS
 _HALF = _SIZE >> 1
 
 LARGEST_GAP = 1 << 16
-"""Two numbers that a node's own processes have given are not further apart than this."""
+"""Maximum distance of two numbers issued by processes of the same node."""
 
 
 class Chance(Protocol):
-    """The part of random.Random that is needed here."""
+    """The part of random.Random that is used here."""
 
     def getrandbits(self, bits: int, /) -> int: ...
 
 
 def newer(number: int, than: int) -> bool:
-    """Of two numbers exactly half of the circle apart neither is newer."""
+    """Whether `number` is newer. Of two numbers exactly half a circle apart, neither is newer."""
     return 0 < (number - than) % _SIZE < _HALF
 
 
 def following(number: int) -> int:
-    """The next one; never 0, which means "none yet" where these numbers travel."""
+    """The next number. It skips 0, which means "none yet" on the wire."""
     return (number + 1) % _SIZE or 1
 
 
 def outbidding(rival: int, own: int, rng: Chance) -> int:
-    """A number newer than `rival`, which somebody holds in place of `own`.
+    """A number newer than `rival`, which another node holds instead of `own`.
 
-    A rival far away was planted. Strangers can plant several, so far apart that no number is newer than all of them,
-    and the owner would go back and forth between them; a random step ahead ends that after a few rounds.
+    A distant rival is forged. Strangers can forge several that are so far apart that no number is newer than all of
+    them, and the owner would alternate between them; a random step ahead ends this after a few rounds.
     """
     near = min((rival - own) % _SIZE, (own - rival) % _SIZE) < LARGEST_GAP
     return following((rival + (0 if near else rng.getrandbits(BITS - 2))) % _SIZE)
@@ -49,7 +49,7 @@ Numbers = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
 
 
 def newer_of(numbers: Numbers, than: Numbers) -> npt.NDArray[np.bool_]:
-    """`newer` element by element, over all bits of their type, which must be the same. 0 is none: all are newer."""
+    """`newer` for each element. Both arrays must have the same type. 0 means "none": every other number is newer."""
     half = numbers.dtype.type(1 << 8 * numbers.dtype.itemsize - 1)
     ahead = numbers - than
     found: npt.NDArray[np.bool_] = (numbers != 0) & ((than == 0) | ((ahead != 0) & (ahead < half)))

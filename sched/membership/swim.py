@@ -1,7 +1,7 @@
-"""SWIM membership with Lifeguard: who is in the cluster, without a centre and without a clock of its own.
+"""SWIM membership with Lifeguard: the members of the cluster, without a central node and without reading a clock.
 
-`Membership.handle(now, event)` returns effects; `wake_at()` says when the next Tick is due. `now` is any steady clock
-of this node: no time of one node is ever compared with another's.
+`Membership.handle(now, event)` returns effects; `wake_at()` returns the time of the next Tick. `now` comes from any
+steady clock of this node: times of different nodes are never compared.
 
 - sched/membership/detector.py finds out who fails: a probe per period, helpers, suspicions that confirmations shorten.
 A suspect
@@ -51,13 +51,13 @@ from sched.membership.roster import Change, Roster, fingerprint_of
 from sched.membership.serial import newer, outbidding
 
 BURST = 64
-"""Most nodes told directly when this node refutes a suspicion or leaves; rumours reach the rest."""
+"""Maximum number of nodes told directly when this node refutes a suspicion or leaves; rumours reach the others."""
 
 
 class Membership:
     """The cluster as this node sees it. `rng` must differ between processes (it also draws `me.life`).
 
-    Raises ValueError when `me` cannot be told in one packet or has a name that peers would not accept.
+    Raises ValueError if `me` does not fit into one packet or has a name that peers would not accept.
     """
 
     def __init__(self, now: float, me: Member, preset: Preset, rng: Rng) -> None:
@@ -81,15 +81,15 @@ class Membership:
     # --- what is known
 
     def alive(self) -> list[Member]:
-        """This node and all others not known to be dead, in one order everywhere.
+        """This node and all others not known to be dead, in the same order on every node.
 
-        A suspect still counts, since homes must not move for a hiccup; give it no new work: see `status`.
+        Suspected nodes are included, because homes must not move during a hiccup. Give them no new work: see `status`.
         """
         here = self._roster.here()
         return sorted([self.me, *here], key=lambda member: member.node_id) if self.me.here else list(here)
 
     def others(self) -> list[Member]:
-        """`alive` without this node. Not to be changed."""
+        """`alive` without this node. Do not modify the list."""
         return self._roster.here()
 
     def get(self, node_id: str) -> Member | None:
@@ -97,7 +97,7 @@ class Membership:
 
     @property
     def local_health(self) -> int:
-        """Of this node itself: sched/membership/health.py."""
+        """The health score of this node: sched/membership/health.py."""
         return self._detector.health.score
 
     @property
@@ -106,7 +106,7 @@ class Membership:
         return self._counters + self._detector.counters + Counter(local_health=self.local_health)
 
     def wake_at(self) -> float:
-        """When the next Tick is due; late Ticks are harmless."""
+        """Time of the next Tick; late Ticks are harmless."""
         return self._wake_at
 
     def _next_wake(self) -> float:
@@ -118,7 +118,7 @@ class Membership:
     # --- events
 
     def handle(self, now: float, event: Event) -> list[Effect]:
-        """Never raises for anything that came from outside."""
+        """Returns the effects of an event. Never raises for data from other nodes."""
         self._sign()
         self._forgive_pause(now)
         match event:
@@ -168,7 +168,7 @@ class Membership:
     # --- statements
 
     def _learn(self, now: float, statement: Member | Verdict, spread: bool = True) -> None:
-        """Merge a statement; if it is news, act on it and pass it on."""
+        """Merge a statement. If it is newer, act on it and pass it on."""
         if statement.node_id == self.me.node_id:
             self._hear_of_me(statement)
         elif (change := self._roster.merge(now, statement)) is not None:
@@ -176,7 +176,7 @@ class Membership:
                 self._out.tell(statement)
             self._follow(now, change, statement)
         elif isinstance(statement, Verdict) and self._detector.confirmed(statement):
-            self._out.tell(statement, beside=True)
+            self._out.tell(statement, keep_old=True)
 
     def _follow(self, now: float, change: Change, statement: Member | Verdict) -> None:
         before, after = change.before, change.after
@@ -194,7 +194,7 @@ class Membership:
             self._out.effect(MemberUp(after))
 
     def _hear_of_me(self, statement: Member | Verdict) -> None:
-        """Someone holds something else than the truth about this node: outbid it."""
+        """Another node has a false statement about this node: outbid it."""
         mine = isinstance(statement, Member) and statement.life == self.me.life and statement.status is Status.ALIVE
         known = (statement.incarnation, statement.status)
         if not self.me.here or supersedes(self.me.order, known) or (mine and known == self.me.order):
@@ -204,7 +204,7 @@ class Membership:
         self._outbid(statement.incarnation)
 
     def outbid(self, incarnation: int) -> None:
-        """A load record of this node says that it is of this incarnation, and is not from this process."""
+        """A load record of this node has this incarnation and was not written by this process: outbid it."""
         if self.me.here and not newer(self.me.incarnation, incarnation):
             self._outbid(incarnation)
             self._out.tell(self.me)
@@ -218,7 +218,7 @@ class Membership:
             self._out.send(member.address, "gossip", updates=(self.me,))
 
     def _refuted(self, statement: Member | Verdict) -> bool:
-        """It doubts this node, which has refuted that."""
+        """Whether the statement suspects this node in an incarnation that it has already refuted."""
         doubted = statement.node_id == self.me.node_id and statement.status in (Status.SUSPECT, Status.DEAD)
         return doubted and supersedes(self.me.order, (statement.incarnation, statement.status))
 
@@ -273,14 +273,14 @@ class Membership:
             self._detector.answer(now, source, message)
 
     def _correct(self, now: float, source: Address, message: Message) -> None:
-        """The sender is unknown here: exchange lists. It is held for suspect or dead: let it refute."""
+        """If the sender is unknown here, exchange lists. If it is considered suspected or dead, let it refute."""
         held = self._roster.get(message.sender)
         if held is None:
             if now >= self._pull_at and message.kind not in ("welcome", "synced"):
                 self._pull_at = now + self._preset.gossip_period_s
                 self._send_list("sync", source)
         elif (
-            message.kind != "gossip"  # two nodes that hold each other for dead must not answer answers
+            message.kind != "gossip"  # two nodes that consider each other dead must not answer answers
             and held.status in (Status.SUSPECT, Status.DEAD)
             and not newer(message.incarnation, held.incarnation)
         ):
@@ -310,7 +310,7 @@ class Membership:
             self._out.send(source, "refuse", target=joiner.node_id, reason=reason)
             return
         for former in self._roster.at(joiner.address):
-            if former.node_id != joiner.node_id:  # the address has a new owner: the former one is no more
+            if former.node_id != joiner.node_id:  # the address has a new owner, so the former node is dead
                 self._learn(now, Verdict(former.node_id, former.incarnation, Status.DEAD, self.me.node_id))
         self._learn(now, joiner)
         self._send_list("welcome", source)

@@ -23,7 +23,7 @@ Files:
     few             Algorithm 1 over a few nodes, in plain floats
     learned         A learned choice inside a robust envelope
     links           Predicted transfers between nodes as columns: seconds = latency + bytes * seconds per byte
-    match           How much of a prompt each node holds, as far as the digests tell
+    match           Estimates how much of a prompt each node holds, from the digests
     measured_links  Transfer times between nodes, learned from the transfers that requests report and from the rail
                     rates of nodes
     mooncake        Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide
@@ -31,5 +31,5 @@ Files:
     rivals          The alternatives to Algorithm 1: baselines of the paper and of other systems
     table           Placement policies by their names on the command line
     two_stages      The common part of all policies: choose a prefill node, then a decode node for it
-    view            What is known of the nodes, in columns
+    view            The known state of the nodes, in columns
 """

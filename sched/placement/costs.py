@@ -6,8 +6,8 @@
 If the pooled store holds a prefix more than `threshold` times as long as the node's own, the node may fetch the
 difference instead of computing it; the cheaper of both counts (papers.md section 3, step 3). In the paper the pool is
 the DRAM of the prefill nodes and the longest match names one of them; here it is the pooled store, or the arena of the
-node that has most of the prompt. What lies on SSD has to be read into the DRAM of its homes first, which all nodes wait
-for alike.
+node that has most of the prompt. Blocks on SSD must first be read into the DRAM of their homes, which takes equally
+long for all nodes.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
 
 
 def least_prefill_s(view: View, tokens: int, context: int) -> float:
-    """To compute `tokens` behind `context` where that is quickest, without a step's fixed time; 0 = nobody prefills."""
+    """Least seconds over all nodes to compute `tokens` after `context`, without a step's fixed time; 0 = no prefill
+    node."""
     each = view.a1 * tokens + view.a2 * (tokens * (tokens + 2 * context))
     return float(each[view.prefills].min()) if view.prefills.any() else 0.0
 

@@ -14,14 +14,14 @@ class Demand:
 
     num_tokens: int  # of the prompt
     max_tokens: int  # of the output
-    pool_tokens: int  # leading tokens that can be fetched: from the pooled store, or as `fetch_from` says
+    pool_tokens: int  # leading tokens that can be fetched from `fetch_from`
     block_size: int  # tokens
     handover_token_bytes: float  # that move per token from the prefill node to the decode node
     fetch_token_bytes: float  # that move per token from where `fetch_from` says
     service_class: str = "standard"
-    fetch_from: str = "pool"  # "arena": of another node
-    ssd_s: float = 0.0  # until what of it lies on SSD is in the DRAM of its homes
-    ssd_tokens: int = 0  # so many of them
+    fetch_from: str = "pool"  # "pool": the pooled store; "arena": another node's arena
+    ssd_s: float = 0.0  # seconds to read the part on SSD into the DRAM of its homes
+    ssd_tokens: int = 0  # number of leading tokens on SSD
 
     @property
     def usable_tokens(self) -> int:

@@ -123,7 +123,7 @@ class LearnedPlacement(MooncakePlacement):
         self.predictor.observed(node, wait_s, transfer_s, prefill_s, ttft_s)
 
     def _predicted(self, row: Row) -> float:
-        """What is no time is worth nothing: the rule's estimate then."""
+        """The predicted seconds; the rule's estimate if the prediction is not a valid time."""
         said = self.predictor.ttft_s(row["node"], row["wait_s"], row["transfer_s"], row["prefill_s"])
         return said if said >= 0 and math.isfinite(said) else float(row["ttft_s"])
 

@@ -26,7 +26,7 @@ class Links(Protocol):
         """From the pooled store into each of the nodes."""
 
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
-        """From the prefill node `source` to each of the nodes; what stands at `source` itself is not used."""
+        """From the prefill node `source` to each of the nodes; the entry of `source` itself is not used."""
 
     def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
         """`fetch` as a list, for few nodes."""

@@ -1,8 +1,8 @@
-"""How much of a prompt each node holds, as far as the digests tell.
+"""Estimates how much of a prompt each node holds, from the digests.
 
-A node that holds a block of a chain holds those before it too (chains are evicted leaf first), so a few keys of a long
-chain say nearly as much as all of them: with ANCHORS keys the depth is known to a 12th of the prompt, never too deep.
-Nodes that are asked answer with the exact depth.
+A node that holds a block of a chain also holds the blocks before it (chains are evicted leaf first), so a few keys of a
+long chain suffice: with ANCHORS keys the depth is accurate to a 12th of the prompt and never too large. Nodes that are
+asked report their exact depth.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from sched.placement.links import Vector
 ANCHORS = 12
 
 KEPT_ANSWERS = 256
-"""Answers kept: prompts that share a prefix find the same nodes at the same depths."""
+"""Maximum number of cached results. Prompts with a common prefix have the same depths."""
 
 
 Places = npt.NDArray[np.intp]
 
 
 class Matcher:
-    """Depths by the digests that `holders()` has."""
+    """Computes depths from the digests of `holders()`."""
 
     def __init__(self, holders: Callable[[], Holders]) -> None:
         self._holders = holders
-        self._places: Places | None = None  # of which the kept answers are
+        self._places: Places | None = None  # the nodes of the cached results
         self._kept: dict[tuple[object, ...], Vector] = {}
 
     def depths(self, keys: Sequence[Key], block_size: int, places: Places) -> Vector | None:
-        """Leading tokens of the prompt that each of these nodes holds, in their order: `places` are the holders'
-        indices, -1 = it has none; other nodes are another array. None when nobody holds any. Not to be changed."""
+        """Leading tokens of the prompt that each node holds: float64 [len(places)], or None if no node holds any.
+        `places`: the nodes' indices in the holders, -1 = none; pass a new array for other nodes. Do not modify the
+        result."""
         stride = max(1, -(-len(keys) // ANCHORS))
         holders = self._holders()
         levels = tuple(holders.levels(keys[stride - 1 :: stride]))
@@ -53,8 +54,8 @@ class Matcher:
 
 
 def _spread(levels: Sequence[tuple[int, int]], size: int) -> Vector:
-    """From (depth, mask of the nodes at least so deep), ascending, to a depth per node, and one 0. Every mask is within
-    the one before it, so in how many a node is says which was its last."""
+    """Converts (depth, mask of the nodes with at least this depth), ascending, to the depths of `size` nodes plus a
+    final 0. Each mask is a subset of the previous one, so the number of masks with a node gives its last level."""
     width = (size + 7) // 8
     raw = np.frombuffer(b"".join([mask.to_bytes(width, "little") for _, mask in levels]), np.uint8)
     within = np.unpackbits(raw.reshape(len(levels), width), axis=1, count=size, bitorder="little")

@@ -63,7 +63,7 @@ class MeasuredLinks:
             detail = event["detail"]
             if event["event"] == "kv_moved":
                 self.handed_over(event["node"], decode, detail["bytes"], detail["seconds"])
-            elif event["event"] == "prefix_fetched" and "ssd" not in detail["tiers"]:  # a disk is none of the way
+            elif event["event"] == "prefix_fetched" and "ssd" not in detail["tiers"]:  # not the path alone
                 self.fetched(event["node"], detail["bytes"], detail["seconds"])
 
     def forget(self, node: str) -> None:

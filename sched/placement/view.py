@@ -1,7 +1,7 @@
-"""What is known of the nodes, in columns: a decision looks at all of them in a dozen vector operations.
+"""The known state of the nodes, in columns: a decision evaluates all nodes in a dozen vector operations.
 
-A view is built once per change of the gossiped state and serves many decisions. What one decision adds, its own work
-on the chosen node, is charged in place, so the next one sees it (LSQ, reference/scheduling.md).
+A view is built once per change of the gossiped state and serves many decisions. Each decision charges its work to the
+chosen node in place, so that the next one sees it (LSQ, reference/scheduling.md).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
 
 SLOW = 1.5
-"""Measured over predicted step time from which a node counts as slow (reference/scheduling.md section 6)."""
+"""A node is slow if its measured / predicted step time exceeds this (reference/scheduling.md section 6)."""
 
 COLUMNS = (
     "a0", "a1", "a2", "open_at", "work_until", "closed_decode", "waiting", "running", "queued_tokens", "free_blocks",
     "total_blocks", "step_s", "step_soon_s", "step_alone_s", "decode_s", "age_s",
 )  # fmt: skip
-"""Rows of a view's table, each an attribute of the view too."""
+"""Rows of a view's table; each is also an attribute of the view."""
 
 CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order")
-"""What a view works out once of its table."""
+"""Properties that a view computes once from its table."""
 
 Flags = npt.NDArray[np.bool_]
 Table = npt.NDArray[np.float64]
@@ -45,11 +45,11 @@ def _role_bits(roles: tuple[str, ...]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A node as the acceptor knows it: its record as of now."""
+    """The known state of one node at present."""
 
     node_id: str
     roles: tuple[str, ...]
-    wait_s: float = 0.0  # until prefill work accepted so far is done
+    wait_s: float = 0.0  # until its accepted prefill work is done
     waiting: int = 0  # queued requests
     running: int = 0
     queued_tokens: int = 0  # prefill tokens not yet computed
@@ -60,11 +60,11 @@ class Candidate:
     step_soon_s: float = 0.0  # if it joined when its prefill is done
     step_alone_s: float = 0.0  # if nothing else decoded there; 0 = not known
     decode_s: float = 0.0  # a typical decode there, first to last token
-    age_s: float = 0.0  # of what is said here
+    age_s: float = 0.0  # age of this state
 
     @property
     def column(self) -> tuple[float, ...]:
-        """Of a view's table; what is open is the view's to say."""
+        """The node's column in a view's table. The view fills in open_at and closed_decode."""
         return (
             *self.prefill, 0.0, self.wait_s, 0.0, self.waiting, self.running, self.queued_tokens, self.free_blocks,
             self.total_blocks, self.step_s, self.step_soon_s, self.step_alone_s, self.decode_s, self.age_s,
@@ -72,14 +72,14 @@ class Candidate:
 
 
 class View:
-    """Columns over nodes, all of length N; times are on the clock of `now`, `matched` elsewhere is in this order.
+    """Columns of length N over the nodes; times are on the clock of `now`. `matched` in other files has the same order.
 
     table [16, N]    a row for each of COLUMNS
-    prefill [3, N]   coefficients of the nodes' prefill models, the table's first rows
-    powers [3]       1, n, n^2 of the prompt that is looked at: what they are multiplied with; scratch, copies share it
-    work_until       when the prefill work accepted so far will be done
-    open_at          the same, infinite where no prompt can be sent: another role, or a full queue
-    closed_decode    infinite where nothing can be decoded, else 0
+    prefill [3, N]   coefficients of the nodes' prefill models, the first rows of the table
+    powers [3]       1, n, n^2 of the current prompt, the factors of the coefficients; scratch memory, shared by copies
+    work_until       time at which the accepted prefill work will be done
+    open_at          work_until, but infinite for nodes that take no prompt: another role, or a full queue
+    closed_decode    infinite for nodes that take no decodes, otherwise 0
     """
 
     a0: Vector
@@ -128,8 +128,8 @@ class View:
         max_waiting: int,
         expected_arrivals: float = 0.0,
     ) -> View:
-        """Of `members` and a row of `records` each (sched/gossip/record.py), as of `now`. A node whose steps take much
-        longer than its models say is taken to be as much slower in everything, until the models have followed."""
+        """A view of `members`, each with a row of `records` (sched/gossip/record.py), at time `now`. If a node's steps
+        take much longer than its models predict, all its estimates are scaled up until the models have adapted."""
         view = cls.__new__(cls)  # the table is made from arrays, not from candidates
         view._begin(links, max_waiting, expected_arrivals)
         residual = records["residual"].astype(np.float64)
@@ -159,7 +159,7 @@ class View:
         self.powers = np.ones(3)
 
     def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags) -> None:
-        """Times of `table` are relative; what is open is worked out here."""
+        """Take a table with relative times; computes open_at and closed_decode."""
         self.ids, self.prefills, self.decodes = ids, prefills, decodes
         self._attach(table)
         self.work_until += now
@@ -191,13 +191,13 @@ class View:
 
     @cached_property
     def address(self) -> int:
-        """For compiled code, of eight words: the table and the number of nodes; a byte for each that says whether it
-        prefills; `decode_order` as two columns and its length; `takers` and their number."""
+        """Address of eight int64 for compiled code: the table, the number of nodes, a byte per node (whether it
+        prefills), `decode_order` as two columns and its length, `takers` and their number."""
         assert self.table.flags.c_contiguous
         prefills, (order, free), takers = np.ascontiguousarray(self.prefills), self._decode_columns, self._takers
         table, flags, fastest, room, able = (one.ctypes.data for one in (self.table, prefills, order, free, takers))
         words = np.array([table, len(self.ids), flags, fastest, room, len(order), able, len(takers)], dtype=np.int64)
-        self._described = words, prefills  # they live as long as the address is known
+        self._described = words, prefills  # keeps them alive as long as the address
         return int(words.ctypes.data)
 
     @cached_property
@@ -211,7 +211,7 @@ class View:
 
     @cached_property
     def takers(self) -> list[int]:
-        """Nodes that prefill and had room in the queue when this was first asked."""
+        """Prefill nodes that had room in the queue when this was first read."""
         found: list[int] = self._takers.tolist()
         return found
 
@@ -223,7 +223,7 @@ class View:
 
     @cached_property
     def decode_order(self) -> list[tuple[int, float]]:
-        """(node, free blocks) of those that decode and have room in the queue, the fastest first."""
+        """(node, free blocks) of the decode nodes with room in the queue, fastest first."""
         order, free = self._decode_columns
         return list(zip(order.tolist(), free.tolist(), strict=True))
 
@@ -245,20 +245,20 @@ class View:
         return {node_id: i for i, node_id in enumerate(self.ids)}
 
     def copy(self) -> View:
-        """The same nodes, to be charged and aged by itself."""
+        """A copy that can be charged and aged separately."""
         view = copy(self)
         view._attach(self.table.copy())
         return view
 
     def at(self, table: Sequence[Sequence[float]], links: Links) -> View:
-        """The same nodes when this was their table and these were the paths between them."""
+        """A view of the same nodes with this table and these links."""
         view = copy(self)
         view._attach(np.array(table, dtype=np.float64).reshape(len(COLUMNS), -1))
         view._links, view._handover, view._fetch = links, {}, {}
         return view
 
     def only(self, indices: Sequence[int]) -> View:
-        """A view of these nodes, in this order, that shares nothing with this one."""
+        """A view of these nodes, in this order, that shares no memory with this one."""
         chosen = np.asarray(indices, dtype=np.intp)
         view = copy(self)
         view.ids = [self.ids[i] for i in indices]
@@ -268,8 +268,8 @@ class View:
         view._handover, view._fetch = {}, {}
         return view
 
-    def beside(self, other: View) -> View:
-        """These nodes and those of `other`."""
+    def joined_with(self, other: View) -> View:
+        """A view of this view's nodes followed by those of `other`."""
         view = copy(self)
         view.ids = self.ids + other.ids
         vars(view).pop("index", None)
@@ -280,7 +280,7 @@ class View:
         return view
 
     def keep(self, indices: Sequence[int], old: View, places: Sequence[int]) -> None:
-        """Of these nodes take what `old` says of them at `places`."""
+        """Copy the state of `old` at `places` to the nodes at `indices`."""
         self.table[:, indices] = old.table[:, places]
         for name in ("prefills", "decodes"):
             flags = getattr(self, name).copy()  # copies of a view share them
@@ -289,12 +289,12 @@ class View:
         self._forget()
 
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:
-        """What node `i` has to prefill now; for a view that is kept, as a simulator's."""
+        """Set the prefill queue of node `i`; for long-lived views, such as a simulator's."""
         self.work_until[i], self.waiting[i], self.queued_tokens[i] = until, waiting, tokens
         self.open_at[i] = until if self.prefills[i] and waiting < self.max_waiting else np.inf
 
     def charge(self, now: float, node_id: str, seconds: float, tokens: int = 0) -> None:
-        """So much prefill was just sent to this node; counts until the next view is built."""
+        """Add `seconds` and `tokens` of prefill, just sent to the node, to this view."""
         i = self.index.get(node_id)
         if i is None:
             return
@@ -307,7 +307,7 @@ class View:
             self.open_at[i] = self.closed_decode[i] = np.inf
 
     def wait(self, i: int, now: float, seconds: float) -> float:
-        """Node `i` is busy for so long, if not longer; returns how much longer than was known."""
+        """Node `i` is busy for at least `seconds` more. Returns by how many seconds that exceeds the known work."""
         known = float(self.work_until[i])
         added = max(0.0, now + seconds - known)
         self.work_until[i] += added
@@ -315,19 +315,19 @@ class View:
         return min(seconds, added)
 
     def close(self, node_id: str) -> None:
-        """Send no prompt to this node, unless it is the last that takes any."""
+        """Exclude the node from prefill, unless it is the last one that takes prompts."""
         i = self.index.get(node_id)
         if i is not None and np.isfinite(self.open_at).sum() > 1:
             self.open_at[i] = np.inf
 
     def obstacle(self, i: int, num_tokens: int, block_size: int) -> str:
-        """Why node `i` cannot take a prompt, empty if it can."""
+        """The reason why node `i` cannot take a prompt; empty if it can."""
         if self.total_blocks[i] * block_size <= num_tokens:
             return TOO_LONG
         return QUEUE_FULL if self.waiting[i] >= self.max_waiting else ""
 
     def too_long(self, num_tokens: int, block_size: int) -> Vector | None:
-        """Infinite where a prompt never fits; None when it fits everywhere."""
+        """Infinite for nodes on which the prompt never fits, otherwise 0; None if it fits on all nodes."""
         if self.least_blocks * block_size > num_tokens:
             return None
         return np.where(self.total_blocks * block_size <= num_tokens, np.inf, 0.0)

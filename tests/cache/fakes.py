@@ -130,7 +130,7 @@ class FakeTransfer:
 
         self.bulk = SimpleNamespace(  # nobody is reached this way: tests/cache/store/test_bulk.py has the real thing
             reaches=lambda peer_id: False,
-            beside=lambda peer_id: False,
+            reaches_same_host=lambda peer_id: False,
             answer=lambda kind, answerer: None,
             receive=lambda kind, receiver: None,
         )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.config import Config
-from sched.batching import LEAST_CHUNK_TOKENS, BoundedSteps, DynamicChunks, StepLoad, Tuning, batching_policies
+from sched.batching import MIN_CHUNK_TOKENS, BoundedSteps, DynamicChunks, StepLoad, Tuning, batching_policies
 from sched.cost import DecodeModel, PrefillModel
 from sched.queueing import queue_orders
 from sched.step_cost import StepModel
@@ -68,7 +68,7 @@ def test_dynamic_never_starves_prefill():
             return -1
 
     policy = DynamicChunks(0.1, Pessimist())
-    assert policy.prefill_tokens(StepLoad(1016, 8, 800, 0)) == LEAST_CHUNK_TOKENS
+    assert policy.prefill_tokens(StepLoad(1016, 8, 800, 0)) == MIN_CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("name", list(batching_policies))
@@ -89,7 +89,7 @@ def test_a_long_prompt_is_computed_in_steps_that_keep_the_time():
     done, chunks = 0, []
     while done < 8000:
         chunk = min(policy.prefill_tokens(StepLoad(1024, 0, 0, done)), 8000 - done)
-        assert chunk == LEAST_CHUNK_TOKENS or model.prefill.estimate(chunk, done) <= 0.5
+        assert chunk == MIN_CHUNK_TOKENS or model.prefill.estimate(chunk, done) <= 0.5
         done += chunk
         chunks.append(chunk)
     assert chunks[0] > 3 * chunks[-2] > 0 and model.prefill.estimate(1024, 7000) > 3

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sched.classes import CLASSES
-from sched.queueing import AGEING, FCFS, SRPT, QueueOrder, WeightedFair, queue_orders
+from sched.queueing import FCFS, OVERDUE_OBJECTIVES, SRPT, QueueOrder, WeightedFair, queue_orders
 
 STEP_TOKENS = 64
 STEP_S = 0.5  # so the server does 128 tokens/s
@@ -61,7 +61,7 @@ def test_first_come_first_served_among_one_class(name, drawn):
 
 def test_overdue_requests_pass_every_short_one():
     order, old = SRPT(), Task(0.0, "interactive", 10_000)
-    limit = AGEING * CLASSES["interactive"].ttft_s
+    limit = OVERDUE_OBJECTIVES * CLASSES["interactive"].ttft_s
     assert order.order(limit - 1, [old, Task(limit - 1, "interactive", 1)])[0] is not old
     assert order.order(limit, [old, Task(limit, "interactive", 1)])[0] is old
 
@@ -132,7 +132,7 @@ def bound(name: str, victim: Task, arrivals: list[Task]) -> float:
     if name == "edf":
         return start + work(*(task for task in tasks if due(task) <= due(victim)))
     if name == "srpt":
-        return start + AGEING * CLASSES[victim.service_class].ttft_s + work(*older)
+        return start + OVERDUE_OBJECTIVES * CLASSES[victim.service_class].ttft_s + work(*older)
     share = CLASSES[victim.service_class].weight / sum(c.weight for c in CLASSES.values())
     mine = [task for task in older if task.service_class == victim.service_class]
     lead = len(CLASSES) * STEP_S / share  # tags of classes differ by a step's tokens at most

@@ -1,11 +1,11 @@
-"""Eviction policies: in which order cached content goes. A new one is one class and one entry of `policies`, or a file
-of the user's own.
+"""Eviction policies: the order in which cached content is evicted. A new one is one class and one entry of `policies`,
+or a user's file.
 
 Files:
-    fifo    Oldest content first, however often it was used
+    fifo    Evicts the oldest content first, regardless of its uses
     ranked  Policies that evict the smallest rank: LFU, length-aware, cost-aware
     s3fifo  S3-FIFO (Yang et al., SOSP 2023): three queues
-    shares  ClassShares: every service class has a part of the cache that others may borrow but not keep
+    shares  ClassShares: every service class has a part of the cache
 """
 
 from __future__ import annotations

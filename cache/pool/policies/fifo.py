@@ -1,4 +1,4 @@
-"""FIFO: oldest content first, however often it was used."""
+"""FIFO: evicts the oldest content first, regardless of its uses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ClassShares: every service class has a part of the cache that others may borrow but not keep. Pure, O(classes).
+"""ClassShares: every service class has a part of the cache, which others may borrow but not keep. Pure, O(classes).
 
-A class may take what nobody else uses. Who has to give is the class that is furthest above its share, so a flood of one
+A class may use free space of others. The class that is furthest above its share gives way first, so a flood of one
 class, once the cache is full, evicts its own blocks and not those of a class that is within its share.
 """
 

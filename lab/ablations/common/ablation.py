@@ -1,4 +1,4 @@
-"""What an ablation is: a question, simulated cases, what the paper says, and one sentence about the difference."""
+"""An ablation: a question, simulated cases, the paper's values, and one sentence about the difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lab.simulator.models.step_models import StepModel
 from lab.simulator.result import figures
 
 GENERATE = 4000
-"""Requests of a generated load when nobody says how many."""
+"""Default number of requests of a generated load."""
 
 ROWS = {"conversation": 12_031, "synthetic": 3_993, "toolagent": 23_608}
 """Of the released traces."""

@@ -1,4 +1,4 @@
-"""What a run shows besides its totals, from its requests: how long a shock is felt, how evenly work is spread.
+"""Additional results of a run, computed from its requests: how long a shock lasts, how evenly work is spread.
 
 A shock is at the request in the middle, as lab/loads/changes.py and shapes.py make them. Windows are of `window_s` by
 arrival, or by the time at which a node computed.

@@ -1,4 +1,4 @@
-"""An outcome as SVG or PNG: curves where cases have an x, else bars, the paper's values beside."""
+"""An outcome as SVG or PNG: curves if cases have an x, otherwise bars, together with the paper's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of runs that have been made, in a file: what was stopped goes on where it was."""
+"""Stores the figures of finished runs in a file, so that an interrupted ablation continues where it stopped."""
 
 from __future__ import annotations
 

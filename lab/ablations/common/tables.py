@@ -59,6 +59,6 @@ def _said(value: object) -> str:
 
 
 def goal_table(goals: Sequence[Goal]) -> str:
-    """What was to be reached, beside what was."""
+    """The goal and the measured value."""
     rows = [f"| {goal.text} | {goal.wanted} | {goal.ours} | {'met' if goal.met else 'NOT met'} |" for goal in goals]
     return "\n".join(["| goal | wanted | ours | |", "|---|---|---|---|", *rows])

@@ -1,4 +1,4 @@
-"""Two cores as one prefill and one decode node, or as two nodes that do both under each batching policy."""
+"""Two cores as one prefill and one decode node, or as two mixed nodes under each batching policy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a step model of running nodes is fitted to: their recorded steps under requests of many sizes, and what a
-client sees beside them.
+"""The data to which a step model of running nodes is fitted: their recorded steps under requests of many sizes, and the
+latencies that a client sees.
 
 Steps        one prompt at a time from short to long, behind known ones too; groups that decode together; then a part
              of open-loop load as it will be simulated, for steps that do both

@@ -1,4 +1,4 @@
-"""What a live ablation is: a question, clusters that differ in flags, requests, metrics, a reading of the numbers."""
+"""A live ablation: a question, clusters that differ in flags, requests, metrics, an interpretation of the numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class LiveCase:
-    """One cluster under one workload. Without `nodes` it is somebody else's, at `url`."""
+    """One cluster under one workload. Without `nodes` it is an external cluster at `url`."""
 
     label: str
     workload: Workload

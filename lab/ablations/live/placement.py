@@ -1,4 +1,4 @@
-"""What the choice of the node brings, on two nodes that prefill and decode."""
+"""The benefit of choosing the node, on two nodes that prefill and decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of this machine, each on cores of its own, and requests through them."""
+"""Starts nodes on this machine, each on separate cores, and sends requests to them."""
 
 from __future__ import annotations
 

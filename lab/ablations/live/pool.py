@@ -1,4 +1,4 @@
-"""What real nodes find: in caches of their own or in a pool, over networks of several speeds, by eviction policies."""
+"""Hit rates of real nodes: with local caches or a pool, over networks of several speeds, by eviction policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs a live ablation: seed by seed, so that a slow moment of the machine meets every case, the order turning."""
+"""Runs a live ablation seed by seed with rotating case order, so that a slow period of the machine affects every
+case."""
 
 from __future__ import annotations
 

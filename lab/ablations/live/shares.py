@@ -1,4 +1,4 @@
-"""Who had the cores: CPU time of nodes by thread, and of the client, while something was measured."""
+"""CPU time of nodes by thread, and of the client, during a measurement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watch:
     """From when it is made to `end`."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        """pids: of the nodes, by name; empty where they are somebody else's."""
+        """pids: of the nodes, by name; empty for an external cluster."""
         self._pids = dict(pids)
         self._begun = time.monotonic(), time.process_time(), self._nodes(), busy_seconds()
 

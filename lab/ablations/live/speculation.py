@@ -1,4 +1,4 @@
-"""Guessed tokens with KV that is found and KV that is computed."""
+"""Speculative decoding with cached KV and with computed KV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live ablations by name, and why the others are simulated only."""
+"""Live ablations by name, and the reason why the others are only simulated."""
 
 from __future__ import annotations
 

@@ -1,26 +1,26 @@
-"""Ablations by name; each file is one figure of a paper or one question of its critics.
+"""Simulated ablations by name; each file is one figure of a paper or one question of its critics.
 
 Files:
     bandwidth    FAST'25 Fig
-    blocks       How KV moves: overlapped with its computation or not, in 16 or in 8 bits
+    blocks       KV transfers: overlapped with computation or not, in 16 or in 8 bits
     breakdown    FAST'25 Fig
-    classes      Orders of the prefill queue: one class, where the mean stands against the longest wait
+    classes      Orders of the prefill queue
     colocated    Disaggregation against chunked prefill on mixed nodes, fairly: the chunk size is swept
-    effective    FAST'25 Figures 1, 6, 7: the requests that Mooncake serves well
-    eviction     V3 Table 1 under timing: what an eviction policy is worth in time to first token
-    failure      What a lost node, a slow node and lost gossip cost
-    gossip       What rare and lost gossip costs the placement
+    effective    FAST'25 Figures 1, 6, 7: the requests that Mooncake serves within their objectives
+    eviction     V3 Table 1 under timing: the effect of an eviction policy on the time to first token
+    failure      The cost of a lost node, a slow node and lost gossip
+    gossip       The cost of rare and lost gossip for the placement
     learned      A learned choice of the prefill node, with and without its guard
-    overload     V3 Table 3: who is turned away at twice the load; and where the variants part
+    overload     V3 Table 3: which requests are refused at twice the load, and where the variants differ
     pool         FAST'25 Fig
     ratio        FAST'25 Fig
-    regret       What the missing centre costs: the decentralized scheduler against one that knows everything at once
-    roles        Nodes that change their role when the load changes its nature
+    regret       The cost of decentralization: this scheduler against one that knows everything at once
+    roles        Nodes that change their role when the kind of load changes: the gain over a fixed split
     scheduling   FAST'25 Fig
-    shifts       Loads that caches do not like: prefixes that are all new, that change at once
-    signals      What the scheduler hears beside load records, each with and without
-    speculative  Speculative decoding where prompts are found in the pool, and where nothing is
-    ssd          The pool's SSD tier: what it brings behind little DRAM, and how fast it must be
+    shifts       Loads that are hard for caches: prefixes that are all new, that change at once
+    signals      The scheduler's signals in addition to load records, each with and without
+    speculative  Speculative decoding with prompts found in the pool, and without
+    ssd          The pool's SSD tier: its benefit with little DRAM, and how fast it must be
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FAST'25 Fig. 13: from which bandwidth on reuse over the network pays."""
+"""FAST'25 Fig. 13: the bandwidth above which reuse over the network pays."""
 
 from __future__ import annotations
 

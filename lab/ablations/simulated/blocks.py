@@ -1,4 +1,4 @@
-"""How KV moves: overlapped with its computation or not, in 16 or in 8 bits."""
+"""KV transfers: overlapped with computation or not, in 16 or in 8 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FAST'25 Fig. 14: one request at a time, by the length of its prompt, with nothing and with nearly all cached."""
+"""FAST'25 Fig. 14: one request at a time, by the length of its prompt, with nothing or nearly everything cached."""
 
 from __future__ import annotations
 

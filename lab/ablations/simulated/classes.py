@@ -1,5 +1,5 @@
-"""Orders of the prefill queue: one class, where the mean stands against the longest wait; several, where batch work
-fills what interactive requests leave."""
+"""Orders of the prefill queue. With one class: the mean against the longest wait. With several: batch work fills the
+capacity that interactive requests leave."""
 
 from __future__ import annotations
 

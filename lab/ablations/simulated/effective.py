@@ -1,4 +1,5 @@
-"""FAST'25 Figures 1, 6, 7: the requests that Mooncake serves well, and those that vLLM would on the same nodes."""
+"""FAST'25 Figures 1, 6, 7: the requests that Mooncake serves within their objectives, and those that vLLM would on the
+same nodes."""
 
 from __future__ import annotations
 

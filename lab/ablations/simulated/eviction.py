@@ -1,4 +1,4 @@
-"""v3 Table 1 under timing: what an eviction policy is worth in time to first token."""
+"""v3 Table 1 under timing: the effect of an eviction policy on the time to first token."""
 
 from __future__ import annotations
 

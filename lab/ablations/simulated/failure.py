@@ -1,4 +1,4 @@
-"""What a lost node, a slow node and lost gossip cost."""
+"""The cost of a lost node, a slow node and lost gossip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rare and lost gossip costs the placement."""
+"""The cost of rare and lost gossip for the placement."""
 
 from __future__ import annotations
 

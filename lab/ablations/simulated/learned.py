@@ -1,4 +1,4 @@
-"""A learned choice of the prefill node, with and without its guard, when records do not tell which nodes are slow."""
+"""A learned choice of the prefill node, with and without its guard, if records do not show which nodes are slow."""
 
 from __future__ import annotations
 

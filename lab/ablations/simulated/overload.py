@@ -1,4 +1,4 @@
-"""v3 Table 3: who is turned away at twice the load; and where the variants part."""
+"""v3 Table 3: which requests are refused at twice the load, and where the variants differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FAST'25 Fig. 15: prefill against decode nodes, 16 together."""
+"""FAST'25 Fig. 15: the ratio of prefill to decode nodes, 16 in total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the missing centre costs: the decentralized scheduler against one that knows everything at once."""
+"""The cost of decentralization: this scheduler against one that knows everything at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that change their role when the load changes its nature: what it gains over a fixed split."""
+"""Nodes that change their role when the kind of load changes: the gain over a fixed split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FAST'25 Fig. 5 (v3 Fig. 8): how much of the gain is the scheduler's."""
+"""FAST'25 Fig. 5 (v3 Fig. 8): the scheduler's part of the gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads that caches do not like: prefixes that are all new, that change at once, that everybody wants."""
+"""Loads that are hard for caches: prefixes that are all new, that change at once, or that all requests share."""
 
 from __future__ import annotations
 

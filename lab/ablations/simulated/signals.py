@@ -1,5 +1,5 @@
-"""What the scheduler hears beside load records, each with and without: claims on prefixes that are being computed,
-summaries of other cells, rails, and nodes that say that they have become slow."""
+"""The scheduler's signals in addition to load records, each with and without: claims on prefixes that are being
+computed, summaries of other cells, rails, and nodes that report a slowdown."""
 
 from __future__ import annotations
 

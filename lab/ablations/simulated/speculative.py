@@ -1,4 +1,4 @@
-"""Speculative decoding where prompts are found in the pool, and where nothing is."""
+"""Speculative decoding with prompts found in the pool, and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool's SSD tier: what it brings behind little DRAM, and how fast it must be. Not in the papers."""
+"""The pool's SSD tier: its benefit with little DRAM, and how fast it must be. Not in the papers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ragged batches for the attention benchmark: where rows and blocks lie, and what they cost at the least."""
+"""Ragged batches for the attention benchmark: the locations of rows and blocks, and their minimum cost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Attention kernels: GB/s of decode and TFLOP/s of chunked prefill beside the ceilings of the same run and peers.
+"""Attention kernels: GB/s of decode and TFLOP/s of chunked prefill, compared with the ceilings of the same run and with
+peers.
 
   scripts/bench.py attention                  # on a GPU: measure
   scripts/bench.py attention --aot            # without one: compile for --capability, report registers and memory

@@ -1,4 +1,5 @@
-"""Attention kernels compiled without a GPU: what the benchmark's cases, or all tiles, take of a multiprocessor."""
+"""Attention kernels compiled without a GPU: the resources of a multiprocessor that the benchmark's cases, or all tiles,
+need."""
 
 from __future__ import annotations
 

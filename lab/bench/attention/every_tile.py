@@ -1,4 +1,4 @@
-"""Every row of the tile table with every type of KV, compiled without a GPU for the GPUs that the row is meant for.
+"""Compiles every row of the tile table with every type of KV, without a GPU, for the GPUs of the row.
 
 `shortfall` says what a kernel is held to: no register spills, shared memory within the GPU's limit, tensor cores of the
 right generation, 16-byte loads, and copies in flight while the main loop computes.

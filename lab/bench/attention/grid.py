@@ -1,4 +1,4 @@
-"""The reference grid: random steps that every attention backend must get right, on any device.
+"""The reference grid: random steps on which every attention backend must be correct, on any device.
 
 The rule, for each step, with the reference backend in float64 as truth and in the dtype under test as plain torch:
 

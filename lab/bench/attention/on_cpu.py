@@ -1,4 +1,4 @@
-"""Timing of attention on the CPU: the cpu backend at each level of this CPU beside the torch backend, in the same run.
+"""Timing of attention on the CPU: the cpu backend at each level of this CPU against the torch backend, in the same run.
 
 One call is one layer's `attend`; calls walk over the layers of a page-major pool of up to 30 layers, so that no decode
 finds the KV of the one before in the cache. All levels and torch take turns; the best of some rounds counts, so other

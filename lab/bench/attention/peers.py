@@ -1,4 +1,4 @@
-"""What ours is measured beside: torch's fused attention, FlexAttention and, where it is installed, FlashInfer.
+"""The peers in the measurement: torch's fused attention, FlexAttention and, if installed, FlashInfer.
 
 SDPA and FlexAttention get K and V as dense tensors: they are spared the block table, which ours and FlashInfer pay for.
 A peer that is not installed, or refuses a shape, gives None.

@@ -1,4 +1,4 @@
-"""One backend's times beside those of the built-in ones, on whatever device there is.
+"""Times of one backend and of the built-in ones, on any device.
 
 A step is what a layer costs: write_kv and attend, with the plan made beforehand. Backends take turns, repeat by repeat,
 so that slow drifts of the machine meet all of them; a time is the median of the repeats.

@@ -1,4 +1,4 @@
-"""Times by CUDA graph, and the ceilings of the GPU at hand."""
+"""Times by CUDA graph, and the ceilings of this GPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Candidates for a row of attention/triton/tiles.py: which are compiled without spills, and on a GPU which is
-fastest."""
+"""Candidates for a row of attention/triton/tiles.py: which compile without spills, and which is fastest on a GPU."""
 
 from __future__ import annotations
 

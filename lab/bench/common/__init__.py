@@ -3,15 +3,15 @@
 Needs nothing of the serving packages, so the scripts also measure other servers.
 
 Files:
-    client       An OpenAI streaming client that keeps the time of every event
-    datasets     From flags to a workload: the datasets of the serving benchmarks
+    client       An OpenAI streaming client that records the time of every event
+    datasets     Converts flags to a workload: the datasets of the serving benchmarks
     latency      Latency, throughput and goodput from outcomes, defined as `vllm bench serve` defines them
-    machine      The machine that a benchmark ran on: what its CPU can do, and whether it was quiet
+    machine      The machine of a benchmark: its CPU features, and whether it was idle
     peer_python  --peer-python: the interpreters that peers are installed in
-    portable     Result files are read on other machines: of the paths of this one they keep the last part
+    portable     Makes result files portable: paths of this machine are cut to their last part
     results      The one result format of all benchmarks, as JSON and as a table with ratios
-    serve_flags  The flags of bench_serve.py: which servers, what to send, what to report
+    serve_flags  The flags of bench_serve.py: servers, requests, report
     timing       Seconds of calls, one after the other
     trace        Rows of a trace as requests of a benchmark
-    workload     What a benchmark sends and when: prompts as token ids, output lengths, arrival times
+    workload     The requests of a benchmark: prompts as token ids, output lengths, arrival times
 """

@@ -1,4 +1,4 @@
-"""An OpenAI streaming client that keeps the time of every event."""
+"""An OpenAI streaming client that records the time of every event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From flags to a workload: the datasets of the serving benchmarks, spelt as in `vllm bench serve`."""
+"""Converts flags to a workload: the datasets of the serving benchmarks, named as in `vllm bench serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on: what its CPU can do, and whether it was quiet.
+"""The machine of a benchmark: its CPU features, and whether it was idle.
 
 Figures of two CPUs cannot be compared, so each result says which instructions its CPU has. A busy machine spoils every
 figure, so each result also says how busy the machine was when the benchmark's process began.

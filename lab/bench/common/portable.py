@@ -1,4 +1,4 @@
-"""Result files are read on other machines: of the paths of this one they keep the last part."""
+"""Makes result files portable: paths of this machine are cut to their last part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of bench_serve.py: which servers, what to send, what to report."""
+"""The flags of bench_serve.py: servers, requests, report."""
 
 from __future__ import annotations
 

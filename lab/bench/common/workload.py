@@ -1,4 +1,4 @@
-"""What a benchmark sends and when: prompts as token ids, output lengths, arrival times. Seeded, no clock."""
+"""The requests of a benchmark: prompts as token ids, output lengths, arrival times. Seeded, no clock."""
 
 from __future__ import annotations
 

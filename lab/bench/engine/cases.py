@@ -1,4 +1,4 @@
-"""What the engine benchmark sends: prompts that every server reads alike, and the cases made of them. No clock.
+"""The requests of the engine benchmark: prompts that every server tokenizes alike, and its cases. No clock.
 
 Prompts are made of words that are one token each, " word", so that a server that takes only text computes the same
 token ids as one that takes ids. They are drawn by (seed, case, round, request): every server gets the same ones, and

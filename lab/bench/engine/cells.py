@@ -1,4 +1,4 @@
-"""Measured cells, kept on disk as they come, so that an interrupted benchmark goes on where it stopped.
+"""Stores measured cells on disk at once, so that an interrupted benchmark continues where it stopped.
 
 A cell is one case on one server in one round. The file has one JSON object per line: first what was asked for, then
 the cells. A file that was asked something else is started anew.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Our engine beside vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
+"""Our engine against vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
 
   scripts/bench.py engine --peer-python vllm=VENV/bin/python --peer-python transformers=VENV/bin/python
                                                                                 under 20 minutes

@@ -1,4 +1,4 @@
-"""The machine's ceilings by torch, measured in the run, and the least time they leave for a step.
+"""The machine's ceilings measured with torch in the same run, and the minimum step time that they imply.
 
     memory   bytes/s of the faster of two reads of 1 GiB: a sum, and a matrix-vector product
     GEMM     FLOP/s of a product [2048, 576] x [576, 3072], prepacked as the engine may do it, or plain; both in the

@@ -1,4 +1,4 @@
-"""One server after another, case by case: all of them alternate within every round, and all but one are paused."""
+"""Runs the servers case by case: they alternate within every round, and all except one are paused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of the engine benchmark: how each is started, told to pause, and stopped.
+"""The servers of the engine benchmark: how each is started, paused and stopped.
 
 Between their turns servers are stopped by SIGSTOP, threads and children included, so that only the one being measured
 runs. Peers live in virtual environments of their own, never in the project's.

@@ -1,4 +1,5 @@
-"""From cells to lines: one number per metric and server, its share of the floor, its ratio to each peer, the goal.
+"""Computes lines from cells: one number per metric and server, its share of the floor, its ratio to each peer, the
+goal.
 
 Latencies of single requests and batches are the best of the rounds (of a round: the median of its repeats), because
 whatever disturbs a machine only ever adds time. Open-loop percentiles are taken over the requests of all rounds.

@@ -1,8 +1,8 @@
 """The parts of scripts/bench.py ops.
 
 Files:
-    command     The products of a step at each level of this CPU, beside F.linear
+    command     The products of a step at each level of this CPU, against F.linear
     limits.cpp  What this machine can do at most: bytes read per second
-    products    Each product of the embedded model's layer: ours, F.linear, oneDNN on its own packed copy
+    products    Each product of the embedded model's layer: ours, F.linear
     steps       Whole steps of the embedded model: Runner, sampler and the cpu attention backend
 """

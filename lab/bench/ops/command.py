@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The products of a step at each level of this CPU, beside F.linear, oneDNN's packed weights and the machine's limits.
+"""The products of a step at each level of this CPU, against F.linear, oneDNN's packed weights and the machine's limits.
 
   scripts/bench.py ops                    # products, then whole steps; about two minutes
   scripts/bench.py ops --only steps --threads 2 --json steps.json

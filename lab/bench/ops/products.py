@@ -1,4 +1,5 @@
-"""Each product of the embedded model's layer: ours, F.linear, oneDNN on its own packed copy, the machine's limits."""
+"""Each product of the embedded model's layer: ours, F.linear, oneDNN with separately packed weights, the machine's
+limits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Twice what the cluster can take, under each rejection variant: goodput, refusals, wasted prefill.
+"""Twice the load that the cluster can serve, under each rejection variant: goodput, refusals, wasted prefill.
 
     python scripts/bench.py overload                       simulated: the ablation `overload` of scripts/ablate.py
     python scripts/bench.py overload --live                1 prefill + 1 decode node of the embedded model, 3 minutes

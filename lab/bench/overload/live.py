@@ -1,4 +1,4 @@
-"""Overload of real nodes: one prefill and one decode node of the embedded model, a core each.
+"""Overload of real nodes: one prefill and one decode node of the embedded model, one core each.
 
 The capacity is what the two finish per second while all of it is there from the start; then each rejection variant gets
 requests at --load times that. What prefill was wasted is read off the prefill node's own count of computed tokens.

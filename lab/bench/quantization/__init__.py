@@ -1,8 +1,8 @@
-"""The model behind prefixes that went through the pool or to another node in another type.
+"""Measures the model after prefixes that went through the pool, or to another node, in another type.
 
 Files:
-    command   What quantized KV costs in quality and saves in bytes, on the real model
-    decodes   How long a decode step takes over an arena of 16 bit or quantized
+    command   The quality loss and the saved bytes of quantized KV, on the real model
+    decodes   The time of a decode step over a 16-bit and over a quantized arena
     prefixes  A model in bfloat16, one prefix of it, and what it says behind that prefix
-    quality   Answers behind a quantized prefix, judged against those behind the exact one
+    quality   Answers after a quantized prefix, compared with those after the exact one
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What quantized KV costs in quality and saves in bytes, on the real model.
+"""The quality loss and the saved bytes of quantized KV, on the real model.
 
   scripts/bench.py quantization --json quantization.json        # about three minutes on two cores
   scripts/bench.py quantization --model DIRECTORY --windows 32

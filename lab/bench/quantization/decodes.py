@@ -1,4 +1,4 @@
-"""How long a decode step takes over an arena of 16 bit or quantized, where reading KV is a large part of it."""
+"""The time of a decode step over a 16-bit and over a quantized arena, if reading KV is a large part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers behind a quantized prefix, judged against those behind the exact one. Pure."""
+"""Answers after a quantized prefix, compared with those after the exact one. Pure."""
 
 from __future__ import annotations
 

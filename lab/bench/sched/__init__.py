@@ -1,7 +1,7 @@
 """The parts of scripts/bench.py sched, one question each.
 
 Files:
-    accept    How many requests one core accepts
-    command   What the scheduler costs: placement decisions, block keys, the accept path
-    decision  How long one placement takes, hashes given: match the digests, score all nodes
+    accept    The number of requests that one core accepts
+    command   The cost of the scheduler: placement decisions, block keys, the accept path
+    decision  The time of one placement with given hashes: match the digests, score all nodes
 """

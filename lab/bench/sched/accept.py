@@ -1,4 +1,5 @@
-"""How many requests one core accepts: from token ids to the messages for prefill and decode node, without a network.
+"""The number of requests that one core accepts: from token ids to the messages for prefill and decode node, without a
+network.
 
 The nodes that are asked answer at once and from memory, so this is the acceptor's own work: keys, view, shortlist,
 probes as messages, choice, packing.

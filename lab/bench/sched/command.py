@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the scheduler costs: placement decisions, block keys, the accept path.
+"""The cost of the scheduler: placement decisions, block keys, the accept path.
 
     python scripts/bench.py sched                       all, about a minute
     python scripts/bench.py sched --nodes 16,1024       decisions in clusters of these sizes

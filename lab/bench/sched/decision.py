@@ -1,5 +1,5 @@
-"""How long one placement takes, hashes given: match the digests, score all nodes, draw a shortlist; then decide on the
-answers of those that were asked.
+"""The time of one placement with given hashes: match the digests, score all nodes, draw a shortlist, then decide on the
+answers of the asked nodes.
 
 The cluster is made up: loads and speeds are drawn, a third of the nodes holds the start of the prompt and a few hold
 more, as when a prefix has spread.

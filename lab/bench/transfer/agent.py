@@ -1,4 +1,4 @@
-"""One process of a contender: takes orders on a socket, moves blocks between the two arenas, measures itself.
+"""One process of a contender: receives commands on a socket, moves blocks between the two arenas, and measures itself.
 
 Runs under the contender's own interpreter, so it needs nothing but the standard library (and what the contender needs):
 

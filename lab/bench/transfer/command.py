@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The transfer engine beside raw memcpy, raw blocking sockets, Mooncake's Transfer Engine and NIXL, in one run.
+"""The transfer engine against raw memcpy, raw blocking sockets, Mooncake's Transfer Engine and NIXL, in one run.
 "stream" is the limit as iperf measures it: the sockets with hot buffers instead of cold arenas.
 
   scripts/bench.py transfer --quick

@@ -1,4 +1,4 @@
-"""All contenders of one run, cell by cell: equal rounds for each, and a new process for one that failed.
+"""All contenders of one run, cell by cell: equal rounds for each, and a new process after a failure.
 
 A cell is (operation, bytes of a block, blocks per call). Contenders take turns in every cell of every round. A cell
 counts only when all of its rounds were measured; what failed is listed in the result, whether a retry mended it or not.

@@ -1,4 +1,4 @@
-"""The SSD tier beside the disk's own limit, and what a small node keeps of more data than it has memory for."""
+"""The SSD tier against the disk's limit, and how much data beyond its memory a small node keeps."""
 
 from __future__ import annotations
 

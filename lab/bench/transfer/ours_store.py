@@ -1,4 +1,4 @@
-"""This project's pooled store: a home with one share in the owner's process, a client without one in the other.
+"""This project's pooled store: a home with one share in the owner's process, a client without a share in the other.
 
 The home opens another store for every cell: a store has one slot size, and each cell of puts begins with an empty one.
 """

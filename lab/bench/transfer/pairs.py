@@ -1,4 +1,4 @@
-"""A contender's two processes, as the benchmark drives them; and the two arenas, whose content it checks itself."""
+"""Controls a contender's two processes and the two arenas, and verifies their content."""
 
 from __future__ import annotations
 

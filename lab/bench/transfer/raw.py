@@ -1,4 +1,4 @@
-"""The limits: libc memcpy in one thread or two, and blocking sockets (sendall, recv_into), in plain Python.
+"""The limits: libc memcpy in one or two threads, and blocking sockets (sendall, recv_into), in plain Python.
 
 "memcpy-2" copies half of every call in a second thread: a call of one block is cut in two.
 "stream" is what iperf measures: the sockets again, but both sides use one hot buffer of 128 KiB instead of cold arenas.

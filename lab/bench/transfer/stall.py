@@ -1,4 +1,4 @@
-"""How late an event loop runs: a kernel timer that fires every half millisecond, read by the loop."""
+"""How late an event loop runs: the loop reads a kernel timer that fires every 0.5 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From cells to rows and goals, as ratios between contenders of one run."""
+"""Computes rows and goals from cells, as ratios between contenders of one run."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Models of steps, networks, disks and caches in virtual time.
 
 Files:
-    caches       Which blocks are where: of one node, of the pool, and of all nodes as others were told
+    caches       The locations of blocks: on one node, in the pool, and on all nodes as digests report them
     contention   Nodes that share a machine: a step takes longer while another node computes
     disk         An SSD: reads and writes share its bandwidth evenly
     fit          Step models from recorded steps: the regressions of sched.cost over a whole recording
-    loop         The virtual clock: events in order of time, equals in the order in which they were set
-    network      NICs whose flows share them: each flow runs at the smaller of its fair shares at both ends
-    pool         The pooled store: the nodes' DRAM as one cache, their SSDs behind it
-    presets      Step models by name or from a file: what --model takes
+    loop         The virtual clock: events in order of time; equal times in the order in which they were set
+    network      NICs shared by flows: each flow runs at the smaller of its fair shares at both ends
+    pool         The pooled store: the nodes' DRAM as one cache, with their SSDs behind it
+    presets      Step models by name or from a file: the values of --model
     speculation  A step model whose decode steps verify drafts
-    step_models  How long steps take, and what KV weighs: presets by formula
-    steps        Steps of a real engine, as a node with --record-steps wrote them
+    step_models  Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run
+    steps        Steps of a real engine, written by a node with --record-steps
 """

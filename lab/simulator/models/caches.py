@@ -1,4 +1,4 @@
-"""Which blocks are where: of one node, of the pool, and of all nodes as others were told."""
+"""The locations of blocks: on one node, in the pool, and on all nodes as digests report them."""
 
 from __future__ import annotations
 

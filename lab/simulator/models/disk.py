@@ -1,4 +1,4 @@
-"""An SSD: reads and writes share its bandwidth evenly, and each block takes 1 / IOPS of its time too."""
+"""An SSD: reads and writes share its bandwidth evenly, and each block also takes 1 / IOPS of its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The virtual clock: events in order of time, equals in the order in which they were set."""
+"""The virtual clock: events in order of time; equal times in the order in which they were set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NICs whose flows share them: each flow runs at the smaller of its fair shares at both ends.
+"""NICs shared by flows: each flow runs at the smaller of its fair shares at both ends.
 
 Rates change when a flow begins or ends at one of its NICs; only the flows there are looked at again.
 """

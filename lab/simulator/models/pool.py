@@ -1,5 +1,4 @@
-"""The pooled store: the nodes' DRAM as one cache, their SSDs behind it, inclusive as cache/tiers/local_store.py has
-them.
+"""The pooled store: the nodes' DRAM as one cache, with their SSDs behind it, inclusive like cache/tiers/local_store.py.
 
 Block b lives on node b mod N. What is put into DRAM is written behind to the SSD; what only the SSD has is read from
 there by its node, all nodes at once, before it crosses the network.
@@ -92,4 +91,4 @@ class Pool:
 
 
 def _nothing() -> None:
-    """Written behind: nobody waits."""
+    """Writes in the background: no request waits."""

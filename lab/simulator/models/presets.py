@@ -1,4 +1,4 @@
-"""Step models by name or from a file: what --model takes."""
+"""Step models by name or from a file: the values of --model."""
 
 from __future__ import annotations
 

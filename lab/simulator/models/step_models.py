@@ -1,4 +1,4 @@
-"""How long steps take, and what KV weighs: presets by formula, or coefficients fitted to a recorded run.
+"""Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run.
 
     prefill chunk   t = a0 + a1 n + a2 n (n + 2 ctx)     n new tokens behind ctx known ones (sched.cost)
     decode step     t = max(w, p B) + d0 + d1 B + k sum(ctx)

@@ -1,4 +1,4 @@
-"""Steps of a real engine, as a node with --record-steps wrote them."""
+"""Steps of a real engine, written by a node with --record-steps."""
 
 from __future__ import annotations
 

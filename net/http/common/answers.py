@@ -1,5 +1,5 @@
-"""What the OpenAPI document says of answers: JSON Schemas of the bodies that net/http/openai/render.py and
-net/http/info.py make. Fields may be added; those named here are there."""
+"""JSON Schemas of the answers in the OpenAPI document, for the bodies that net/http/openai/render.py and
+net/http/info.py build. Later versions may add fields, but do not remove the ones listed here."""
 
 from __future__ import annotations
 

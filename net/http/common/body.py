@@ -1,4 +1,4 @@
-"""Reading a JSON body: size, type, UTF-8, JSON, fields; each failure with its own status and words."""
+"""Reads a JSON body: checks size, type, UTF-8, JSON and fields; each failure has its own status and message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
 
 
 def _check_values(raw: bytes) -> None:
-    """The JSON library lets nobody else run while it makes objects of a body, so their number is bounded."""
+    """The JSON library holds the interpreter lock while it builds a body's objects, so their number is bounded."""
     values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if values > MAX_VALUES:
         message = f"the request body has about {values} values and commas, more than the {MAX_VALUES} that one may have"

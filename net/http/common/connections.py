@@ -1,5 +1,5 @@
-"""The connections of the HTTP server: who has to send what by when, who goes when there are too many, and what those
-are told who do not speak HTTP.
+"""The connections of the HTTP server: read deadlines, which connection is closed if there are too many, and the answers
+to clients that do not speak HTTP.
 
 A connection that waits for the head of a request is idle: it costs little, and is the first to go when a new one finds
 no room, the one that never asked anything before those that have. So half-open requests keep nobody out, and /health
@@ -113,7 +113,7 @@ def _remedy(reason: str) -> str:
 
 
 class Rooms:
-    """Which connections are at work, and which wait; whoever comes when all places are taken."""
+    """Tracks busy connections, idle ones, and those accepted when all places were busy."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -177,7 +177,7 @@ class Server(web.Server):
         return Connection(self, self._head_s, loop=self._loop, **self._kwargs)
 
     def tell(self, line: str) -> None:
-        """In the log, unless somebody floods it."""
+        """Log the line, rate-limited."""
         more = self._seldom.now(time.monotonic())
         if more is not None:
             log.warning("%s%s", line, f" (and {more} like it since the last line)" if more else "")

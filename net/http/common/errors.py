@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients know them: a status and {"error": {message, type, param, code}}."""
+"""Errors in OpenAI's format: a status and {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 

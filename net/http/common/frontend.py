@@ -1,4 +1,4 @@
-"""Frontend: what the HTTP layer asks of the node behind it."""
+"""Frontend: the interface of the HTTP layer to its node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /cluster between those who share a cluster key: the question proves the key, the answer is sealed with it. Pure.
+"""GET /cluster between nodes with a cluster key: the question proves the key, and the answer is sealed with it. Pure.
 
     Authorization: Mooncake <key id>.<nonce>.<proof>      hex; the proof is derived from the key and the nonce
     200, application/octet-stream                         iv 12 | AES-256-GCM of the JSON | tag 16

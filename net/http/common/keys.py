@@ -1,4 +1,4 @@
-"""API keys: --api-key and the lines of --api-key-file, as the file is now.
+"""API keys: --api-key and the current lines of --api-key-file.
 
 Keys are kept as digests of one length and every comparison looks at all of them, so neither length, content nor place
 of a key shows in the time that a check takes.

@@ -1,5 +1,5 @@
-"""What keeps one client from harming the others: requests a second, connections, which web pages may call, and what
-only clients of this machine may read."""
+"""Protects clients from each other: requests per second, connections, allowed web origins, and routes that only clients
+on this machine may read."""
 
 from __future__ import annotations
 

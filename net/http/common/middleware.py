@@ -1,4 +1,4 @@
-"""What every request passes: an id, the key, and one place where exceptions become OpenAI errors."""
+"""Applied to every request: an id, the key check, and the conversion of exceptions to OpenAI errors."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 async def sign(request: web.Request, response: web.StreamResponse) -> None:
-    """on_response_prepare signal: streams too carry the id; which versions answer is nobody's business."""
+    """on_response_prepare signal: adds the id, also to streams, and removes the server's version."""
     response.headers["Server"] = "mooncake"
     if request_id_key in request:
         response.headers["X-Request-Id"] = request[request_id_key]
 
 
 def joining(request: web.Request, cluster_key: ClusterKey | None) -> Question | None:
-    """The question of somebody who has the cluster key."""
+    """The question of a node that has the cluster key; None otherwise."""
     if cluster_key is None or request.path != "/cluster":
         return None
     return asked(cluster_key.ring(), request.headers.get("Authorization", ""))

@@ -1,4 +1,4 @@
-"""The live page at `/`: static files of assets/, no build step, nothing from elsewhere. Its data is GET /live."""
+"""The live page at `/`: static files of assets/, without a build step or external files. Its data is GET /live."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Large answers as JSON without holding the event loop or the interpreter lock for long: they are made in a thread,
-encoded a piece at a time, for the JSON library lets nobody else run until it is done, and sent a part at a time."""
+"""Sends large JSON answers without blocking the event loop or the interpreter lock for long. A thread builds and
+encodes them piece by piece, because the JSON library holds the lock during each call, and they are sent in parts."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """The OpenAI API: bodies, rules, answers, streams.
 
 Files:
-    fields      Fields of request bodies: what happens to those we do not serve
-    logprobs    Log probabilities as /v1/completions shows them: four lists over the tokens of a choice
-    plan        From a valid body to what the frontend is asked: token ids, sampling fields
-    render      Outputs as OpenAI JSON: choices of completions and chats, whole and in pieces
+    fields      Fields of request bodies: the treatment of fields that are not served
+    logprobs    Log probabilities in the format of /v1/completions: four lists over the tokens of a choice
+    plan        Converts a valid body to requests for the frontend: token ids, sampling fields
+    render      Renders outputs as OpenAI JSON: choices of completions and chats, whole and in chunks
     routes      The two completion routes, streamed and whole
-    rules       What the OpenAPI document says of bodies beyond the types of single fields
-    schema      Request bodies: the fields we serve, and their types
-    streams     Running the choices of one request at the same time: several generations in, one stream of
-    structured  What a client says its answer must be: OpenAI's response_format
-    tools       Tools of a chat: what a client offers, and the calls in what the model wrote
+    rules       Rules of bodies in the OpenAPI document beyond the types of single fields
+    schema      Request bodies: the served fields and their types
+    streams     Runs the choices of one request concurrently: merges several generations into one stream of
+    structured  Structured output in requests: OpenAI's response_format
+    tools       Tools of a chat: the client's definitions, and the calls in the model's text
 """

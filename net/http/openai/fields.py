@@ -1,4 +1,4 @@
-"""Fields of request bodies: what happens to those we do not serve, and types that several bodies share.
+"""Fields of request bodies: the treatment of fields that are not served, and types that several bodies share.
 
 Every field of a body is one of
 - served: a field of a model (net/http/openai/schema.py);

@@ -1,4 +1,4 @@
-"""Log probabilities as /v1/completions shows them: four lists over the tokens of a choice."""
+"""Log probabilities in the format of /v1/completions: four lists over the tokens of a choice."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CompletionLogprobs:
     """Those of one choice, as its outputs come."""
 
     def __init__(self, frontend: Frontend, wanted: int, prompt: list[int], echo: str) -> None:
-        """wanted: how many of the best tokens stand beside each; prompt: its token ids."""
+        """wanted: number of best tokens shown per token; prompt: its token ids."""
         self._frontend = frontend
         self._wanted = wanted
         self._prompt = prompt

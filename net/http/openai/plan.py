@@ -1,4 +1,4 @@
-"""From a valid body to what the frontend is asked: token ids, sampling fields, one entry per choice."""
+"""Converts a valid body to requests for the frontend: token ids, sampling fields, one entry per choice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_CHOICE_BIASES = 65_536
 entries take 4 ms of the event loop."""
 
 MESSAGE_CHARS = 50
-"""What a message costs beside its text, in characters of text."""
+"""Cost of a message in addition to its text, in characters of text."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Plan:
     resume_from: int | None = None  # output tokens that the client has from another node, which was lost
     prompt_only: bool = False  # nothing generated is shown
     echo_logprobs: bool = False  # the prompt's stand before the output's
-    prompt_logprobs: int | None = None  # others beside each of the prompt's tokens, in vLLM's field; None = not shown
+    prompt_logprobs: int | None = None  # alternatives per prompt token in vLLM's field; None = not shown
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.n]
@@ -206,7 +206,8 @@ def _output_room(
 
 
 def _scored(plan: Plan, top: int, every: int) -> Plan:
-    """With log probabilities of the prompt, and `top` others beside each, asked for with every so many-th choice."""
+    """The plan with log probabilities of the prompt and `top` alternatives per token, requested in every `every`-th
+    choice."""
 
     def asking(index: int, choice: dict[str, Any]) -> dict[str, Any]:
         if index % every:

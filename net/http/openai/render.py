@@ -1,4 +1,4 @@
-"""Outputs as OpenAI JSON: choices of completions and chats, whole and in pieces, logprobs and usage.
+"""Renders outputs as OpenAI JSON: choices of completions and chats, whole and in chunks, logprobs and usage.
 
 Plain dicts all the way to orjson: this runs once per token and request.
 """

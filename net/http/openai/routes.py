@@ -108,7 +108,7 @@ async def _stream(
         await response.write(tail)
     except Exception as error:
         if request.transport is None or request.transport.is_closing():
-            return response  # the client is gone; nobody is left to tell
+            return response  # the client is gone, so the error cannot be sent
         await response.write(_event(from_exception(error, request[request_id_key]).body()))
     await response.write_eof()
     return response

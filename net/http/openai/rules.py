@@ -1,5 +1,6 @@
-"""What the OpenAPI document says of bodies beyond the types of single fields: values that only this server knows, and
-what must hold between fields. The validators of net/http/openai/schema.py and net/http/openai/plan.py check the same.
+"""Rules of bodies in the OpenAPI document beyond the types of single fields: values that depend on this server, and
+constraints between fields. The validators of net/http/openai/schema.py and net/http/openai/plan.py check the same
+rules.
 
 What JSON Schema cannot say stays out, and such bodies are refused although the document allows them: UNSAID lists it.
 """

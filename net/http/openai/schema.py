@@ -1,4 +1,4 @@
-"""Request bodies: the fields we serve, and their types. What happens to other fields: net/http/openai/fields.py."""
+"""Request bodies: the served fields and their types. net/http/openai/fields.py handles all other fields."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Generation(Structured, Body):
     n: Annotated[int, Field(ge=1, le=128), WHOLE] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    return_token_ids: bool = False  # vLLM: token ids beside the text
-    prompt_logprobs: UpTo20 | None = None  # vLLM: others beside each of the prompt
+    return_token_ids: bool = False  # vLLM: token ids in addition to the text
+    prompt_logprobs: UpTo20 | None = None  # vLLM: alternatives per prompt token
     cache_salt: ShortText = ""
     service_class: Literal["interactive", "standard", "batch"] | None = None
     priority: Whole = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
@@ -142,7 +142,7 @@ class CompletionBody(Generation):
 
 
 class Message(BaseModel):
-    """One chat message; fields beside role and content go to the template as they are."""
+    """One chat message; fields other than role and content are passed to the template unchanged."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 

@@ -1,4 +1,4 @@
-"""Running the choices of one request at the same time: several generations in, one stream of (choice, Output)."""
+"""Runs the choices of one request concurrently: merges several generations into one stream of (choice, Output)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
     tasks: list[asyncio.Task[None]] = []
 
     async def begin() -> None:
-        """One in each turn of the event loop: placing a thousand in one would keep everybody else waiting."""
+        """Start one stream per turn of the event loop: starting a thousand in one turn would block other requests."""
         for stream in streams:
             tasks.append(awaited(pump(stream)))
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What a client says its answer must be: OpenAI's response_format, vLLM's structured_outputs and its older guided_*."""
+"""Structured output in requests: OpenAI's response_format, vLLM's structured_outputs and its older guided_*."""
 
 from __future__ import annotations
 

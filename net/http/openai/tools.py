@@ -1,4 +1,4 @@
-"""Tools of a chat: what a client offers, and the calls in what the model wrote.
+"""Tools of a chat: the client's definitions, and the calls in the model's text.
 
 A model that its chat template taught to call tools writes, between other text,
 

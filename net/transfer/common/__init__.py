@@ -1,15 +1,15 @@
 """What every transport of the transfer engine shares.
 
 Files:
-    copying            Copying inside this host's memory without holding up the event loop for long
-    landed             What of a submission has arrived: the status of every span
+    copying            Copies memory on this host without blocking the event loop for long
+    landed             Which spans of a submission have arrived, also if it failed half-way
     memory             Region: one named span of memory that transfers read and write
-    path               How this node reaches a peer for transfers, and what a transfer has done
-    prefault           An arena gets its pages before somebody waits for them
-    private_directory  A temporary directory of one process, that is swept when its process was killed
-    rails              Several ways to one peer, their health and their speed
-    spans              Which bytes a transfer moves
-    topology           Which network cards are near which memory, and which cards of two nodes are one rail
-    traffic            What has been moved between this node and one peer: sums, a latency histogram
-    transport          What the transfer engine asks of a transport
+    path               The path to a peer for transfers, and the result of a transfer
+    prefault           Populates an arena's pages before they are needed
+    private_directory  A temporary directory of one process; later processes remove it if its owner was killed
+    rails              Several paths to one peer, their health and their speed
+    spans              The byte ranges that a transfer moves
+    topology           Which network cards are near which memory, and which cards of two nodes form a rail
+    traffic            Traffic between this node and one peer: sums, a latency histogram
+    transport          The interface of a transport
 """

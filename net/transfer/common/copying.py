@@ -1,4 +1,4 @@
-"""Copying inside this host's memory without holding up the event loop for long.
+"""Copies memory on this host without blocking the event loop for long.
 
 A hop to a thread and back costs more than 0.1 ms, so batches up to TURNS_MAX are copied on the loop: at most INLINE_MAX
 at a time, with a turn of the loop between. Larger ones go to threads. An urgent batch never does, so it does not wait
@@ -32,7 +32,7 @@ Move = tuple[int, int, int]
 
 
 def copy_now(op: Op, local: Region, remote: Region, spans: Sequence[Span]) -> None:
-    """A small batch, on the event loop: nobody can interfere."""
+    """Copy a small batch on the event loop, without interruption."""
     here, there = local.address, remote.address
     if op is Op.READ:
         for ours, theirs, length in spans:

@@ -1,7 +1,7 @@
-"""What of a submission has arrived: the status of every span, also when the submission failed half-way. Pure.
+"""Which spans of a submission have arrived, also if it failed half-way. Pure.
 
 Transports cut spans into slices, join neighbours, and send slices in any order. They tell which pieces have landed;
-whether a span of the submission has is worked out only when somebody asks.
+whether a span of the submission has landed is computed on demand.
 """
 
 from __future__ import annotations

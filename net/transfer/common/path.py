@@ -1,4 +1,4 @@
-"""How this node reaches a peer for transfers, and what a transfer has done."""
+"""The path to a peer for transfers, and the result of a transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefault: an arena gets its pages before somebody waits for them.
+"""Prefault: populates an arena's pages before they are needed.
 
 The first write to a page makes Linux find one and clear it. While the arenas of a node are new, that is a third of the
 CPU time of a prompt of the embedded model (KV written, and copied to the pool), so a thread goes ahead of it while
@@ -35,7 +35,7 @@ class Prefault:
 
     def __init__(self, regions: Sequence[Region], room: Callable[[], int], busy: Callable[[], bool]) -> None:
         """room(): bytes of memory that may still be taken; below one stride the rest gets its pages when it is used.
-        busy(): somebody wants the cores now. Both are called from the thread."""
+        busy(): whether other work needs the cores now. Both are called from the thread."""
         self.populated = 0  # bytes
         self._regions = regions
         self._room = room

@@ -1,7 +1,7 @@
-"""PrivateDirectory: a temporary directory of one process, that is swept when its process was killed.
+"""PrivateDirectory: a temporary directory of one process; later processes remove it if its owner was killed.
 
-The owner holds a lock on the directory, which the kernel gives back however the process ends. Who makes the next one
-first removes all of this user's that nobody holds: a node that was killed with kill -9 leaves nothing behind for long.
+The owner holds a lock on the directory, which the kernel releases however the process ends. Before a process creates a
+new directory, it removes all unlocked ones of this user, so a node killed with kill -9 leaves nothing behind for long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rails: several ways to one peer, their health and their speed. Pure.
+"""Rails: several paths to one peer, their health and their speed. Pure.
 
 A slice goes to the rail on which it would be done first by the rail's estimated bandwidth, so that a slow rail gets
 few and a fast one many; rails far from the memory (net/transfer/common/topology.py) are used while no near one is up. A

@@ -1,4 +1,4 @@
-"""Spans: which bytes a transfer moves. Pure.
+"""Spans: the byte ranges that a transfer moves. Pure.
 
 A submission is a list of (local offset, remote offset, length). Neighbours are merged, each side's bytes then form one
 stream in the order of the list, and a Cursor hands that stream out in pieces of any size.

@@ -1,4 +1,4 @@
-"""Which network cards are near which memory, and which cards of two nodes are one rail. Pure.
+"""Which network cards are near which memory, and which cards of two nodes form a rail. Pure.
 
 Near a GPU are the cards that share the most PCI bridges with it, at least the root complex, of which each socket has
 its own; near host memory are the cards of its NUMA node. Where nothing is known everything is near. Slices go by far

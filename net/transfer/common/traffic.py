@@ -1,4 +1,4 @@
-"""What has been moved between this node and one peer: sums, a latency histogram, and a limit for experiments. Pure."""
+"""Traffic between this node and one peer: sums, a latency histogram, and a rate limit for experiments. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the transfer engine asks of a transport. A new one is a file with such a class and an entry in
+"""The interface of a transport. A new one is a file with such a class and an entry in
 `net.transfer.engine.transports`."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Transfers from and to memory of a GPU.
 
 Files:
-    memory   Memory of a device that the CPU cannot address: what transfers ask of it
-    peers    Regions of peers that are on a device: their node is asked to do the opposite
-    staging  Device memory in transfers: spans of a GPU's arena travel through page-locked host buffers where the
-             network card cannot reach the GPU itself
+    memory   Memory of a device that the CPU cannot address: the interface for transfers
+    peers    Regions of peers in device memory: their node performs the opposite operation
+    staging  Device memory in transfers: spans of a GPU's arena pass through page-locked host buffers if the network
+             card cannot access the GPU directly
 """

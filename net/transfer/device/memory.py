@@ -1,4 +1,5 @@
-"""Memory of a device that the CPU cannot address: what transfers ask of it, and how spans are cut for its buffers."""
+"""Memory of a device that the CPU cannot address: the interface for transfers, and how spans are split for its
+buffers."""
 
 from __future__ import annotations
 

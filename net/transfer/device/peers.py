@@ -1,4 +1,4 @@
-"""Regions of peers that are on a device: their node is asked to do the opposite, our WRITE is its READ into its device.
+"""Regions of peers in device memory: their node performs the opposite operation; our WRITE is a READ into its device.
 
 device.is{region}                          ──>  <── {device}
 device.move{id, op, region, other} + spans ──>  <── {nbytes, transport}

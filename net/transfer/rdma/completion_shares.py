@@ -1,4 +1,4 @@
-"""How many entries of a device's completion queues each queue pair may fill. Pure.
+"""The number of completion queue entries of a device that each queue pair may fill. Pure.
 
 A completion queue that overflows takes all its queue pairs with it. So a queue pair takes as many entries as it can
 have requests under way, before it is made, and a device has as many completion queues as that needs.

@@ -1,4 +1,4 @@
-"""One RDMA device of this machine: its queues of completions and events on the event loop, and registered memory."""
+"""One RDMA device of this machine: its completion queues, its events on the event loop, and registered memory."""
 
 from __future__ import annotations
 

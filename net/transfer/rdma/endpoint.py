@@ -1,4 +1,4 @@
-"""What one side of a connection tells the other about its queue pair. Pure."""
+"""The description of a queue pair that each side of a connection sends to the other. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which address (GID) of a device its connections use. Pure."""
+"""Chooses the address (GID) of a device for its connections. Pure."""
 
 from __future__ import annotations
 

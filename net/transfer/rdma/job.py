@@ -1,4 +1,4 @@
-"""What a submission is while it is under way: its slices, how many are in queues, and what it still waits for.
+"""A running submission: its slices, how many are in queues, and what it still waits for.
 
 However it ends, it ends only when nothing of it moves any more: its memory may be freed at once. So a job that has
 failed on one rail waits for its slices in the queues of the others.

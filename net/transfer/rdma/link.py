@@ -1,4 +1,5 @@
-"""The submitting end of RDMA to one peer: queue pairs on every rail, slices striped over them, sent again on failure.
+"""The submitting end of RDMA to one peer: queue pairs on every rail; slices are striped over them and resent on
+failure.
 
 A TCP connection runs next to the rails. On it the two sides agree about queue pairs and regions:
 

@@ -1,4 +1,4 @@
-"""Where cards, GPUs and memory are on this machine, read from the kernel for net/transfer/common/topology.py."""
+"""The locations of cards, GPUs and memory on this machine, from the kernel, for net/transfer/common/topology.py."""
 
 from __future__ import annotations
 

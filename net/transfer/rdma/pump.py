@@ -1,4 +1,4 @@
-"""What is under way to one peer: jobs, their slices in the queues of the rails, and what comes back from there.
+"""Work in flight to one peer: jobs, their slices in the queues of the rails, and their completions.
 
 Slices go to the rails nearest to both memories (net/transfer/common/topology.py) that are up, urgent jobs first and
 older ones before younger. Of bulk no rail has more than BULK_WINDOW bytes in its queue: a queue is served in order, and

@@ -1,5 +1,5 @@
-"""Memory that a card may use. Registering pins every page, and deregistering unpins it, seconds for a large arena: both
-run in a thread."""
+"""Memory that a card may use. Registering pins every page and deregistering unpins it, which takes seconds for a large
+arena, so both run in a thread."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Registrations:
 
     def withdraw(self, name: str) -> None:
         """What peers still send to its key is refused by the card: from now on, or, for a large region, once a thread
-        has unpinned its pages, which are nobody else's until then. Idempotent."""
+        has unpinned its pages, which no other code may use until then. Idempotent."""
         for region in [one for one in self._pinning if one.name == name]:
             del self._pinning[region]
         if (known := self._known.pop(name, None)) is None:

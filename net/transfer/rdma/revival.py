@@ -1,4 +1,4 @@
-"""Broken rails of a link, brought back: fenced on the other side first, then opened again as a new generation.
+"""Restores broken rails of a link: fences them on the other side, then opens them as a new generation.
 
 stop{rail} ──>                      <── stopped{rail}            its old queue pair takes nothing any more
 start{rail, endpoint} ──>           <── started{rail, endpoint}  or  {rail, reason}

@@ -1,4 +1,4 @@
-"""RDMA as a transport of the transfer engine: devices, who may reach whom, links to peers and targets for them."""
+"""RDMA as a transport of the transfer engine: devices, reachable peers, links to peers and targets for them."""
 
 from __future__ import annotations
 

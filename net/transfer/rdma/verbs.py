@@ -1,4 +1,4 @@
-"""libibverbs for the rest of net/rdma: loaded on the first call, with one line of why where there is none."""
+"""libibverbs for net/transfer/rdma: loaded on the first call; if it is missing, one line gives the reason."""
 
 from __future__ import annotations
 

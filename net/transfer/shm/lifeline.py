@@ -1,4 +1,4 @@
-"""Lifeline: a Unix socket between two processes of one host that passes memfds and notices.
+"""Lifeline: a Unix socket between two processes of one host that carries memfds and notices.
 
 It lives as long as either process may touch the other's memory. The kernel closes it when a process dies, after the
 last of its threads has stopped: its end is proof that the other side writes no more.

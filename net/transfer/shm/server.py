@@ -1,4 +1,5 @@
-"""The side of shared memory that owns the regions: gives memfds to peers, tells them what is gone, waits for them."""
+"""The owner's side of shared-memory regions: gives memfds to peers, tells them which regions are gone, waits for
+them."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Exported:
         lifeline.on_end = partial(self._ended, lifeline)
 
     def withdraw(self, name: str) -> None:
-        """Tell everybody that `name` is no region any more. They see it before anything we send them later."""
+        """Tell all peers that the region `name` is gone. They see this before any later message from this node."""
         for lifeline in list(self._peers):
             self._send(lifeline, {"gone": name})
 

@@ -1,4 +1,4 @@
-"""Bulk calls: questions over a data connection, with bytes behind the question or behind its answer.
+"""Bulk calls: questions over a data connection, with bytes after the question or after its answer.
 
     bulk{id, k, b, n} + bytes ──>  data{id} + bytes ... ──>  tail{id, b} ──>      (bytes and tail only where n > 0)
            <── answer{id, b, n} + bytes  <── data{id} + bytes ...

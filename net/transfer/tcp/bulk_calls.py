@@ -56,7 +56,7 @@ class BulkCalls:
         path = self._path_of(peer_id)
         return path.transport == "tcp" if path is not None else self._alone
 
-    def beside(self, peer_id: str) -> bool:
+    def reaches_same_host(self, peer_id: str) -> bool:
         """Whether a peer that is reached by shared memory can be asked this way, too: that takes a connection, which
         is opened meanwhile, and where there is a cluster key the sealing costs more than it saves."""
         path = self._path_of(peer_id)

@@ -1,4 +1,4 @@
-"""The answering end of bulk calls (net/transfer/tcp/bulk_call.py), of one data connection."""
+"""The answering end of bulk calls (net/transfer/tcp/bulk_call.py) on one data connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data connections to one peer: slices striped over them, sent again on another when one breaks.
+"""The data connections to one peer: slices are striped over them and resent on another one if a connection breaks.
 
 A connection that breaks is dialed again, with growing pauses; the peer counts as lost only with its control
 connection, or when no data connection can be had. A WRITE that was sent again is complete only after the peer has
@@ -216,7 +216,7 @@ class Bundle:
             self._open[index] = None
             self.rails[index].failed(time.monotonic())
             if not self.is_open:
-                self.rails[index].retry_at = 0.0  # somebody may wait for it
+                self.rails[index].retry_at = 0.0  # a transfer may wait for it
             self._revive(index)
 
     def _revive(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Sending the bytes of a transfer over a data connection: frames in turns, as fast as the peer reads."""
+"""Sends the bytes of a transfer over a data connection: frames in turns, as fast as the peer reads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The submitting end of one data connection: its transfers, and what the peer answers. See net.transfer.tcp.transport
-for the messages."""
+"""The submitting end of one data connection: its transfers and the peer's answers. See net.transfer.tcp.transport for
+the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The serving end of a data connection: answers READ with bytes of its regions, puts the bytes of WRITE into them."""
+"""The serving end of a data connection: answers READ with bytes of its regions, and stores the bytes of WRITE in
+them."""
 
 from __future__ import annotations
 

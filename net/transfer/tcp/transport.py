@@ -1,4 +1,4 @@
-"""TCP transport: bulk on connections of its own, received straight into the destination.
+"""TCP transport: bulk data on separate connections, received directly into the destination.
 
     READ   read{id, region, runs} ──>                  WRITE   write{id, region, runs} + bytes ──>
            <── data{id} + bytes ...                            data{id} + bytes ... ──>

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.homes.pace import BUDGET, BUDGET_MAX, PATIENCE, PATIENCE_MIN_S, Paces
+from cache.homes.pace import BUDGET, BUDGET_MAX, GIVE_UP_MIN_S, GIVE_UP_RATIO, Paces
 
 WAITS = st.lists(st.floats(0.001, 2.0), min_size=1, max_size=30)
 
@@ -16,11 +16,13 @@ def test_patience_is_some_times_what_it_should_take_and_grows_with_what_was_give
         paces.ended("a", 100, wait_s, 1e-6)
     usual = paces.patience("a")
     assert usual is not None
-    assert usual >= max(PATIENCE_MIN_S, PATIENCE * paces.seconds("a", 0))
-    assert usual <= max(PATIENCE_MIN_S, 2.1 * PATIENCE * max(waits)), "no mean is above the longest wait"
+    assert usual >= max(GIVE_UP_MIN_S, GIVE_UP_RATIO * paces.seconds("a", 0))
+    assert usual <= max(GIVE_UP_MIN_S, 2.1 * GIVE_UP_RATIO * max(waits)), "no mean is above the longest wait"
     paces.given_up(0.0, "a", usual)
     after = paces.patience("a")
-    assert after is not None and after >= PATIENCE * usual, "a pool that is slow as a whole is not asked twice for long"
+    assert after is not None and after >= GIVE_UP_RATIO * usual, (
+        "a pool that is slow as a whole is not asked twice for long"
+    )
 
 
 def test_a_tenth_of_all_gets_may_be_given_up():

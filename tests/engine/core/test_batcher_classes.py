@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cache.pool.block_pool import OutOfBlocks
 from engine.step.request import Request, RequestState
 from sched.classes import CLASSES
-from sched.queueing import AGEING, EDF, FCFS, queue_orders
+from sched.queueing import EDF, FCFS, OVERDUE_OBJECTIVES, queue_orders
 from tests.engine.toy_model import alone, batcher, next_token, request, run_dry, run_step
 
 
@@ -146,7 +146,9 @@ def test_a_request_of_the_lowest_class_gets_through_whatever_comes(order, seats,
     batch = of("batch", "batch", [60] * 20, 0.0, 36)
     node.b.claim(batch)
     objective = CLASSES["batch"].ttft_s
-    patience = {"fcfs": 0, "edf": objective, "srpt": AGEING * objective, "weighted-fair": 13 * 56 * 5.0}[order]
+    patience = {"fcfs": 0, "edf": objective, "srpt": OVERDUE_OBJECTIVES * objective, "weighted-fair": 13 * 56 * 5.0}[
+        order
+    ]
     ahead = 2 * outstanding * max(lengths)
     bound = patience / node.dt + ahead + 3 * (36 + 20)
     while not batch.finished:

@@ -24,7 +24,7 @@ from engine.core.batcher import Batcher, BatchRules
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request, RequestState
 from engine.step.step import Step
-from sched.batching import LEAST_CHUNK_TOKENS, Tuning, batching_policies
+from sched.batching import MIN_CHUNK_TOKENS, Tuning, batching_policies
 from sched.classes import CLASSES
 from sched.queueing import queue_orders
 
@@ -167,7 +167,7 @@ class BatcherMachine(RuleBasedStateMachine):
         if self.policy == "mixed":
             assert sum(chunks) <= CHUNK
         if self.policy == "dynamic" and decodes:
-            assert sum(chunks) <= LEAST_CHUNK_TOKENS
+            assert sum(chunks) <= MIN_CHUNK_TOKENS
         unfinished = [row for row in step.rows if not row.samples]
         unaligned = [row for row in unfinished if (row.start + row.num_tokens) % self.size]
         assert len(unaligned) <= 1 and (not unaligned or len(unfinished) == 1)

@@ -233,7 +233,7 @@ async def test_a_step_with_others_in_it_waits_for_a_late_prefix_only_so_long(mod
     """The step is taken to be so long that one layer is enough to join."""
     tokens, kv = expected
     monkeypatch.setattr(reuse, "hides", lambda landed, *_: landed >= 1)
-    monkeypatch.setattr(reuse, "LATE_S", 60.0 if home == "goes on" else 0.2)
+    monkeypatch.setattr(reuse, "SHARED_STEP_MAX_WAIT_S", 60.0 if home == "goes on" else 0.2)
     worker, store, got, other, r = await beside_another(model, kv)
     store.letting_go.release()
     await until(lambda: r.num_computed == 5 * BLOCK_SIZE and r.state is RequestState.RUNNING)

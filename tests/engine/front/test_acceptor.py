@@ -17,7 +17,7 @@ from engine.front.acceptor import Acceptor, RequestLimits
 from engine.front.clocks import Clocks
 from engine.front.declined import NO_NODE_RETRY_S, no_placement
 from engine.front.flight_log import FlightLog
-from engine.front.persistence import MOST_IN_VAIN
+from engine.front.persistence import MAX_FUTILE_ATTEMPTS
 from engine.front.placed import Placed
 from engine.handoff import messages
 from engine.handoff.updates import Token, encode_all
@@ -223,10 +223,10 @@ async def test_an_abort_travels_to_both_nodes_when_the_client_hangs_up(world):
 
 async def test_after_the_last_attempt_the_client_is_told(world):
     work = asyncio.create_task(collect(ask(world), []))
-    for attempt in range(MOST_IN_VAIN):
+    for attempt in range(MAX_FUTILE_ATTEMPTS):
         await until(lambda: len(world.channel.called) == 2 * attempt + 2)  # noqa: B023 - awaited in this turn
         world.channel.lost(f"p{attempt}")
-    with pytest.raises(Unavailable, match=f"{MOST_IN_VAIN} attempts in a row brought no token, last: node p3 was lost"):
+    with pytest.raises(Unavailable, match=f"{MAX_FUTILE_ATTEMPTS} attempts in a row brought no token, last: node p3"):
         await work
 
 
@@ -239,7 +239,7 @@ async def test_a_begun_request_outlasts_a_node_that_refuses_and_a_role_that_is_m
     await until(lambda: tokens == [10])
     world.channel.down = {f"d{number}" for number in range(1, 1000)}
     world.channel.lost("d0")
-    await until(lambda: len(world.nodes.refused) > MOST_IN_VAIN)
+    await until(lambda: len(world.nodes.refused) > MAX_FUTILE_ATTEMPTS)
     world.nodes.missing = "decode"
     placed = len(world.nodes.placed)
     await asyncio.sleep(0.2)

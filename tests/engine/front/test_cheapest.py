@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.config.config import Config
 from engine.front import cheapest as compiled
-from engine.front.cheapest import MOST_WIDTH, shortlist
+from engine.front.cheapest import MAX_WIDTH, shortlist
 from engine.front.placement_policy import placement_policy
 from sched.admission import Limits
 from sched.placement.demand import Demand
@@ -143,7 +143,7 @@ def test_a_copy_of_a_view_is_read_at_its_own_address():
 
 def test_what_the_code_cannot_do_is_left_to_numpy(monkeypatch):
     view, wanted = view_of(40, 1, 64), demand(100)
-    assert shortlist(NOW, wanted, view, view.none, MOST_WIDTH + 1, 0.5) is None
+    assert shortlist(NOW, wanted, view, view.none, MAX_WIDTH + 1, 0.5) is None
     monkeypatch.setattr(compiled, "_library", None)
     assert shortlist(NOW, wanted, view, view.none, 3, 0.5) is None
     policy = MooncakePlacement(Limits(4), random.Random(0))

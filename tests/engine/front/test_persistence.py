@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.front.persistence import FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_IN_VAIN, Persistence
+from engine.front.persistence import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_FUTILE_ATTEMPTS, Persistence
 
 
 def tries(persistence: Persistence, begin: float) -> list[float]:
@@ -47,7 +47,7 @@ def test_refusals_are_paced_and_the_time_is_used_up_to_its_end(patience, life, b
 def test_only_attempts_without_a_token_count():
     persistence = Persistence(0.0, 600.0, 5.0)
     assert all(persistence.failed(tokens) for tokens in range(1, 50)), "each brought a token"
-    assert [persistence.failed(49) for _ in range(MOST_IN_VAIN)] == [True] * (MOST_IN_VAIN - 1) + [False]
+    assert [persistence.failed(49) for _ in range(MAX_FUTILE_ATTEMPTS)] == [True] * (MAX_FUTILE_ATTEMPTS - 1) + [False]
 
 
 def test_pauses_begin_short_again_after_a_node_took_it():

@@ -91,8 +91,8 @@ async def test_a_writer_that_does_not_give_its_word_is_cut_off_before_its_blocks
 
 @pytest.mark.parametrize("order", ["shm", "tcp"])
 async def test_a_writer_that_stands_still_for_longer_than_every_deadline(order, monkeypatch):
-    monkeypatch.setattr(incoming, "WORD_S", 0.2)
-    monkeypatch.setattr(incoming, "FENCE_S", 0.1)
+    monkeypatch.setattr(incoming, "FENCE_REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(incoming, "FENCE_WARNING_INTERVAL_S", 0.1)
     async with scene(order) as one:
         os.kill(one.process.pid, signal.SIGSTOP)
         one.give_up()
@@ -106,8 +106,8 @@ async def test_a_writer_that_stands_still_for_longer_than_every_deadline(order, 
 
 
 async def test_a_writer_that_dies_standing_still_gives_its_blocks_back(monkeypatch):
-    monkeypatch.setattr(incoming, "WORD_S", 0.2)
-    monkeypatch.setattr(incoming, "FENCE_S", 0.1)
+    monkeypatch.setattr(incoming, "FENCE_REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(incoming, "FENCE_WARNING_INTERVAL_S", 0.1)
     async with scene("shm") as one:
         os.kill(one.process.pid, signal.SIGSTOP)
         one.give_up()

@@ -177,7 +177,7 @@ async def test_a_pull_outside_the_reserved_blocks_is_refused():
         (reserved,) = [r.block_ids for r in d.worker.batcher.requests.values()]
         other = next(b for b in range(BLOCKS) if b not in reserved)
         for span in ((0, other * GEOMETRY.block_bytes, 8), (0, (reserved[-1] + 1) * GEOMETRY.block_bytes - 4, 8)):
-            with pytest.raises(RemoteError, match="not the request's to fill"):
+            with pytest.raises(RemoteError, match="lie outside the request's blocks"):
                 body = encode(Pull("r", "kv", 1.0))
                 await p.channel.call("d", messages.PULL, body, [pack_spans([span])])
         with pytest.raises(RemoteError, match="ended"):

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.handoff.rail_news import SAMPLE, RailNews
+from engine.handoff.rail_news import MAX_SAMPLED_KEYS, RailNews
 
 KEYS = [bytes([i]) * 16 for i in range(200)]
 
@@ -48,4 +48,4 @@ def test_homes_are_looked_up_only_where_it_matters_and_of_a_few_keys():
     assert told(even, KEYS) > 3e9 and not asked
     uneven = news(homes, a=4e9, b=1e9)
     assert told(uneven, KEYS) == told(uneven, []), "blocks of this node itself take no rail"
-    assert 0 < len(asked) <= SAMPLE
+    assert 0 < len(asked) <= MAX_SAMPLED_KEYS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.observe.recent import KEPT, Recent, percentiles, tokens_from
+from engine.observe.recent import MAX_RECENT_REQUESTS, Recent, percentiles, tokens_from
 from engine.observe.timeline import Timeline
 
 counts = st.integers(0, 20)
@@ -43,14 +43,20 @@ def test_percentiles_are_values_that_occurred_in_order(values):
 def test_newest_first_and_bounded():
     recent = Recent(16)
     assert recent.as_dict()["ttft_ms"] is None
-    for index in range(KEPT + 5):
+    for index in range(MAX_RECENT_REQUESTS + 5):
         recent.add(ended(32, 16, dram=1), "standard", "stop", float(index))
     told = recent.as_dict()
-    assert [row["ended"] for row in told["requests"]][:2] == [KEPT + 4, KEPT + 3]
-    assert len(told["requests"]) == KEPT
+    assert [row["ended"] for row in told["requests"]][:2] == [MAX_RECENT_REQUESTS + 4, MAX_RECENT_REQUESTS + 3]
+    assert len(told["requests"]) == MAX_RECENT_REQUESTS
     assert told["ttft_ms"] == {"p50": 250.0, "p90": 250.0, "p99": 250.0}
     assert told["requests"][0]["tpot_ms"] == 250.0  # two gaps in 0.5 s
-    assert told["tokens_from"] == {"hbm": 0, "arena": 0, "dram": 16 * KEPT, "ssd": 0, "computed": 16 * KEPT}
+    assert told["tokens_from"] == {
+        "hbm": 0,
+        "arena": 0,
+        "dram": 16 * MAX_RECENT_REQUESTS,
+        "ssd": 0,
+        "computed": 16 * MAX_RECENT_REQUESTS,
+    }
 
 
 def test_a_client_that_left_has_an_end_too():

@@ -204,7 +204,7 @@ def test_nothing_is_made_of_them_on_their_way_but_what_is_read(monkeypatch):
     assert (len(items), len(made)) == (1999, 0)
     assert (items[7].token_id, items[7].top[19]) == (8, (19, -2.0)) and len(made) == 2
     assert [item.token_id for item in items[-2:]] == [1998, 1999]
-    with pytest.raises(RuntimeError, match="1999 log probabilities came for 1998"):
+    with pytest.raises(RuntimeError, match="1999 log probabilities for 1998"):
         PromptItems(request.token_ids[2:], request.prompt_logprobs)
 
 

@@ -1,5 +1,5 @@
 """The tables of README.md and docs/performance.md come from result files, one run of one commit each, and no figure
-stands beside them."""
+stands compared_with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAID = {
     "with 1 % loss": "what the virtual network loses",
     "need 110 s": "of the report that the sentence names",
 }
-"""Numbers of prose that are no result of the page: settings, goals, or of a file that stands beside them."""
+"""Numbers of prose that are no result of the page: settings, goals, or of a file that stands compared_with them."""
 
 
 def written(folder: Path, name: str, **more: object) -> Path:
@@ -53,7 +53,7 @@ def test_a_table_is_made_from_the_newest_file_alone(tmp_path):
     written(tmp_path, "2026-01-01-x.json", cpu="An older CPU")
     written(tmp_path, "2026-02-01-x.json")
     written(tmp_path, "2026-03-01-x-limited.json", cpu="Another result")
-    figure = Figure("f", "x", "scripts/x.py", {"t": "time"}, beside=("p", "gone", "l"))
+    figure = Figure("f", "x", "scripts/x.py", {"t": "time"}, compared_with=("p", "gone", "l"))
     lines = figure.render(tmp_path).splitlines()
     assert lines[2] == "| a: time, us | 5 | 10 | 0.50 | missing |  | 4 | 1.25 |"
     assert lines[3] == "| b: time, us | 1,234 |  |  |  |  |  |  |"
