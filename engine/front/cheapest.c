@@ -7,7 +7,7 @@
 
 enum { A0, A1, A2, OPEN_AT, TOTAL_BLOCKS = 10, CHUNK = 64 };
 /* The same names as in the reference. */
-enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MOST_WIDTH = 256 };
+enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MAX_WIDTH = 256 };
 
 #if defined(__x86_64__)
 #define FASTEST __attribute__((target_clones("default", "avx2")))
@@ -59,7 +59,7 @@ FASTEST static int64_t cheapest(const struct view *view, const double *matched, 
     int64_t nodes = view->nodes, count = 0;
     const double *a0 = view->table + A0 * nodes, *a1 = view->table + A1 * nodes, *a2 = view->table + A2 * nodes;
     const double *open_at = view->table + OPEN_AT * nodes, *total = view->table + TOTAL_BLOCKS * nodes;
-    double rank[CHUNK], costs[MOST_WIDTH], squared = tokens * tokens, most = 0.0, limit = INFINITY;
+    double rank[CHUNK], costs[MAX_WIDTH], squared = tokens * tokens, most = 0.0, limit = INFINITY;
     *holder = -1;
     for (int64_t from = 0; from < nodes; from += CHUNK) {
         int64_t size = nodes - from < CHUNK ? nodes - from : CHUNK;
@@ -105,7 +105,7 @@ FASTEST static int64_t cheapest(const struct view *view, const double *matched, 
 static int64_t decodes(const struct view *view, int64_t need, int64_t width, uint64_t *state, int64_t *chosen,
                        int64_t count)
 {
-    int64_t roomy[MOST_WIDTH], picked[DRAWN_NODES], found = 0, size = 0;
+    int64_t roomy[MAX_WIDTH], picked[DRAWN_NODES], found = 0, size = 0;
     int64_t most = view->nodes <= SMALL_CLUSTER ? SHORTLIST_SIZE : width < view->orders ? width : view->orders;
     if (most > SHORTLIST_SIZE)
         for (int tries = 0; tries < MAX_DRAWS && found < DRAWN_NODES; tries++) {
@@ -133,13 +133,13 @@ static int64_t decodes(const struct view *view, int64_t need, int64_t width, uin
     return count;
 }
 
-/* matched [nodes] or NULL; 1 <= width <= MOST_WIDTH; seed in [0, 1). Writes the shortlist into chosen [MOST_WIDTH + 8]
+/* matched [nodes] or NULL; 1 <= width <= MAX_WIDTH; seed in [0, 1). Writes the shortlist into chosen [MAX_WIDTH + 8]
    and returns its length. */
 int64_t shortlist(const struct view *view, const double *matched, double now, double tokens, double block_size,
                   int64_t need, int64_t width, double seed, int64_t *chosen)
 {
     uint64_t state = (uint64_t)(seed * 0x1.0p53);
-    int64_t best[MOST_WIDTH], holder, count = 0;
+    int64_t best[MAX_WIDTH], holder, count = 0;
     int64_t wanted = view->nodes <= SMALL_CLUSTER && width < SHORTLIST_SIZE ? SHORTLIST_SIZE : width;
     int64_t size = cheapest(view, matched, now, tokens, block_size, wanted, best, &holder);
     if (!size)

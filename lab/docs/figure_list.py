@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lab.docs.figures import Figure, Line, Result, number, summary
 
-ENGINE = "scripts/bench.py engine --rounds 1 --peers vllm --vllm-python VENV/bin/python"
+ENGINE = "scripts/bench.py engine --rounds 1 --peers vllm --peer-python vllm=VENV/bin/python"
 TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
 FAULTS = {"streams cut": "streams cut", "reconnects": "reconnects", "longest pause p99": "longest pause, p99, s"}

@@ -114,12 +114,15 @@ class Stream(asyncio.BufferedProtocol):
             raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed")
         if self._seal is not None:
             buffers = self._seal.seal(buffers)
-        if len(buffers) == 1:
-            self.queued += len(buffers[0])
-            self._transport.write(buffers[0])
-        else:
-            self.queued += sum(map(len, buffers))
-            self._transport.writelines(buffers)
+        try:
+            if len(buffers) == 1:
+                self.queued += len(buffers[0])
+                self._transport.write(buffers[0])
+            else:
+                self.queued += sum(map(len, buffers))
+                self._transport.writelines(buffers)
+        except RuntimeError as error:  # uvloop: the handle is closed, though the transport is not closing
+            raise PeerLost(f"the connection to {self.peer_id or 'a peer'} is closed: {error}") from error
 
     def _stop_writing(self) -> None:
         self._ended = True
