@@ -69,7 +69,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize 4 MB (413)": ("/tokenize", {"prompt": "so many words " * 290_000}),
     "a prompt of 2 MB (400)": ("/v1/completions", {"prompt": "so many words " * 140_000}),
     "a chat of 2 MB of < (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "<" * 1_999_000}]}),
-    "10,000 messages (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 10_000}),
+    "4,096 messages (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 4096}),
     "60,000 messages (400)": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 60_000}),
     "400,000 biases (413)": ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(400_000)}}),
     "prompt_logprobs 20 x n 128 (400)": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 128}),

@@ -167,8 +167,8 @@ class Message(BaseModel):
         return "\n".join(part["text"] for part in content)
 
 
-MAX_MESSAGES = 10_000
-"""Of one conversation: 15 ms of checks, during which the library lets no other thread run."""
+MAX_MESSAGES = 4096
+"""Of one conversation: 25 ms of checks, which hold the interpreter lock for most of the time."""
 
 Conversation = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 

@@ -44,9 +44,16 @@ def test_both_checkouts_run_and_the_result_names_the_other_commit(tmp_path: Path
     assert found["config"]["other_commits"] == ["c0ffee"]
 
 
-def test_a_command_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert compare.main(["no_such_file.py", "--other", str(tmp_path)]) == 1
-    assert "'no_such_file.py' failed" in capsys.readouterr().err
+def test_a_command_that_fails_is_named_and_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "bench.py").write_text(BENCHMARK.replace("VALUE", "5") + "sys.exit(3)\n")
+    monkeypatch.setattr(compare, "HERE", tmp_path)
+    path = tmp_path / "out.json"
+    assert compare.main(["no_such_file.py", "bench.py", "--other", str(tmp_path), "--json", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert "'no_such_file.py' wrote no result" in told and "exit code 3" in told
+    assert [row["ours"] for row in json.loads(path.read_text())["rows"]] == [5.0]
 
 
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--other-command", "a", "--other-command", "b"]])

@@ -114,7 +114,7 @@ TOO_LARGE = [
     ("/detokenize", {"tokens": [65] * 400_000}, 413, "300000"),
     ("/v1/chat/completions", {"messages": [{"role": "a", "content": ""}] * 200_000}, 413, "300000"),
     ("/v1/completions", {"prompt": ["a", "a"], "n": 128, "logit_bias": {str(i): 1 for i in range(257)}}, 400, "65536"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 10_001}, 400, "10000"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 4097}, 400, "4096"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 3001}, 400, "3001 messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 2_000_000}]}, 413, "2000000"),
     ("/v1/completions", {"prompt": "a" * 2_000_001}, 413, "2000000"),
