@@ -48,12 +48,13 @@ def width_of(view: View) -> int:
 def _cheapest(rank: Vector, most: int) -> list[int]:
     """At most `most` nodes of finite rank, cheapest first; among equals, the first."""
     if most < len(rank):
-        bound = rank.item(int(rank.argpartition(most - 1)[most - 1]))
-        nodes: list[int] = np.flatnonzero(rank <= bound).tolist()
+        nodes = np.flatnonzero(rank <= rank.item(int(rank.argpartition(most - 1)[most - 1])))
     else:
-        nodes = list(range(len(rank)))
-    rank_of = rank.item
-    return [i for i in sorted(nodes, key=rank_of) if rank_of(i) < INFINITE][:most]
+        nodes = np.arange(len(rank))
+    costs = rank[nodes]
+    order = costs.argsort(kind="stable")
+    found: list[int] = nodes[order[costs[order] < INFINITE]][:most].tolist()
+    return found
 
 
 class MooncakePlacement(CentralGreedy):
