@@ -132,8 +132,14 @@ class Grammars:
 
     def prepare(self) -> None:
         """Build the vocabulary. It takes 0.3 s and lets no other thread run, so the node does it before it serves, and
-        not when the first request asks for structured output."""
-        self._words()
+        not when the first request asks for structured output. A node whose tokenizer gives no vocabulary starts all the
+        same; `compile` refuses with the reason."""
+        if not self._tokenizer.eos_token_ids:
+            return
+        try:
+            self._words()
+        except ValueError as error:
+            log.warning("this node refuses structured output: %s", error)
 
     def _words(self) -> LLTokenizer:
         from llguidance import LLTokenizer

@@ -185,6 +185,25 @@ def test_after_prepare_a_request_waits_for_no_vocabulary(tokenizer, monkeypatch)
     assert grammars.allowed(grammars.compile("choice", '["a"]'), []).any()
 
 
+def test_a_tokenizer_without_an_end_is_prepared_and_refused_by_the_request(tokenizer):
+    endless = Grammars(Tokenizer(tokenizer._core))
+    endless.prepare()
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        endless.compile("regex", "a")
+
+
+def test_a_tokenizer_that_gives_no_vocabulary_is_a_warning_and_then_a_refusal(tokenizer, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise ValueError("unknown decoder")
+
+    monkeypatch.setattr("llguidance.LLTokenizer", refuse)
+    grammars = Grammars(tokenizer)
+    grammars.prepare()
+    assert "refuses structured output: unknown decoder" in caplog.text
+    with pytest.raises(ValueError, match="unknown decoder"):
+        grammars.compile("regex", "a")
+
+
 def test_on_the_wire_and_with_what_it_does_not_go():
     params = SamplingParams(grammar="g")
     assert decode(SamplingParams, encode(params)) == params and params.has_rules
