@@ -5,11 +5,11 @@
   scripts/tools.py compare --other ../old "scripts/bench.py host --quick" "scripts/bench.py sched --quick"
   scripts/tools.py compare --other ../old --rounds 5 --json ab.json "scripts/bench.py host"
 
-Each command runs --rounds times in each of the two checkouts, in turns, so that what else the machine does meets both.
+Each command runs --rounds times in each of the two checkouts, in turns, so that other load on the machine affects both.
 A command is a script of the checkout with its flags; the tool adds --json. The table has the median of each figure that
-both checkouts write, matched by case and metric. "spread" is the largest over the smallest of our own rounds: a ratio
-within it is noise. --other-command, once per command and in the same order, is for a checkout where a command has
-another name.
+both checkouts write, matched by case and metric. "spread" is the largest of our own rounds over the smallest: a ratio
+within it is noise. If a command has another name in the other checkout, give --other-command once per command, in the
+same order.
 """
 
 from __future__ import annotations
