@@ -79,6 +79,7 @@ PURE = (
     "cache.homes.agreement",
     "cache.homes.deciding",
     "net.bodies",
+    "net.body_forms",
     "net.channel.wire",
     "net.channel.doorstep",
     "net.channel.keyring",
