@@ -211,6 +211,8 @@ class Channel:
             self.links.report_lost(peer_id)
 
     async def _run(self, line: Connection | _Loopback, header: Header, data: memoryview) -> None:
+        if line.is_cut and self.links.control_now(line.peer_id) is None:
+            return  # the peer was lost in this turn of the loop: its handlers of `on_lost` have run already
         kind, call_id = header["k"], header.get("i")
         try:
             handler = self._handlers.get(kind)
@@ -242,6 +244,8 @@ def _reply(line: Connection | _Loopback, answer: Header, payload: Sequence[Buffe
 
 class _Loopback:
     """Messages of a node to itself: the same path without a socket, and with the same copies."""
+
+    is_cut = False
 
     def __init__(self, channel: Channel) -> None:
         self.peer_id = channel.node_id

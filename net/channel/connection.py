@@ -81,6 +81,7 @@ class Connection(Stream):
         self.hello: dict[str, Any] = {}  # the peer's, as its owner gave it
         self.peer_address: tuple[str, int] | None = None  # where the peer listens
         self.is_open = False
+        self.is_cut = False  # it ended without a bye
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # it may have no awaiter
@@ -115,6 +116,7 @@ class Connection(Stream):
         self._break("too many connections without a hello")
 
     def _cut(self) -> None:
+        self.is_cut = True
         self._end()
         if self._transport is not None:
             self._transport.abort()
