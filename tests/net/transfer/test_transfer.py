@@ -81,7 +81,7 @@ async def test_the_path_says_which_transport_and_why_not_the_better_one():
     [
         ({"boot": "another"}, "another host"),
         ({"path": "/nowhere/shm"}, "unreachable"),
-        ({"token": "wrong"}, "another one"),
+        ({"token": "wrong"}, "another process"),
         ({"refused": "it cannot offer its memory: no space"}, "no space"),
     ],
 )
