@@ -18,11 +18,11 @@ from engine.observe.line_file import LineFile
 
 BLOCK_TOKENS = 512
 ID_BITS = 52
-"""A float64 holds the number exactly. Among a billion blocks, two share a number with a chance of 1 in 9,000."""
+"""A float64 represents the number exactly. Two of a billion blocks share a number with a chance of 1 in 9,000."""
 
 
 class TraceRecorder:
-    """Appends to a file. Raises OSError when it cannot be opened."""
+    """Appends to a file. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: Path, started: float) -> None:
         """started: the origin of the timestamps, unix seconds."""
