@@ -148,7 +148,7 @@ async def test_long_bodies_are_parsed_in_a_thread(monkeypatch):
     parsed = bodies._parsed
     monkeypatch.setattr(bodies, "_parsed", lambda *args: (threads.append(threading.get_ident()), parsed(*args))[1])
     async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
-        for size in (10, 2 * bodies.LONG_BODY):
+        for size in (10, 2 * bodies.LONG_BODY_BYTES):
             async with session.post("/tokenize", json={"prompt": "a" * size}) as response:
                 assert response.status == 200
     assert threads[0] == threading.get_ident() != threads[1]
