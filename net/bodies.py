@@ -57,7 +57,7 @@ def answered(kind: type[T], body: object) -> T:
     try:
         return decode(kind, body)
     except BodyError as error:
-        raise RemoteError(f"the answer is not what was asked for: {error}", "bad_answer") from None
+        raise RemoteError(f"the answer does not have the expected form: {error}", "bad_answer") from None
 
 
 def encode(value: Any) -> dict[str, Any]:

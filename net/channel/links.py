@@ -267,7 +267,7 @@ class Links:
         if purpose not in self._acceptors:
             return f"this node has no {purpose!r} connections"
         if not (connection.dialed or purpose == "control" or self.admits(str(node))):
-            return f"this node has lost {node!r} meanwhile"
+            return f"this node has given up {node!r}"
         return self._check(body)
 
     def came(self, connection: Connection) -> None:

@@ -25,7 +25,7 @@ UNSAID = (
     "is not in the vocabulary",  # of logit_bias: its keys are strings
     "tools contains no such tool",
     "are not JSON",  # arguments of an earlier tool call
-    "cannot be compiled",  # a grammar
+    "cannot compile the",  # a grammar
     "a schema may have",
     "refused the messages",  # by the chat template
     " is empty",  # a text or a conversation without any token

@@ -82,7 +82,7 @@ class Exported:
             lifeline.send({"nonce": ours, "proof": proof(token, "owner", theirs, ours)})
         elif expected is not None and hmac.compare_digest(str(message.get("proof")), expected[1]):
             if not self._admits(expected[0]):
-                lifeline.send({"refused": "same host, but the peer has lost this node meanwhile"})
+                lifeline.send({"refused": "same host, but the peer has given up this node"})
                 lifeline.hang_up()
                 return
             del self._strangers[lifeline]
