@@ -41,7 +41,7 @@ class Ops(Protocol):
         activation: silu, or gelu_tanh for gelu in its tanh approximation."""
 
     def vocabulary(self, weight: Tensor) -> Vocabulary:
-        """For a weight [vocab_size, H]."""
+        """The vocabulary of a weight [vocab_size, H]."""
 
     def tail(
         self,

@@ -46,7 +46,7 @@ class Greeter(Protocol):
     """The node's side of every handshake."""
 
     def sealing(self, dialed: bool) -> SealedStream | None:
-        """How a new connection is sealed; None without a cluster key."""
+        """The sealing of a new connection; None without a cluster key."""
 
     def greeting(self, purpose: str) -> Header:
         """Our hello for a connection of this purpose."""

@@ -13,7 +13,7 @@ Address = tuple[str, int]
 
 @dataclass(slots=True)
 class Peer:
-    """What this node knows of another."""
+    """This node's knowledge of another node."""
 
     peer_id: str
     address: Address | None = None
