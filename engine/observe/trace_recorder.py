@@ -1,8 +1,9 @@
 """Records live traffic as a trace in Mooncake's format, one line per request, for the simulator and other tools.
 
 A line has the arrival time, the lengths of prompt and answer, and one number per block of 512 tokens. The number
-identifies the block and everything before it. Equal prefixes have equal numbers on every node and in every file. To learn text
-from the numbers, one must guess a whole block. The recorder writes lines when requests end, so sort by timestamp.
+identifies the block and everything before it. Equal prefixes have equal numbers on every node and in every file. To
+learn text from the numbers, one must guess a whole block. The recorder writes lines when requests end, so sort them by
+timestamp.
 """
 
 from __future__ import annotations
