@@ -47,7 +47,7 @@ class QueuePair:
         on_error: Callable[[list[Any], str, bool], None],
         sends: int = SEND_DEPTH,
     ) -> None:
-        """refused: the peer refused the memory (the fault of the first item, not of the rail). sends: the most requests
+        """refused: a card refused the memory (the fault of the first item, not of the rail). sends: the most requests
         in flight. Raises VerbsError."""
         self.device = device
         self._verbs = verbs()

@@ -162,7 +162,7 @@ class TcpRail:
 
     async def _stop(self, transfer_id: int, transfer: _Transfer, unsettled: set[int]) -> None:
         """Return when the peer has confirmed that no byte of this WRITE lands any more, or the rail has broken."""
-        if transfer.done.done() and not transfer.done.cancelled():  # the task was cancelled, not the transfer
+        if transfer.done.done() and not transfer.done.cancelled():  # cancelling the task also cancels `done`
             if transfer.done.exception() is not None and self.ended:
                 unsettled.add(self.rail_id)
             return
