@@ -60,7 +60,7 @@ def parse(text: str, is_json: bool) -> Overrides:
     for place, names in _table(near, "near").items():
         kind, _, number = place.partition(":")
         if kind not in ("numa", "cuda") or not number.isdigit():
-            raise ValueError(f"places in [near] are like 'numa:0' and 'cuda:0', got {place!r}")
+            raise ValueError(f"[near] takes places like 'numa:0' and 'cuda:0', got {place!r}")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"[near] {place!r} needs a list of devices")
     return Overrides(rails, numa, near)
