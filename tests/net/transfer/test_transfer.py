@@ -111,7 +111,7 @@ async def test_an_offer_that_is_not_as_agreed_is_none(change, monkeypatch):
             return answer | change, data
 
         monkeypatch.setattr(channel, "call", changed)
-        with pytest.raises(TransferError, match="does not take part in transfers: the answer does not have the expected form"):
+        with pytest.raises(TransferError, match="take part in transfers: the answer does not have the expected form"):
             await engine.open("b")
         monkeypatch.undo()
         with pytest.raises(RemoteError) as caught:
