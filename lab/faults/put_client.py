@@ -2,8 +2,8 @@
 
     MOONCAKE_API_KEY=... python lab/faults/put_client.py ADDRESS NAME SEED
 
-It opens the store and says `open`. Then it reads lines, [puts, gets], two lists of numbers of keys each: it puts and
-gets each once, some at a time in an order of its own, and prints its operations as one line of JSON.
+It opens the store and prints `open`. Then it reads lines of the form [puts, gets], two lists of key numbers. It puts
+and gets each key once, several at a time in a random order, and prints its operations as one line of JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def value_of(name: str, number: int) -> str:
 
 
 def work(store: Store, name: str, rng: random.Random, puts: list[int], gets: list[int]) -> Iterator[Row]:
-    """Everything once; the clock is the machine's, so times of several clients can be compared."""
+    """Each operation once. Times are the machine's clock, so those of several clients can be compared."""
 
     def one(step: tuple[str, int]) -> Row:
         kind, number = step

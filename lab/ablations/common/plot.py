@@ -8,15 +8,15 @@ from pathlib import Path
 from lab.ablations.common.ablation import Outcome
 
 WIDE = 10.0
-"""Largest over smallest x from which on a curve has a logarithmic axis."""
+"""A curve gets a logarithmic axis if its largest x is at least this many times the smallest."""
 
 
 def draw(outcome: Outcome, path: Path) -> None:
-    """The first metric. Raises ImportError where matplotlib is missing (pip install -e .[lab])."""
+    """Plot the first metric. Raises ImportError if matplotlib is missing (pip install -e .[lab])."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mooncake"  # the same outcome, the same bytes
+    mpl.rcParams["svg.hashsalt"] = "mooncake"  # the same outcome gives the same bytes
     from matplotlib import pyplot as plt
 
     ablation = outcome.ablation

@@ -15,10 +15,10 @@ POOL_FLAGS = ("--kv-cache-bytes", "80M", "--rail-limit", str(POOL_LIMIT))
 
 def overlap_reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not {"layer", "none"} <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     gap = ratio(values, "mean first gap, ms", "none", "layer")
     cost = ratio(values, "mean TTFT, s", "layer", "none")
-    return f"Without overlap the gap behind the first token is {gap:.1f}x; layer-wise has {cost:.2f}x its mean TTFT."
+    return f"Without overlap the gap after the first token is {gap:.1f}x; layer-wise has {cost:.2f}x its mean TTFT."
 
 
 OVERLAP = LiveAblation(
@@ -46,7 +46,7 @@ OVERLAP = LiveAblation(
 
 def quantized_reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not {"16 bits", "fp8", "int8"} <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     names = [name for name in values if name != "16 bits"]
     gains = {name: ratio(values, "mean TTFT, s", name, "16 bits") for name in names}
     told = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())

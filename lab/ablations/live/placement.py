@@ -19,7 +19,7 @@ LABELS = {
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not {"random", "Algorithm 1"} <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     gain = ratio(values, "mean TTFT, s", "random", "Algorithm 1")
     hits = {name: values[name]["hit rate"].mean for name in ("random", "Algorithm 1")}
     return (

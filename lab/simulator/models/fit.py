@@ -1,8 +1,8 @@
 """Step models from recorded steps: the regressions of sched.cost over a whole recording. Pure.
 
 Steps of prompts alone give `prefill`, of decodes alone `decode`, of both `mixed`. The regressions are robust, so that a
-hiccup of the machine does not bend the shape; then each is scaled until it predicts the time of its steps in sum: the
-hiccups are part of the time that requests take.
+hiccup of the machine does not distort the shape. Then each is scaled so that it predicts the total time of its steps,
+because hiccups are part of the time that requests take.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from sched.cost import Regression
 Vector = npt.NDArray[np.float64]
 
 LEAST = 12
-"""Steps of a kind without which its coefficients are not fitted."""
+"""Minimum steps of a kind to fit its coefficients."""
 
 
 LEAST_SPREAD = 0.2
-"""Of the shares in which others computed, without which their effect is not looked for."""
+"""Minimum spread of the shares in which others computed, to fit their effect."""
 
 TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one kind of steps: how far predictions are off."""
+    """The error of predictions for one kind of steps."""
 
     steps: int
     error: float  # mean of |predicted - measured| / measured
-    bias: float  # predicted / measured time in sum, minus 1
+    bias: float  # total predicted / total measured time, minus 1
 
 
 def fit(base: StepModel, recorded: Sequence[RecordedStep]) -> StepModel:
@@ -54,8 +54,8 @@ def fit(base: StepModel, recorded: Sequence[RecordedStep]) -> StepModel:
 
 
 def fit_shared(base: StepModel, recorded: Sequence[RecordedStep]) -> tuple[StepModel, float]:
-    """(a model of a node that is alone, by how much a step is longer while another node of the machine computes). In
-    turns: what the shares say of the model's misses, then the model from times without that."""
+    """(the model of a node that is alone, relative slowdown of a step while another node of the machine computes).
+    Alternates: fits the slowdown to the model's errors, then the model to times without the slowdown."""
     shares, seconds = np.array([s.shared for s in recorded]), np.array([s.seconds for s in recorded])
     contention = 0.0
     model = fit(base, recorded)
@@ -70,7 +70,7 @@ def fit_shared(base: StepModel, recorded: Sequence[RecordedStep]) -> tuple[StepM
 
 
 def quality(model: StepModel, contention: float, recorded: Sequence[RecordedStep]) -> dict[str, Quality]:
-    """By kind of step, for the kinds there are."""
+    """Quality by kind of step, for the recorded kinds."""
     found = {}
     for name, kind in (("prefill", (True, False)), ("decode", (False, True)), ("mixed", (True, True))):
         own = [s for s in recorded if (bool(s.chunks), bool(s.batch)) == kind]
@@ -83,7 +83,7 @@ def quality(model: StepModel, contention: float, recorded: Sequence[RecordedStep
 
 
 def predict(model: StepModel, step: RecordedStep) -> float:
-    """Seconds, of a node that is alone."""
+    """Predicted seconds on a node that is alone."""
     if not step.batch:
         return model.chunks_s(step.chunks)
     if not step.chunks:
@@ -92,7 +92,7 @@ def predict(model: StepModel, step: RecordedStep) -> float:
 
 
 def features(step: RecordedStep) -> tuple[float, ...]:
-    """The x of t = sum c x, as models.py has them."""
+    """The x of t = sum c x, as in step_models.py."""
     new = float(sum(tokens for tokens, _ in step.chunks))
     pairs = float(sum(tokens * (tokens + 2 * context) for tokens, context in step.chunks))
     read = float(step.context + sum(context for _, context in step.chunks))
