@@ -64,6 +64,7 @@ class Engine:
         else:
             transfer.register(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
+        self._calibrated: list[int] = []  # blocks that the calibration writes to
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         policy = batching_policies[config.batching_policy](tuning)
@@ -157,12 +158,13 @@ class Engine:
         """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks that
         others may reserve already, so every block is taken until it is over, and a request that comes waits."""
         config, size = self._config, self._config.block_size
-        lent = self.pool.allocate(self.pool.num_blocks)
+        lent = self._calibrated = self.pool.allocate(self.pool.num_blocks)
         room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
         try:
             return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
         finally:
+            self._calibrated = []
             self.pool.release(lent)
             self.service.blocks_freed()
 
@@ -210,7 +212,8 @@ class Engine:
     def _integrity(self) -> str | None:
         try:
             self.pool.check_integrity()
-            self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
+            self.pool.check_transfer_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
+            self.pool.check_request_owners([*self.worker.request_blocks(), *self._calibrated])
         except Exception as error:
             return str(error)
         return None
