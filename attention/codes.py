@@ -8,7 +8,7 @@ and a later token must not change the codes of earlier tokens:
 so |x - x'| <= scale / 2 for int8, and <= max(|x| / 16, scale / 1024) for fp8 (e4m3: 3 bits of mantissa, subnormals in
 steps of 1 / 512). TINY keeps 1 / scale finite; a row of zeros stays zeros. A row with a NaN is read as NaN.
 
-In a block the scales of a head lie right behind its codes:
+In a block the scales of a head directly follow its codes:
 
     [num_layers, 2, num_kv_heads, (codes [block_size, head_size] one byte each | scales [block_size] float32)]
 

@@ -21,7 +21,7 @@ from cache.copy_threads import CopyThreads
 
 PIECE_BYTES = 256 << 10  # bytes that are copied, then hashed
 TURN_BYTES = 512 << 10  # copied on the event loop between two turns, about 0.15 ms
-TURNS_BYTES = 2 << 20  # copied in turns on the loop; more goes to a thread, which costs 0.1 to 0.2 ms
+ON_LOOP_BYTES = 2 << 20  # copied in turns on the loop; more goes to a thread, which costs 0.1 to 0.2 ms
 SPLIT_BYTES = 4 << 20  # a second thread hashes a single block of at least this size
 SPLIT_PIECE = 2 << 20
 
@@ -45,7 +45,7 @@ class CheckedCopier:
         """Copies blocks; returns the checksum of each copy. Source and target must stay mapped until this returns or
         raises; it writes nothing after that."""
         nbytes = sum(len(one.memory) for one in copies)
-        if nbytes > TURNS_BYTES:
+        if nbytes > ON_LOOP_BYTES:
             return await self._in_threads(copies, nbytes)
         totals: list[int] = []
         room = TURN_BYTES

@@ -1,4 +1,4 @@
-"""Threads that copy blocks, a few at once, for a caller on the event loop."""
+"""A few threads that copy blocks in parallel, for a caller on the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `cpu` backend: C++ kernels that read K and V where they lie in the pool.
+"""The `cpu` backend: C++ kernels that read K and V directly in the pool.
 
     decode.cpp   rows of one token: split over (request, KV head, run of keys); AMX tiles read K and V in place
                  (decode_amx.h), other CPUs compute a dot product per key (decode.h)

@@ -15,7 +15,7 @@ over a tile of keys is
 
 and acc / total is the attention of the keys seen so far, top + log2(total) their log-sum-exp.
 
-Keys are found through the block table: token j of a request lies in block table[j // BLOCK_SIZE] at offset j %
+Keys are found through the block table: token j of a request is in block table[j // BLOCK_SIZE] at offset j %
 BLOCK_SIZE. If a tile never crosses a block (KEYS divides BLOCK_SIZE) one table entry serves the tile; otherwise every
 row of the tile loads its own entry, so KEYS and BLOCK_SIZE are independent. Offsets are int64: a pool of more than 2^31
 elements (4 GiB in bfloat16) is ordinary.

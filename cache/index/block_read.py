@@ -23,7 +23,7 @@ from net.transfer.common.memory import Region
 
 SOURCE = Path(__file__).with_name("block_read.c")
 TURN_BYTES = 1 << 20  # copied on the event loop between two turns, about 0.15 ms
-TURNS_BYTES = 2 << 20  # copied in turns on the loop; more goes to a thread, which costs 0.1 to 0.2 ms
+ON_LOOP_BYTES = 2 << 20  # copied in turns on the loop; more goes to a thread, which costs 0.1 to 0.2 ms
 
 
 class BlockRead:
@@ -49,7 +49,7 @@ class BlockRead:
         addresses = array("Q", targets)
         read = partial(self._read_some, index, arena, keys, addresses, lengths)
         step = max(1, TURN_BYTES // index.slot_bytes)
-        if len(keys) * index.slot_bytes <= TURNS_BYTES:
+        if len(keys) * index.slot_bytes <= ON_LOOP_BYTES:
             for first in range(0, len(keys), step):
                 if first:
                     await asyncio.sleep(0)

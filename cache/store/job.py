@@ -18,10 +18,8 @@ from net.transfer.engine import TransferEngine
 
 MESSAGE_BLOCK_BYTES = 16 << 10  # blocks up to this size travel in the messages themselves ...
 MESSAGE_BYTES = 512 << 10  # ... up to this many bytes per message
-NEAR_BYTES = (
-    96 << 10
-)  # to homes whose memory this node can access: from here on a transfer's messages cost less than copies
-NEAR_ASK_BYTES = 1 << 20  # of one put to homes of this host: a socket moves up to this many faster than two messages
+NEAR_MESSAGE_BYTES = 96 << 10  # to homes whose memory this node can access: above this, transfers cost less
+NEAR_BULK_BYTES = 1 << 20  # of one put to homes of this host: a socket moves up to this many faster than two messages
 INLINE_BYTES = 2 << 20  # a checksum of more bytes, about 0.15 ms, leaves the event loop: a hop costs 0.1 ms
 PIECE_BYTES = 4 << 20  # of one transfer
 PIECES = 3  # in flight per call and home: one is checksummed, others move, and the next is requested

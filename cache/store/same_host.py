@@ -28,9 +28,9 @@ from net.transfer.engine import TransferEngine
 
 log = logging.getLogger(__name__)
 
-TOLD_S = 0.02  # hits are reported this long after the first of them
-TOLD_KEYS = 256  # or when this many have been collected
-REST_S = 1.0  # between two attempts to map a home's memory
+HIT_REPORT_S = 0.02  # hits are reported this long after the first of them
+HIT_REPORT_KEYS = 256  # or when this many have been collected
+MAP_RETRY_S = 1.0  # between two attempts to map a home's memory
 
 
 class View(NamedTuple):
@@ -74,7 +74,7 @@ class SameHost:
         if home in self._looking or (path is None and not self._transfer.may_be_one_sided(home)):
             return
         if loop.time() >= self._rest_until.get(home, 0.0):
-            self._rest_until[home] = loop.time() + REST_S
+            self._rest_until[home] = loop.time() + MAP_RETRY_S
             self._looking[home] = spawn(self._open(home), "mapping the memory of a home")
 
     async def _open(self, home: str) -> None:
@@ -160,10 +160,10 @@ class SameHost:
     def _tell_soon(self, home: str, keys: list[BlockKey]) -> None:
         hits = self._hits.setdefault(home, [])
         hits += keys
-        if len(hits) >= TOLD_KEYS:
+        if len(hits) >= HIT_REPORT_KEYS:
             self._calls.used(home, self._hits.pop(home))
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TOLD_S, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(HIT_REPORT_S, self._tell)
 
     def _tell(self) -> None:
         self._timer = None

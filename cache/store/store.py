@@ -31,7 +31,7 @@ from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
 from cache.store.accounts import Accounts
 from cache.store.calls import HOME_ERRORS, Calls
-from cache.store.job import MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, StoreCall
+from cache.store.job import MESSAGE_BYTES, NEAR_BULK_BYTES, NEAR_MESSAGE_BYTES, StoreCall
 from cache.store.keeper import Keeper
 from cache.store.layered import PinnedBlocks, pinned
 from cache.store.options import StoreOptions
@@ -70,7 +70,9 @@ class Store:
         self.block_bytes = block_bytes = options.block_bytes
         small = block_bytes <= options.message_block_bytes
         self._message_blocks = sys.maxsize if small else min(options.message_call_bytes, MESSAGE_BYTES) // block_bytes
-        self._near_message_blocks = sys.maxsize if small else min(options.message_call_bytes, NEAR_BYTES) // block_bytes
+        self._near_message_blocks = (
+            sys.maxsize if small else min(options.message_call_bytes, NEAR_MESSAGE_BYTES) // block_bytes
+        )
         self._transfer = transfer
         self._members = members
         self._deadlines = options.deadlines
@@ -290,7 +292,7 @@ class Store:
         self._route()
         job = StoreCall(keys, self._regions[region], offsets, self.block_bytes)
         job.in_messages = len(keys) <= self._message_blocks
-        job.near_ask = len(keys) * self.block_bytes <= NEAR_ASK_BYTES
+        job.near_ask = len(keys) * self.block_bytes <= NEAR_BULK_BYTES
         job.near_in_messages = len(keys) <= self._near_message_blocks
         return job
 

@@ -22,7 +22,7 @@ from cache.store.calls import HOME_ERRORS, Calls, Ticket
 from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, StoreCall, at_each, in_pieces
 from net.transfer.engine import BULK, Op, TransferEngine
 
-BUSY_S, BUSY_MOST_S = 0.005, 0.1  # pause before the writer asks an undecided home again; doubles up to the maximum
+RETRY_PAUSE_S, RETRY_PAUSE_MAX_S = 0.005, 0.1  # before an undecided home is asked again; doubles
 
 
 class Writer:
@@ -84,7 +84,7 @@ class Writer:
             await self._make_durable(job, home, positions)
 
     async def _go(self, job: StoreCall, window: int, walk: WriteWalk | DecidingWalk) -> None:
-        patient_until, pause_s, busy = _now() + self._deadlines.control_s, BUSY_S, False
+        patient_until, pause_s, busy = _now() + self._deadlines.control_s, RETRY_PAUSE_S, False
 
         async def place(target: Target, positions: list[int]) -> None:
             nonlocal busy
@@ -116,7 +116,7 @@ class Writer:
             await at_each(groups, place)
             if busy:
                 await asyncio.sleep(pause_s)
-                pause_s, busy = min(2 * pause_s, BUSY_MOST_S), False
+                pause_s, busy = min(2 * pause_s, RETRY_PAUSE_MAX_S), False
 
     async def has(self, home: str, contents: Mapping[BlockKey, Content]) -> set[BlockKey]:
         """The keys that the home has with these contents. Raises HOME_ERRORS."""

@@ -71,7 +71,7 @@ def section() -> str:
             "",
             "Paper: FAST'25 Fig. 9.",
             "",
-            f"The rates of released traces {verdict}. The conversation curve lies a constant .03 below the paper's: "
+            f"The rates of released traces {verdict}. The conversation curve is a constant .03 below the paper's: "
             "its blocks had 256 tokens, which credit more of the system prompt that all requests share.",
             "",
         ]

@@ -20,4 +20,4 @@ TARGETS: dict[str, dict[str, tuple[float, ...]]] = {
 """By trace and policy, in the order of CAPACITIES."""
 
 CEILINGS = {"conversation": 0.366, "synthetic": 0.640}
-"""With unlimited room."""
+"""Rates with unlimited capacity."""

@@ -9,7 +9,7 @@ Files:
     kill_roles       SIGKILL one node of each role under load: no client error, the same tokens
     namespaces       Nodes in separate network namespaces, connected by a bridge: during a cut
     put_client       One client of scripts/faults.py put-histories in a separate process
-    put_histories    Clients put the same keys at once, in calm and across a cut
+    put_histories    Clients put the same keys concurrently, in calm and across a cut
     role_changes     Nodes that change between prefill and decode under a load that changes its nature
     rolling_restart  Restart every node of a local cluster in turn, under load
     runner           The runner of fault scenarios: flags, clusters, the checks that follow every fault

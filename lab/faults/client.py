@@ -33,7 +33,7 @@ class Stream:
     error: str = ""
 
     def longest_gap(self, since: float) -> float:
-        """Seconds between two successive tokens of which the second came after `since`."""
+        """Seconds between two successive tokens of which the second arrived after `since`."""
         pairs = zip(self.at, self.at[1:], strict=False)
         return max((after - before for before, after in pairs if after > since), default=0.0)
 
@@ -112,7 +112,7 @@ class Load:
 
     async def until(self, due: Callable[[], bool]) -> None:
         """Wait until `due()`, or until all clients have ended."""
-        while not due() and not all(task.done() for task in self._tasks):  # noqa: ASYNC110 - nobody tells
+        while not due() and not all(task.done() for task in self._tasks):  # noqa: ASYNC110 - no event for this
             await asyncio.sleep(0.005)
 
     def with_tokens(self, least: int) -> int:

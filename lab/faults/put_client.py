@@ -20,7 +20,7 @@ from typing import Any
 
 from cache.store.client import Store, StoreError
 
-AT_ONCE = 8
+CONCURRENT_CALLS = 8
 
 Row = tuple[int, str, float, float, str | None, Any, bool]
 """(number of the key, kind, called, returned, value, answer, failed)"""
@@ -52,7 +52,7 @@ def work(store: Store, name: str, rng: random.Random, puts: list[int], gets: lis
 
     steps = [("put", number) for number in puts] + [("get", number) for number in gets]
     rng.shuffle(steps)
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(CONCURRENT_CALLS) as threads:
         yield from threads.map(one, steps)
 
 

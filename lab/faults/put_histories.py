@@ -1,4 +1,4 @@
-"""Clients put the same keys at once, in calm and across a cut: what they saw is checked against docs/store.md.
+"""Clients put the same keys concurrently, in calm and across a cut: checks their reads against docs/store.md.
 
     python scripts/faults.py put-histories                    three store nodes, --replicas 2, under a minute; as root
     python scripts/faults.py put-histories --keys 1000 --cut-s 20 --json out.json
@@ -63,7 +63,7 @@ class Client:
             env=os.environ | {"MOONCAKE_API_KEY": API_KEY},
         )
         if self._line() != "open\n":
-            raise RuntimeError(f"the client beside {name} did not start")
+            raise RuntimeError(f"the client of {name} did not start")
 
     def begin(self, puts: Sequence[int], gets: Sequence[int]) -> None:
         assert self.process.stdin is not None

@@ -27,9 +27,9 @@ from lab.launch import rest
 
 DOOR = "store-0"
 BODIES = 24
-LOOK_S = 0.5
+SAMPLE_PERIOD_S = 0.5
 SEATS = 8
-CALM_AT_ONCE = 4
+CALM_CONCURRENCY = 4
 
 Layout = dict[str, str]
 """Node -> its present role."""
@@ -69,7 +69,7 @@ def play(this: Run) -> None:
             this.bodies(cluster, BODIES, tide.prompt_tokens, tide.output_tokens, args.seed + number)
             for number, tide in enumerate(TIDES)
         ]
-        calm = [this.calm(cluster, DOOR, bodies, CALM_AT_ONCE) for bodies in loads]
+        calm = [this.calm(cluster, DOOR, bodies, CALM_CONCURRENCY) for bodies in loads]
         changes = 0
         for phase in range(args.phases):
             which = phase % len(TIDES)
@@ -111,7 +111,7 @@ async def _phase(url: str, tide: Tide, bodies: Sequence[Body], name: str, second
         while True:
             nodes = (await asyncio.to_thread(rest.get, f"{url}/live", timeout_s=REQUEST_S))["nodes"]
             layouts.append({node["node_id"]: _does(node) for node in nodes if node.get("load")})
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SAMPLE_PERIOD_S)
 
     looking = asyncio.create_task(look())
     async with Load([url], bodies, name, clients=tide.clients, salted=True) as load:

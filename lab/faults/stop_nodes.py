@@ -30,7 +30,7 @@ from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
 DOOR = "store-0"
-SPARE = 4  # spare requests, which replace excluded ones
+SPARE_REQUESTS = 4  # spare requests, which replace excluded ones
 GROWTH_BYTES = 48 << 20
 """Maximum growth of a node's resident memory from the end of the first round to the end of the last."""
 
@@ -52,7 +52,7 @@ def play(this: Run) -> None:
     flags = ["--dtype", "float32", *(["--model", args.model] if args.model else [])]
     samples = []
     with this.cluster(args.nodes, this.tiny() if args.model == "tiny" else flags) as cluster:
-        bodies = this.bodies(cluster, args.clients + SPARE, args.prompt_tokens, args.tokens, args.seed)
+        bodies = this.bodies(cluster, args.clients + SPARE_REQUESTS, args.prompt_tokens, args.tokens, args.seed)
         bodies, calm = _untied(this, cluster, bodies, args.clients)
         for number in range(args.rounds):
             victim = victims[number % len(victims)]

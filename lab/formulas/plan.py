@@ -22,7 +22,7 @@ from lab.simulator.models.step_models import StepModel
 
 Vector = npt.NDArray[np.float64]
 
-MOST = 100_000
+NODES_MAX = 100_000
 """Maximum nodes of a role: a plan that needs more is refused."""
 
 
@@ -251,8 +251,8 @@ def fewest(kept: Callable[[int], float], share: float, offered: float, role: str
     high = low + 1
     while kept(high) < share:
         low, high = high, 2 * high
-        if high > MOST:
-            raise Infeasible(f"infeasible: more than {MOST} {role} nodes would be needed")
+        if high > NODES_MAX:
+            raise Infeasible(f"infeasible: more than {NODES_MAX} {role} nodes would be needed")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if kept(middle) >= share else (middle, high)

@@ -17,12 +17,12 @@ from sched.role_change import RoleController
 HERE, THERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
 SECONDS = 3
 HEADER_BYTES = 12
-OF_A_KIND = 6
+KEPT_PER_KIND = 6
 KIND_AT = 3
 PASSING_S = (0.001, 0.05, 0.3, 1.1)
 """Time after each datagram, in turn: the longest exceeds every period except that of the lists."""
 
-MOST_PACKETS = 5_000
+PACKETS_MAX = 5_000
 """Maximum packets of an exchange that one event starts: with more, the two cores answer each other forever."""
 
 INFO = {"model": "m", "block_size": 16, "root": "aa" * 16, "share": 0}
@@ -51,7 +51,7 @@ class GossipTarget:
         """The last few packets of every kind, because most packets are membership."""
         said = GossipTarget().said
         kinds = {kind: [packet for packet in said if packet[KIND_AT] == kind] for kind in Kind}
-        return [packet for packets in kinds.values() for packet in packets[-OF_A_KIND:]]
+        return [packet for packets in kinds.values() for packet in packets[-KEPT_PER_KIND:]]
 
     def feed(self, data: bytes) -> None:
         """Feed one datagram, let time pass for both, and read all state of a core."""
@@ -80,7 +80,7 @@ class GossipTarget:
 
     def _deliver(self, to: Address, event: Event) -> None:
         waiting = [(to, event)]
-        for _ in range(MOST_PACKETS):
+        for _ in range(PACKETS_MAX):
             if not waiting:
                 return
             address, event = waiting.pop(0)
@@ -89,7 +89,7 @@ class GossipTarget:
                     if self._listens:
                         self.said.append(effect.payload)
                     waiting.append((effect.address, Datagram(address, effect.payload)))
-        raise RecursionError(f"{MOST_PACKETS} packets after one event")
+        raise RecursionError(f"{PACKETS_MAX} packets after one event")
 
 
 TAG = tag_of(Member("n1", HERE, info=INFO))

@@ -1,5 +1,5 @@
 """Loads with one property each, seeded: popular prefixes that change, a prefix that goes viral, lengths without a mean,
-three classes at once."""
+three classes together."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ from lab.simulator.models.step_models import PRESETS
 from lab.simulator.result import kept
 
 POOL_BLOCKS = 200_000  # of a node: large enough that no block is evicted
-REACH = 8  # maximum distance of the search from the plan, nodes
+SEARCH_DISTANCE = 8  # maximum distance of the search from the plan, nodes
 WARM_UP = 0.2  # share of the requests that warm up the cluster: formulas describe the steady state
-SHARE, EDGE = 0.9, 0.02  # share of requests; slack for objectives that an empty cluster just meets
+SHARE, SLACK = 0.9, 0.02  # share of requests; slack for objectives that an empty cluster just meets
 WANTED = 0.9  # share of the cases that must be good
 
 
@@ -101,7 +101,7 @@ def question(seed: int, requests: int) -> Question:
     unloaded = np.sort(alone.service + alone.fetch)
     step_s = model.decode_s(1, round(prompt[0]))
     ttft_s = float(unloaded[int(0.9 * requests)]) * rng.uniform(0.9, 6)
-    if abs(float(np.mean(unloaded <= ttft_s)) - SHARE) < EDGE:
+    if abs(float(np.mean(unloaded <= ttft_s)) - SHARE) < SLACK:
         ttft_s *= 1.3
     objective = Objective(ttft_s, step_s * rng.uniform(1.25, 3), SHARE)
     return Question(name, rows, load_of(rows, rate, POOL_BLOCKS), objective)
@@ -123,12 +123,12 @@ def simulated(asked: Question, prefill: int, decode: int) -> tuple[float, float]
 
 
 def search(begin: int, enough: Callable[[int], bool]) -> int | None:
-    """The smallest sufficient number near `begin`; None if there is none within REACH."""
+    """The smallest sufficient number near `begin`; None if there is none within SEARCH_DISTANCE."""
     if enough(begin):
         while begin > 1 and enough(begin - 1):
             begin -= 1
         return begin
-    for number in range(begin + 1, begin + REACH + 1):
+    for number in range(begin + 1, begin + SEARCH_DISTANCE + 1):
         if enough(number):
             return number
     return None

@@ -31,7 +31,7 @@ from lab.loads.trace import TraceRow, read_trace
 from lab.loads.traces import find_trace
 from lab.simulator.models.presets import preset
 
-SHOWN = 8  # splits of the Pareto front
+SPLITS_SHOWN = 8  # splits of the Pareto front
 
 
 def parser() -> ArgumentParser:
@@ -80,7 +80,7 @@ def shown(found: Plan, priced: bool) -> Table:
     made = Table(title="splits that meet the objectives; no other split is both cheaper and faster")
     for name in ("prefill", "decode", "TTFT, s", "between tokens, ms", "cost per hour" if priced else "nodes"):
         made.add_column(name, justify="right")
-    for one in found.front[:SHOWN]:
+    for one in found.front[:SPLITS_SHOWN]:
         made.add_row(
             str(one.prefill), str(one.decode), f"{one.ttft_s:.3g}", f"{1000 * one.tbt_s:.3g}", f"{one.cost:.4g}"
         )

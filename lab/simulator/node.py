@@ -95,7 +95,7 @@ class Node:
         context, batch = self.batch.context, len(self.batch.running)
         return self.known_slowness * self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
 
-    # --- what comes
+    # --- arrivals
 
     def expect(self, job: Job) -> None:
         """A prompt was placed here; `ready` follows when its prefix has arrived."""

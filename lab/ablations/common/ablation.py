@@ -22,7 +22,7 @@ from lab.simulator.config import SimConfig
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.result import figures
 
-GENERATE = 4000
+DEFAULT_REQUESTS = 4000
 """Default number of requests of a generated load."""
 
 ROWS = {"conversation": 12_031, "synthetic": 3_993, "toolagent": 23_608}
@@ -196,7 +196,7 @@ GENERATED = "generated"
 def rows_of(work: Workload, seed: int) -> tuple[str, list[TraceRow]]:
     """(their origin, rows)"""
     if work.trace in GENERATORS and work.trace not in STANDS_FOR:
-        return f"{GENERATED}: {work.trace}", _generated(work.trace, seed, work.requests or GENERATE)
+        return f"{GENERATED}: {work.trace}", _generated(work.trace, seed, work.requests or DEFAULT_REQUESTS)
     return _released(work.trace)
 
 

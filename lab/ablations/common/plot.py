@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.ablations.common.ablation import Outcome
 
-WIDE = 10.0
+LOG_AXIS_RATIO = 10.0
 """A curve gets a logarithmic axis if its largest x is at least this many times the smallest."""
 
 
@@ -40,7 +40,7 @@ def draw(outcome: Outcome, path: Path) -> None:
             axes.axhline(outcome.values[case.label][name].mean, linestyle=":", label=case.label, color="black")
         axes.legend()
         axes.set_xlabel(ablation.x_name)
-        if max(places) > WIDE * min(places) > 0:
+        if max(places) > LOG_AXIS_RATIO * min(places) > 0:
             axes.set_xscale("log")
             axes.set_xticks(places, [f"{x:g}" for x in places], minor=False)
     else:

@@ -30,7 +30,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 SCHEDULING = LiveAblation(
     "scheduling",
-    "What does the choice of the node bring, on two nodes of this machine?",
+    "What does the choice of the node gain, on two nodes of this machine?",
     "Two nodes that prefill and decode, a core each, 96 MB of KV (4,300 tokens) each, no pool; 90 % of the prompts "
     "begin with half of their length from one of 8 texts, 1.2 requests/s through both doors.",
     tuple(

@@ -53,9 +53,9 @@ def bandwidth_reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 BANDWIDTH = LiveAblation(
     "bandwidth",
-    "From which bandwidth on does a real node gain from the pool?",
+    "Above which bandwidth does a real node gain from the pool?",
     "One node that prefills and decodes with 80 MB of KV (3,600 tokens), one store node; every prompt begins with half "
-    "of its length from one of 8 texts, transfers held to a rate by --rail-limit; recompute: --prefix-fetch never.",
+    "of its length from one of 8 texts, transfers limited by --rail-limit; recompute: --prefix-fetch never.",
     bandwidth_cases(),
     METRICS,
     bandwidth_reading,
@@ -70,14 +70,14 @@ def pool_reading(values: dict[str, dict[str, Estimated]]) -> str:
     hits = ", ".join(f"{name} {values[name]['hit rate'].mean:.1%}" for name in names)
     gains = ", ".join(f"{ratio(values, 'mean TTFT, s', name, 'global'):.2f}x" for name in names[:2])
     return (
-        f"Found: {hits}; without the pool the mean TTFT is {gains} of that with it. Two nodes keep less apart than the "
+        f"Found: {hits}; without the pool the mean TTFT is {gains} of that with it. Two nodes gain less than the "
         "paper's ten, and their pool is a third process on the same cores."
     )
 
 
 POOL = LiveAblation(
     "pool",
-    "What does a pool bring over a cache per node, on two real nodes?",
+    "What does a pool gain over a cache per node, on two real nodes?",
     "Two nodes that prefill and decode, a core each, 96 MB of KV (4,300 tokens) each; 90 % of the prompts begin with "
     "half of their length from one of 8 texts, 1.2 requests/s through both doors. Global: an additional store node.",
     (
@@ -103,7 +103,7 @@ def eviction_reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 EVICTION = LiveAblation(
     "eviction",
-    "Which blocks does a real node do best to drop?",
+    "Which blocks should a real node evict?",
     "One node, one core, 32 MB of KV (1,400 tokens), no pool; 90 % of the prompts begin with half of their length from "
     "one of 10 texts, 2 requests/s; --eviction.",
     tuple(

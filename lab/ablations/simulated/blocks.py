@@ -58,7 +58,7 @@ OVERLAP = Ablation(
 )
 QUANTIZED = Ablation(
     "quantization",
-    "What do 8-bit blocks in the pool and on the wire bring?",
+    "What do 8-bit blocks in the pool and on the wire gain?",
     f"8P+8D at {GBIT:g} Gbit/s, synthetic trace, every reused prefix crosses the network. Quality is not simulated: "
     "scripts/bench.py quantization measures it.",
     quantized_cases,

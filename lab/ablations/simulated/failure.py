@@ -53,7 +53,7 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 FAILURE = Ablation(
     "failure",
     "What do a lost node, a slow node and lost gossip cost?",
-    "8P+8D, conversation trace; a lost node is back, empty, after 60 s (30 s when crashes come by seed), and its loss "
+    "8P+8D, conversation trace; a lost node is back, empty, after 60 s (30 s with random crashes), and its loss "
     "is known after 1 s. Good = TTFT <= 30 s and no gap above 2 s, by windows of 5 s of arrival; a "
     "record that a gossip round does not deliver stays unchanged.",
     cases,

@@ -1,4 +1,4 @@
-"""The cost of decentralization: this scheduler against one that knows everything at once."""
+"""The cost of decentralization: this scheduler against one that knows everything immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads that are hard for caches: prefixes that are all new, that change at once, or that all requests share."""
+"""Loads that are hard for caches: prefixes that are all new, that change together, or that all requests share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         f"Unique prefixes cost {cost:+.1%} of TTFT. Popular prefixes are found "
         f"{popular['recovered after, s'].mean:.0f} s after all of them changed. With chats hits are at 90 % of steady "
-        f"after {chats['recovered after, s'].mean:.0f} s, but an unlimited cache that has every prompt at once would "
+        f"after {chats['recovered after, s'].mean:.0f} s, but an unlimited cache that has prompts on arrival would "
         f"need {chats['unlimited cache, s'].mean:.0f} s: a chat's prefix is wanted again only when its user answers, "
         "half of the hits two minutes or more after the turn before. Of what such a cache finds in the minute after "
         f"the change {chats['found in 60 s'].mean:.0%} are found, of what it finds in steady state "

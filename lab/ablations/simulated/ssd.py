@@ -41,7 +41,7 @@ TIERS = Ablation(
     "ssd",
     "What does an SSD tier behind a small pool gain?",
     f"8P+8D, conversation trace; {DRAM} blocks in the memory of each node and as many of the pool in its DRAM, {SSD} "
-    "on its SSD, written behind and read from there by all nodes at once (bandwidth shared, 500,000 IOPS).",
+    "on its SSD, written behind and read by all nodes in parallel (bandwidth shared, 500,000 IOPS).",
     cases,
     {
         "mean TTFT, s": metric("ttft_s", "mean"),

@@ -19,14 +19,14 @@ from sched.cost import Regression
 
 Vector = npt.NDArray[np.float64]
 
-LEAST = 12
+MIN_STEPS = 12
 """Minimum steps of a kind to fit its coefficients."""
 
 
-LEAST_SPREAD = 0.2
+MIN_SPREAD = 0.2
 """Minimum spread of the shares in which others computed, to fit their effect."""
 
-TURNS = 4
+ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def fit(base: StepModel, recorded: Sequence[RecordedStep]) -> StepModel:
     a0, a1, a2 = _coefficients(prompts, base.prefill, "prompts alone")
     d0, d1, k = _coefficients(decodes, (w + d, p + e, k), "decodes alone")
     model = replace(base, prefill=(a0, a1, a2), decode=(0.0, 0.0, d0, d1, k), mixed=None)
-    if len(both) < LEAST:
+    if len(both) < MIN_STEPS:
         return model
     c0, c1, c2, c3, c4 = _coefficients(both, (d0, d1, k, a1, a2), "both")
     return replace(model, mixed=(c0, c1, c2, c3, c4))
@@ -59,9 +59,9 @@ def fit_shared(base: StepModel, recorded: Sequence[RecordedStep]) -> tuple[StepM
     shares, seconds = np.array([s.shared for s in recorded]), np.array([s.seconds for s in recorded])
     contention = 0.0
     model = fit(base, recorded)
-    if float(np.ptp(shares)) < LEAST_SPREAD:
+    if float(np.ptp(shares)) < MIN_SPREAD:
         return model, contention
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         miss = np.clip(seconds / np.array([predict(model, s) for s in recorded]), 0.3, 3.0)
         slope, alone = np.polyfit(shares, miss, 1)
         contention = max(0.0, float(slope / alone))
@@ -104,7 +104,7 @@ def features(step: RecordedStep) -> tuple[float, ...]:
 
 
 def _coefficients(own: Sequence[RecordedStep], prior: Sequence[float], what: str) -> tuple[float, ...]:
-    if len(own) < LEAST:
+    if len(own) < MIN_STEPS:
         raise ValueError(f"{len(own)} recorded steps of {what} are too few to fit a model to: record more requests")
     regression = Regression([max(c, 1e-12) for c in prior], window=len(own))
     for step in own:
