@@ -16,7 +16,7 @@ class ReadModel(Protocol):
         """A measurement; seconds > 0."""
 
     def estimate(self, nbytes: int) -> float:
-        """Seconds."""
+        """Predicted seconds of a read of `nbytes`."""
 
 
 class SsdPrice(NamedTuple):

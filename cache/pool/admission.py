@@ -106,8 +106,8 @@ class TinyLFU:
         return self.count(key) > self.count(victim)
 
     def count(self, key: Hashable) -> int:
-        """How often `key` was wanted. Collisions may make it too high; only the halving and the limit make it too
-        low."""
+        """The number of times that `key` was wanted. Collisions may make it too high; only the halving and the limit
+        make it too low."""
         return min(row[place] for row, place in zip(self._rows, self._places(key), strict=True))
 
     def _places(self, key: Hashable) -> list[int]:

@@ -56,7 +56,7 @@ class EvictionPolicy(Protocol):
         """The evictable item to evict next. Raises LookupError when nothing is evictable."""
 
     def __len__(self) -> int:
-        """How many items are evictable."""
+        """The number of evictable items."""
 
 
 @runtime_checkable
@@ -67,7 +67,7 @@ class Sharing(Protocol):
         """One more block is in use for that class, or holds its content."""
 
     def gave(self, service_class: str) -> None:
-        """One less."""
+        """One block less is in use for that class."""
 
     def victim_for(self, service_class: str) -> Hashable | None:
         """The class that must evict for a new block of `service_class`, which is not counted yet; None if there is

@@ -19,7 +19,7 @@ ANSWER_SHARE = 0.8  # of a deadline, so that an answer with the reason arrives i
 
 
 class Lasting:
-    """For `local`."""
+    """Answers for `local`."""
 
     def __init__(self, channel: Channel, local: LocalStore, deadlines: Deadlines) -> None:
         self._local = local

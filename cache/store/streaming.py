@@ -18,7 +18,7 @@ GROWTH = 4  # a window is at most this many times as large as the previous one
 
 
 class Windows:
-    """How many blocks come next: 1 to `most`."""
+    """Chooses the number of blocks in the next window: 1 to `most`."""
 
     def __init__(self, block_bytes: int, most: int) -> None:
         self._block_bytes = block_bytes

@@ -94,12 +94,12 @@ class Granting:
 
 
 def contents_of(contents: Contents | None, count: int) -> Iterable[Content | None]:
-    """Of `count` blocks."""
+    """The contents of `count` blocks; None for each without `contents`."""
     return [None] * count if contents is None else zip(contents.checksums, contents.lengths, strict=True)
 
 
 def facts_of(facts: BlockFacts | None, count: int) -> list[Facts | None]:
-    """Of `count` blocks."""
+    """The facts of `count` blocks; None for each without `facts`."""
     if facts is None:
         return [None] * count
     rows: list[Facts | None] = list(map(Facts, facts.positions, facts.costs_s, facts.service_classes))

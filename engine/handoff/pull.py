@@ -35,7 +35,7 @@ REPLY_MARGIN_S = 5.0  # lets the reader's own deadline pass first
 
 
 class Decoder(Protocol):
-    """As engine.handoff.wire.WireCodec."""
+    """See engine.handoff.wire.WireCodec."""
 
     def fits(self, offset: int, nbytes: int) -> bool:
         """Whether these bytes of the arena can be encoded layers of one block."""

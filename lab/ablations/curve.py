@@ -46,7 +46,7 @@ def disagreements(found: dict[str, tuple[str, list[float], float]]) -> list[str]
 
 
 def section() -> str:
-    """As Markdown."""
+    """The report's section, Markdown."""
     found = curves()
     lines = [
         "## Hit rate by the size of the cache",

@@ -42,7 +42,7 @@ class Namespaces:
         self._cuts: dict[str, Way] = {}
 
     def __enter__(self) -> Self:
-        """Raises Unavailable."""
+        """Raises NoNamespaces."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             raise NoNamespaces(f"{', '.join(missing)} not found: install iproute2 and util-linux")

@@ -44,7 +44,7 @@ class Load:
         self.counts = dict.fromkeys(("calls", "hits", "misses", "no_room", "unreachable", "wrong", "clients"), 0)
 
     def step(self) -> None:
-        """One call."""
+        """Make one random call."""
         rng, store = self.rng, self.store
         i = min(int(rng.paretovariate(0.6)), KEYS)
         kind = rng.random()

@@ -45,7 +45,7 @@ class Network(Protocol):
         """Prefix for the command of this node."""
 
     def host(self, name: str) -> str:
-        """Its --host."""
+        """The node's --host."""
 
 
 class LocalCluster:

@@ -75,5 +75,5 @@ class LiveOutcome:
 
 
 def of_shape(name: str, shape: Shape) -> Workload:
-    """Open loop."""
+    """An open-loop workload of this shape."""
     return Workload(name, lambda seed, seconds: specs(requests(shape, seed, seconds), seed))

@@ -27,7 +27,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def speed(nbytes: int, work: Callable[[], None]) -> float:
-    """GB/s."""
+    """GB/s of `work`, which moves `nbytes`."""
     begin = time.perf_counter()
     work()
     return nbytes / (time.perf_counter() - begin) / 1e9

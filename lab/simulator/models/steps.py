@@ -41,7 +41,7 @@ class _Busy:
     """How much of a time span a union of intervals covers."""
 
     def __init__(self, intervals: Sequence[tuple[float, float]]) -> None:
-        """By begin."""
+        """intervals: (begin, end) in seconds, sorted by begin."""
         merged: list[list[float]] = []
         for begin, end in intervals:
             if merged and begin <= merged[-1][1]:
