@@ -46,7 +46,7 @@ class TooSlow(Exception):
 NOTHING = Nothing()
 NEVER = (float("-inf"), 0.0)
 SHUN_MAX_S = 30.0
-SHUN_MEMORY = 2.0  # times the last shunning: a home that times out again within this time is shunned twice as long
+SHUN_MEMORY = 2.0  # times (last shunning + deadline): a timeout within this time doubles the shunning
 HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # ConnectionError: lost and refused
 
 

@@ -70,7 +70,7 @@ class Life:
         return dict(json.loads(line)) if line else None
 
     def kill(self, after_s: float) -> int:
-        """Kill it while it writes; returns the last written value, 0 if there is none."""
+        """Kill it while it writes; returns the last position that it reported, or 0."""
         assert self.process.stdout is not None
         first = self.process.stdout.readline()
         time.sleep(after_s)
