@@ -247,13 +247,20 @@ class BlockPool:
     def check_owners(self, owned: Iterable[int]) -> None:
         """`owned` lists each block once per transfer reference that a component claims to hold. Raises IntegrityError
         when the claims differ from the counts."""
-        refs, counts = Counter(owned), self._transfer_refs
+        self._check_owners(owned, self._transfer_refs, "transfers")
+
+    def check_request_owners(self, owned: Iterable[int]) -> None:
+        """The same for request references."""
+        self._check_owners(owned, self._request_refs, "requests")
+
+    def _check_owners(self, owned: Iterable[int], counts: Sequence[int], whose: str) -> None:
+        refs = Counter(owned)
         lost = [block for block in range(self.num_blocks) if counts[block] > refs[block]]
         false = [block for block in range(self.num_blocks) if counts[block] < refs[block]]
         if lost:
-            raise IntegrityError(f"{len(lost)} blocks are held for unknown transfers: {lost[:16]}")
+            raise IntegrityError(f"{len(lost)} blocks are held for unknown {whose}: {lost[:16]}")
         if false:
-            raise IntegrityError(f"{len(false)} blocks of running transfers are not held: {false[:16]}")
+            raise IntegrityError(f"{len(false)} blocks of running {whose} are not held: {false[:16]}")
 
     def check_integrity(self) -> None:
         """Recounts every block. Raises IntegrityError unless free + cached + held = total and all maps agree."""

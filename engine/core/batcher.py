@@ -9,7 +9,7 @@ request stay in the prefix cache, so it loses little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache.pool.block_pool import BlockPool, OutOfBlocks
@@ -58,7 +58,7 @@ class Batcher:
         self.eos_token_ids = frozenset(eos_token_ids)
         self._policy = rules.policy
         self._speculator = rules.speculator
-        self._in_step: set[str] = set()
+        self._in_step: dict[str, Request] = {}
 
     @property
     def requests(self) -> Mapping[str, Request]:
@@ -168,7 +168,7 @@ class Batcher:
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
         ):  # no request can start in turn: start any that can, which frees what the others wait for
             rows = self._choose(now, in_turn=False)
-        self._in_step = {row.request.request_id for row in rows}
+        self._in_step = {row.request.request_id: row.request for row in rows}
         return Step(rows) if rows else None
 
     def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
@@ -284,7 +284,7 @@ class Batcher:
         one token for a plain row, several if drafts were accepted. Tokens after the end of a request are dropped. Only
         known tokens count as computed, so rejected drafts need no rollback."""
         done = Committed()
-        self._in_step = set()
+        self._in_step = {}
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
             if request.finished:  # aborted while the step ran; its blocks were kept until now
@@ -312,7 +312,7 @@ class Batcher:
 
     def fail(self, now: float, step: Step) -> list[Request]:
         """Handle a step that raised: it computed nothing, and its requests end. Returns those that were alive."""
-        self._in_step = set()
+        self._in_step = {}
         alive = [row.request for row in step.rows if not row.request.finished]
         for row in step.rows:
             if row.request.finished:
@@ -337,9 +337,16 @@ class Batcher:
         if request.request_id not in self._in_step:
             self.blocks.release(request)
 
-    def check_integrity(self) -> None:
-        """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""
+    def held_blocks(self) -> Iterator[int]:
+        """Block ids of all requests here, and of those that ended during the running step, one item per reference."""
+        ended = (request for request in self._in_step.values() if request.finished)
+        for request in (*self.requests.values(), *ended):
+            yield from request.block_ids
+
+    def check_integrity(self, taken: Iterable[int] = ()) -> None:
+        """Every request reference in the pool belongs to a request here or is in `taken`. Raises IntegrityError."""
         self.pool.check_integrity()
+        self.pool.check_request_owners([*self.held_blocks(), *taken])
 
 
 def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:

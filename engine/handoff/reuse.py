@@ -76,10 +76,25 @@ class PrefixLoader:
         self._metrics = metrics
         self._sources = sources
         self._held: list[Sequence[int]] = []  # blocks that are being filled
+        self._taken: list[Sequence[int]] = []  # blocks for a prefix that is not its request's yet
 
     def held_blocks(self) -> Iterator[int]:
         """Ids of blocks being filled, one item per transfer reference."""
         return (block_id for blocks in self._held for block_id in blocks)
+
+    def taken_blocks(self) -> Iterator[int]:
+        """Ids of blocks that no request has yet, one item per request reference."""
+        return (block_id for blocks in self._taken for block_id in blocks)
+
+    def _take(self, count: int) -> list[int]:
+        """Raises OutOfBlocks."""
+        blocks = self._batcher.pool.allocate(count)
+        self._taken.append(blocks)
+        return blocks
+
+    def _passed_on(self, blocks: Sequence[int]) -> None:
+        """Their references are the request's now, or gone."""
+        self._taken = [one for one in self._taken if one is not blocks]
 
     def _hold(self, blocks: Sequence[int]) -> None:
         self._batcher.pool.hold(blocks)
@@ -92,6 +107,8 @@ class PrefixLoader:
     async def load(self, request: Request) -> LayeredLoad | None:
         """Extend the request's prefix; the node computes the rest later. If a load is returned, it continues during the
         request's first step, which has to wait for each of its layers."""
+        if request.finished:  # before this task ran
+            return None
         size = self._geometry.block_size
         local = self._batcher.blocks.adopt_prefix(request)
         if local:
@@ -118,7 +135,7 @@ class PrefixLoader:
         known = (first + len(keys)) * self._geometry.block_size
         step_s = self._costs.prefill.estimate(request.num_tokens - known, known)
         in_company = len(self._batcher.requests) > 1
-        blocks, gate = pool.allocate(len(keys)), LayerGate(SHARED_STEP_MAX_WAIT_S + step_s if in_company else None)
+        blocks, gate = self._take(len(keys)), LayerGate(SHARED_STEP_MAX_WAIT_S + step_s if in_company else None)
         self._hold(blocks)
         begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         joins = asyncio.Event()
@@ -150,6 +167,7 @@ class PrefixLoader:
                 started = not task.done() or await load.whole()
             started = started and not request.finished
         finally:
+            self._passed_on(blocks)
             if not started:
                 task.cancel()
                 pool.release(blocks)
@@ -225,7 +243,7 @@ class PrefixLoader:
     async def _fetch(self, request: Request, source: Source) -> None:
         pool, keys = self._batcher.pool, source.keys
         try:
-            blocks = pool.allocate(min(len(keys), pool.num_free))
+            blocks = self._take(min(len(keys), pool.num_free))
         except OutOfBlocks:
             return
         self._hold(blocks)
@@ -237,6 +255,7 @@ class PrefixLoader:
             good = result.blocks
         finally:
             self._unhold(blocks)
+            self._passed_on(blocks)
             if request.finished:
                 good = 0
             pool.release(blocks[good:])

@@ -64,6 +64,7 @@ class Engine:
         else:
             transfer.register(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
+        self._calibrating: list[int] = []  # blocks that calibration writes to
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         policy = batching_policies[config.batching_policy](tuning)
@@ -94,7 +95,7 @@ class Engine:
         sources = PrefixSources(reused, self._pool_blocks, arenas, borrowing, geometry, prices, config.prefix_fetch)
         prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1  # other ranks do not wait
-        loader = PrefixLoader(
+        self._loader = PrefixLoader(
             self.batcher,
             Arena(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),
             self.costs,
@@ -106,7 +107,7 @@ class Engine:
         self.worker = Worker(
             self.batcher,
             loaded.runner,
-            Reuse(loader, self.publisher),
+            Reuse(self._loader, self.publisher),
             self.costs,
             metrics,
             Drafts(self.speculator, self.draft),
@@ -157,13 +158,14 @@ class Engine:
         """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks that
         others may reserve already, so every block is taken until it is over, and a request that comes waits."""
         config, size = self._config, self._config.block_size
-        lent = self.pool.allocate(self.pool.num_blocks)
+        lent = self._calibrating = self.pool.allocate(self.pool.num_blocks)
         room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
         try:
             return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
         finally:
             self.pool.release(lent)
+            self._calibrating = []
             self.service.blocks_freed()
 
     def start(self) -> None:
@@ -209,7 +211,7 @@ class Engine:
 
     def _integrity(self) -> str | None:
         try:
-            self.pool.check_integrity()
+            self.batcher.check_integrity([*self._loader.taken_blocks(), *self._calibrating])
             self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
         except Exception as error:
             return str(error)

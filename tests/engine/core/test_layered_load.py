@@ -104,7 +104,7 @@ async def expected(model):
 
 
 def idle(worker: Worker) -> bool:
-    worker.batcher.check_integrity()
+    worker.batcher.check_integrity(worker._loads._loader.taken_blocks())
     worker.batcher.pool.check_owners(worker.held_blocks())
     return worker.batcher.pool.references() == {"request": 0, "transfer": 0}
 
@@ -129,6 +129,23 @@ async def test_a_step_waits_for_each_layer_of_the_prefix_and_gives_the_same_toke
     assert fetched["blocks"] == 5 and len(fetched["intervals"]) == 3
     await worker.close()
     assert idle(worker)
+
+
+async def test_a_request_that_ends_before_its_load_begins_keeps_no_block(model):
+    """Loads of other requests ended in the same turn of the loop, and so made room for its own, as an abort came."""
+    worker, _, got = make(model)
+    worker.add(request())
+    await until(lambda: len(got) == 4)
+    await until(lambda: idle(worker))
+    late = request("late")
+    assert worker.batcher.blocks.match(late), "its prefix is in the arena"
+    worker.batcher.add(0.0, late)
+    worker._loads.start(0.0)
+    assert late.state is RequestState.LOADING
+    worker.abort("late")
+    await asyncio.gather(*worker._loads._tasks)
+    assert idle(worker)
+    await worker.close()
 
 
 async def test_a_damaged_prefix_ends_the_request_and_is_never_found(model, expected):
