@@ -9,7 +9,7 @@ request stay in the prefix cache, so it loses little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache.pool.block_pool import BlockPool, OutOfBlocks
@@ -338,15 +338,13 @@ class Batcher:
             self.blocks.release(request)
 
     def held_blocks(self) -> Iterator[int]:
-        """Block ids of all requests here, and of those that ended during the running step, one item per reference."""
+        """Block ids, one item per request reference, also those of requests that ended during the running step."""
         ended = (request for request in self._in_step.values() if request.finished)
-        for request in (*self.requests.values(), *ended):
-            yield from request.block_ids
+        return (block_id for request in (*self.requests.values(), *ended) for block_id in request.block_ids)
 
-    def check_integrity(self, taken: Iterable[int] = ()) -> None:
-        """Every request reference in the pool belongs to a request here or is in `taken`. Raises IntegrityError."""
+    def check_integrity(self) -> None:
+        """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""
         self.pool.check_integrity()
-        self.pool.check_request_owners([*self.held_blocks(), *taken])
 
 
 def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:

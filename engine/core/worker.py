@@ -177,6 +177,11 @@ class Worker:
         for transfer in self._transfers.values():
             yield from transfer.held_blocks()
 
+    def request_blocks(self) -> Iterator[int]:
+        """The block ids of all requests and of prefixes being loaded for them, one item per request reference."""
+        yield from self.batcher.held_blocks()
+        yield from self._loads.fresh_blocks()
+
     # --- the loop
 
     def start(self, emit: Emit) -> None:
