@@ -61,12 +61,12 @@ Write = Callable[[Any], Any] | None
 
 SCALARS = (int, str, bool)
 NUMBERS = frozenset((int, float))
-SHOWN = 40  # characters of a wrong value in an error
-REQUIRED: Any = object()  # the default of a field that has none
+SHOWN_CHARS = 40  # characters of a wrong value in an error
+REQUIRED: Any = object()  # marks a field without a default
 
 
 class BodyError(ValueError):
-    """A body is not what its kind of message has."""
+    """A body does not have the form of its kind of message."""
 
 
 # --- reading
@@ -184,7 +184,7 @@ def _default(field: Field[Any]) -> Any:
 def _unknown(kind: Any, body: dict[Any, Any]) -> BodyError:
     known = {one.name for one in fields(kind)}
     name = next(name for name in body if name not in known)
-    return BodyError(f"unknown field {name!r:.{SHOWN}}")
+    return BodyError(f"unknown field {name!r:.{SHOWN_CHARS}}")
 
 
 def _anything(value: Any) -> Any:
@@ -265,7 +265,7 @@ def _entries(key: Callable[[str], Any] | None, read: Read, value: Any) -> dict[A
 
 
 def _wrong(wanted: str, value: Any) -> BodyError:
-    return BodyError(f"expected {wanted}, got {value!r:.{SHOWN}}")
+    return BodyError(f"expected {wanted}, got {value!r:.{SHOWN_CHARS}}")
 
 
 # --- writing
@@ -282,7 +282,7 @@ def writer(kind: Any) -> Write:
     if origin is tuple and parts[-1] is not Ellipsis:
         assert not any(map(writer, parts)), f"no JSON form is known for {kind}"
         return None
-    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple, which orjson does not take for a list
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple: orjson does not write it as a list
         return list
     if origin in (list, tuple, Sequence):
         write = writer(parts[0])
