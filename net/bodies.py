@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from net.body_forms import BodyError, reader, writer
+from net.body_readers import BodyError, reader
+from net.body_writers import writer
 from net.errors import RemoteError
 
 __all__ = ["BodyError", "Nothing", "answered", "decode", "encode", "typed"]

@@ -1,8 +1,8 @@
-"""Readers and writers of types in JSON form: the checks behind net/bodies.py. Pure.
+"""Readers of types in JSON form: the checks behind net/bodies.py. Pure.
 
-A short message costs more in calls than in checks. So the reader and the writer of a dataclass are functions that are
-generated once, as the standard library generates its `__init__`: plain fields are checked in line, and other fields by
-the reader of their type. For `Probe(horizon_s: float, to: Sequence[str], more: bool = False)` the reader is
+A short message costs more in calls than in checks. So the reader of a dataclass is a function that is generated
+once, as the standard library generates its `__init__`: it checks plain fields in line, and calls the readers of other
+fields. For `Probe(horizon_s: float, to: Sequence[str], more: bool = False)` the reader is
 
     def read(body):
         if type(body) is not dict:
@@ -34,15 +34,6 @@ the reader of their type. For `Probe(horizon_s: float, to: Sequence[str], more: 
             return make(v0, v1, v2)
         except ValueError as error:
             raise BodyError(str(error)) from None
-
-and the writer
-
-    def write(value):
-        body = {"horizon_s": value.horizon_s, "to": value.to}
-        v2 = value.more
-        if v2 is not default2 and v2 != default2:
-            body["more"] = v2
-        return body
 """
 
 from __future__ import annotations
@@ -56,9 +47,6 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 Read = Callable[[Any], Any]
-Write = Callable[[Any], Any] | None
-"""None: the value is its own JSON form."""
-
 SCALARS = (int, str, bool)
 NUMBERS = frozenset((int, float))
 SHOWN_CHARS = 40  # characters of a wrong value in an error
@@ -85,7 +73,7 @@ def reader(kind: Any) -> Read:
     if kind is bytes:
         return _hex
     if origin in (Union, UnionType):
-        return partial(_optional, reader(_but_none(parts)))
+        return partial(_optional, reader(but_none(parts)))
     if origin is tuple and parts[-1] is not Ellipsis:
         return partial(_row, tuple(map(reader, parts)), tuple)
     if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
@@ -103,7 +91,7 @@ def reader(kind: Any) -> Read:
     raise TypeError(f"no JSON form is known for {kind}")
 
 
-def _but_none(parts: Sequence[Any]) -> Any:
+def but_none(parts: Sequence[Any]) -> Any:
     (kind,) = (part for part in parts if part is not NoneType)
     return kind
 
@@ -116,7 +104,7 @@ def _record(kind: Any) -> Read:
     for i, one in enumerate(known):
         told[f"read{i}"] = reader(hints[one.name])
         check = _check(hints[one.name], f"v{i}", one.name, f"read{i}")
-        if _default(one) is REQUIRED:
+        if default_of(one) is REQUIRED:
             needed += 1
             taken += f"v{i} = body[{one.name!r}]\n"
             checks += check
@@ -149,7 +137,7 @@ def read(body):
     except ValueError as error:
         raise BodyError(str(error)) from None
 """
-    read: Read = _generated("read", source, kind, told)
+    read: Read = generated("read", source, kind, told)
     return read
 
 
@@ -157,7 +145,7 @@ def _check(kind: Any, value: str, field: str, read: str) -> str:
     """Lines that check the variable `value`, and convert it where its type requires that."""
     call = f"name = {field!r}\n{value} = {read}({value})\n"
     if get_origin(kind) in (Union, UnionType):
-        condition, kind = f"{value} is not None and ", _but_none(get_args(kind))
+        condition, kind = f"{value} is not None and ", but_none(get_args(kind))
     else:
         condition = ""
     if kind is Any:
@@ -170,12 +158,12 @@ def _check(kind: Any, value: str, field: str, read: str) -> str:
     return f"if {value} is not None:\n{indent(call, '    ')}" if condition else call
 
 
-def _generated(name: str, source: str, kind: Any, told: dict[str, Any]) -> Any:
+def generated(name: str, source: str, kind: Any, told: dict[str, Any]) -> Any:
     exec(compile(source, f"<{name} {kind.__qualname__}>", "exec"), told)
     return told[name]
 
 
-def _default(field: Field[Any]) -> Any:
+def default_of(field: Field[Any]) -> Any:
     if field.default is not MISSING:
         return field.default
     return REQUIRED if field.default_factory is MISSING else field.default_factory()
@@ -266,62 +254,3 @@ def _entries(key: Callable[[str], Any] | None, read: Read, value: Any) -> dict[A
 
 def _wrong(wanted: str, value: Any) -> BodyError:
     return BodyError(f"expected {wanted}, got {value!r:.{SHOWN_CHARS}}")
-
-
-# --- writing
-
-
-@cache
-def writer(kind: Any) -> Write:
-    origin, parts = get_origin(kind), get_args(kind)
-    if kind is bytes:
-        return bytes.hex
-    if origin in (Union, UnionType):
-        write = writer(_but_none(parts))
-        return None if write is None else partial(_optional, write)
-    if origin is tuple and parts[-1] is not Ellipsis:
-        assert not any(map(writer, parts)), f"no JSON form is known for {kind}"
-        return None
-    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple: orjson does not write it as a list
-        return list
-    if origin in (list, tuple, Sequence):
-        write = writer(parts[0])
-        return None if write is None else partial(_written, write)
-    if origin in (dict, Mapping):
-        write = writer(parts[1])
-        return None if write is None and parts[0] is str else partial(_keyed, write or _anything)
-    return _fields(kind) if is_dataclass(kind) else None
-
-
-def _fields(kind: Any) -> Write:
-    hints = get_type_hints(kind)
-    told: dict[str, Any] = {}
-    always: list[str] = []
-    others = ""
-    for i, one in enumerate(fields(kind)):
-        told[f"write{i}"] = write = writer(hints[one.name])
-        told[f"default{i}"] = default = _default(one)
-        if default is REQUIRED:
-            found = f"value.{one.name}"
-            always.append(f"{one.name!r}: {found if write is None else f'write{i}({found})'}")
-        else:
-            found = f"v{i}" if write is None else f"write{i}(v{i})"
-            others += f"""
-    v{i} = value.{one.name}
-    if v{i} is not default{i} and v{i} != default{i}:
-        body[{one.name!r}] = {found}"""
-    source = f"""
-def write(value):
-    body = {{{", ".join(always)}}}{others}
-    return body
-"""
-    write_all: Write = _generated("write", source, kind, told)
-    return write_all
-
-
-def _written(write: Read, values: Sequence[Any]) -> list[Any]:
-    return [write(one) for one in values]
-
-
-def _keyed(write: Read, values: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(name): write(one) for name, one in values.items()}
