@@ -20,6 +20,10 @@ RESTART_GOAL_S = 15.0
 """The same where the only node of a role has to start first: some 5 s on two cores, half of it imports."""
 
 
+GROWTH_BYTES = 48 << 20
+"""What a node's resident memory may grow by from the first sample to the last."""
+
+
 def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]) -> list[str]:
     """Requests that failed or gave other tokens than undisturbed; `expected[i]` belongs to `streams[i]`."""
     found = []
