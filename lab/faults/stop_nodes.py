@@ -4,11 +4,11 @@
     minutes
     python scripts/faults.py stop-nodes --victims prefill-0,decode-0 --rounds 5 --stop-s 16 --json out.json
 
-Clients at the store node send one request after the other whose prompts are in no cache. In every round the victim is
-stopped while prompts are computed, and goes on after --stop-s as if nothing had been. While the only node of a role
-stands still new requests may be refused with 503 (they are counted and sent again); a request that has a token must
-end with exactly the tokens it gives undisturbed. After every round all nodes are one cluster, every node's books are
-balanced, and no block is held. Memory may not grow from round to round. Exit code 1 if anything was wrong.
+Clients at the store node send one request after the other, with prompts that are not cached. In every round SIGSTOP
+stops the victim while prompts are computed, and SIGCONT continues it after --stop-s. While the only node of a role is
+stopped, new requests may be refused with 503 (the clients count them and send them again); a request that has a token
+must end with exactly the tokens of an undisturbed run. After every round all nodes are one cluster, every node's books
+are balanced, and no block is held. Memory may not grow from round to round. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add_model_flag(parser, EMBEDDED)
     parser.add_argument("--victims", default="prefill-0", help="nodes to stop, one per round in turn")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stop-s", type=float, default=16.0, help="how long a node stands still")
+    parser.add_argument("--stop-s", type=float, default=16.0, help="how long a node is stopped, seconds")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=600)
     parser.add_argument("--tokens", type=int, default=24, help="output tokens of each request")
@@ -80,13 +80,13 @@ async def _stopped(args: Namespace, cluster: LocalCluster, victim: str, bodies: 
             os.kill(cluster[victim].pid, signal.SIGCONT)
         await asyncio.to_thread(form, cluster)
         sent = len(load.requests)
-        # What comes after the stop must work as before it.
+        # New requests after the stop must work as before it.
         await load.until(lambda: len(load.requests) >= sent + args.clients)
     return load
 
 
 def _until_busy(cluster: LocalCluster, victim: str) -> None:
-    """Until the victim, and the decode nodes for it, hold something for requests."""
+    """Wait until the victim, and the decode nodes for it, hold something for requests."""
     while rest.get(f"{cluster[victim].url}/debug/state")["engine"]["held_for_requests"]["requests"] < 2:
         time.sleep(0.01)
 
