@@ -1,9 +1,8 @@
 """SIGKILL one node of each role under load: no client error, the same tokens, and how long a stream pauses.
 
-    python scripts/faults.py kill-roles                     2 prefill, 2 decode and 2 store nodes with a tiny random
-    model
-    python scripts/faults.py kill-roles --shape single      one node per role; the killed node is restarted
-    immediately python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
+    python scripts/faults.py kill-roles                     2 nodes of each role with a tiny random model
+    python scripts/faults.py kill-roles --shape single      one node per role; a killed node restarts
+    python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
 
 For each role in turn, streams start, and once half of them have a third of their tokens the node is killed. 'acceptor'
 is the clients' node: they reconnect to another one with the request's id and the number of tokens they have. Every
