@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
@@ -112,11 +113,13 @@ class Objects:
         if known is not None and known.digest != content and not replace:
             raise Exists(f"{name} exists with different content ({known.nbytes} bytes): remove it first, or replace it")
         new = known is None or known.digest != content
+        was_pinned = False
         await self._check_room(name, manifest)
         try:
             await self._put_chunks(name, manifest, view, durable=durable, pin=pin)
             if new and known is not None:
-                await self.remove(name)
+                was_pinned = await self._store.unpin_many([manifest_key(name)]) > 0
+                await self._store.remove_many([manifest_key(name)])
             if new or durable or pin:
                 first = await self._store.put(manifest_key(name), manifest.pack(), durable=durable, pin=pin)
                 if new and not first:  # another writer was faster
@@ -127,7 +130,11 @@ class Objects:
         except (StoreError, Exists):
             if new:
                 await self._remove_whole(name, manifest)
+            if new and known is not None:
+                await self._give_back(name, known, was_pinned)
             raise
+        if new and known is not None:
+            await self._remove_chunks(name, known)
         return new
 
     async def _check_room(self, name: str, manifest: Manifest) -> None:
@@ -167,6 +174,17 @@ class Objects:
         now = await self.info(name)
         if now is not None and now.digest == manifest.digest:
             await self._store.remove_many([manifest_key(name)])
+        await self._remove_chunks(name, manifest)
+
+    async def _give_back(self, name: str, known: Manifest, pin: bool) -> None:
+        """Its replacement has failed: the name has the old content again, unless another writer has taken it."""
+        with suppress(StoreError):
+            await self._store.put(manifest_key(name), known.pack(), pin=pin)
+        now = await self.info(name)
+        if now is not None and now.digest != known.digest:
+            await self._remove_chunks(name, known)
+
+    async def _remove_chunks(self, name: str, manifest: Manifest) -> None:
         await self._store.remove_many(chunk_keys(name, manifest, 0, manifest.num_chunks))
 
     async def unpin(self, name: str) -> bool:
@@ -233,7 +251,7 @@ class Objects:
         if manifest is None:
             return False
         await self._store.remove_many([manifest_key(name)])
-        await self._store.remove_many(chunk_keys(name, manifest, 0, manifest.num_chunks))
+        await self._remove_chunks(name, manifest)
         return True
 
     async def _parts(self, name: str, manifest: Manifest) -> AsyncIterator[tuple[int, Sequence[bytes | None]]]:

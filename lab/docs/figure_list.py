@@ -271,6 +271,17 @@ def spread(cases: str, metric: str, other: str) -> Callable[[Result], Sequence[s
     return read
 
 
+def threads(cases: str, contender: str) -> Callable[[Result], str]:
+    """How many threads of its two processes `contender` kept busy, over many cases."""
+
+    def read(result: Result) -> str:
+        found = {result.row(case, "GB/s")["threads"][contender] for case in result.cases(cases)}
+        number = str(max(found)) if len(found) == 1 else f"{min(found)} to {max(found)}"
+        return f"ours kept {number} threads busy on both ends together"
+
+    return read
+
+
 def values(cases: str, metric: str) -> Callable[[Result], Sequence[str]]:
     """Our value in every matching case."""
 
@@ -310,6 +321,7 @@ SUMMARY = (
         "transfer",
         "scripts/bench.py transfer",
         spread(BLOCKS + "shared memory", "GB/s", "memcpy"),
+        threads(BLOCKS + "shared memory", "ours-shm"),
     ),
     Line(
         "the same",
@@ -331,6 +343,7 @@ SUMMARY = (
         "transfer",
         "scripts/bench.py transfer",
         spread(BLOCKS + "TCP", "GB/s", "sockets"),
+        threads(BLOCKS + "TCP", "ours-tcp"),
     ),
     Line(
         "the same",

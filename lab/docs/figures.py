@@ -124,6 +124,7 @@ class Line:
     result: str
     command: str
     values: Callable[[Result], Sequence[str]]
+    threads: Callable[[Result], str] | None = None  # how many threads ours kept busy
 
 
 def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
@@ -131,7 +132,8 @@ def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
     out = ["| | ours / theirs | figure | run |", "|---|---|---|---|"]
     for line in lines:
         result = Result.newest(line.result, folder)
-        cells = [f"{line.label} (`{line.command}`)", line.compared_with, " / ".join(line.values(result))]
+        label = line.label if line.threads is None else f"{line.label}; {line.threads(result)}"
+        cells = [f"{label} (`{line.command}`)", line.compared_with, " / ".join(line.values(result))]
         out.append(f"| {' | '.join(cells)} | {stamp(result)} |")
     return "\n".join(out)
 
