@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Hit rates of every eviction and admission policy by capacity, on request traces, with the classes that nodes run.
 
-  scripts/tools.py cache-policies                            # the released traces of ../shared/traces, or a generated
-  one
+  scripts/tools.py cache-policies                            # the traces of ../shared/traces, or a generated one
   scripts/tools.py cache-policies --eviction mine.py:Mine --capacities 10000,30000
 
 It prints the BLOCK hit rate: blocks of a prompt's leading cached run over all blocks, for one global cache of 512-token

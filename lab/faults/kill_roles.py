@@ -1,10 +1,9 @@
 """SIGKILL one node of each role under load: no client error, the same tokens, and how long a stream pauses.
 
-    python scripts/faults.py kill-roles                     2 prefill, 2 decode and 2 store nodes with a tiny random
-    model
+    python scripts/faults.py kill-roles                     2 nodes of each role with a tiny random model
     python scripts/faults.py kill-roles --shape single --model embedded
-                                                            one node per role and the model that nodes serve by default;
-                                                            the killed node is restarted immediately
+                                                            one node per role, with the model that nodes serve by
+                                                            default; a killed node restarts
     python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
 
 For each role in turn, streams start, and once half of them have a third of their tokens the node is killed. 'acceptor'

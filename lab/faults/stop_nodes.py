@@ -1,7 +1,6 @@
 """SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again: nothing stays held.
 
-    python scripts/faults.py stop-nodes                  prefill=1,decode=1,store=1 with the embedded model, about 5
-    minutes
+    python scripts/faults.py stop-nodes                  one node of each role, embedded model, about 5 minutes
     python scripts/faults.py stop-nodes --victims prefill-0,decode-0 --rounds 5 --stop-s 16 --json out.json
 
 Clients at the store node send one request after the other, with prompts that are not cached. In every round SIGSTOP

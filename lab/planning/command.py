@@ -4,9 +4,7 @@
   scripts/tools.py plan                                                   # the conversation trace at its own rate
   scripts/tools.py plan --rate 12 --pool-blocks 50000 --ttft-s 10 --tbt-s 0.1
   scripts/tools.py plan --prompt 4000,1.5 --answer 300,1 --rate 20 --hit-rate 0.4 --model llama3-8b-h200
-  scripts/tools.py plan --prefill-cost 16 --decode-cost 16                # per node and hour; shows the cost per
-                                                                          million
-  tokens
+  scripts/tools.py plan --prefill-cost 16 --decode-cost 16                # per node and hour; cost per million tokens
 
 Prompts and answers come from a trace, with the prefixes that an LRU pool of --pool-blocks finds or --hit-rate of every
 prompt, or are lognormal by mean and coefficient of variation. `scripts/tools.py check-plan` compares plans with the
