@@ -11,7 +11,7 @@ from typing import Any
 from net.metrics.nic_use import NicUse
 from sched.gossip.record import NodeRecord
 
-LOOK_S = 0.5
+REFRESH_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class NodeUse:
     def __call__(self) -> Use:
         """As it was a moment ago."""
         now = self._clock()
-        if now - self._looked_at >= LOOK_S:
+        if now - self._looked_at >= REFRESH_INTERVAL_S:
             self._looked_at = now
             tiers, (received, sent) = self._tiers(), self._nics.look(now)
             self._use = Use(_fill(tiers.get("dram")), _fill(tiers.get("ssd")), received, sent)

@@ -19,7 +19,8 @@ from engine.sampling.params import SamplingParams
 ROWS_AT_ONCE = 8
 """1.5 MB of logits at a vocabulary of 49,152."""
 
-PIECE = 512
+GROUP_WEIGHTS = 512
+"""Weights that are summed together before the draw searches inside one group."""
 
 SLACK = 1e-3
 """Relative; far above the error of the float32 exponentials, so that rounding drops no token that is needed."""
@@ -70,12 +71,12 @@ def _draw(scaled: np.ndarray, weights: np.ndarray, params: SamplingParams, floor
 def _invert(weights: np.ndarray, uniform: float) -> int:
     """The first index at which the sum of the weights so far exceeds the share `uniform` of their total. Sums of
     pieces first, then one piece in detail: a running sum of the whole takes five times as long."""
-    pieces = np.add.reduceat(weights, np.arange(0, len(weights), PIECE), dtype=np.float64)
+    pieces = np.add.reduceat(weights, np.arange(0, len(weights), GROUP_WEIGHTS), dtype=np.float64)
     sums = pieces.cumsum()
     target = uniform * sums[-1]
     piece = min(int(sums.searchsorted(target, "right")), len(sums) - 1)
-    begin = PIECE * piece
-    inside = weights[begin : begin + PIECE].cumsum(dtype=np.float64)
+    begin = GROUP_WEIGHTS * piece
+    inside = weights[begin : begin + GROUP_WEIGHTS].cumsum(dtype=np.float64)
     at = int(inside.searchsorted(target - (sums[piece] - pieces[piece]), "right"))
     if at == len(inside):  # the two sums of this piece were rounded differently: its last token with any weight
         at = int(inside.searchsorted(inside[-1]))

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How long running streams stall while a long prompt arrives: batching policies on one node, and two nodes.
 
   scripts/bench.py interference

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Open-loop serving benchmark against any OpenAI server; metrics and flags as in `vllm bench serve`.
 
   scripts/bench.py serve --quick

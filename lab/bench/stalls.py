@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How long events wait for the event loop of a serving node, and why.
 
   scripts/bench.py stalls

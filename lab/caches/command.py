@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Hit rates of every eviction and admission policy by capacity, on request traces, with the classes that nodes run.
 
   scripts/tools.py cache-policies                            # the released traces of ../shared/traces, or a generated

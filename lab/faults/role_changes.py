@@ -27,7 +27,7 @@ from lab.launch import rest
 
 DOOR = "store-0"
 BODIES = 24
-LOOK_S = 0.5
+LAYOUT_INTERVAL_S = 0.5
 SEATS = 8
 CALM_AT_ONCE = 4
 
@@ -111,7 +111,7 @@ async def _phase(url: str, tide: Tide, bodies: Sequence[Body], name: str, second
         while True:
             nodes = (await asyncio.to_thread(rest.get, f"{url}/live", timeout_s=REQUEST_S))["nodes"]
             layouts.append({node["node_id"]: _does(node) for node in nodes if node.get("load")})
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LAYOUT_INTERVAL_S)
 
     looking = asyncio.create_task(look())
     async with Load([url], bodies, name, clients=tide.clients, salted=True) as load:

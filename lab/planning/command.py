@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The smallest cluster for a load and its objectives, by formula: the number of prefill and decode nodes, and its cost.
 
   scripts/tools.py plan                                                   # the conversation trace at its own rate

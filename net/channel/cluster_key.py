@@ -11,7 +11,7 @@ from net.channel.keyring import Keyring, parse
 
 log = logging.getLogger("mooncake.net")
 
-LOOK_S = 1.0  # between two looks at the file
+READ_INTERVAL_S = 1.0  # between two looks at the file
 
 
 class KeyFileError(Exception):
@@ -29,7 +29,7 @@ class ClusterKey:
         self._path = path
         self._stamp = _stamp(path)
         self._ring = _load(path)
-        self._look_at = time.monotonic() + LOOK_S
+        self._look_at = time.monotonic() + READ_INTERVAL_S
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             log.warning("other users can read --cluster-key-file %s: run chmod 600 on it", path)
 
@@ -37,7 +37,7 @@ class ClusterKey:
         """The keys now; the file is looked at again once a second at most."""
         now = time.monotonic()
         if now >= self._look_at:
-            self._look_at = now + LOOK_S
+            self._look_at = now + READ_INTERVAL_S
             self._reload()
         return self._ring
 

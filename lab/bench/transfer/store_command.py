@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The pooled store beside upstream's and beside the limits of this machine, in one run.
 
     scripts/bench.py store [--quick] [--json PATH] [--peer-python PATH]    memory: put and get of blocks, one and 32 per

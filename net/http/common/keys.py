@@ -15,7 +15,7 @@ from pathlib import Path
 
 log = logging.getLogger("mooncake.http")
 
-LOOK_S = 1.0  # between two looks at the file
+READ_INTERVAL_S = 1.0  # between two looks at the file
 MIN_CHARS = 8
 """Of a key in the file; a shorter line is more likely a mistake."""
 
@@ -36,7 +36,7 @@ class ApiKeys:
         self._clock = clock
         self._stamp = None if path is None else _stamp(path)
         self._filed = () if path is None else _read(path)
-        self._look_at = clock() + LOOK_S
+        self._look_at = clock() + READ_INTERVAL_S
 
     def __bool__(self) -> bool:
         """Is a key wanted at all?"""
@@ -50,7 +50,7 @@ class ApiKeys:
 
     def _from_file(self) -> tuple[bytes, ...]:
         if self._path is not None and self._clock() >= self._look_at:
-            self._look_at = self._clock() + LOOK_S
+            self._look_at = self._clock() + READ_INTERVAL_S
             try:
                 stamp = _stamp(self._path)
                 if stamp != self._stamp:

@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-PIECE = 4096
+PART_VALUES = 4096
 """Values that are encoded in one go, about: 0.2 ms."""
 
 SENT_BYTES = 256 << 10
 """Of an answer that are sent in one turn of the event loop, about: 0.1 ms."""
 
-SMALL = 500
+INLINE_VALUES = 500
 """Values of an answer that is made at once, on the event loop: some 2 ms."""
 
 VALUE_CHARS = 1000
@@ -42,7 +42,7 @@ class Rows:
 
 async def encoded(size: int, make: Callable[[], Any]) -> list[bytes]:
     """make() as JSON, in parts of about SENT_BYTES; `size`: about how many values it has."""
-    return [_dumps(make())] if size <= SMALL else await asyncio.to_thread(lambda: parts(make()))
+    return [_dumps(make())] if size <= INLINE_VALUES else await asyncio.to_thread(lambda: parts(make()))
 
 
 def parts(value: Any) -> list[bytes]:
@@ -78,7 +78,7 @@ def _in_place(value: Any) -> orjson.Fragment:
 def _written(value: Any) -> Iterator[bytes]:
     if isinstance(value, Rows):
         yield from value.parts
-    elif not isinstance(value, dict | list) or _size(value) <= PIECE:
+    elif not isinstance(value, dict | list) or _size(value) <= PART_VALUES:
         yield _dumps(value)
     elif isinstance(value, list):
         yield from _listed(value)
@@ -94,7 +94,7 @@ def _written(value: Any) -> Iterator[bytes]:
 def _listed(elements: Iterable[Any]) -> Iterator[bytes]:
     """JSON of a list; its small elements are encoded together."""
     if isinstance(elements, list) and set(map(type, elements)) <= SCALARS:
-        groups: Iterable[list[Any]] = (elements[i : i + PIECE] for i in range(0, len(elements), PIECE))
+        groups: Iterable[list[Any]] = (elements[i : i + PART_VALUES] for i in range(0, len(elements), PART_VALUES))
     else:
         groups = _grouped(elements)
     before = b"["
@@ -109,14 +109,14 @@ def _listed(elements: Iterable[Any]) -> Iterator[bytes]:
 
 
 def _grouped(elements: Iterable[Any]) -> Iterator[list[Any]]:
-    """Neighbours with PIECE values together; an element with more is by itself."""
+    """Neighbours with PART_VALUES values together; an element with more is by itself."""
     group: list[Any] = []
-    left = PIECE
+    left = PART_VALUES
     for element in elements:
         size = _size(element)
         if group and size > left:
             yield group
-            group, left = [], PIECE
+            group, left = [], PART_VALUES
         group.append(element)
         left -= size
     if group:
@@ -124,16 +124,16 @@ def _grouped(elements: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _size(value: Any) -> int:
-    """How many values it has, about; of one with more than PIECE only that."""
+    """How many values it has, about; of one with more than PART_VALUES only that."""
     if isinstance(value, str):
         return 1 + len(value) // VALUE_CHARS
     if isinstance(value, Rows):
-        return PIECE + 1
+        return PART_VALUES + 1
     if not isinstance(value, dict | list):
         return 1
     size = 1 + len(value)
     for one in value.values() if isinstance(value, dict) else value:
-        if size > PIECE:
+        if size > PART_VALUES:
             break
         size += _size(one) - 1
     return size

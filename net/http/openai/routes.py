@@ -19,7 +19,7 @@ from net.http.common.body import read_body
 from net.http.common.errors import ApiError, from_exception
 from net.http.common.frontend import Frontend, Output
 from net.http.common.middleware import request_id_key
-from net.http.common.pieces import SMALL, answer, encoded, in_turns
+from net.http.common.pieces import INLINE_VALUES, answer, encoded, in_turns
 from net.http.openai.plan import Plan, plan_chat, plan_completion
 from net.http.openai.render import ChatRenderer, CompletionRenderer, Json, Renderer
 from net.http.openai.schema import SERVICE_CLASSES, ChatBody, CompletionBody, Generation
@@ -126,7 +126,7 @@ async def _write(response: web.StreamResponse, data: list[bytes]) -> None:
 async def _chunk(renderer: Renderer, choice: int, output: Output) -> tuple[Json, int]:
     """And its size. The first one may hold the log probabilities of a long prompt."""
     size = renderer.size_of(choice, output)
-    if size <= SMALL:
+    if size <= INLINE_VALUES:
         return renderer.chunk(choice, output), size
     return await asyncio.to_thread(renderer.chunk, choice, output), size
 

@@ -20,7 +20,7 @@ from net.transfer.tcp.pushing import at_once, push
 log = logging.getLogger("mooncake.net")
 
 ASKED_S = 45.0  # from the first of a question's bytes to its tail: until then memory is set aside for it
-LOOK_S = 0.002  # between two looks whether an answer is on its way
+UNSENT_CHECK_INTERVAL_S = 0.002  # between two looks whether an answer is on its way
 
 
 class BulkServer:
@@ -200,4 +200,6 @@ class BulkServer:
         handed = self._connection.queued - self._connection.unsent()
         while self._unsent and self._unsent[0][0] <= handed:
             self._unsent.popleft()[1]()
-        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look) if self._unsent else None
+        self._looking = (
+            asyncio.get_running_loop().call_later(UNSENT_CHECK_INTERVAL_S, self._look) if self._unsent else None
+        )

@@ -128,7 +128,7 @@ async def test_other_keys_are_refused_with_a_reason_on_both_sides(tmp_path, capl
 
 
 async def test_calls_over_a_sealed_channel_while_the_key_rotates(tmp_path, monkeypatch):
-    monkeypatch.setattr("net.channel.cluster_key.LOOK_S", 0.0)
+    monkeypatch.setattr("net.channel.cluster_key.READ_INTERVAL_S", 0.0)
     path = key_file(tmp_path, "aa")
     a = await node("a", path)
     payload = os.urandom(300_000)
@@ -176,7 +176,7 @@ async def test_nothing_of_a_call_is_readable_on_the_wire(tmp_path):
 
 @pytest.mark.expects_error("keeping the old cluster keys")
 def test_the_key_file_says_what_is_wrong(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("net.channel.cluster_key.LOOK_S", 0.0)
+    monkeypatch.setattr("net.channel.cluster_key.READ_INTERVAL_S", 0.0)
     with pytest.raises(KeyFileError, match="No such file"):
         ClusterKey(tmp_path / "none")
     path = key_file(tmp_path, "aa")
