@@ -65,7 +65,8 @@ def form(cluster: LocalCluster) -> None:
 
 
 def pause_rows(case: str, streams: Sequence[Stream], since: float, goal_s: float = GOAL_S) -> list[Row]:
-    """Pauses of all streams that had begun before `since` and had tokens to come."""
+    """Pauses of all streams that had begun before `since` and had tokens to come, and how long those without a token
+    at `since`, and later ones, waited for it."""
     cut = [one for one in streams if one.at and one.at[0] <= since < one.at[-1]]
     gaps = sorted(one.longest_gap(since) for one in cut)
     rows = [
@@ -75,7 +76,9 @@ def pause_rows(case: str, streams: Sequence[Stream], since: float, goal_s: float
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         value = gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else None
         rows.append(Row(case, f"longest pause {name}", "s", value, limits={"goal": goal_s} if name == "p99" else {}))
-    return rows
+    waits = [one.at[0] - max(one.begun, since) for one in streams if one.at and one.at[0] > since]
+    longest = max(waits, default=None)
+    return [*rows, Row(case, "longest wait for a first token", "s", longest, limits={"goal": goal_s})]
 
 
 def own_bytes(pid: int) -> int:

@@ -25,7 +25,7 @@ from typing import cast
 import aiohttp
 
 from lab.bench.common.results import Row
-from lab.faults.checks import GOAL_S, form, pause_rows
+from lab.faults.checks import form, pause_rows
 from lab.faults.client import ALL, Body, Load, Stream
 from lab.faults.namespaces import Namespaces, Way
 from lab.faults.runner import Run, Scenario, run
@@ -75,12 +75,9 @@ def play(this: Run) -> None:
 
 
 def case_rows(title: str, streams: Sequence[Stream], cut_at: float, healed_s: float) -> list[Row]:
-    """The pauses of streams under way, and how long those without a token at the cut, and later ones, waited."""
-    waits = [one.at[0] - max(one.begun, cut_at) for one in streams if one.at and one.at[0] > cut_at]
     return [
         Row(title, "requests", "", float(len(streams))),
         *pause_rows(title, streams, cut_at),
-        Row(title, "longest wait for a first token", "s", max(waits, default=None), limits={"goal": GOAL_S}),
         Row(title, "heal to one cluster", "s", healed_s),
     ]
 
