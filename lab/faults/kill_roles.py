@@ -98,13 +98,4 @@ async def _killed(
     return load, died
 
 
-main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick={"streams": 6, "tokens": 80},
-        config=("shape", "streams", "tokens", "prompt_tokens"),
-    ),
-)
+main = partial(run, Scenario(__doc__, add_flags, play, quick={"streams": 6, "tokens": 80}))

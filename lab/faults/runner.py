@@ -105,7 +105,6 @@ class Scenario:
     add_flags    adds its own flags to those that every scenario has: --seed, --quick, --json
     play         starts clusters with Run.cluster, hurts them, and adds to Run.rows and Run.wrong
     quick        with --quick these flags are no higher than that, and those that are no numbers are that
-    config       names of the flags that the result's config tells
     passes_flags flags that the scenario does not know go to every node
     """
 
@@ -113,7 +112,6 @@ class Scenario:
     add_flags: Callable[[ArgumentParser], None]
     play: Callable[[Run], None]
     quick: Mapping[str, Any]
-    config: Sequence[str]
     passes_flags: bool = False
 
 
@@ -135,7 +133,7 @@ def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
         except NoNamespaces as reason:
             print(f"no network namespaces: {reason}", file=sys.stderr)
             return UNAVAILABLE
-    config = {name: getattr(args, name) for name in (*scenario.config, "seed")}
+    config = {name: value for name, value in vars(args).items() if name not in ("json", "quick")}
     report(config | this.facts | {"wrong": len(this.wrong)}, this.rows, args.json)
     for text in this.wrong[:WRONG_SHOWN]:
         print(f"WRONG: {text}", file=sys.stderr)

@@ -71,7 +71,7 @@ def _rows(args: Namespace) -> tuple[str, list[TraceRow]]:
             raise ValueError("--prompt needs --rate")
         return "lognormal lengths", drawn(args.seed, 4000, args.prompt, args.answer, args.rate)
     path = Path(args.trace) if args.trace else find_trace("conversation")
-    return (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000).rows)
+    return (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000))
 
 
 def shown(found: Plan, priced: bool) -> Table:
