@@ -60,7 +60,7 @@ class BlockPool:
         self._index = PrefixIndex()
         self._policy: EvictionPolicy = LRU() if policy is None else policy  # its items are keys
         self._sharing = self._policy if isinstance(self._policy, Sharing) else None
-        self._class_of: dict[int, str] = {}  # blocks from `allocate_for`, until they are free
+        self._class_of: dict[int, str] = {}  # classes of blocks from `allocate_for`, until they are free
         self._newcomers: dict[BlockKey, Newcomer] = {}
         self._on_evict = on_evict
 

@@ -324,7 +324,8 @@ class Batcher:
     # --- ends
 
     def abort(self, now: float, request_id: str) -> Request | None:
-        """End a request at any moment. Its blocks become free at once, or after the running step if it is in it."""
+        """End a request at any moment. Its blocks become free immediately, or after the running step if the step
+        includes it."""
         request = self.requests.get(request_id)
         if request is not None:
             self._finish(now, request, "abort")

@@ -346,7 +346,7 @@ class Worker:
 
     async def _hand_out(self, produced: _Produced) -> None:
         """At most HAND_OUT_SIZE emissions in one turn of the event loop: every token wakes a task of its acceptor, and
-        other work of the loop must not wait for hundreds of them."""
+        other work of the loop must not wait for hundreds of tasks."""
         self._metrics.observe_step(produced.num_tokens)
         emissions = produced.emissions
         for begin in range(0, len(emissions), HAND_OUT_SIZE):

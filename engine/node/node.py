@@ -34,6 +34,7 @@ from engine.core.engine_load import first_role
 from engine.front import cheapest
 from engine.front.cluster import Cluster
 from engine.handoff.arenas import Arenas
+from engine.node import common_transport
 from engine.node import report as node_report
 from engine.node.front_door import FrontDoor
 from engine.node.leaving import Leaving
@@ -165,6 +166,7 @@ class Node:
         await self.door.open(self._http_socket, self._draft)
         if self._cluster is not None:
             await self._join(self._cluster)
+            await common_transport.check(self.config.transport, self.channel, self.transfer, self.gossip.members)
         if self.store.keeper is not None:
             self.store.keeper.start()
         self.measures.phase("HTTP and joining")
@@ -318,7 +320,10 @@ class Node:
             address=("", 0),
             http=self.http_address,
             roles=self.config.roles,
-            info=self._identity | {"share": self.config.dram_bytes + self._ssd_bytes} | self._first_role,
+            info=self._identity
+            | {"share": self.config.dram_bytes + self._ssd_bytes}
+            | self._first_role
+            | common_transport.named(self.config.transport),
         )
 
     @property

@@ -1,7 +1,7 @@
 """Seeded request traces in Mooncake's format, if the released ones are not available.
 
-Chats: sessions behind a few popular system prompts, whose prompts grow by the last answer and a new question. Flood:
-prompts that share nothing with anybody, as an offline job sends them.
+Chats: sessions that begin with one of a few popular system prompts; their prompts grow by the last answer and a new
+question. Flood: prompts that share no block with others, as an offline job sends them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def chats(seed: int, requests: int, rate_s: float = 4.0, systems: int = 12, turn
 
 
 def flood(chat: Sequence[TraceRow], seed: int, per_request: float, blocks: int = 24) -> list[TraceRow]:
-    """The rows of `chat` in the class interactive. After each row, `per_request` batch prompts of about `blocks` blocks
-    follow. Each of these prompts comes twice, at a random distance, like work that is retried: a cache that keeps it
-    gains hits."""
+    """`chat` in the class interactive, with `per_request` batch prompts of about `blocks` blocks after each of its rows.
+    Each prompt comes twice at random distances, like retried work, so a cache that keeps it would benefit."""
     rng = Random(seed)
     ids = count(1 + max(max(row.hash_ids) for row in chat))
     rows: list[TraceRow] = []

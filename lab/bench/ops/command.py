@@ -3,9 +3,9 @@
   scripts/bench.py ops                    # products, then whole steps; about two minutes
   scripts/bench.py ops --only steps --threads 2 --json steps.json
 
-A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are taken in the
-same run: reading from huge pages, and AMX tile products that stay in registers or torch's product. Void if anything
-else uses the cores. Exit code 1: one of ours is slower than F.linear.
+A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are measured in the
+same run: reading from huge pages, and AMX tile products that stay in registers or torch's product. The results are
+invalid if other processes use the cores. Exit code 1: one of ours is slower than F.linear.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads to measure with")
-    parser.add_argument("--only", choices=("products", "steps"), help="leave the other part out")
+    parser.add_argument("--only", choices=("products", "steps"), help="run only this part")
     parser.add_argument(
         "--cpu-level", nargs="+", default=levels_here(), help="levels to measure; default: all of this CPU"
     )
