@@ -41,8 +41,8 @@ def chats(seed: int, requests: int, rate_s: float = 4.0, systems: int = 12, turn
 
 
 def flood(chat: Sequence[TraceRow], seed: int, per_request: float, blocks: int = 24) -> list[TraceRow]:
-    """`chat` in the class interactive, with `per_request` batch prompts of about `blocks` blocks after each of its rows.
-    Each prompt comes twice at random distances, like retried work, so a cache that keeps it would benefit."""
+    """`chat` in the class interactive, with `per_request` batch prompts of about `blocks` blocks after each row. Each
+    prompt comes twice at random distances, like retried work, so a cache that keeps it would benefit."""
     rng = Random(seed)
     ids = count(1 + max(max(row.hash_ids) for row in chat))
     rows: list[TraceRow] = []
