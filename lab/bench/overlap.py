@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk, layer with push and pull.
 
   scripts/bench.py overlap

@@ -119,6 +119,5 @@ main = partial(
         add_flags,
         play,
         quick={"nodes": QUICK_NODES, "cases": "mixed:both", "cut_s": 4.0, "streams": 4, "tokens": 80},
-        config=("nodes", "streams", "tokens", "prompt_tokens", "cut_s", "net"),
     ),
 )

@@ -104,13 +104,4 @@ async def _killed(
     return load, died
 
 
-main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick={"streams": 6, "tokens": 80},
-        config=("shape", "model", "streams", "tokens", "prompt_tokens"),
-    ),
-)
+main = partial(run, Scenario(__doc__, add_flags, play, quick={"streams": 6, "tokens": 80}))

@@ -133,7 +133,6 @@ class Scenario:
     add_flags    adds its own flags to those that every scenario has: --seed, --quick, --json
     play         starts clusters with Run.cluster, causes faults, and adds to Run.rows and Run.wrong
     quick        with --quick, numbers here are upper bounds of the flags, and other values replace them
-    config       names of the flags that go into the result's config
     passes_flags pass flags that the scenario does not know to every node
     """
 
@@ -141,7 +140,6 @@ class Scenario:
     add_flags: Callable[[ArgumentParser], None]
     play: Callable[[Run], None]
     quick: Mapping[str, Any]
-    config: Sequence[str]
     passes_flags: bool = False
 
 
@@ -171,7 +169,7 @@ def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
         except NoNamespaces as reason:
             print(f"no network namespaces: {reason}", file=sys.stderr)
             return UNAVAILABLE
-    config = {name: getattr(args, name) for name in (*scenario.config, "seed")}
+    config = {name: value for name, value in vars(args).items() if name not in ("json", "quick")}
     report(config | this.facts | {"wrong": len(this.wrong)}, this.rows, args.json)
     for text in this.wrong[:WRONG_SHOWN]:
         print(f"WRONG: {text}", file=sys.stderr)

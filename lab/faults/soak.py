@@ -62,13 +62,4 @@ def _note(this: Run, case: str, counts: Mapping[str, Any], bad: tuple[str, ...])
     this.wrong += [f"{case}: {counts[name]} {name}" for name in bad if counts.get(name)]
 
 
-main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick=QUICK,
-        config=("minutes", "kills", "flips", "holders", "rate", "backend"),
-    ),
-)
+main = partial(run, Scenario(__doc__, add_flags, play, quick=QUICK))

@@ -91,12 +91,5 @@ def _until_busy(cluster: LocalCluster, victim: str) -> None:
 
 
 main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick={"model": "tiny", "rounds": 2, "clients": 4, "prompt_tokens": 400},
-        config=("nodes", "model", "victims", "rounds", "stop_s", "clients", "prompt_tokens", "tokens"),
-    ),
+    run, Scenario(__doc__, add_flags, play, quick={"model": "tiny", "rounds": 2, "clients": 4, "prompt_tokens": 400})
 )

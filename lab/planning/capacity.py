@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The highest load at which a cluster, simulated or live, keeps its objectives, by bisection.
 
   scripts/tools.py capacity                                          # the conversation trace, P90 TTFT 30 s, TBT 0.1 s

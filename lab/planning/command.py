@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The smallest cluster for a load and its objectives, by formula: the number of prefill and decode nodes, and its cost.
 
   scripts/tools.py plan                                                   # the conversation trace at its own rate
@@ -71,7 +70,7 @@ def _rows(args: Namespace) -> tuple[str, list[TraceRow]]:
             raise ValueError("--prompt needs --rate")
         return "lognormal lengths", drawn(args.seed, 4000, args.prompt, args.answer, args.rate)
     path = Path(args.trace) if args.trace else find_trace("conversation")
-    return (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000).rows)
+    return (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000))
 
 
 def shown(found: Plan, priced: bool) -> Table:

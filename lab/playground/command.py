@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Swaps a kernel by file: checks it against the reference grid, times it against the built-in ones, and serves with it.
 
   scripts/playground.py attention --backend lab/playground/naive_attention.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Real RDMA verbs on any x86-64 Debian machine: boots a stock kernel with Soft-RoCE (rdma_rxe) under plain emulation
 and runs tests/rdma in it, with this machine's files and this Python.
 

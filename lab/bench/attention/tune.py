@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Finds the tiles of one row of attention/triton/tiles.py: compiles every candidate, and times on a GPU those that fit.
 
   scripts/bench.py tune-attention --head-size 128                         # on a GPU: the row for it, printed to paste

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Our engine against vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
 
   scripts/bench.py engine --peer-python vllm=VENV/bin/python --peer-python transformers=VENV/bin/python  # 20 min

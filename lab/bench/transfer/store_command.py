@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The pooled store, upstream's store and the limits of this machine, in one run.
 
     scripts/bench.py store [--quick] [--json PATH] [--peer-python PATH]    memory: put and get of 1 and 32 blocks

@@ -23,7 +23,7 @@ def scenario(play, **changed) -> Scenario:
         parser.add_argument("--nodes", default="mixed=2")
 
     quick = {"streams": 4, "nodes": "mixed=1"}
-    return Scenario("about it", add_flags, play, quick, ("streams", "nodes"), **changed)
+    return Scenario("about it", add_flags, play, quick, **changed)
 
 
 def test_the_result_tells_flags_rows_and_what_was_wrong(tmp_path, capsys):
