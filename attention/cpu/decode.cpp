@@ -15,7 +15,7 @@ constexpr int MIN_RUN = 64;          // keys: below this, merging costs more tha
 constexpr int ITEMS_PER_THREAD = 4;  // so that a long row does not leave the other threads waiting
 
 struct Plan {
-  std::vector<Item> items;
+  std::vector<DecodeItem> items;
   std::vector<int> first;  // of each (request, group of heads) its first item, in order; and the end
 };
 
@@ -44,7 +44,7 @@ Plan plan_items(const Attend &a) {
 
 // Rows of K of KV head 0 of the tile that begins at `key`; none beyond the item's end. Past its last key stands that one
 // again: its weight is zero, and slots without a token may hold NaN.
-template <typename Key> bool gather(const Attend &a, const Item &item, int key, const Key **to) {
+template <typename Key> bool gather(const Attend &a, const DecodeItem &item, int key, const Key **to) {
   const int count = std::min(TILE, item.end - key);
   if (count <= 0) return false;
   typename Tokens<Key>::Cursor cursor(Tokens<Key>(a, item.request, 0, 0), key);
@@ -56,14 +56,15 @@ template <typename Key> bool gather(const Attend &a, const Item &item, int key, 
   return true;
 }
 
-Heads heads_of(const Attend &a, const Item &item) {
+Heads heads_of(const Attend &a, const DecodeItem &item) {
   return {item.last_head - item.head, a.group(), item.head * a.kv.head, a.kv.head, a.kv.kind, a.kv.head_size,
           a.scale * LOG2E, a.soft_cap};
 }
 
 // q, state and s: of the item's query heads. `next`: what this thread will work on afterwards, or null.
 template <class Dot>
-void attend_item(const Attend &a, const Item &item, const Item *next, const typename Dot::Query *const *q, Partial *state,
+void attend_item(const Attend &a, const DecodeItem &item, const DecodeItem *next,
+                 const typename Dot::Query *const *q, Partial *state,
                  Weights *s) {
   constexpr int RING = AHEAD + 1;
   const Heads heads = heads_of(a, item);
@@ -82,7 +83,7 @@ void attend_item(const Attend &a, const Item &item, const Item *next, const type
 }
 
 // Merges the runs of one request and its heads, `heads` query heads each, and writes their rows.
-template <class Kernel> void finish(const Attend &a, const Item &item, int runs, int heads, Partial *partials) {
+template <class Kernel> void finish(const Attend &a, const DecodeItem &item, int runs, int heads, Partial *partials) {
   const int size = a.kv.head_size, row = a.cu_q[item.request];
   for (int h = 0; h < heads; h++) {
     Partial &merged = partials[h];
@@ -102,7 +103,8 @@ template <class Kernel> void finish(const Attend &a, const Item &item, int runs,
 }
 
 // The item's query heads as Dot wants them: in place, or widened into `wide` [heads, padded(head_size)].
-template <class Dot> void query_rows(const Attend &a, const Item &item, const typename Dot::Query **q, float *wide) {
+template <class Dot>
+void query_rows(const Attend &a, const DecodeItem &item, const typename Dot::Query **q, float *wide) {
   const int size = a.kv.head_size;
   for (int h = item.head * a.group(); h < item.last_head * a.group(); h++, wide += padded(size)) {
     const int64_t at = a.cu_q[item.request] * a.q_row + h * a.q_head;
@@ -122,7 +124,7 @@ template <class Dot> class DotKernel {
   DotKernel(const Attend &attend, int kv_heads)
       : a(attend), q(kv_heads * a.group()), wide(q.size() * padded(a.kv.head_size)), s(q.size()) {}
 
-  void attend(const Item &item, const Item *next, Partial *partials) {
+  void attend(const DecodeItem &item, const DecodeItem *next, Partial *partials) {
     query_rows<Dot>(a, item, q.data(), wide.data());
     attend_item<Dot>(a, item, next, q.data(), partials, s.data());
   }
@@ -144,7 +146,7 @@ class CodesKernel {
       : a(attend), size(a.kv.head_size), q(kv_heads * a.group()), queries(q.size() * padded(size)), wide(2 * TILE * size),
         s(a.group()) {}
 
-  void attend(const Item &item, const Item *, Partial *partials) {
+  void attend(const DecodeItem &item, const DecodeItem *, Partial *partials) {
     query_rows<Dot>(a, item, q.data(), queries.data());
     Heads heads = heads_of(a, item);
     heads.kv_heads = 1, heads.k = 0, heads.kind = TILE * size;

@@ -30,7 +30,7 @@ template <int GROUP> constexpr int parts_at_once() { return FEW ? (GROUP == 1 ? 
 
 // Keys begin .. end of a request for some of its KV heads. All of them if possible: the heads of a block lie side by
 // side, so that memory is read in longer stretches.
-struct Item { int request, head, last_head, begin, end; };
+struct DecodeItem { int request, head, last_head, begin, end; };
 
 // Running softmax of one query head. o: padded(head_size) sums of p v in the order of `Dot`, then 16 that add up to l.
 struct Partial {

@@ -87,7 +87,7 @@ template <int HEADS, int PARTS> class TileKernel {
   TileKernel(const TileKernel &) = delete;
 
   // `next`: what this thread will work on afterwards, or null: its first keys are asked for in time.
-  void attend(const Item &item, const Item *next, Partial *partials) {
+  void attend(const DecodeItem &item, const DecodeItem *next, Partial *partials) {
     for (int h = item.head; h < item.last_head; h++)
       for (int pass = 0; pass < passes; pass++) begin(item, h, pass, state(item, h, pass));
     const char *tiles[PASS], *after[PASS];
@@ -120,11 +120,11 @@ template <int HEADS, int PARTS> class TileKernel {
 
   // The intrinsics of tiles do not tell the compiler what memory they read.
   static void fence(const void *memory) { asm volatile("" : : "r"(memory) : "memory"); }
-  static int first_key(const Item &item) { return item.begin / 16 * 16; }
-  State &state(const Item &item, int head, int pass) { return states[(head - item.head) * passes + pass]; }
+  static int first_key(const DecodeItem &item) { return item.begin / 16 * 16; }
+  State &state(const DecodeItem &item, int head, int pass) { return states[(head - item.head) * passes + pass]; }
 
   // K of KV head 0 of up to PASS tiles from `key` on; how many there are.
-  int gather(const Item &item, int key, const char **to) const {
+  int gather(const DecodeItem &item, int key, const char **to) const {
     const int32_t *table = a.block_tables + item.request * a.table_row;
     int count = 0;
     for (; count < PASS && key < item.end; key += 16) {
@@ -135,7 +135,7 @@ template <int HEADS, int PARTS> class TileKernel {
   }
 
   // `wide` becomes K or V of `count` tiles; rows outside of the item, whose slots may hold anything, become zeros.
-  void widen_tiles(const Item &item, int head, int kind, int key, int count) {
+  void widen_tiles(const DecodeItem &item, int head, int kind, int key, int count) {
     const int begin = std::max(0, item.begin - key), end = std::min(16 * count, item.end - key);
     memset(wide[0], 0, begin * sizeof wide[0]);
     widen_tokens(a, item.request, head, kind, key + begin, end - begin, SIZE, wide[begin]);
@@ -143,7 +143,7 @@ template <int HEADS, int PARTS> class TileKernel {
     fence(wide);
   }
 
-  void begin(const Item &item, int head, int pass, State &state) {
+  void begin(const DecodeItem &item, int head, int pass, State &state) {
     const int first = head * a.group() + pass * HEADS, count = std::min(HEADS, a.group() - pass * HEADS);
     memset(&state, 0, sizeof state);
     for (int h = 0; h < count; h++) {
@@ -153,7 +153,8 @@ template <int HEADS, int PARTS> class TileKernel {
     store(state.max, splat(-INFINITY));
   }
 
-  void attend_tiles(const Item &item, int head, int key, const char *const *tiles, int count, const char *const *after,
+  void attend_tiles(const DecodeItem &item, int head, int key, const char *const *tiles, int count,
+                    const char *const *after,
                     int coming, State &state) {
     const int64_t k_at = element * head * a.kv.head, v_at = k_at + element * a.kv.kind;
     const int64_t row_bytes = codes ? 2 * SIZE : 2 * a.kv.token;
@@ -200,7 +201,7 @@ template <int HEADS, int PARTS> class TileKernel {
   }
 
   // Scores of `count` tiles -> weights; raises the maximum and shrinks the sums when a score exceeds it by RAISE.
-  void weigh(const Item &item, int key, int count, State &state) {
+  void weigh(const DecodeItem &item, int key, int count, State &state) {
     const Vec scale = splat(a.scale * LOG2E);
     Vec top = splat(-INFINITY);
     for (int t = 0; t < count; t++) {
@@ -240,7 +241,7 @@ template <int HEADS, int PARTS> class TileKernel {
     store(state.total, total);
   }
 
-  static Vec visible(Vec x, int key, const Item &item) {
+  static Vec visible(Vec x, int key, const DecodeItem &item) {
     const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const IntVec keys = key + lane / HEADS;
     return choose((keys >= item.begin) & (keys < item.end), x, splat(-INFINITY));
@@ -286,7 +287,7 @@ template <int HEADS, int PARTS> class TileKernel {
     if constexpr (PARTS > 3) _tile_stored(3, state.o[3], 64);
   }
 
-  void end(const Item &item, int head, int pass, const State &state, Partial *partials) const {
+  void end(const DecodeItem &item, int head, int pass, const State &state, Partial *partials) const {
     const IntVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int at = (head - item.head) * a.group() + pass * HEADS;
     for (int h = 0; h < std::min(HEADS, a.group() - pass * HEADS); h++) {

@@ -31,7 +31,7 @@ constexpr int COLUMNS = VECTORS * WIDTH;  // columns per pass
 constexpr float RAISE = 8;    // log2
 constexpr float LOG2E = 1.44269504f, LOWEST = -1e30f;
 
-struct Item { int request, head, begin, end; };  // columns begin .. end of one request and KV head
+struct PrefillItem { int request, head, begin, end; };  // columns begin .. end of one request and KV head
 
 // What one thread needs for an item of up to `tiles` x COLUMNS columns; a Path adds its own.
 struct Columns {
@@ -147,7 +147,7 @@ template <class Path> static void attend_keys(const Attend &a, Path &path, const
 }
 
 // O^T / total, transposed back, into the item's rows.
-static inline void write_rows(const Attend &a, const Item &item, const Columns &c) {
+static inline void write_rows(const Attend &a, const PrefillItem &item, const Columns &c) {
   const int group = a.group(), size = a.kv.head_size, count = item.end - item.begin;
   for (int first = 0; first < count; first += WIDTH) {
     const float *o = c.o + (int64_t)first / COLUMNS * size * COLUMNS + first % COLUMNS;
@@ -165,7 +165,7 @@ static inline void write_rows(const Attend &a, const Item &item, const Columns &
   }
 }
 
-template <class Path> void attend_item(const Attend &a, const Item &item, Path &path, const Columns &c) {
+template <class Path> void attend_item(const Attend &a, const PrefillItem &item, Path &path, const Columns &c) {
   const int count = item.end - item.begin, tiles = (count + COLUMNS - 1) / COLUMNS;
   const int rows = a.cu_q[item.request + 1] - a.cu_q[item.request];
   const int first_position = a.ctx_lens[item.request] - rows;

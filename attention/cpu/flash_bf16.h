@@ -143,7 +143,7 @@ template <class Product> struct Bf16Path {
   const Bf16 *k[KEYS / 16];  // 16 keys each
   int64_t k_row;
   const Attend *a;
-  Item item;
+  PrefillItem item;
 
   static int parts(int size) { return (size + 31) / 32; }
   static size_t scratch(int size, int tiles) {
@@ -160,7 +160,7 @@ template <class Product> struct Bf16Path {
     memset(copy, 0, KEYS * 32 * depth * sizeof *copy);  // what pads a head to whole parts stays zero
   }
 
-  void begin(const Attend &attend, const Item &of, int tiles) {
+  void begin(const Attend &attend, const PrefillItem &of, int tiles) {
     a = &attend;
     item = of;
     const int group = a->group(), row0 = a->cu_q[item.request], count = item.end - item.begin;

@@ -11,7 +11,7 @@ template <typename T> struct FloatPath {
   float *k, *v;        // [KEYS, size]
   float *q;            // [tiles, size, COLUMNS]
   const Attend *a;
-  Item item;
+  PrefillItem item;
 
   static size_t scratch(int size, int tiles) { return (2 * STEP + KEYS) * COLUMNS + 2 * KEYS * size + tiles * size * COLUMNS; }
 
@@ -22,7 +22,7 @@ template <typename T> struct FloatPath {
     q = v + KEYS * size;
   }
 
-  void begin(const Attend &attend, const Item &of, int tiles) {
+  void begin(const Attend &attend, const PrefillItem &of, int tiles) {
     a = &attend;
     item = of;
     const int group = a->group(), row0 = a->cu_q[item.request], count = item.end - item.begin;

@@ -11,12 +11,12 @@ namespace {
 constexpr int MAX_TILES = 16;        // 512 columns share one transposed V and stay, with O^T, in the second-level cache
 constexpr int ITEMS_PER_THREAD = 4;  // more, smaller items level out that late rows see more keys
 
-std::vector<Item> plan_items(const Attend &a, int *tiles) {
+std::vector<PrefillItem> plan_items(const Attend &a, int *tiles) {
   int64_t columns = 0;
   for (int s = a.first; s < a.last; s++) columns += (int64_t)(a.cu_q[s + 1] - a.cu_q[s]) * a.num_heads;
   const int64_t share = columns / COLUMNS / (a.threads == 1 ? 1 : a.threads * ITEMS_PER_THREAD);
   *tiles = std::max<int64_t>(2, std::min<int64_t>(MAX_TILES, share));
-  std::vector<Item> items;
+  std::vector<PrefillItem> items;
   for (int s = a.first; s < a.last; s++) {
     const int count = (a.cu_q[s + 1] - a.cu_q[s]) * a.group(), step = *tiles * COLUMNS;
     for (int end = count; end > 0; end -= step)  // the rows that see most first
@@ -32,7 +32,7 @@ struct NoSetup {
 
 template <class Path, class Setup> void attend_all(const Attend &a) {
   int tiles;
-  const std::vector<Item> items = plan_items(a, &tiles);
+  const std::vector<PrefillItem> items = plan_items(a, &tiles);
   const int size = a.kv.head_size;
 #pragma omp parallel num_threads(a.threads) if (a.threads > 1)
   {
