@@ -169,6 +169,7 @@ MAY_TORCH = (
     "engine.model.ops_cpu",
     "engine.model.ops_triton",
     "engine.model.parallel",
+    "engine.model.quantized",
     "engine.loading.rank_processes",
     "engine.loading.rank_worker",
     "engine.sampling.rejection",
@@ -179,6 +180,7 @@ MAY_TORCH = (
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
     "engine.checkpoint.pooled_weights",
+    "engine.checkpoint.quantized_weights",
     "engine.pooled.encoded_blocks",
     "engine.handoff.wire",
 )

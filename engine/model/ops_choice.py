@@ -24,13 +24,16 @@ ROWS = (1, 128)
 ROUNDS = 5
 
 
-def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto") -> Ops:
+def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto", quantized: bool = False) -> Ops:
     """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
 
     TritonOps beside the attention backend `triton`. Beside `cpu` the faster of CpuOps and TorchOps, by a short
     measurement; `cpu_level` is a level of attention/cpu/level.py or auto. Else TorchOps. The log says which and why.
-    Raises NotCompiled for a level by name that this CPU lacks.
+    For `quantized` weights, on a CPU, always CpuOps. Raises NotCompiled for a level by name that this CPU lacks, and
+    where there are no kernels for quantized weights.
     """
+    if quantized:
+        return CpuOps(cpu_level, dtype, quantized=True)
     if backend == "triton":
         from engine.model.ops_triton import TritonOps  # triton, which a node without a GPU does not load
 
