@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def triton_backend() -> AttentionBackend:
-    """The Triton kernels, imported when they are asked for. Raises ValueError where triton is not installed."""
+    """The Triton kernels, imported at the first call. Raises ValueError if triton is not installed."""
     try:
         from attention.triton.backend import TritonBackend
     except ModuleNotFoundError as error:
@@ -47,8 +47,8 @@ def triton_backend() -> AttentionBackend:
 
 
 def cpu_backend(level: str = "auto") -> CpuBackend:
-    """The C++ kernels of a level of attention.cpu.level, compiled when they are asked for. Raises ValueError where they
-    cannot be had."""
+    """The C++ kernels of a level of attention.cpu.level, compiled at the first call. Raises ValueError if they are not
+    available."""
     from attention.cpu import CpuBackend
 
     try:
@@ -67,7 +67,7 @@ backends: dict[str, Callable[[], AttentionBackend]] = {
 }
 
 METHODS = ("plan", "write_kv", "rotate_and_write_kv", "attend")
-"""What a backend of the user's own must have; see attention/interface.py."""
+"""The methods that a user's backend must have; see attention/interface.py."""
 
 __all__ = ["AttentionBackend", "RaggedBatch", "backends", "choose"]
 
@@ -83,10 +83,10 @@ def choose(
     dtype: torch.dtype = torch.bfloat16,
     cpu_level: str = "auto",
 ) -> AttentionBackend:
-    """The backend called `name`, or the user's own from 'FILE.py:NAME'; 'auto' is the fastest that runs on `device`
-    ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in attention.codes.DTYPES,
-    anything else is a float type. On a CPU 'auto' measures, with the model's heads in its `dtype`, on one rank; its
-    kernels are those of `cpu_level` (attention/cpu/level.py). Raises ValueError."""
+    """The backend called `name`, or the user's class from 'FILE.py:NAME'; 'auto' is the fastest one that runs on
+    `device` ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in
+    attention.codes.DTYPES, anything else is a float type. On a CPU 'auto' measures, with the model's heads in its
+    `dtype`, on one rank; its kernels are those of `cpu_level` (attention/cpu/level.py). Raises ValueError."""
     backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype), cpu_level)
     if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":
@@ -115,7 +115,7 @@ def named(name: str, device: str, heads: Heads, cpu_level: str) -> AttentionBack
 
 
 def own(name: str) -> AttentionBackend:
-    """The user's own from 'FILE.py:NAME'. Raises ValueError."""
+    """The user's backend from 'FILE.py:NAME'. Raises ValueError."""
     backend: AttentionBackend = load("--attention-backend", name, METHODS)()
     if not isinstance(getattr(backend, "name", None), str):
         raise ValueError(f"--attention-backend {name}: it lacks a `name`, a string")
@@ -123,8 +123,9 @@ def own(name: str) -> AttentionBackend:
 
 
 def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
-    """On a GPU triton where it can be had, else torch. On a CPU what a short measurement says of our kernels and torch;
-    the log says what was measured, or why there are no kernels. Raises ValueError for a level that this CPU lacks."""
+    """On a GPU triton if it is available, else torch. On a CPU the faster of our kernels and torch in a short
+    measurement; the log has the times, or the reason why there are no kernels. Raises ValueError for a level that this
+    CPU lacks."""
     size = heads.head_size
     if device != "cpu":
         takes = size % 16 == 0 and size <= 256  # attention/triton/tiles.py

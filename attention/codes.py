@@ -8,7 +8,7 @@ and a later token must not change the codes of earlier tokens:
 so |x - x'| <= scale / 2 for int8, and <= max(|x| / 16, scale / 1024) for fp8 (e4m3: 3 bits of mantissa, subnormals in
 steps of 1 / 512). TINY keeps 1 / scale finite; a row of zeros stays zeros. A row with a NaN is read as NaN.
 
-In a block the scales of a head lie right behind its codes:
+In a block the scales of a head directly follow its codes:
 
     [num_layers, 2, num_kv_heads, (codes [block_size, head_size] one byte each | scales [block_size] float32)]
 
@@ -53,14 +53,14 @@ def to_codes(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def from_codes(codes: Tensor, dtype: torch.dtype) -> Tensor:
-    """The reverse but for the scale: int8 -> new float32."""
+    """The reverse without the scale: int8 -> new float32."""
     return codes.float() if dtype == torch.int8 else e4m3_to_float(codes)
 
 
 def e4m3_to_float(codes: Tensor) -> Tensor:
-    """codes int8 -> float32. As float16 with the bits moved to their places they are 2^-8 of their values, subnormals,
-    too: the exponents' biases are 7 and 15. Three times as fast as torch's conversion."""
-    bits = codes.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4080)  # sign and the seven others
+    """codes int8 -> float32. With its bits moved to those of a float16, a code is 2^-8 of its value, also if it is
+    subnormal: the exponents' biases are 7 and 15. Three times as fast as torch's conversion."""
+    bits = codes.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4080)  # sign and the other seven bits
     return bits.view(torch.float16).float().mul_(256.0)
 
 
@@ -89,7 +89,7 @@ def is_quantized(kv: Tensor) -> bool:
 
 
 def codes_of(kv: Tensor) -> Tensor:
-    """int8 of any quantized pool: torch indexes few types of one byte."""
+    """Any quantized pool as int8, because torch indexes few types of one byte."""
     return kv.view(torch.int8)
 
 
@@ -108,8 +108,8 @@ def scales_of(kv: Tensor) -> Tensor:
 
 
 def rows_of(kv: Tensor, pick: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
-    """Values of the rows that `pick` takes out of a pool [..., block_size, head_size], in `dtype`. It is called for
-    codes and for scales, which differ in the size of the last axis alone."""
+    """Values of the rows that `pick` takes from a pool [..., block_size, head_size], in `dtype`. `pick` is called for
+    codes and for scales, which differ only in the size of the last axis."""
     if not is_quantized(kv):
         return pick(kv).to(dtype)
     values = from_codes(pick(codes_of(kv)), kv.dtype)
@@ -117,8 +117,8 @@ def rows_of(kv: Tensor, pick: Callable[[Tensor], Tensor], dtype: torch.dtype) ->
 
 
 def planes(kv: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """What to write where for rows [..., head_size] to lie in `kv`: (a plane [..., block_size, n], rows [..., n] of its
-    type), one pair for floats, codes and scales for a quantized pool."""
+    """The writes that store rows [..., head_size] in `kv`: pairs of (a plane [..., block_size, n], rows [..., n] of its
+    type), one pair for floats, two (codes and scales) for a quantized pool."""
     if not is_quantized(kv):
         return [(kv, rows.to(kv.dtype))]
     codes, scales = encode_rows(rows, kv.dtype)

@@ -4,9 +4,9 @@ A step concatenates the queries of all requests: request s owns rows cu_q[s] .. 
 position ctx_lens[s] - q_len[s] + i and sees the keys 0 .. that position. Decode is q_len = 1, a prefill chunk is
 q_len > 1, and a prefix hit is ctx_len > q_len. One contract covers all of them.
 
-KV lives in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]. block_tables lists the blocks
-of each request in order. A pool of int8 or float8_e4m3fn is quantized: attention/codes.py has its layout, and reads and
-writes it in torch. Only backends with `reads_codes = True` get such a pool.
+KV is in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]. block_tables lists the blocks of
+each request in order. A pool of int8 or float8_e4m3fn is quantized: attention/codes.py defines its layout, and reads
+and writes it in torch. Only backends with `reads_codes = True` get such a pool.
 """
 
 from __future__ import annotations

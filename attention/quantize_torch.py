@@ -7,7 +7,8 @@ after layer, so a layer can be moved and decoded by itself:
 
     codes [2, num_kv_heads, block_size, head_size] one byte each | scales [2, num_kv_heads] float32
 
-A few layers at a time: they stay in the cache, and below the size from which torch takes the threads of the model.
+It converts a few layers at a time, so that they stay in the cache, and below the size from which torch uses the model's
+threads.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ CHUNK_ELEMENTS = 32_000  # ATen's grain is 32,768
 
 
 def encode_block(block: Tensor, dtype: torch.dtype, out: Tensor) -> None:
-    """block [num_layers, 2, num_kv_heads, block_size, head_size], finite, any float type; out [encoded bytes] uint8,
-    written whole. `dtype` is a key of attention.codes.LARGEST."""
+    """block [num_layers, 2, num_kv_heads, block_size, head_size], finite, any float type; writes all of out [encoded
+    bytes] uint8. `dtype` is a key of attention.codes.LARGEST."""
     rows = out.view(len(block), -1)
     for part in chunks(len(block), block.shape[1:]):
         rows[part] = encode_layers(block[part].to(torch.float32, copy=True), dtype)  # never the arena itself
 
 
 def decode_block(encoded: Tensor, dtype: torch.dtype, block: Tensor) -> None:
-    """The reverse: encoded [encoded bytes] uint8; block is written whole, in its own type."""
+    """The reverse: encoded [encoded bytes] uint8; writes the whole block, in its own type."""
     rows = encoded.view(len(block), -1)
     for part in chunks(len(block), block.shape[1:]):
         block[part] = decode_layers(rows[part], dtype, block.shape[1:])
 
 
 def encode_layers(layers: Tensor, dtype: torch.dtype) -> Tensor:
-    """layers [n, 2, num_kv_heads, block_size, head_size] float32, finite, overwritten; of any blocks. Returns
-    [n, encoded bytes of a layer] uint8."""
+    """layers [n, 2, num_kv_heads, block_size, head_size] float32, finite, overwritten; from any blocks. Returns [n,
+    encoded bytes of a layer] uint8."""
     scales = layers.abs().amax((-1, -2)).div_(LARGEST[dtype])
     inverse = torch.where(scales == 0, 1.0, scales).reciprocal_()
     codes = to_codes(layers.mul_(inverse[..., None, None]), dtype)
@@ -57,6 +58,6 @@ def decode_layers(encoded: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> 
 
 
 def chunks(count: int, shape: Sequence[int]) -> list[slice]:
-    """Of `count` layers of `shape`, as many as should be converted together."""
+    """Slices of `count` layers of `shape`, each with as many layers as should be converted together."""
     step = max(1, CHUNK_ELEMENTS // prod(shape))
     return [slice(first, min(count, first + step)) for first in range(0, count, step)]

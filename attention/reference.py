@@ -5,9 +5,9 @@ For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its K
     out[i, h] = sum_{p - window < j <= p} softmax_j(cap(scale q[i, h] . k[j, g])) v[j, g]
     cap(x) = soft_cap tanh(x / soft_cap)      without a window: all j <= p; without a soft cap: cap(x) = x
 
-One request at a time, no blocking, no merging. Any float dtype: with float64 inputs it is the yardstick, with the
-dtype of a backend under test it says how far plain torch lies from the yardstick. Quantized pools are read as the
-values that codes and scales stand for (attention/codes.py).
+One request at a time, no blocking, no merging. Any float dtype: with float64 inputs it is the yardstick; with the dtype
+of a backend under test it shows how far plain torch is from the yardstick. Quantized pools are decoded
+(attention/codes.py).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RotateThenWrite:
-    """`rotate_and_write_kv` for a backend that has no kernel for both at once."""
+    """`rotate_and_write_kv` for a backend without a kernel for both together."""
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any) -> None:
         raise NotImplementedError

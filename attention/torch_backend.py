@@ -1,24 +1,25 @@
 """The backend for every device of torch: gathers blocks, then calls torch's fused attention.
 
 Layout. `index_select` along the block axis of the pool seen as [2, num_kv_heads, num_blocks, block_size, head_size]
-copies K and V of whole blocks once and lands them token-contiguous, so no second copy is needed:
+copies K and V of whole blocks once into token-contiguous memory, so no second copy is needed:
 
     decodes of a group   kv [2, num_kv_heads, group, tokens, head_size]   q [num_kv_heads, group, heads per KV head, .]
     a prefill chunk      kv [2, num_kv_heads, tokens, head_size]          q [num_heads, chunk, .]
 
-A decode row sees all its tokens, so the query heads that share a KV head can stand as the query rows of one product:
+A decode row sees all its tokens, so the query heads that share a KV head can be the query rows of one product:
 grouped-query attention without expanded or repeated K and V (1.8x faster than enable_gqa at 8 heads per KV head).
 
-A chunk over a cached past is two calls, past without a mask and chunk causal, merged by their log-sum-exp:
+A chunk after a cached past takes two calls, past without a mask and chunk causal, merged by their log-sum-exp:
 
     w = sigmoid(lse_past - lse_new)      out = w out_past + (1 - w) out_new
 
 Measured (bfloat16, 9/3 heads of 64, chunk 512, one thread, ms): past 1536 merged 6.9, bool mask 8.0; past 6000 merged
-20.0, bool mask 29.1. The mask also costs chunk x context bytes. torch returns the log-sum-exp on the CPU only, so
-other devices take the mask.
+20.0, bool mask 29.1. The mask also costs chunk x context bytes. torch returns the log-sum-exp on the CPU only, so other
+devices use the mask.
 
-With a window only the blocks that a row sees are gathered, and a mask hides what is too old; a long chunk is cut into
-pieces of about a window, so that its work grows with chunk x window. Soft caps have no fused kernel: plain products.
+With a window it gathers only the blocks that a row sees, and a mask hides older keys; it cuts a long chunk into pieces
+of about a window, so that the work grows with chunk x window. There is no fused kernel for soft caps: they use plain
+products.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from attention.interface import RaggedBatch
 from attention.rotary import RotateThenWrite
 
 GROUP_TOKENS = 8192
-"""Decodes are gathered at most this many tokens at a time: larger buffers (over 32 MiB) come fresh from the kernel on
-every layer, and the page faults cost up to eight times the copy."""
+"""Maximum tokens of decodes that are gathered together: in every layer the kernel allocates larger buffers (over 32
+MiB) again, and the page faults cost up to eight times the copy."""
 
 MIN_FILL = 0.75
 """A decode joins a group if it fills at least this share of the group's longest context."""
 
 
 MIN_PIECE = 128
-"""Rows: a windowed chunk is cut into pieces of its window, but no smaller ones."""
+"""Minimum rows of the pieces into which a windowed chunk is cut; otherwise they have about a window."""
 
 CAPPED_ROWS = 128
-"""Rows of a chunk whose scores exist at a time: [num_heads, rows, context] float32."""
+"""Rows of a chunk whose scores exist at the same time: [num_heads, rows, context] float32."""
 
 
 @dataclass(slots=True)
@@ -61,13 +62,13 @@ class DecodeGroup:
 
 @dataclass(slots=True)
 class Chunk:
-    """Query rows of one request: a prefill chunk, or a piece of one, over what is cached before it."""
+    """Query rows of one request: a prefill chunk, or a piece of one, after its cached past."""
 
     first_row: int
     q_len: int
     kv_len: int  # tokens from the first gathered block to the last row's own
     blocks: Tensor  # [blocks] int64
-    visible: Tensor | None  # [q_len, kv_len] bool; None = the causal rule alone
+    visible: Tensor | None  # [q_len, kv_len] bool; None = only the causal rule
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class Cut:
 
 @dataclass(slots=True)
 class Plan:
-    """Where this step's keys go and how its rows are attended; built once, used by every layer."""
+    """The slots of this step's keys and the pieces of its rows; built once, used by every layer."""
 
     batch: RaggedBatch
     rows: Tensor | None  # rows of k and v to write; None = all
@@ -89,7 +90,7 @@ class Plan:
     cuts: dict[int, Cut] = field(default_factory=dict)  # by window
 
     def cut(self, window: int) -> Cut:
-        """Made when the first layer with that window asks. A window that hides nothing is none."""
+        """The cut for a window, made at the first layer that needs it. A window that hides no key counts as none."""
         if window >= max(self.batch.kv_lens, default=0):
             window = 0
         if window not in self.cuts:
@@ -147,8 +148,8 @@ def gather(kv: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def group_decodes(kv_lens: list[int]) -> list[list[int]]:
-    """Decode rows by falling context length, cut where padding would waste more than 1 - MIN_FILL of a row or the
-    group would gather more than GROUP_TOKENS."""
+    """Decode rows in order of decreasing context length, cut where padding would waste more than 1 - MIN_FILL of a row
+    or the group would gather more than GROUP_TOKENS."""
     groups: list[list[int]] = []
     longest = 0
     for row in sorted(range(len(kv_lens)), key=lambda row: -kv_lens[row]):
@@ -162,7 +163,7 @@ def group_decodes(kv_lens: list[int]) -> list[list[int]]:
 
 
 def first_token(kv_len: int, window: int, batch: RaggedBatch) -> int:
-    """Where the block begins that holds the oldest of the last `window` tokens."""
+    """The first token of the block that holds the oldest of the last `window` tokens."""
     return max(0, kv_len - window) // batch.block_size * batch.block_size if window else 0
 
 
@@ -173,7 +174,7 @@ def plan_group(batch: RaggedBatch, members: list[int], window: int) -> DecodeGro
     max_len, num_blocks = max(spans), -(-max(spans) // batch.block_size)
     device = batch.block_tables.device
     rows, first = torch.tensor(members, device=device), torch.tensor(firsts, device=device)[:, None]
-    # A row that needs fewer blocks than the longest may run past its table: what it repeats there is not visible.
+    # A row that needs fewer blocks than the longest may run past its table: the repeated blocks there are not visible.
     columns = first // batch.block_size + torch.arange(num_blocks, device=device)
     tables = batch.block_tables[rows].gather(1, columns.clamp_(max=batch.block_tables.shape[1] - 1))
     group = DecodeGroup(rows, tables.flatten().long(), max_len, None, None)
@@ -253,18 +254,18 @@ def attend_chunk(
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """As attend_chunk, with the causal rule as an explicit mask."""
+    """Like attend_chunk, with the causal rule as an explicit mask."""
     return scaled_dot_product_attention(q, k, v, attn_mask=causal(q, k), scale=scale, enable_gqa=True)
 
 
 def causal(q: Tensor, k: Tensor) -> Tensor:
-    """[q_len, kv_len] bool: row i stands at position kv_len - q_len + i and sees all up to it."""
+    """[q_len, kv_len] bool: row i is at position kv_len - q_len + i and sees all keys up to it."""
     position = torch.arange(k.shape[2], device=q.device)
     return position[None, :] <= position[k.shape[2] - q.shape[2] :, None]
 
 
 def attend_chunk_capped(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, soft_cap: float) -> Tensor:
-    """The heads that share a KV head stand as rows of one product, some query rows at a time."""
+    """The heads that share a KV head are rows of one product, a few query rows at a time."""
     num_kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
     by_kv_head, out = q[0].unflatten(0, (num_kv_heads, group)), torch.empty_like(q[0])
     for begin in range(0, q.shape[2], CAPPED_ROWS):

@@ -6,7 +6,7 @@ Files:
     block          Block geometry and block keys: the layout of one unit of KV
     bulk_messages  The bulk calls for pooled blocks: their kinds and bodies
     checked_copy   Copies blocks from memory that others may change, and computes the checksum of the copy
-    copy_threads   Threads that copy blocks, a few at once, for a caller on the event loop
+    copy_threads   A few threads that copy blocks in parallel, for a caller on the event loop
     keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693
     keys           The keys of a prompt's blocks in one call: keys.c
     messages       What nodes tell each other about pooled blocks: the kinds of messages and their bodies

@@ -9,10 +9,10 @@ from net.errors import RemoteError
 
 
 def count_found(slots: Sequence[int], asked: int) -> int:
-    """How many of `slots` are slots. Raises RemoteError when they are about more than `asked` keys."""
+    """Number of entries of `slots` that are slots. Raises RemoteError when there are more than `asked` entries."""
     if len(slots) > asked:
         raise RemoteError(f"{len(slots)} answers about {asked} keys", "bad_answer")
-    if not slots or min(slots) >= 0:  # most answers; this takes a third of the time
+    if not slots or min(slots) >= 0:  # the common case; this check takes a third of the time
         return len(slots)
     return sum(map(PRESENT.__lt__, slots))
 
@@ -25,6 +25,6 @@ def one_each(found: int, *columns: Sequence[object]) -> None:
 
 
 def all_about(positions: Sequence[int], asked: int) -> None:
-    """Raises RemoteError for a position of no key."""
+    """Raises RemoteError for a position outside the keys."""
     if positions and not 0 <= min(positions) <= max(positions) < asked:
         raise RemoteError(f"positions {min(positions)} to {max(positions)} among {asked} keys", "bad_answer")

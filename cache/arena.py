@@ -1,5 +1,5 @@
-"""Arena: one large region divided into equal slots, one block each. The pool decides who uses a slot; this computes
-where it is."""
+"""Arena: one large region divided into equal slots, one block each. The pool decides who uses a slot; this computes its
+location."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNCHECKED = 0
 
 
 def checksum(memory: Buffer) -> int:
-    """64 bits over a block's bytes; travels and rests with the block. Releases the GIL for large blocks."""
+    """64 bits over a block's bytes, sent and stored with the block. Releases the GIL for large blocks."""
     return xxh3_64_intdigest(memory)
 
 
@@ -31,7 +31,7 @@ class Arena:
 
     @property
     def name(self) -> str:
-        """The region's name: how transfers call it."""
+        """The region's name in transfers."""
         return self.region.name
 
     def slot_span(self, slot: int) -> tuple[int, int]:

@@ -4,9 +4,9 @@ A block holds the KV of `block_size` consecutive tokens for all layers, K and V,
 
     [num_layers, 2, num_kv_heads, block_size, head_size]
 
-so one layer's part is contiguous (pushed while later layers still compute) and the whole block is too (one span
-for pool, wire and SSD). In a quantized arena elements are codes of one byte, and behind those of each head lie the
-scales of its tokens (attention/codes.py): they are of its layer's part.
+so one layer's part is contiguous (pushed while later layers still compute) and the whole block is too (one span for
+pool, wire and SSD). In a quantized arena elements are codes of one byte; the codes of each head are followed by the
+scales of its tokens (attention/codes.py), within the layer's part.
 
 A block key is a 128-bit chained hash: root -> parent key -> token ids. Two nodes with equal roots agree on every
 key; the root covers everything that makes KV bytes interchangeable.
@@ -24,7 +24,7 @@ from cache.keys import chain
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 encodings = ("fp8", "int8")
-"""Types of one byte per element with float32 scales: one per token and head in the arena, one per head where blocks
+"""Types of one byte per element with float32 scales: one per token and head in the arena; one per head in blocks that
 are converted on their way to the pool or to a decode node."""
 
 SCALE_BYTES = 4
@@ -46,8 +46,8 @@ class BlockGeometry:
     head_size: int
     block_size: int  # tokens
     dtype: str  # in the arena: a key of type_bytes, or one of `encodings`
-    pool_dtype: str = ""  # in the pool: one of `encodings`; anything else = as in the arena
-    wire_dtype: str = ""  # on the way from a prefill node to a decode node: likewise
+    pool_dtype: str = ""  # in the pool: one of `encodings`; any other value = as in the arena
+    wire_dtype: str = ""  # the same for the way from a prefill node to a decode node
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -72,12 +72,12 @@ class BlockGeometry:
 
     @property
     def encoded(self) -> bool:
-        """Blocks are converted between the arena and the pool."""
+        """Whether blocks are converted between the arena and the pool."""
         return self.pool_dtype in encodings and self.dtype not in encodings
 
     @property
     def wire_encoded(self) -> bool:
-        """Blocks are converted on the way from a prefill node to a decode node."""
+        """Whether blocks are converted on the way from a prefill node to a decode node."""
         return self.wire_dtype in encodings and self.dtype not in encodings
 
     @property
@@ -102,7 +102,7 @@ class BlockGeometry:
 
 
 def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
-    """The root that all keys of a cluster descend from; nodes with another root cannot join."""
+    """The root of all keys of a cluster; nodes with another root cannot join."""
     g = geometry
     text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
     if g.encoded:

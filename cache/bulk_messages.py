@@ -1,8 +1,8 @@
 """The bulk calls for pooled blocks: their kinds and bodies. Pure.
 
-net/transfer/tcp/bulk_call.py says what a bulk call is. The keys of the blocks are one string of bytes, 16 for each. The
-lists are as those of cache/messages.py, and so is the answer to PUT, Taken. The bodies are not frozen: making a frozen
-one takes two to four times as long.
+net/transfer/tcp/bulk_call.py describes bulk calls. The keys of the blocks are one string of bytes, 16 for each. The
+lists, and the answer to PUT, Taken, are those of cache/messages.py. The bodies are not frozen, because creating a
+frozen one takes two to four times as long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cache.answer_checks import all_about, count_found, one_each
 from cache.offer import PLAIN_OFFER, Offer, at_least
 
 GET = "store.get"  # send these blocks
-PUT = "store.put"  # take these blocks
+PUT = "store.put"  # store these blocks
 
 
 @dataclass(slots=True)
@@ -27,7 +27,8 @@ class Get:
 
 @dataclass(slots=True)
 class Got:
-    """The answer to GET, in front of the blocks. As Pinned, where it differs from blocks that are all in DRAM."""
+    """The answer to GET, in front of the blocks. Like Pinned, but it leaves out the values for blocks that are all in
+    DRAM."""
 
     checksums: Sequence[int]
     slots: Sequence[int] | None = None  # None: every block is there; 0 for each that is
@@ -37,7 +38,7 @@ class Got:
     hot: Sequence[tuple[int, int]] = ()
 
     def check(self, asked: int) -> Got:
-        """This. Raises RemoteError when it is none about `asked` keys."""
+        """Returns self. Raises RemoteError unless it answers for `asked` keys."""
         found = asked if self.slots is None else count_found(self.slots, asked)
         one_each(found, self.checksums, self.lengths or self.checksums, self.tiers or self.checksums)
         all_about([position for position, _ in self.hot], asked)

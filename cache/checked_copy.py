@@ -19,15 +19,15 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from cache.copy_threads import CopyThreads
 
-PIECE_BYTES = 256 << 10  # bytes: copied, then hashed
-TURN_BYTES = 512 << 10  # on the event loop between two turns, some 0.15 ms
-TURNS_BYTES = 2 << 20  # in turns: a hop to a thread and back costs 0.1 to 0.2 ms
-SPLIT_BYTES = 4 << 20  # of one block that a second thread hashes
+PIECE_BYTES = 256 << 10  # bytes that are copied, then hashed
+TURN_BYTES = 512 << 10  # copied on the event loop between two turns, about 0.15 ms
+ON_LOOP_BYTES = 2 << 20  # copied in turns on the loop; more goes to a thread, which costs 0.1 to 0.2 ms
+SPLIT_BYTES = 4 << 20  # a second thread hashes a single block of at least this size
 SPLIT_PIECE = 2 << 20
 
 
 class Copy(NamedTuple):
-    """One block: where it lies, and where it goes, as an address and as memory."""
+    """One block: its source, and its target as an address and as memory."""
 
     source: int
     target: int
@@ -42,10 +42,10 @@ class CheckedCopier:
         self._hashers: ThreadPoolExecutor | None = None
 
     async def copy(self, copies: Sequence[Copy]) -> list[int]:
-        """The checksum of every block as it is in its target memory. Source and target stay mapped until this returns
-        or raises, and nothing is written after that."""
+        """Copies blocks; returns the checksum of each copy. Source and target must stay mapped until this returns or
+        raises; it writes nothing after that."""
         nbytes = sum(len(one.memory) for one in copies)
-        if nbytes > TURNS_BYTES:
+        if nbytes > ON_LOOP_BYTES:
             return await self._in_threads(copies, nbytes)
         totals: list[int] = []
         room = TURN_BYTES
@@ -73,7 +73,7 @@ class CheckedCopier:
 
 
 def _steps(copies: Sequence[Copy], totals: list[int]) -> Iterator[int]:
-    """Copy and hash; the bytes of every step, after it."""
+    """Copy and hash; yields the bytes of each step after it."""
     for source, target, memory in copies:
         nbytes = len(memory)
         if nbytes <= PIECE_BYTES:
@@ -99,7 +99,7 @@ def _all(copies: Sequence[Copy], stop: Event) -> list[int]:
 
 
 def _piped(one: Copy, hashers: ThreadPoolExecutor, stop: Event) -> list[int]:
-    """Copied here, hashed in another thread, a piece behind."""
+    """Copies in this thread, and hashes one piece behind in another thread."""
     total = xxh3_64()
     hashing: Future[None] | None = None
     for start in range(0, len(one.memory), SPLIT_PIECE):
@@ -116,7 +116,7 @@ def _piped(one: Copy, hashers: ThreadPoolExecutor, stop: Event) -> list[int]:
 
 
 def _parts(copies: Sequence[Copy], nbytes: int, count: int) -> list[list[Copy]]:
-    """In order, in at most `count` parts of about equal bytes."""
+    """Divides `copies`, in order, into at most `count` parts of about equal bytes."""
     share = -(-nbytes // count)
     parts: list[list[Copy]] = [[]]
     room = share

@@ -1,4 +1,4 @@
-"""Threads that copy blocks, a few at once, for a caller on the event loop."""
+"""A few threads that copy blocks in parallel, for a caller on the event loop."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 class CopyThreads:
-    """`count` of them, at most four."""
+    """`count` threads, at most four."""
 
     def __init__(self) -> None:
         self.count = max(1, min(4, len(os.sched_getaffinity(0))))
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, works: Sequence[Callable[[Event], T]]) -> list[T]:
-        """What each of `works` returns, all at once. They are given a flag that says stop: cancelled, this waits until
-        all have ended, and raises then."""
+        """Runs `works` concurrently; returns their results. Each gets an event that tells it to stop: if this is
+        cancelled, it waits until all have ended before it raises."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="copy-checked")
         stop, loop = Event(), asyncio.get_running_loop()

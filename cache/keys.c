@@ -1,5 +1,5 @@
 /* The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693, without a secret.
-   The same bytes as cache/block.py makes with hashlib, one call instead of one per block. */
+   Produces the same bytes as cache/block.py with hashlib, in one call instead of one per block. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -8,8 +8,8 @@
 #define KEY_BYTES 16
 #define CHUNK 128
 
-/* Rotations that keep their source (BMI2) are a fifth faster: where the compiler can, it makes both and the loader
-   takes the one that this machine has. */
+/* Rotations that keep their source (BMI2) are a fifth faster: if the compiler supports it, it builds both versions and
+   the loader selects the one for this machine. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
 #define FASTEST __attribute__((target_clones("default", "arch=x86-64-v3")))
 #define INSIDE static inline __attribute__((always_inline))
@@ -40,8 +40,8 @@ static inline uint64_t rotr(uint64_t x, int n) { return x >> n | x << (64 - n); 
         G(v2, v7, v8, vd, m[sc], m[sd]); G(v3, v4, v9, ve, m[se], m[sf]);                                             \
     } while (0)
 
-/* Section 3.2 of the RFC: mix one chunk into the state h; `count` bytes have been hashed with it. The words of the chunk
-   are the machine's: little-endian ones only, see key_chain_order. */
+/* Section 3.2 of the RFC: mix one chunk into the state h; `count` bytes have been hashed with it. The words of the
+   chunk have the machine's byte order, so this works on little-endian machines only: see key_chain_order. */
 INSIDE void compress(uint64_t h[8], const uint64_t m[16], uint64_t count, int last) {
     uint64_t v0 = h[0], v1 = h[1], v2 = h[2], v3 = h[3], v4 = h[4], v5 = h[5], v6 = h[6], v7 = h[7];
     uint64_t v8 = IV[0], v9 = IV[1], va = IV[2], vb = IV[3];
@@ -67,7 +67,7 @@ INSIDE void compress(uint64_t h[8], const uint64_t m[16], uint64_t count, int la
     memcpy(h, IV, sizeof h);                                                                                          \
     h[0] ^= 0x01010000 ^ KEY_BYTES /* parameter block: digest length, no key, one leaf */
 
-/* A block of 16 tokens: one chunk with six words of zeros, of which the compiler makes a tenth less work. */
+/* A block of 16 tokens is one chunk with six words of zeros; knowing this, the compiler saves a tenth of the work. */
 INSIDE void key_of_16(const uint8_t *parent, const uint8_t *content, uint8_t *key) {
     BEGIN(h);
     uint64_t m[16] = {0};
@@ -108,7 +108,7 @@ FASTEST void key_chain(const uint8_t root[KEY_BYTES], const uint32_t *tokens, si
     }
 }
 
-/* 1 where the code above is right. */
+/* 1 if this machine's byte order suits the code above. */
 int key_chain_order(void) {
     const uint16_t one = 1;
     return *(const uint8_t *)&one;

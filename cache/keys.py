@@ -1,7 +1,7 @@
 """The keys of a prompt's blocks in one call: keys.c, compiled on first use into the user's cache.
 
-hashlib makes the same keys one by one, four times slower for blocks of 16 tokens; it is what a machine without a C
-compiler uses. Both are BLAKE2b, and the tests hold them together.
+A machine without a C compiler uses hashlib, which makes the same keys one by one, four times slower for blocks of 16
+tokens. Both are BLAKE2b, and the tests compare them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _library: ctypes.CDLL | None = None
 
 
 def prepare() -> None:
-    """Use the C code from now on; compiles it if need be, half a second. Raises NotCompiled."""
+    """Use the C code from now on; compiles it if necessary, which takes half a second. Raises NotCompiled."""
     global _library
     library = compiled.library(SOURCE)
     library.key_chain.restype = None

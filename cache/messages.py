@@ -1,8 +1,8 @@
 """What nodes tell each other about pooled blocks: the kinds of messages and their bodies. Pure.
 
 Block keys are the data of a message, 16 bytes each (cache/protocol.py). A list with one entry per block is flat:
-reading it costs no Python code per block (net/bodies.py). Where a list of lengths is empty, every block fills its slot.
-The bulk calls for blocks are in cache/bulk_messages.py.
+reading it costs no Python code per block (net/bodies.py). An empty list of lengths means that every block fills its
+slot. The bulk calls for blocks are in cache/bulk_messages.py.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cache.ssd_reads import FREE, SsdPrice
 from net.errors import RemoteError
 
 # asker -> home
-HAS = "store.has"  # which of these keys are here, and which of those have to be read from SSD?
-PIN = "store.pin"  # lease those that are here, to read
-RESERVE = "store.reserve"  # lease slots for these, to write; COMMIT ends that
+HAS = "store.has"  # which of these keys are here, and which of those must be read from SSD?
+PIN = "store.pin"  # lease the blocks that are here, to read them
+RESERVE = "store.reserve"  # lease slots for these, to write them; COMMIT ends the lease
 COMMIT = "store.commit"
-UNPIN = "store.unpin"  # the end of a lease of either kind, also of one whose grant is still on its way
-READ = "store.read"  # small blocks themselves, in one message
-WRITE = "store.write"  # small blocks, to be stored, in one message
+UNPIN = "store.unpin"  # end a lease of either kind, even before its grant has arrived
+READ = "store.read"  # send small blocks, in one message
+WRITE = "store.write"  # store small blocks, in one message
 BAD = "store.bad"  # these blocks arrived damaged by READ
-USED = "store.used"  # a process of this host read these without asking (cache/store/same_host.py)
-REMOVE = "store.remove"  # nobody finds these here any more
-UNEVEN = "store.uneven"  # other homes may lack these: offer them what is here
-DURABLE = "store.durable"  # put these on SSD and sync them; answer when that is done
-KEEP = "store.keep"  # never evict these from now on, or treat them as others again
-FLUSH = "store.flush"  # answer when what was committed so far is on SSD, synced
+USED = "store.used"  # a process of this host read these without a message (cache/store/same_host.py)
+REMOVE = "store.remove"  # readers no longer find these here
+UNEVEN = "store.uneven"  # other homes may lack these: offer them the home's copies
+DURABLE = "store.durable"  # write these to SSD and sync them; answer when that is done
+KEEP = "store.keep"  # never evict these from now on, or allow it again
+FLUSH = "store.flush"  # answer when all blocks committed so far are synced on SSD
 STATS = "store.stats"
 # client -> any node
 MEMBERS = "store.members"  # where are the shares of the pool?
@@ -43,7 +43,7 @@ MEMBERS = "store.members"  # where are the shares of the pool?
 class Has:
     """HAS. With `contents`, one per key, a block of another content is absent."""
 
-    leading: bool = False  # what is behind the first missing block does not matter
+    leading: bool = False  # blocks after the first missing one do not matter
     contents: Contents | None = None
 
 
@@ -51,9 +51,9 @@ class Has:
 class Look:
     """The answer to HAS."""
 
-    have: Sequence[int]  # per key 0, ABSENT or ELSEWHERE; with `leading` it may end at the first that is not 0
-    on_ssd: Sequence[int] = ()  # positions of those that have to be read from SSD
-    price: SsdPrice = FREE  # of that, now
+    have: Sequence[int]  # per key 0, ABSENT or ELSEWHERE; with `leading` it may end at the first nonzero one
+    on_ssd: Sequence[int] = ()  # positions of those that must be read from SSD
+    price: SsdPrice = FREE  # the present price of that
 
     def check(self, asked: int, leading: bool) -> Look:
         """This. Raises RemoteError when it is none about `asked` keys."""
@@ -68,11 +68,11 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the slots of a lease are; without a region nothing is leased."""
+    """The location of the slots of a lease; without a region nothing is leased."""
 
     region: str
     slot_bytes: int
-    epoch: str = ""  # of a lease to write: see PathFinder.epoch_of
+    epoch: str = ""  # of a lease for writing: see PathFinder.epoch_of
 
 
 NO_PLACE = Place("", 0)
@@ -88,15 +88,15 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """The answer to PIN. The lists without a comment are over the blocks that are there, in order."""
+    """The answer to PIN. The lists without a comment have one entry for each present block, in order."""
 
     place: Place
-    slots: Sequence[int]  # per key a slot, ABSENT or ELSEWHERE; with `leading` it may end before the first without one
+    slots: Sequence[int]  # per key a slot, ABSENT or ELSEWHERE; with `leading` it may end before the first non-slot
     checksums: Sequence[int]
     tiers: Sequence[str]
     lengths: Sequence[int] = ()
-    more: bool = False  # `slots` ends early only for want of room: ask again from there
-    hot: Sequence[tuple[int, int]] = ()  # (position, replicas) of blocks that other nodes have, too
+    more: bool = False  # `slots` ends early only because room is short: ask again from there
+    hot: Sequence[tuple[int, int]] = ()  # (position, replicas) of blocks that other nodes have too
 
     def check(self, asked: int) -> Pinned:
         """This. Raises RemoteError when it is none about `asked` keys."""
@@ -119,7 +119,7 @@ class Reserved:
     """The answer to RESERVE."""
 
     place: Place
-    slots: Sequence[int]  # of a leading part of the keys; or instead of a slot what cache/protocol.py says
+    slots: Sequence[int]  # of a leading part of the keys; or in place of a slot an answer of cache/protocol.py
     trouble: str = ""  # of the disk, where room has ended because of that
 
     def check(self, asked: int) -> Reserved:
@@ -130,7 +130,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """COMMIT. The lists are over the slots of the lease, in its order."""
+    """COMMIT. The lists have one entry per slot of the lease, in its order."""
 
     lease: int
     checksums: Sequence[int]
@@ -168,7 +168,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRead:
-    """The answer to READ; the blocks are its data. As Pinned, but `slots` has 0 for each block that is there."""
+    """The answer to READ; the blocks are its data. Like Pinned, but `slots` has 0 for each present block."""
 
     slots: Sequence[int]
     checksums: Sequence[int]
@@ -178,7 +178,7 @@ class BlocksRead:
     hot: Sequence[tuple[int, int]] = ()
 
     def check(self, asked: int, nbytes: int) -> BlocksRead:
-        """This. Raises RemoteError when it is none about `asked` keys, with `nbytes` of blocks."""
+        """Returns self. Raises RemoteError unless it answers for `asked` keys, with `nbytes` of blocks."""
         one_each(count_found(self.slots, asked), self.checksums, self.lengths, self.tiers)
         if sum(self.lengths) != nbytes or min(self.lengths, default=1) < 1:
             raise RemoteError(f"{nbytes} bytes are not {len(self.lengths)} blocks of these lengths", "bad_answer")
@@ -205,7 +205,7 @@ class Write:
 class Taken:
     """The answer to WRITE and PUT."""
 
-    slots: Sequence[int]  # STORED, or what cache/protocol.py says instead, of a leading part of the keys
+    slots: Sequence[int]  # STORED, or another answer of cache/protocol.py, for a leading part of the keys
     trouble: str = ""  # of the disk, where room has ended because of that
 
     def check(self, asked: int) -> Taken:
@@ -221,7 +221,7 @@ class Taken:
 class MakeDurable:
     """DURABLE."""
 
-    wait_s: float  # the asker's deadline
+    wait_s: float  # the deadline of the asking node
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class MadeDurable:
     """The answer to DURABLE."""
 
     durable: Sequence[bool]  # one per key
-    why: str = ""  # not all are
+    why: str = ""  # the reason if not all are durable
 
     def check(self, asked: int) -> MadeDurable:
         """This. Raises RemoteError when it is none about `asked` keys."""
@@ -241,18 +241,18 @@ class MadeDurable:
 class Keep:
     """KEEP."""
 
-    keep: bool  # never evict them, or again as others
+    keep: bool  # True: never evict them; False: allow it again
 
 
 @dataclass(frozen=True, slots=True)
 class KeptThere:
     """The answer to KEEP."""
 
-    answers: Sequence[int] = ()  # to keep them: KEPT, PINS_FULL or ABSENT for each
-    given_up: int = 0  # how many had been kept
+    answers: Sequence[int] = ()  # to a request with keep=True: KEPT, PINS_FULL or ABSENT for each
+    given_up: int = 0  # how many were protected before
 
     def check(self, asked: int) -> KeptThere:
-        """This. Raises RemoteError when it is none about `asked` keys, which were to be kept."""
+        """Returns self. Raises RemoteError unless it answers for `asked` keys to keep."""
         one_each(asked, self.answers)
         return self
 
@@ -268,7 +268,7 @@ class Removed:
 class StoreStats:
     """The answer to STATS."""
 
-    stats: dict[str, Any] = field(default_factory=dict)  # of cache.store.store.Store
+    stats: dict[str, Any] = field(default_factory=dict)  # as returned by cache.store.store.Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ UINT32_END = 1 << 32
 
 
 def at_least(least: int, values: Sequence[int], what: str) -> None:
-    """Raises ValueError for a smaller one."""
+    """Raises ValueError if one of `values` is less than `least`."""
     if values and min(values) < least:
         raise ValueError(f"{what} of {min(values)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What tells copies of one key apart."""
+    """What distinguishes the copies of one key."""
 
     checksums: Sequence[int]
     lengths: Sequence[int]  # bytes
@@ -30,9 +30,9 @@ class Contents:
             raise ValueError(f"{len(self.checksums)} checksums and {len(self.lengths)} lengths tell no contents")
 
 
-@dataclass(slots=True)  # not frozen, which takes three times as long: there are two for each put
+@dataclass(slots=True)  # not frozen, which would take three times as long: each put creates two
 class BlockFacts:
-    """cache.pool.policy.Facts of every block, or of one for all."""
+    """cache.pool.policy.Facts of every block; a single entry holds for all."""
 
     positions: Sequence[int]
     costs_s: Sequence[float]
@@ -46,18 +46,18 @@ class BlockFacts:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Of blocks that a home is asked to take, in addition to their keys."""
+    """A writer's facts about blocks that it asks a home to store, in addition to their keys."""
 
-    divert: bool = False  # the writer takes those that there is no room for to the next member
-    owner: str = ""  # the home that the asked one stands in for
-    decide: bool = False  # no other home was asked to take them
-    repair: bool = False  # they are copies of what is elsewhere
-    kept: Sequence[bool] = ()  # of a repair: which of them are never evicted there
+    divert: bool = False  # the writer sends blocks without room to the next member
+    owner: str = ""  # the home that the addressed node replaces
+    decide: bool = False  # this home decides: no other home was asked before
+    repair: bool = False  # they are copies of blocks on another node
+    kept: Sequence[bool] = ()  # of a repair: which of them must never be evicted
     contents: Contents | None = None  # of copies
     facts: BlockFacts | None = None
 
     def check(self, count: int) -> None:
-        """Raises BodyError when it is not about `count` blocks."""
+        """Raises BodyError unless it describes `count` blocks."""
         if self.contents is not None and len(self.contents.checksums) != count:
             raise BodyError(f"contents of {len(self.contents.checksums)} blocks instead of {count}")
         if self.facts is not None and len(self.facts.positions) not in (1, count):

@@ -16,35 +16,37 @@ OTHER, WRITING, GONE = -3, -4, -5
 block is being written or there is no room to replace it. GONE: that content was removed."""
 
 ABSENT, ELSEWHERE = -1, -2
-"""Returned instead of a slot to read: the block is not here; it is not here, but this home has sent its writer on."""
+"""Returned instead of a slot to read. ABSENT: the block is not here. ELSEWHERE: it is not here, but this home has sent
+its writer to the next member."""
 
 KEPT, PINS_FULL = 0, -2
-"""Answers to a request to keep a block: done; the limit of this home is reached (--pin-share). Or ABSENT."""
+"""Answers to a request to keep a block: KEPT, PINS_FULL (the limit of this home, --pin-share, is reached), or
+ABSENT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Seconds. A lease outlives the messages and the transfer it is for."""
+    """Seconds. A lease lasts longer than its messages and its transfer."""
 
     lookup_s: float = 2.0  # answer to store.has
-    control_s: float = 3.0  # answer to pin (it may read from SSD), reserve, commit; blocks of a get begin to come
+    control_s: float = 3.0  # answer to pin (it may read from SSD), reserve, commit; first bytes of a get
     transfer_s: float = 10.0
     lease_s: float = 45.0
     room_s: float = 2.0  # a request for slots waits this long for a write to SSD to free one
     shun_s: float = 1.0  # a home that did not answer in time is not asked again for this long
     flush_s: float = 60.0  # answer to flush
     durable_s: float = 30.0  # answer to a request to put blocks on SSD and sync them there
-    slowest_bytes_per_s: float = 4e6  # of blocks that are put over TCP: their time is added to control_s
+    slowest_bytes_per_s: float = 4e6  # assumed speed of a put over TCP: its time is added to control_s
 
     @classmethod
     def answered_within(cls, seconds: float) -> Deadlines:
-        """The same for homes that are given so long to answer (--store-timeout-ms)."""
+        """Deadlines for homes that get `seconds` to answer (--store-timeout-ms)."""
         usual = cls()
         return cls(lookup_s=min(usual.lookup_s, seconds), control_s=seconds, room_s=min(usual.room_s, seconds * 2 / 3))
 
 
 def join_keys(keys: Sequence[BlockKey]) -> bytes:
-    """Keys as they travel: 16 bytes each, behind the header."""
+    """Keys on the wire: 16 bytes each, after the header."""
     return b"".join(keys)
 
 

@@ -28,7 +28,7 @@ class Recent:
         return until is not None
 
     def any(self, now: float) -> bool:
-        """Whether there is one."""
+        """Whether any key is remembered."""
         while self._until and next(iter(self._until.values())) < now:
             self._until.popitem(last=False)
         return bool(self._until)

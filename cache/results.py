@@ -10,21 +10,21 @@ class StoreError(Exception):
 
 
 class NoRoom(StoreError):
-    """Every home that could have taken it is full of blocks that are in use, pinned, or not yet written to SSD; or it
-    keeps as many pinned values as it may."""
+    """Every possible home is full of blocks that are in use, pinned, or not yet written to SSD; or it holds as many
+    pinned values as it may."""
 
 
 class NotDurable(StoreError):
-    """It is in the pool, but no home of it has it safely on SSD; the message says why."""
+    """The value is in the pool, but none of its homes has it synced on SSD; the message says why."""
 
 
 class Unreachable(StoreError):
-    """No home that could have taken it answers."""
+    """No possible home answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """The leading run that arrived whole, and where it came from: blocks by home, by transport, by tier."""
+    """The leading run that arrived intact, and its origin: blocks by home, by transport, by tier."""
 
     blocks: int
     nbytes: int
@@ -35,9 +35,9 @@ class GetResult:
 
 @dataclass(frozen=True, slots=True)
 class LeadingRun:
-    """The leading run of some keys that the pool has now, and what of it has to be read from SSD first."""
+    """The leading run of some keys that the pool has now, and how much of it must first be read from SSD."""
 
     blocks: int
-    dram_blocks: int = 0  # in front of the first that lies on SSD only
+    dram_blocks: int = 0  # before the first block that is only on SSD
     ssd_blocks: int = 0
-    ssd_s: float = 0.0  # until the last of their homes has them in DRAM, as those measure it and have to read before
+    ssd_s: float = 0.0  # until the last of the homes has them in DRAM, as the homes estimate it with their queued reads

@@ -1,4 +1,4 @@
-"""Experiments on request traces: no node, no clock.
+"""Measures, simulates and breaks the system: benchmarks, ablations, the simulator, faults and tools.
 
 Files:
     commands     Tables of commands: `scripts/bench.py NAME ...` runs the command of that name

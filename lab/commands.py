@@ -1,7 +1,7 @@
 """Tables of commands: `scripts/bench.py NAME ...` runs the command of that name; without a name it lists all of them.
 
-A table maps the name of a command to the module whose `main()` runs it. The line that stands in the list is the first
-line of the module's docstring, read without importing the module: a list of twenty benchmarks must not import torch.
+A table maps the name of a command to the module whose `main()` runs it. The list shows the first line of each module's
+docstring, read without importing the module: a list of twenty benchmarks must not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def listing(program: str, about: str, table: Mapping[str, str]) -> str:
 
 
 def run(program: str, about: str, table: Mapping[str, str]) -> int:
-    """Run the command that the command line names. The exit code is the command's; 2 for a name that is not there."""
+    """Run the command that the command line names. Returns the command's exit code, or 2 for an unknown name."""
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("--help", "-h", "--list"):
         print(listing(program, about, table))

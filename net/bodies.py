@@ -1,12 +1,12 @@
 """Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire. Pure.
 
-The fields of the dataclass are the form: int, float, str, bool, bytes (as hex), None beside one of them, lists, tuples
-of a fixed length, dicts, and other dataclasses. A field that has its default does not travel. Reading is strict: no
-field without a default may be missing, none may be unknown, and nothing is converted but an integer where a float is
-wanted. What a type cannot say, `__post_init__` checks by raising ValueError.
+The fields of the dataclass define the form: int, float, str, bool, bytes (as hex), each of them or None, lists, tuples
+of a fixed length, dicts, and other dataclasses. A field with its default value is not sent. Reading is strict: fields
+without a default must be present, unknown fields are errors, and the only conversion is from an integer to a float.
+`__post_init__` checks what types cannot express, and raises ValueError.
 
-A list of numbers, strings or booleans is checked without Python code per element, so a message about many things has
-one such list per property.
+A list of numbers, strings or booleans is checked without Python code per element. Messages about many things therefore
+contain one such list per property.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Buffer = bytes | bytearray | memoryview
 
 SCALARS = (int, str, bool)
 NUMBERS = frozenset((int, float))
-SHOWN = 40  # characters of a wrong value in an error
-REQUIRED: Any = object()  # the default of a field that has none
+SHOWN_CHARS = 40  # characters of a wrong value in an error
+REQUIRED: Any = object()  # marks a field without a default
 
 
 class BodyError(ValueError):
-    """A body is not what its kind of message has."""
+    """A body does not have the form of its kind of message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """The body of a message whose kind and data say everything."""
+    """The body of a message that needs none: its kind and data are enough."""
 
 
 def decode(kind: type[T], body: object) -> T:
@@ -53,15 +53,15 @@ def decode(kind: type[T], body: object) -> T:
 
 
 def answered(kind: type[T], body: object) -> T:
-    """A peer's answer. Raises RemoteError when it is none of this kind."""
+    """A peer's answer. Raises RemoteError if the answer is not of this kind."""
     try:
         return decode(kind, body)
     except BodyError as error:
-        raise RemoteError(f"the answer is not what was asked for: {error}", "bad_answer") from None
+        raise RemoteError(f"the answer does not have the expected form: {error}", "bad_answer") from None
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """The JSON form of a dataclass without the fields that have their defaults; lists in it are not copied."""
+    """The JSON form of a dataclass, without fields that equal their defaults; its lists are not copied."""
     form: Any = type(value)
     write = _writer(form)
     assert write is not None, f"{form} is no dataclass"
@@ -72,8 +72,8 @@ def encode(value: Any) -> dict[str, Any]:
 def typed(
     kind: type[T], handler: Callable[[str, T, memoryview], Awaitable[Any]]
 ) -> Callable[[str, dict[str, Any], memoryview], Awaitable[Any]]:
-    """A handler for Channel.handle from one that takes `kind` and returns a dataclass, (dataclass, data) or None. It
-    raises BodyError for a body that is not of this kind; the channel answers that with the code bad_request."""
+    """Converts a handler that takes `kind` and returns a dataclass, (dataclass, data) or None for Channel.handle. It
+    raises BodyError for a body that is not of this kind; the channel then answers with the code bad_request."""
 
     async def handle(
         peer: str, body: dict[str, Any], data: memoryview
@@ -135,11 +135,11 @@ def _record(kind: Any) -> Read:
             raise _wrong("an object", body)
         values = body.copy()
         for name, value in body.items():
-            # Most fields are their own JSON form: no call is spent on them.
+            # Most fields are their own JSON form and need no call.
             if plain.get(name) is (form := type(value)) and (form is not float or math.isfinite(value)):
                 continue
             if (one := readers.get(name)) is None:
-                raise BodyError(f"unknown field {name!r:.{SHOWN}}")
+                raise BodyError(f"unknown field {name!r:.{SHOWN_CHARS}}")
             try:
                 values[name] = one(value)
             except BodyError as error:
@@ -229,7 +229,7 @@ def _entries(key: Callable[[str], Any], read: Read, value: Any) -> dict[Any, Any
 
 
 def _wrong(wanted: str, value: Any) -> BodyError:
-    return BodyError(f"expected {wanted}, got {value!r:.{SHOWN}}")
+    return BodyError(f"expected {wanted}, got {value!r:.{SHOWN_CHARS}}")
 
 
 # --- writing
@@ -246,7 +246,7 @@ def _writer(kind: Any) -> Write:
     if origin is tuple and parts[-1] is not Ellipsis:
         assert not any(map(_writer, parts)), f"no JSON form is known for {kind}"
         return None
-    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple, which orjson does not take for a list
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple: orjson does not write it as a list
         return list
     if origin in (list, tuple, Sequence):
         write = _writer(parts[0])

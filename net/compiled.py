@@ -1,7 +1,7 @@
 """Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake, or ~/.cache/mooncake.
 
-The name of a file ends in a hash of everything that decides what it holds. It appears by rename; of processes that want
-it at once one compiles and the others wait.
+The name of a file ends in a hash of everything that determines its content. A rename puts the complete file in place.
+If several processes need the same file, one compiles it and the others wait.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 C_FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
-"""Products and sums are rounded one by one, as in the references in numpy."""
+"""Each product and each sum is rounded separately, as in the numpy references."""
 
 TAIL_LINES = 15  # of a failing compiler's output, in the error
 
 
 class NotCompiled(RuntimeError):
-    """The code cannot be had on this machine; the message says why: no compiler, its error, a missing CPU feature."""
+    """The code cannot be compiled or loaded; the message says why: no compiler, its error, a missing CPU feature."""
 
 
 def folder(kind: str) -> Path:
@@ -33,8 +33,8 @@ def folder(kind: str) -> Path:
 
 
 def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], None], suffix: str = ".so") -> Path:
-    """The file that `make` writes to the path it gets, made now if the cache does not hold it. `parts`: everything that
-    decides what it holds. Raises NotCompiled."""
+    """The path of the cached file; if it is missing, `make` writes it to the path it is given. `parts`: everything that
+    determines the file's content. Raises NotCompiled."""
     key = hashlib.sha256()
     for part in parts:
         key.update(len(part).to_bytes(8, "little") + part)
@@ -55,7 +55,7 @@ def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], No
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """One process at a time; the lock of one that dies is free."""
+    """Admits one process at a time; the kernel releases the lock of a process that dies."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -73,7 +73,7 @@ def c_compiler(packages: str = "gcc") -> str:
 
 
 def run(*commands: Sequence[str]) -> None:
-    """Several at the same time. Raises NotCompiled with the end of the output of the first one that fails."""
+    """Runs the commands concurrently. Raises NotCompiled with the end of the output of the first failing one."""
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
     outputs = [process.communicate()[0] for process in running]
     for command, process, output in zip(commands, running, outputs, strict=True):

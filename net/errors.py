@@ -9,18 +9,18 @@ OTHER_KEY = "the two nodes have no cluster key in common: give both the same --c
 
 
 class PeerLost(ConnectionError):
-    """The peer is unreachable, or the connection to it broke before the answer came."""
+    """The peer is unreachable, or the connection to it broke before the answer arrived."""
 
 
 class PeerRefused(ConnectionError):
-    """One side does not want the other; the text is the refusing side's reason."""
+    """One side refused the connection; the text is its reason."""
 
 
 class RemoteError(Exception):
     """The peer's handler answered with an error. Raised inside a handler, it travels to the caller."""
 
     def __init__(self, reason: str, code: str = "error", facts: dict[str, Any] | None = None) -> None:
-        """`facts`: JSON-ready, for callers that do more than to show the reason."""
+        """`facts`: JSON-ready, for callers that do more than show the reason."""
         super().__init__(reason)
         self.reason = reason
         self.code = code

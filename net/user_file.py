@@ -1,9 +1,8 @@
 """Loads a class from a user's file: `--eviction mine.py:NAME`, and every other flag that takes FILE.py:NAME.
 
-FILE.py:NAME is the class, or the function that makes the object, called NAME in the file; FILE.py alone is the only
-class of that file that has all the methods. The file is Python and runs as part of this process, with its rights: name
-only files you would run yourself. It comes from the command line only; nothing that arrives over the network reaches
-this module.
+FILE.py:NAME is the class NAME in the file, or the function NAME that makes the object. FILE.py alone is the only class
+in that file that has all the methods. The file is Python and runs in this process with its rights: name only files
+that you would run yourself. The path comes only from the command line; network input never reaches this module.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Any
 
 
 def is_file(spec: str) -> bool:
-    """True if `spec` is meant as a file: 'mine.py', 'dir/mine.py:NAME'."""
+    """True if `spec` names a file: 'mine.py', 'dir/mine.py:NAME'."""
     return _split(spec)[0].endswith(".py")
 
 
 def load(flag: str, spec: str, methods: Sequence[str]) -> Callable[..., Any]:
-    """The class, or a function that takes what the one in the file takes; what it makes has all `methods`. Both raise
-    ValueError that names `flag` and what is wrong; running the file raises what it raises."""
+    """The class, or a function with the same arguments as the file's function; its objects have all `methods`. Both
+    raise ValueError that names `flag` and the mistake. Exceptions of the file's own code pass through."""
     file, name = _split(spec)
     path = Path(file).expanduser()
     if not path.is_file():

@@ -13,7 +13,7 @@ import math
 
 from sched.cost import DecodeModel, PrefillModel, Regression
 
-LEAST_SLOPE = 0.25
+MIN_SLOPE = 0.25
 """Minimum cost of a prefill token in a mixed step, as a share of its cost in a prefill step. Noise may yield a slope of
 zero, and then the chunk would have no limit."""
 
@@ -59,7 +59,7 @@ class StepModel:
         c3, c4 = self.coefficients[3:]
         _, a1, a2 = self.prefill.coefficients
         left = seconds - self.estimate(decodes, decode_context, 0, prefill_context)
-        slope = max(c3 + 2 * c4 * prefill_context, LEAST_SLOPE * (a1 + 2 * a2 * prefill_context))
+        slope = max(c3 + 2 * c4 * prefill_context, MIN_SLOPE * (a1 + 2 * a2 * prefill_context))
         return _tokens(left, slope, c4)
 
     def largest_prefill(self, seconds: float, context: int) -> int:

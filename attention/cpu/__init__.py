@@ -1,7 +1,7 @@
 """Attention on CPUs in C++, on the paged pool itself: no gather, no copy of the context.
 
 Files:
-    backend        The `cpu` backend: C++ kernels that read K and V where they lie in the pool
+    backend        The `cpu` backend: C++ kernels that read K and V directly in the pool
     build          C++ for the CPU, compiled at first use: no torch headers
     choice         Chooses the attention backend for this CPU by a measurement with the model's heads
     codes.h        Rows of a quantized pool (attention/codes.py): codes of one byte

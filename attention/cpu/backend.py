@@ -1,13 +1,13 @@
-"""The `cpu` backend: C++ kernels that read K and V where they lie in the pool.
+"""The `cpu` backend: C++ kernels that read K and V directly in the pool.
 
-    decode.cpp   rows of one token: split over (request, KV head, run of keys); AMX tiles read K and V where they lie
-                 (decode_amx.h), elsewhere a dot product per key (decode.h)
-    prefill.cpp  chunks: flash attention with queries as lanes (flash.h), AMX tiles where the CPU has them
+    decode.cpp   rows of one token: split over (request, KV head, run of keys); AMX tiles read K and V in place
+                 (decode_amx.h), other CPUs compute a dot product per key (decode.h)
+    prefill.cpp  chunks: flash attention with queries as lanes (flash.h), or AMX tiles if the CPU has them
     rotary.cpp   rotary embedding of q in place, rotated k and v straight into the pool
 
-bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32, and over a quantized one
-(codes.h) as well, its values rounded to bfloat16 when they are loaded. Every other pair is computed in float32.
-The rotary embedding is computed in float32 and rounded once.
+bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32. So are bfloat16 rows over a
+quantized pool (codes.h), whose values are rounded to bfloat16 when they are loaded. All other combinations are computed
+in float32. The rotary embedding is computed in float32 and rounded once.
 
 Threads: torch.get_num_threads() at each call, in torch's own OpenMP pool.
 """
@@ -32,16 +32,16 @@ MAX_HEAD_SIZE = 1024
 
 @dataclass(slots=True)
 class Plan:
-    """The batch's index tensors as the kernels want them, and the calls of this step: layers are alike, so that from
-    one to the next only addresses change."""
+    """The batch's index tensors in the kernels' form, and the calls of this step. Layers have equal shapes, so only
+    addresses change from one layer to the next."""
 
     cu_q: Tensor  # [S + 1] int32
     ctx_lens: Tensor  # [S] int32
     block_tables: Tensor  # [S, max_blocks] int32, rows contiguous
     slots: Tensor  # [T] int64
-    parts: list[tuple[bool, int, int]]  # (are decodes, first request, last request), empty ones left out
-    angles: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # id(cos) -> cos and both as wanted
-    calls: dict[Hashable, Any] = field(default_factory=dict)  # what the arguments look like -> the struct
+    parts: list[tuple[bool, int, int]]  # (are decodes, first request, last request), without empty ones
+    angles: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # id(cos) -> cos, both converted
+    calls: dict[Hashable, Any] = field(default_factory=dict)  # looks of the arguments -> the struct
 
 
 class CpuBackend:
@@ -75,7 +75,7 @@ class CpuBackend:
     def rotate_and_write_kv(
         self, qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan
     ) -> Tensor:
-        """See AttentionBackend. q is rotated where it lies: the result is a view of qkv."""
+        """See AttentionBackend. q is rotated in place: the result is a view of qkv."""
         like = ("rotate", num_heads, *looks(qkv), *looks(kv), torch.get_num_threads())
         call = plan.calls.get(like)
         if call is None:
@@ -115,7 +115,7 @@ class CpuBackend:
 
 
 def looks(x: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
-    """What a call's struct says about a tensor but for its address."""
+    """The properties of a tensor in a call's struct, except its address."""
     return x.shape, x.stride(), x.dtype
 
 
@@ -128,7 +128,7 @@ def write_call(k: Tensor, v_strides: tuple[int, ...], kv: Tensor, plan: Plan) ->
 
 
 def rotate_call(qkv: Tensor, num_heads: int, kv: Tensor, plan: Plan) -> Write:
-    """As write_call, with heads to rotate; cos and sin are missing too."""
+    """Like write_call, with heads to rotate; cos and sin are missing too."""
     check_rows(qkv[:, num_heads : num_heads + kv.shape[2]], kv)
     call = write_call(qkv, qkv.stride(), kv, plan)
     call.q_row, call.q_head, call.num_heads = *qkv.stride()[:2], num_heads
@@ -138,7 +138,7 @@ def rotate_call(qkv: Tensor, num_heads: int, kv: Tensor, plan: Plan) -> Write:
 def attend_call(q: Tensor, kv: Tensor, plan: Plan, scale: float, window: int, soft_cap: float) -> Attend:
     """Attention of rows like q over a pool like kv; addresses of q, out and the pool, and the requests are missing.
 
-    Raises ValueError for what no kernel takes."""
+    Raises ValueError for arguments that no kernel takes."""
     check_rows(q, kv)
     if scale <= 0 or window < 0 or soft_cap < 0:
         raise ValueError(f"needs scale > 0, window and soft_cap >= 0, not {scale}, {window}, {soft_cap}")
@@ -157,12 +157,12 @@ def pool_of(kv: Tensor) -> Pool:
         kind = f"{kv.dtype} {kv.stride()}"
         raise ValueError(f"the cpu backend needs a float or quantized KV pool with contiguous heads, not {kind}")
     if is_quantized(kv):
-        scales_of(kv)  # raises where there is no room for them
+        scales_of(kv)  # raises if there is no room for them
     return Pool(kv.data_ptr(), *kv.stride()[:4], *kv.shape[2:], POOL_DTYPES[kv.dtype])
 
 
 def check_rows(rows: Tensor, kv: Tensor) -> None:
-    """rows [T, heads, head_size]: q, k or v for this pool. Raises ValueError for what no kernel takes."""
+    """rows [T, heads, head_size]: q, k or v for this pool. Raises ValueError for rows that no kernel takes."""
     size, num_kv_heads = kv.shape[4], kv.shape[2]
     if rows.device.type != "cpu" or rows.dtype not in DTYPES:
         raise ValueError(f"the cpu backend has no kernel for {rows.dtype} on {rows.device}; choose torch")

@@ -1,11 +1,11 @@
 """C++ for the CPU, compiled at first use: no torch headers, called through ctypes with data_ptr().
 
-`load` compiles with the g++, c++ or clang++ on PATH, for half a minute. net/compiled.py keeps the result for these
-sources, the headers in their folders, this compiler version, these flags and this OpenMP runtime.
+`load` compiles with the g++, c++ or clang++ on PATH, which takes half a minute. net/compiled.py keeps the result for
+these sources, the headers in their folders, this compiler version, these flags and this OpenMP runtime.
 
-The OpenMP runtime is the one that torch has loaded. A second one in the process would bring its own threads, and two
-pools that spin for the same cores are several times slower than one. So objects are compiled with -fopenmp but linked
-against torch's file; only where torch ships none does the compiler choose.
+The OpenMP runtime is the one that torch has loaded. A second runtime in the process would start its own threads, and
+two pools that spin on the same cores are several times slower than one. So objects are compiled with -fopenmp but
+linked against torch's file; the compiler chooses only if torch ships none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 @dataclass(frozen=True, slots=True)
 class Compiler:
     path: str
-    version: str  # all that --version prints
+    version: str  # the whole output of --version
 
     @property
     def is_clang(self) -> bool:
@@ -67,7 +67,7 @@ class Compiler:
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """Features that every CPU of this machine has, as /proc/cpuinfo spells them; empty where there is no such file."""
+    """Features that every CPU of this machine has, as /proc/cpuinfo spells them; empty if there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -97,7 +97,7 @@ def compiler() -> Compiler:
 
 
 def openmp_runtime(clang: bool) -> Path | None:
-    """The OpenMP library that torch brings and that this kind of compiler's code can use."""
+    """The OpenMP library of torch, if code of this kind of compiler can use it."""
     patterns = ("libomp*", "libiomp5*") if clang else ("libgomp*",)
     folders = (Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs")
     found = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
@@ -113,9 +113,9 @@ def load(
 ) -> ctypes.CDLL:
     """The shared library of `sources`, compiled if the cache does not hold it.
 
-    name: how its file in the cache begins. features: what the code uses, as /proc/cpuinfo spells it; those with a
-    machine flag are switched on. flags: more for the compiler. headers: other folders than the sources' to find headers
-    in. Raises NotCompiled.
+    name: the start of its file name in the cache. features: those that the code uses, as /proc/cpuinfo spells them;
+    machine flags enable them. flags: more compiler flags. headers: header files in other folders than the sources'.
+    Raises NotCompiled.
     """
     require(features)
     machine = [MACHINE_FLAGS[feature] for feature in features if feature in MACHINE_FLAGS]

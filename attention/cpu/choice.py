@@ -36,7 +36,8 @@ class Heads:
 
 
 def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads) -> AttentionBackend:
-    """The one of (how the log calls it, backend) with the least product of times; an earlier one wins a draw."""
+    """The backend with the smallest product of times, from pairs (name in the log, backend); the earlier one wins a
+    tie."""
     batches = [batch_of([PROMPT], PROMPT), batch_of([1] * DECODES, CONTEXT)]
     backends = [backend for _, backend in candidates]
     prompts, decodes = (seconds_of(backends, batch, heads) for batch in batches)
@@ -60,7 +61,7 @@ def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads)
 
 
 def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: Heads) -> list[float]:
-    """Of one layer by each, the best of ROUNDS in turns after one that is not counted."""
+    """Seconds of one layer with each backend: the best of ROUNDS, in turns, after one uncounted round."""
     num_blocks = int(batch.block_tables.max()) + 1
     kv = torch.ones(num_blocks, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
     q = torch.ones(len(batch.slot_mapping), heads.num_heads, heads.head_size, dtype=heads.dtype)
@@ -76,7 +77,7 @@ def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: 
 
 
 def batch_of(new: Sequence[int], context: int) -> RaggedBatch:
-    """Requests of `new` tokens each, `context` with them."""
+    """Requests of `new` tokens each; `context` includes these."""
     blocks = -(-context // BLOCK_SIZE)
     tables = torch.arange(len(new) * blocks, dtype=torch.int32).view(len(new), blocks)
     positions = [torch.arange(context - count, context) for count in new]

@@ -23,8 +23,8 @@ Calls = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(slots=True)
 class Work:
-    """What is alike in the attention of all layers. Layers follow each other in the same memory: qkv is read and
-    rotated, out is written, in every layer."""
+    """The part common to the attention of all layers. All layers use the same memory: each reads and rotates qkv and
+    writes out."""
 
     qkv: Tensor  # [T, num_heads + 2 num_kv_heads, head_size]
     num_heads: int
@@ -50,10 +50,10 @@ def attention_calls(
     angles: tuple[Tensor, Tensor],
     local_angles: tuple[Tensor, Tensor],
 ) -> AttentionCalls:
-    """What CpuBackend.rotate_and_write_kv and .attend would call, layer by layer. windows: per layer, 0 = none; layers
-    with one take local_angles; angles: cos and sin [T, head_size / 2] float32, contiguous.
+    """The calls that CpuBackend.rotate_and_write_kv and .attend would make, layer by layer. windows: per layer, 0 =
+    none; layers with a window use local_angles; angles: cos and sin [T, head_size / 2] float32, contiguous.
 
-    Raises ValueError for what no kernel takes."""
+    Raises ValueError for arguments that no kernel takes."""
     qkv, heads, pool = work.qkv, work.num_heads, work.kv_pool
     layer = pool[:, 0]
     if any(part.dtype != torch.float32 or not part.is_contiguous() for part in (*angles, *local_angles)):
@@ -85,13 +85,13 @@ def attention_calls(
 
 
 def address_of(function: Any) -> int:
-    """Of a C function, for a Calls."""
+    """The address of a C function, for a Calls."""
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address
 
 
 def addresses(structs: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Of each element of a contiguous array."""
+    """The address of each element of a contiguous array."""
     offsets = np.arange(structs.size, dtype=np.uint64).reshape(structs.shape) * structs.itemsize
     return structs.ctypes.data + offsets

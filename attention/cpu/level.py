@@ -7,7 +7,7 @@
     avx2          8 floats at a time
     neon          4 floats at a time: aarch64
 
-Without an instruction for it bfloat16 and float16 are widened to float32 as they are loaded.
+CPUs without instructions for bfloat16 and float16 widen them to float32 when they load them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def levels_here() -> list[str]:
 
 
 def best(offers: Callable[[str], object], level: str = "auto") -> str:
-    """`level`, or for auto the first one for which `offers` (that compiles and loads kernels) does not raise.
-    Raises NotCompiled: for a level by name, what keeps it from running; for auto, what keeps the last one."""
+    """`level`, or for auto the first one for which `offers` (which compiles and loads kernels) does not raise. Raises
+    NotCompiled with the reason: that of the named level, or for auto that of the last one."""
     if level != "auto":
         try:
             require(LEVELS[level])

@@ -1,7 +1,8 @@
 """The compiled kernels and their arguments, mirroring paged.h field by field.
 
-Every level (attention/cpu/level.py) holds the same kernels; what differs is the width of a vector and how bfloat16 is
-multiplied. Tiles (amx) decode head sizes of 32, 64, 96 and 128 in blocks of a multiple of 16; others take vdpbf16ps.
+Every level (attention/cpu/level.py) has the same kernels; levels differ in the width of a vector and in the
+multiplication of bfloat16. Tiles (amx) decode head sizes of 32, 64, 96 and 128 in blocks of a multiple of 16; others
+use vdpbf16ps.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from net.compiled import NotCompiled
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 POOL_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4}
-"""Quantized pools are read and written as attention/codes.py lays them out."""
+"""Quantized pools have the layout of attention/codes.py."""
 
 SOURCES = [Path(__file__).parent / name for name in ("decode.cpp", "prefill.cpp", "rotary.cpp")]
-# GCC 12's own intrinsics headers trip over -Wuninitialized; vectors wider than the CPU's never cross a function border.
+# GCC 12's own intrinsics headers cause -Wuninitialized warnings; vectors wider than the CPU's never cross a function
+# border.
 FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
 
 
@@ -54,7 +56,8 @@ class Write(ctypes.Structure):
 
 @functools.cache
 def library(level: str) -> ctypes.CDLL:
-    """The kernels of a level. Raises NotCompiled: features, compiler, or tile registers refused by the kernel."""
+    """The kernels of a level. Raises NotCompiled for missing features, no compiler, or tile registers that the
+    operating system refuses."""
     require(LEVELS[level])
     compiled = load(f"attention-{level}", SOURCES, LEVELS[level], FLAGS)
     for function in (compiled.mooncake_decode, compiled.mooncake_prefill, compiled.mooncake_write):

@@ -60,7 +60,7 @@ class Resources:
     mma: int  # Ampere's
     wide_loads: int  # 16 bytes per thread
     wide_stores: int
-    in_flight: int  # asynchronous copies still under way while the main loop computes; 0 = not pipelined
+    in_flight: int  # asynchronous copies in flight while the main loop computes; 0 = not pipelined
 
 
 @contextmanager
@@ -88,8 +88,8 @@ def record(launch: Callable[[], object]) -> list[Launch]:
 
 
 def build(launch: Launch, capability: int) -> tuple[CompiledKernel, str]:
-    """Compile for compute capability 80, 90, ... -> the kernel, and what ptxas said of it: nothing where Triton found
-    it in its cache. Needs no GPU. Raises triton.CompilationError and ptxas's errors."""
+    """Compile for compute capability 80, 90, ... -> the kernel, and the report of ptxas, which is empty if Triton found
+    the kernel in its cache. Needs no GPU. Raises triton.CompilationError and ptxas's errors."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -138,7 +138,7 @@ def resources(launch: Launch, capability: int) -> Resources:
 
 
 def assemble(ptx: str, capability: int) -> str:
-    """What ptxas says of it; the numbers inside a compiled kernel need a driver to be read."""
+    """The report of ptxas; the numbers inside a compiled kernel can only be read with a driver."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)

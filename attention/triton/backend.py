@@ -1,10 +1,10 @@
 """The Triton backend: split-KV decode for the rows [0, num_decodes), chunked prefill for the rest.
 
-Runs on NVIDIA GPUs of compute capability 8.0 and later, and, for tests and for reading along on a laptop, on the CPU
-under Triton's interpreter (TRITON_INTERPRET=1 in the environment before this module is imported; thousands of times
-slower). Nothing here waits for the device: lengths are cut into work on the device, so a step can be captured in a
-CUDA graph and replayed with other lengths, as long as `plan` is captured with the layers: the first layer's `attend`
-cuts the work, and a plan kept from another step would have the lengths of that step.
+Runs on NVIDIA GPUs of compute capability 8.0 and later, and, for tests and for study on a laptop, on the CPU under
+Triton's interpreter (TRITON_INTERPRET=1 in the environment before this module is imported; thousands of times slower).
+No code here waits for the device: the device cuts lengths into work, so a CUDA graph can capture a step and replay it
+with other lengths. The graph must capture `plan` with the layers: the first layer's `attend` cuts the work, and a plan
+from another step would have that step's lengths.
 
 A model whose layers alternate between a sliding window and none has its work cut once for each.
 """
@@ -28,7 +28,7 @@ from attention.triton.write import rotate_and_write_kv, write_kv
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device has."""
+    """The limits of a device."""
 
     shared_bytes: int  # per program
     multiprocessors: int
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Cut:
-    """A step's attention in pieces of work; None where the step has no row of the kind."""
+    """A step's attention in pieces of work; None if the step has no row of the kind."""
 
     decode: Work | None
     prefill: Work | None
@@ -44,7 +44,7 @@ class Cut:
 
 @dataclass(slots=True)
 class Plan:
-    """The step's work by (geometry, window), cut when the first such layer asks; every later one finds it done."""
+    """The step's work by (geometry, window), cut at the first such layer and used by the later ones."""
 
     batch: RaggedBatch
     cuts: dict[tuple[Geometry, int], Cut] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class TritonBackend:
         decodes = batch.num_decodes
         decode_work = prefill_work = None
         if decodes:
-            # Two programs on every multiprocessor hide each other's latency.
+            # Two programs per multiprocessor hide each other's latency.
             programs = 2 * limits_of(q.device).multiprocessors
             decode_work = plan_decode(batch.ctx_lens[:decodes], geometry, tiles.decode, programs, window)
         if batch.num_requests > decodes:
@@ -151,7 +151,8 @@ class TritonBackend:
 
 @cache
 def limits_of(device: torch.device) -> Limits:
-    """Of a GPU: what the driver says. The interpreter: enough programs for several splits, few enough to be quick."""
+    """For a GPU, the driver's values. For the interpreter, enough programs for several splits, but few enough to be
+    fast."""
     if device.type != "cuda":
         return Limits(shared_bytes=SM90, multiprocessors=4)
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index)

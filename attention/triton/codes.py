@@ -2,10 +2,10 @@
 
     K:  scores_j = scale_j (q . codes_j)          V:  out = sum_j (p_j scale_j) codes_j
 
-Codes are exact in every type that q may have, so they go into the products as they are, and the scales onto scores and
-weights, of which there are fewer. Half of the work of e4m3 is in the scales too: with its bits in the places of a
-float16 a code is 2^-8 of its value, for their exponents' biases are 7 and 15. sm_80 has no instruction for e4m3, so
-pointers are to uint8.
+Codes are exact in every type that q may have, so the products use them unchanged. The scales multiply scores and
+weights, which are fewer. The scales also do half of the work of e4m3: with its bits moved to those of a float16, a code
+is 2^-8 of its value, because the exponents' biases are 7 and 15. sm_80 has no instruction for e4m3, so pointers are to
+uint8.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 FLOATS, INT8, E4M3 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""What the constexpr CODES says about a pool; tiles.CODES has it for a type."""
+"""Values of the constexpr CODES for a pool; tiles.CODES maps types to them."""
 
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
@@ -31,7 +31,7 @@ def to_e4m3(x: tl.tensor) -> tl.tensor:
     """x [..] float32, |x| <= 448 -> uint8 codes of torch.float8_e4m3fn, rounded to nearest even."""
     size = tl.abs(x)
     bits = size.to(tl.int32, bitcast=True)
-    # 20 of float32's 23 mantissa bits go; 960 = (127 - 7) << 3 moves the exponent's bias from 127 to 7.
+    # This drops 20 of float32's 23 mantissa bits; 960 = (127 - 7) << 3 moves the exponent's bias from 127 to 7.
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
     # Below 2^-6 the codes are multiples of 2^-9: the unit of float32 at 2^14, so one addition rounds.
     subnormal = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
@@ -48,7 +48,7 @@ def to_int8(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def scale_place(row: tl.tensor, offset: tl.tensor, HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr) -> tl.tensor:
-    """Pointers to the scales of rows whose codes begin at `row`, the `offset`th ones of their blocks."""
+    """Pointers to the scales of rows whose codes begin at `row`, at index `offset` in their blocks."""
     return (row + (BLOCK_SIZE - offset) * HEAD_SIZE + offset * 4).to(tl.pointer_type(tl.float32), bitcast=True)
 
 
@@ -57,7 +57,7 @@ def read_scales(
     row: tl.tensor, offset: tl.tensor, held: tl.tensor, HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     CODES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """float32: what the results of `widen` are to be multiplied with; 0 where no row is held."""
+    """float32 factors for the results of `widen`; 0 where `held` is False."""
     scale = tl.load(scale_place(row, offset, HEAD_SIZE, BLOCK_SIZE), mask=held, other=0.0)
     if CODES == E4M3:
         scale = scale * 256.0
@@ -78,8 +78,8 @@ def widen(codes: tl.tensor, TYPE: tl.constexpr, CODES: tl.constexpr) -> tl.tenso
 
 @triton.jit
 def put_rows(
-    row: tl.tensor,  # [HEADS, 1] pointers: where the rows begin
-    offset: tl.tensor,  # of the token in its block
+    row: tl.tensor,  # [HEADS, 1] pointers to the starts of the rows
+    offset: tl.tensor,  # index of the token in its block
     d: tl.tensor,  # [1, D]
     a: tl.tensor,  # [HEADS, D] float32: the first halves of the rows, zero where not mine
     b: tl.tensor,  # the second halves
@@ -88,7 +88,7 @@ def put_rows(
     BLOCK_SIZE: tl.constexpr,
     CODES: tl.constexpr,
 ) -> None:
-    """Rows of one token into the pool, in its type, with their scales if it is quantized."""
+    """Write the rows of one token into the pool, in its type, with their scales if it is quantized."""
     if CODES == FLOATS:
         tl.store(row + d, a.to(row.dtype.element_ty), mask=mine)
         tl.store(row + HALF + d, b.to(row.dtype.element_ty), mask=mine)

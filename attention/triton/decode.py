@@ -2,15 +2,15 @@
 
     out[s, h] = sum_j softmax_j(scale q[s, h] . k[j, g]) v[j, g],   g = h // GROUP,   j < ctx_lens[s]
 
-Decode reads every key and value once and computes little, so the kernel is about bytes in flight. The GROUP query
-heads that share a KV head are the rows of one program (padded to ROWS >= 16, the least a tensor core takes): K and V
-are read once for all of them. Contexts are cut into splits of equal length (attention/triton/work.py); a program writes
-its split's normalised part and log-sum-exp, and `merge_kernel` weighs the parts of a request:
+Decode reads every key and value once and computes little, so bytes in flight decide its speed. The GROUP query heads
+that share a KV head are the rows of one program (padded to ROWS >= 16, the minimum of a tensor core), so K and V are
+read once for all of them. Contexts are cut into splits of equal length (attention/triton/work.py); a program writes its
+split's normalised part and log-sum-exp, and `merge_kernel` weighs the parts of a request:
 
     lse_i = log2 sum_{j in split i} 2^{s_j}
     out   = sum_i 2^(lse_i - max lse) part_i / sum_i 2^(lse_i - max lse)
 
-A request of one split is written straight to the output; an empty one (a padding row of a CUDA graph) becomes zeros.
+A request of one split is written directly to the output; an empty one (a padding row of a CUDA graph) becomes zeros.
 
 We have not measured this kernel on a GPU yet: scripts/bench.py attention prints GB/s and the share of the ceiling.
 """
@@ -86,7 +86,8 @@ def decode_kernel(
     acc = tl.zeros([ROWS, D], tl.float32)
     keys = kv + kv_head * HEAD_STRIDE
     table = tables + s.to(tl.int64) * table_stride
-    # Looked up a turn ahead: a load that waits for a load of its own turn cannot be pipelined as deep.
+    # Addresses are loaded one turn ahead: a load that waits for another load of the same turn cannot be pipelined as
+    # deeply.
     at = locate(table, start, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
     for token in range(start, end, KEYS):
         next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
@@ -146,12 +147,12 @@ def merge_kernel(
 
 
 def head_rows(group: int, limit: int) -> int:
-    """Query heads per program: the group, padded to what a tensor core takes, at most `limit`."""
+    """Query heads per program: the group, padded to the minimum of a tensor core, at most `limit`."""
     return min(max(16, 1 << (group - 1).bit_length()), limit)
 
 
 def plan_decode(ctx_lens: Tensor, geometry: Geometry, tile: Tile, processors: int, window: int) -> Work:
-    """Splits for ctx_lens [S] int32; `processors` is how many programs the device runs at one time."""
+    """Splits for ctx_lens [S] int32; `processors`: the number of programs that the device runs at the same time."""
     num_requests = ctx_lens.shape[0]
     head_tiles = triton.cdiv(geometry.group, head_rows(geometry.group, tile.rows))
     wanted = triton.cdiv(processors, geometry.num_kv_heads * head_tiles)

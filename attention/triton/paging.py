@@ -5,8 +5,8 @@ whole launch, and walks over that request's keys, KEYS tokens at a time. Row r a
 
     j <= p   and, with a sliding window,   p - j < WINDOW
 
-With scores s_j = scale q . k_j (or SOFT_CAP tanh(s_j / SOFT_CAP)) taken in units of log2, so that exp2 is all that is
-needed, one turn over a tile of keys is
+With scores s_j = scale q . k_j (or SOFT_CAP tanh(s_j / SOFT_CAP)) in units of log2, so that exp2 suffices, one turn
+over a tile of keys is
 
     top'   = max(top, max_j s_j)                 running maximum              [ROWS] float32
     p_j    = 2^(s_j - top')
@@ -15,10 +15,10 @@ needed, one turn over a tile of keys is
 
 and acc / total is the attention of the keys seen so far, top + log2(total) their log-sum-exp.
 
-Keys are found through the block table: token j of a request lies in block table[j // BLOCK_SIZE] at offset
-j % BLOCK_SIZE. If a tile never crosses a block (KEYS divides BLOCK_SIZE) one table entry serves the tile, otherwise
-every row of the tile looks up its own, so KEYS and BLOCK_SIZE are free of each other. Offsets are int64: a pool of
-more than 2^31 elements (4 GiB in bfloat16) is ordinary.
+Keys are found through the block table: token j of a request is in block table[j // BLOCK_SIZE] at offset j %
+BLOCK_SIZE. If a tile never crosses a block (KEYS divides BLOCK_SIZE) one table entry serves the tile; otherwise every
+row of the tile loads its own entry, so KEYS and BLOCK_SIZE are independent. Offsets are int64: a pool of more than 2^31
+elements (4 GiB in bfloat16) is ordinary.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def locate(
 
 @triton.jit
 def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
-    """1 - 2 / (e^2x + 1), right at both ends, where e^2x is 0 or inf. Near 0 the difference cancels to an absolute
-    error of 2^-24, which half types do not see; EXACT takes the series there."""
+    """1 - 2 / (e^2x + 1), correct at both ends, where e^2x is 0 or inf. Near 0 the difference cancels to an absolute
+    error of 2^-24, which is invisible in half types; EXACT uses the series there."""
     value = 1 - 2 / (tl.exp2(x * (2 * LOG2_E)) + 1)
     if EXACT:
         y = x * x
@@ -77,12 +77,12 @@ def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
 def attend_keys(
     q: tl.tensor,  # [ROWS, D] in the type of the product
     newest: tl.tensor,  # [ROWS] int32: the last key that the row sees here
-    oldest: tl.tensor,  # [ROWS] int32: the first one; looked at only if there is a window
+    oldest: tl.tensor,  # [ROWS] int32: the first one; used only with a window
     top: tl.tensor,  # [ROWS] float32, -inf before the first visible key
     total: tl.tensor,  # [ROWS] float32
     acc: tl.tensor,  # [ROWS, D] float32
     keys: tl.tensor,  # pointer: K of this KV head in block 0
-    at: tl.tensor,  # [KEYS] int64: where the tile's tokens lie, from `locate`
+    at: tl.tensor,  # [KEYS] int64: offsets of the tile's tokens, from `locate`
     first: tl.tensor,  # first token of the tile, a multiple of KEYS
     end: tl.tensor,  # tokens from here on are not read
     scale: tl.tensor,  # positive
@@ -101,7 +101,7 @@ def attend_keys(
     token = first + tl.arange(0, KEYS)
     d = tl.arange(0, D)
     place = keys + at[:, None] + d[None, :]
-    # A slot that holds no token may hold anything; NaN times a weight of zero is NaN, so it is never loaded.
+    # A slot without a token may contain anything, and NaN times a weight of zero is NaN, so it is never loaded.
     if MASKED:
         held = (token < end)[:, None] & (d < HEAD_SIZE)[None, :]
         k = tl.load(place, mask=held, other=0.0)
@@ -121,7 +121,7 @@ def attend_keys(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CODES > 0:
         scores *= read_scales(keys + at, token % BLOCK_SIZE, token < end, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
-    # Scores stay as they come and are scaled inside the exponent, where scaling and subtracting are one instruction.
+    # Scores are scaled inside the exponent, where scaling and subtracting are one instruction.
     if SOFT_CAP > 0:
         scores = tanh(scores * (scale / SOFT_CAP), q.dtype == tl.float32)
     unit = LOG2_E * (scale if SOFT_CAP == 0 else SOFT_CAP)
@@ -132,7 +132,7 @@ def attend_keys(
         scores = tl.where(visible, scores, float("-inf"))
 
     new_top = tl.maximum(top, tl.max(scores, 1) * unit)
-    # A row that has seen no key yet keeps top = -inf; 0 in its place makes all its weights 2^-inf = 0, not NaN.
+    # A row that has seen no key yet keeps top = -inf; replacing it by 0 makes all its weights 2^-inf = 0, not NaN.
     anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores * unit - anchor[:, None])
     shrink = tl.exp2(top - anchor)

@@ -1,15 +1,15 @@
 """Chunked prefill over a paged prefix: the new tokens of a request attend causally to all cached tokens and to
 themselves.
 
-Row i of request s stands at position p = ctx_lens[s] - q_len[s] + i and
+Row i of request s is at position p = ctx_lens[s] - q_len[s] + i and
 
     out[i, h] = sum_{j <= p} softmax_j(scale q[i, h] . k[j, g]) v[j, g],   g = h // GROUP
 
-Prefill computes much per byte, so the kernel is about keeping the tensor cores fed. A program owns a tile of QUERIES
-tokens times the GROUP heads of one KV head, packed into ROWS rows (row r is token r // GROUP, head r % GROUP): K and V
-tiles serve all heads of the group, and short chunks still fill the rows. Keys before the tile's first position are
-seen by every row and need no mask; only the tiles on the diagonal do. Later tiles of a chunk see more keys, so they
-are started first: the short ones fill the gaps at the end of the launch.
+Prefill computes much per byte, so the kernel must keep the tensor cores busy. A program owns a tile of QUERIES tokens
+times the GROUP heads of one KV head, packed into ROWS rows (row r is token r // GROUP, head r % GROUP): K and V tiles
+serve all heads of the group, and short chunks still fill the rows. Keys before the tile's first position are seen by
+every row and need no mask; only the tiles on the diagonal do. Later tiles of a chunk see more keys, so they start
+first: the short ones fill the gaps at the end of the launch.
 
 The keys of the chunk itself must be in the pool already (write_kv comes first).
 
@@ -94,7 +94,8 @@ def prefill_kernel(
     diagonal = first_key(lowest, KEYS, WINDOW)
     if WINDOW == 0:
         diagonal = (lowest + 1) // KEYS * KEYS
-        # Looked up a turn ahead: a load that waits for a load of its own turn cannot be pipelined as deep.
+        # Addresses are loaded one turn ahead: a load that waits for another load of the same turn cannot be pipelined
+        # as deeply.
         at = locate(table, 0, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)
         for token in range(0, diagonal, KEYS):
             next_at = locate(table, token + KEYS, end, block_stride, HEAD_SIZE, BLOCK_SIZE, KEYS)

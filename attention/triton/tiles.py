@@ -20,7 +20,7 @@ from torch import Tensor
 from attention.codes import SCALE_BYTES, is_quantized
 
 CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""Element types of quantized pools -> what attention/triton/codes.py calls them."""
+"""Element types of quantized pools -> their numbers in attention/triton/codes.py."""
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 """Head sizes that are tested; others up to 256 work if they are multiples of 16."""
@@ -35,14 +35,14 @@ class Tile:
     warps: int
     stages: int  # depth of the software pipeline: turns whose loads are in flight
     min_chunk: int = 256  # decode: merging a split shorter than this costs more time than it saves
-    # Of float32 products. One pass of TF32 has 10 bits; three are float32 on tensor cores, but take more registers
-    # than plain float32 ("ieee"). Half types ignore it.
+    # The precision of float32 products. One pass of TF32 has 10 bits; three passes give float32 on tensor cores, but
+    # take more registers than plain float32 ("ieee"). Half types ignore it.
     precision: str = "tf32x3"
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What one device runs for one head size and element type."""
+    """The tiles of one device for one head size and element type."""
 
     decode: Tile
     prefill: Tile
@@ -53,7 +53,7 @@ SM86, SM80, SM90 = 99 * KIB, 163 * KIB, 227 * KIB
 """Shared memory that one program may use, bytes: consumer Ampere and Ada; A100; H100, H200 and B200."""
 
 TABLE: dict[tuple[int, int, int], Tiles] = {
-    # (head size up to, bytes per element, shared memory from)
+    # (maximum head size, bytes per element, minimum shared memory)
     (64, 2, SM90): Tiles(Tile(64, 128, 4, 4), Tile(128, 128, 8, 3)),
     (64, 2, SM80): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
     (64, 2, SM86): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
@@ -81,8 +81,8 @@ OVER_CODES: dict[tuple[int, int, int], Tiles] = {
 
 
 def find_tiles(head_size: int, element_bytes: int, shared_bytes: int, quantized: bool = False) -> Tiles:
-    """The row of the smallest head size that holds `head_size` and the most shared memory that the device has.
-    element_bytes: of the queries; quantized: whether the pool is. Raises ValueError."""
+    """The row with the smallest sufficient head size and the most shared memory that the device has. element_bytes: of
+    the queries; quantized: whether the pool is. Raises ValueError."""
     fits = [key for key in TABLE if key[0] >= head_size and key[1] == element_bytes and key[2] <= shared_bytes]
     if not fits or head_size % 16:
         raise ValueError(
@@ -141,13 +141,14 @@ class Geometry:
 
 
 def head_stride(kv: Tensor) -> int:
-    """Elements from one KV head to the next in a block: with the scales behind its codes, if the pool is quantized."""
+    """Elements from one KV head to the next in a block; includes the scales after its codes if the pool is
+    quantized."""
     return kv.shape[3] * (kv.shape[4] + (SCALE_BYTES if is_quantized(kv) else 0))
 
 
 def is_dense_within_block(kv: Tensor) -> bool:
     """Whether one layer's part of a block, [2, num_kv_heads, block_size, head_size], is one contiguous span of heads;
-    in a quantized pool with the scales of a head behind its codes."""
+    in a quantized pool with the scales of a head after its codes."""
     head = head_stride(kv)
     wanted = (kv.shape[2] * head, head, kv.shape[4], 1)
     return all(kv.shape[i] <= 1 or kv.stride(i) == stride for i, stride in enumerate(wanted, 1))

@@ -57,7 +57,8 @@ def lengths(
     ALIGN: tl.constexpr,
     WINDOW: tl.constexpr,
 ) -> tl.tensor:
-    """Lengths of requests s, 0 beyond the last: from offsets [S + 1], or from contexts less what no window reaches."""
+    """Lengths of requests s, 0 beyond the last: from offsets [S + 1], or from contexts without the keys outside the
+    window."""
     held = s < num_requests
     value = tl.load(values + s, mask=held, other=0)
     if OFFSETS:

@@ -1,7 +1,7 @@
 """Writes new keys and values into the paged pool, as they are or with rotary embedding.
 
 Token t goes to slot_mapping[t] = block * BLOCK_SIZE + offset. The kernel skips padding rows, which have slot -1. The
-rotary form (half-split, as in Llama's checkpoints) turns the two halves of a head by the angles of the position:
+rotary form (half-split, as in Llama's checkpoints) rotates the two halves of a head by the angles of the position:
 
     a' = a cos - b sin        b' = b cos + a sin        cos, sin [T, HEAD_SIZE / 2]
 
@@ -154,8 +154,8 @@ def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
 
 
 def rotate_and_write_kv(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, slots: Tensor) -> None:
-    """As write_kv, with k rotated on the way and q [T, num_heads, head_size] rotated in place (rows of slot -1 stay).
-    cos, sin [T, head_size / 2] float32; slots [T] int64."""
+    """Like write_kv, with k rotated before the write and q [T, num_heads, head_size] rotated in place (except rows of
+    slot -1). cos, sin [T, head_size / 2] float32; slots [T] int64."""
     check_layout(kv, q, k, v, cos, sin)
     if cos.stride(0) != kv.shape[4] // 2 or sin.stride(0) != kv.shape[4] // 2:
         raise ValueError(f"cos and sin must be dense [T, {kv.shape[4] // 2}] tables")

@@ -23,8 +23,8 @@ Content = tuple[int, int]
 
 ROW = Struct("<QI")
 KEYS_MAX = 1 << 16
-UNDERWAY_S = 60.0  # after a removal, copies that may have been in flight are refused for this long
-AWAY_S = 600.0  # a node may be disconnected for this long and still learn of removals
+IN_FLIGHT_S = 60.0  # after a removal, copies that may have been in flight are refused for this long
+DISCONNECTED_MAX_S = 600.0  # a node may be disconnected for this long and still learn of removals
 
 
 def differ(ours: Content, offered: Content) -> bool:
@@ -42,8 +42,8 @@ class Removals:
     """The recent removals on this node."""
 
     def __init__(self) -> None:
-        self._keys = Recent(KEYS_MAX, UNDERWAY_S)
-        self._contents = Recent(KEYS_MAX, AWAY_S)
+        self._keys = Recent(KEYS_MAX, IN_FLIGHT_S)
+        self._contents = Recent(KEYS_MAX, DISCONNECTED_MAX_S)
 
     def add(self, now: float, key: BlockKey, content: Content | None) -> None:
         """Record a removal. `content`: the removed content, which is not accepted again. If there was none, any copy in

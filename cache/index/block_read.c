@@ -1,7 +1,7 @@
-/* Blocks out of memory that others may change: found in a SharedIndex (cache/index/shared_index.py), copied, and compared
-   with their checksum, XXH3-64, in one pass: what is hashed are the registers that are stored, while the next bytes are
-   on their way from memory. A copy alone is no faster. The hash is XXH3 as its specification has it, without a seed;
-   the tests hold it against the xxhash package. */
+/* Blocks out of memory that others may change: found in a SharedIndex (cache/index/shared_index.py), copied, and
+   compared with their checksum, XXH3-64, in one pass: it hashes the registers that it stores, while the next bytes
+   arrive from memory. A copy alone is no faster. The hash is XXH3 as specified, without a seed; the tests compare it
+   with the xxhash package. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,9 +13,9 @@
 #define AVX2 __attribute__((target("avx2")))
 #define KEY_BYTES 16
 #define ROWS 8
-#define SHORT 240           /* bytes: up to here XXH3 is other functions, which this file has not */
-#define STREAM_MIN (64 << 10) /* bytes of a block whose stores go past the caches: they need no read of the old line */
-#define AHEAD 1024          /* bytes fetched before their turn */
+#define SHORT 240           /* bytes: XXH3 uses other functions up to this length; this file lacks them */
+#define STREAM_MIN (64 << 10) /* bytes: from here on stores bypass the caches, so no old line is read */
+#define AHEAD 1024          /* bytes: distance of the prefetch */
 #define STRIPE 64
 #define CHUNK 1024          /* bytes between two scrambles of the accumulators */
 
@@ -99,7 +99,7 @@ static inline AVX2 __m256i scrambled(__m256i acc, const uint8_t *secret) {
     return _mm256_add_epi64(_mm256_mul_epu32(acc, prime), _mm256_slli_epi64(high, 32));
 }
 
-/* Copies the whole chunks of a block before its last; `stream`: past the caches, to 32-byte boundaries. */
+/* Copies all whole chunks of a block except the last; `stream`: past the caches, to 32-byte boundaries. */
 static inline AVX2 __attribute__((always_inline)) void chunks(Acc *acc, uint8_t *to, const uint8_t *from, size_t count,
                                                              int stream) {
     for (; count; count--) {
@@ -122,7 +122,7 @@ static inline AVX2 __attribute__((always_inline)) void chunks(Acc *acc, uint8_t 
     }
 }
 
-/* Copies more than SHORT bytes; their XXH3-64 as they are at `to`. */
+/* Copies more than SHORT bytes; returns the XXH3-64 of the copy at `to`. */
 AVX2 uint64_t copy_and_hash(uint8_t *to, const uint8_t *from, size_t nbytes) {
     Acc acc = {_mm256_set_epi64x(PRIME64_3, PRIME64_2, PRIME64_1, PRIME32_3),
                _mm256_set_epi64x(PRIME32_1, PRIME64_5, PRIME32_2, PRIME64_4)};
@@ -145,8 +145,8 @@ AVX2 uint64_t copy_and_hash(uint8_t *to, const uint8_t *from, size_t nbytes) {
     return avalanche(hash);
 }
 
-/* keys: 16 bytes each; targets: addresses with room for slot_bytes. lengths[i] becomes the bytes of block i when it is
-   there, whole, else 0; then anything may lie at its target. */
+/* keys: 16 bytes each; targets: addresses with room for slot_bytes. lengths[i] becomes the bytes of block i if its copy
+   is intact, else 0; then the bytes at its target are undefined. */
 void read_blocks(const Row *buckets, uint64_t num_buckets, const uint8_t *arena, uint64_t arena_bytes,
                  uint64_t slot_bytes, const uint8_t *keys, size_t count, const uint64_t *targets, uint32_t *lengths) {
     for (size_t i = 0; i < count; i++, keys += KEY_BYTES) {
@@ -155,7 +155,7 @@ void read_blocks(const Row *buckets, uint64_t num_buckets, const uint8_t *arena,
         lengths[i] = 0;
         for (int j = 0; j < ROWS; j++) {
             Row row;
-            memcpy(&row, bucket + j, sizeof row); /* as it was a moment ago; it may be half of two */
+            memcpy(&row, bucket + j, sizeof row); /* a snapshot; it may mix two rows */
             if (memcmp(row.key, keys, KEY_BYTES) || row.length <= SHORT || row.length > slot_bytes ||
                 (row.slot + 1ull) * slot_bytes > arena_bytes)
                 continue;
@@ -167,7 +167,7 @@ void read_blocks(const Row *buckets, uint64_t num_buckets, const uint8_t *arena,
     }
 }
 
-/* 1 where the code above can run. */
+/* 1 if this CPU can run the code above. */
 int usable(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") != 0;

@@ -1,7 +1,7 @@
 """Reads many blocks through the index of another process in one C call: finds, copies and compares them (block_read.c).
 
-It does in one pass over the bytes what cache/store/same_host.py does in two, so a checked copy takes no longer than a
-plain one. Machines without a C compiler or without AVX2, and values of at most 240 bytes, go the other way.
+One pass over the bytes does what cache/store/same_host.py does in two, so a checked copy takes no longer than a plain
+one. Machines without a C compiler or without AVX2, and values of at most 240 bytes, use those two passes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from net.compiled import NotCompiled
 from net.transfer.common.memory import Region
 
 SOURCE = Path(__file__).with_name("block_read.c")
-TURN_BYTES = 1 << 20  # on the event loop between two turns, some 0.15 ms
-TURNS_BYTES = 2 << 20  # in turns: a hop to a thread and back costs 0.1 to 0.2 ms
+TURN_BYTES = 1 << 20  # copied on the event loop between two turns, about 0.15 ms
+ON_LOOP_BYTES = 2 << 20  # copied in turns on the loop; more goes to a thread, which costs 0.1 to 0.2 ms
 
 
 class BlockRead:
-    """The code. Making it may compile, which takes half a second. Raises NotCompiled."""
+    """The C code. The constructor may compile it, which takes half a second. Raises NotCompiled."""
 
     def __init__(self) -> None:
         library = compiled.library(SOURCE)
@@ -43,13 +43,13 @@ class BlockRead:
     async def get(
         self, threads: CopyThreads, index: IndexView, arena: Region, keys: Sequence[BlockKey], targets: Sequence[int]
     ) -> list[int]:
-        """Bytes of every block that is at its target now, an address with room for a slot; 0 for the others. Both
-        regions stay mapped until this returns or raises, and nothing is written after that."""
+        """Copies blocks to `targets`, addresses with room for a slot. Returns the bytes of each copied block, 0 for the
+        others. Both regions must stay mapped until this returns or raises; it writes nothing after that."""
         lengths = array("I", bytes(4 * len(keys)))
         addresses = array("Q", targets)
         read = partial(self._read_some, index, arena, keys, addresses, lengths)
         step = max(1, TURN_BYTES // index.slot_bytes)
-        if len(keys) * index.slot_bytes <= TURNS_BYTES:
+        if len(keys) * index.slot_bytes <= ON_LOOP_BYTES:
             for first in range(0, len(keys), step):
                 if first:
                     await asyncio.sleep(0)

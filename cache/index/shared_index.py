@@ -2,11 +2,11 @@
 
     header     magic, version, bytes of a slot, number of buckets, name of the arena's region
     bucket     8 rows; a key's bucket is its hash modulo their number
-    row        key, checksum xor hash of the key, slot, length; a length of 0: no row
+    row        key, checksum xor hash of the key, slot, length; a length of 0 marks an empty row
 
-There are no locks. A reader copies the block and compares its checksum: a row that was half written, or a slot that
-has another block by now, does not match, whichever halves were read, for the checksum is mixed with the key's hash.
-Then the reader asks in words. A full bucket has no row for a block; its reader asks, too.
+There are no locks. A reader copies the block and compares its checksum. A half-written row, or a slot that holds
+another block by now, never matches, because the checksum is mixed with the key's hash. Then the reader sends a message
+instead. It also does so for a block that has no row because its bucket is full.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROW = Struct("<16sQII")
 PLACE = Struct("<QII")  # a row without its key
 ROWS = 8
 BUCKET = ROWS * ROW.size
-LOAD = 0.5  # share of the rows in use when all slots are: 8 of 8 are then taken once in 10^5 buckets
+LOAD = 0.5  # share of the rows in use when all slots are; then 1 of 10^5 buckets is full
 EMPTY = bytes(ROW.size)
 
 
 class Row(NamedTuple):
-    """A block in the arena of the index's owner."""
+    """The location of a block in the arena of the index's owner."""
 
     slot: int
     length: int
@@ -40,12 +40,13 @@ class Row(NamedTuple):
 
 
 def index_bytes(num_slots: int) -> int:
-    """Of the index of an arena."""
+    """The size of the index of an arena with `num_slots` slots."""
     return HEADER_BYTES + BUCKET * -(-num_slots // int(LOAD * ROWS))
 
 
 class SharedIndex:
-    """The owner's side, in a region of index_bytes(slots) that is its alone. Raises ValueError for a long name."""
+    """The owner's side. Only the owner writes to the region of index_bytes(slots). Raises ValueError for a name that is
+    too long."""
 
     def __init__(self, region: Region, arena: str, slot_bytes: int) -> None:
         name = arena.encode()
@@ -56,7 +57,7 @@ class SharedIndex:
         self._memory[: HEADER.size] = HEADER.pack(MAGIC, VERSION, slot_bytes, self._buckets, name)
 
     def put(self, key: BlockKey, slot: int, length: int, block_checksum: int) -> None:
-        """The block is whole and lies there until `drop`."""
+        """Publish a block that is complete and stays in its slot until `drop`."""
         hashed = xxh3_64_intdigest(key)
         start = HEADER_BYTES + hashed % self._buckets * BUCKET
         for at in range(start, start + BUCKET, ROW.size):
@@ -65,7 +66,7 @@ class SharedIndex:
                 return
 
     def drop(self, key: BlockKey) -> None:
-        """Before anything else is written into its slot. Nothing happens when it has no row."""
+        """Call this before anything else is written into the block's slot. Does nothing if the key has no row."""
         start = HEADER_BYTES + xxh3_64_intdigest(key) % self._buckets * BUCKET
         at = _find(self._memory[start : start + BUCKET].tobytes(), key)
         if at >= 0:
@@ -86,7 +87,7 @@ class IndexView:
         self._memory = region.memory[:]
 
     def find(self, key: BlockKey) -> Row | None:
-        """What its row said a moment ago."""
+        """A snapshot of the row of `key`; it may be outdated or half written."""
         hashed = xxh3_64_intdigest(key)
         start = HEADER_BYTES + hashed % self.buckets * BUCKET
         bucket = self._memory[start : start + BUCKET].tobytes()
@@ -98,8 +99,8 @@ class IndexView:
 
 
 def _find(bucket: bytes, key: BlockKey) -> int:
-    """Where the row of `key` starts; -1 without one. (A key of zeros is found in an empty row, too: its length says
-    so.)"""
+    """The offset at which the row of `key` starts, or -1. (A key of zeros also matches an empty row; the length of 0
+    shows that.)"""
     at = bucket.find(key)
     while at >= 0 and at % ROW.size:
         at = bucket.find(key, at + 1)

@@ -1,7 +1,8 @@
 """Admission: which blocks a full pool accepts at the cost of evicting another. Pure, O(1).
 
-Eviction says who goes; admission whether the newcomer is worth it. It is asked only when something would be evicted:
-what fits is always taken. `wanted` reports every use and every offer of a key, `admits` decides on one offer.
+Eviction names the victim; admission decides whether the new block is worth more. The pool asks only if it would have to
+evict: a block that fits is always accepted. `wanted` reports every use and every offer of a key, `admits` decides on
+one offer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cache.pool.policy import Facts
 from net.user_file import is_file, load
 
 REMEMBERED_KEYS = 1 << 16
-"""Keys that a history looks back on: those of a pool of about that many blocks."""
+"""Keys that a history remembers; enough for a pool of about as many blocks."""
 
 
 class Admission(Protocol):
@@ -21,7 +22,7 @@ class Admission(Protocol):
         """`key` is used or offered. Call this before `admits` for the same offer."""
 
     def admits(self, key: Hashable, facts: Facts, victim: Hashable) -> bool:
-        """May `key` come in, and `victim` go?"""
+        """Whether `key` may enter the pool and evict `victim`."""
 
 
 class Always:
@@ -33,7 +34,7 @@ class Always:
 
 
 class History:
-    """Which keys were wanted lately: two sets that take turns, so the last `size` to `2 * size` different ones."""
+    """The recently wanted keys: two sets that take turns hold the last `size` to `2 * size` different ones."""
 
     def __init__(self, size: int = REMEMBERED_KEYS) -> None:
         self._size = size
@@ -50,11 +51,11 @@ class History:
 
 
 class SecondHit:
-    """A block comes in when it is offered for the second time: most are never used again."""
+    """Admits a block when it is offered for the second time: most blocks are never used again."""
 
     def __init__(self, size: int = REMEMBERED_KEYS) -> None:
         self._history = History(size)
-        self._again = False  # the key wanted last was known before
+        self._again = False  # the last wanted key was known already
 
     def wanted(self, key: Hashable) -> None:
         self._again = key in self._history
@@ -65,7 +66,7 @@ class SecondHit:
 
 
 class ClassAware:
-    """Blocks of batch work come in at their second use only; those of people who wait come in at once."""
+    """Admits blocks of batch work at their second use only, and blocks of interactive requests at their first."""
 
     def __init__(self, size: int = REMEMBERED_KEYS) -> None:
         self._second_hit = SecondHit(size)
@@ -78,10 +79,10 @@ class ClassAware:
 
 
 class TinyLFU:
-    """A block comes in when it was wanted more often than the victim lately (Einziger et al., ACM ToS 2017).
+    """Admits a block that was recently wanted more often than the victim (Einziger et al., ACM ToS 2017).
 
-    Counts live in a count-min sketch of 4 rows with 4-bit counters (15 at most); after `10 * size` increments all are
-    halved, so old fame fades.
+    A count-min sketch of 4 rows holds 4-bit counters (at most 15). All counters are halved after `10 * size`
+    increments, so old uses lose weight.
     """
 
     ROWS = 4
@@ -105,7 +106,8 @@ class TinyLFU:
         return self.count(key) > self.count(victim)
 
     def count(self, key: Hashable) -> int:
-        """How often `key` was wanted; too high by chance, never too low but for the halving and the limit."""
+        """The number of times that `key` was wanted. Collisions may make it too high; only the halving and the limit
+        make it too low."""
         return min(row[place] for row, place in zip(self._rows, self._places(key), strict=True))
 
     def _places(self, key: Hashable) -> list[int]:
@@ -122,7 +124,7 @@ admissions: dict[str, Callable[[], Admission]] = {
 
 
 def choose(name: str) -> Admission:
-    """A new one called `name`, or the user's own from 'FILE.py:NAME'. Raises ValueError."""
+    """A new admission policy called `name`, or the user's class from 'FILE.py:NAME'. Raises ValueError."""
     if is_file(name):
         made: Admission = load("--cache-admission", name, ("wanted", "admits"))()
         return made

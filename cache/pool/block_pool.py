@@ -60,7 +60,7 @@ class BlockPool:
         self._index = PrefixIndex()
         self._policy: EvictionPolicy = LRU() if policy is None else policy  # its items are keys
         self._sharing = self._policy if isinstance(self._policy, Sharing) else None
-        self._class_of: dict[int, str] = {}  # blocks from `allocate_for`, until they are free
+        self._class_of: dict[int, str] = {}  # classes of blocks from `allocate_for`, until they are free
         self._newcomers: dict[BlockKey, Newcomer] = {}
         self._on_evict = on_evict
 
@@ -244,16 +244,15 @@ class BlockPool:
         """Sums of both counts, for leak checks: both are zero on a node without work."""
         return {"request": sum(self._request_refs), "transfer": sum(self._transfer_refs)}
 
-    def check_owners(self, owned: Iterable[int]) -> None:
+    def check_transfer_owners(self, owned: Iterable[int]) -> None:
         """`owned` lists each block once per transfer reference that a component claims to hold. Raises IntegrityError
         when the claims differ from the counts."""
-        refs, counts = Counter(owned), self._transfer_refs
-        lost = [block for block in range(self.num_blocks) if counts[block] > refs[block]]
-        false = [block for block in range(self.num_blocks) if counts[block] < refs[block]]
-        if lost:
-            raise IntegrityError(f"{len(lost)} blocks are held for unknown transfers: {lost[:16]}")
-        if false:
-            raise IntegrityError(f"{len(false)} blocks of running transfers are not held: {false[:16]}")
+        _check_owners(self._transfer_refs, owned, "transfers")
+
+    def check_request_owners(self, owned: Iterable[int]) -> None:
+        """`owned` lists each block once per request reference that a component claims to hold. Raises IntegrityError
+        when the claims differ from the counts."""
+        _check_owners(self._request_refs, owned, "requests")
 
     def check_integrity(self) -> None:
         """Recounts every block. Raises IntegrityError unless free + cached + held = total and all maps agree."""
@@ -275,3 +274,13 @@ class BlockPool:
             problems.append("key -> block and block -> key disagree")
         if problems:
             raise IntegrityError("; ".join(problems))
+
+
+def _check_owners(counts: Sequence[int], owned: Iterable[int], owners: str) -> None:
+    claims = Counter(owned)
+    lost = [block for block, count in enumerate(counts) if count > claims[block]]
+    false = [block for block, count in enumerate(counts) if count < claims[block]]
+    if lost:
+        raise IntegrityError(f"{len(lost)} blocks are held for unknown {owners}: {lost[:16]}")
+    if false:
+        raise IntegrityError(f"{len(false)} blocks of running {owners} are not held: {false[:16]}")

@@ -4,8 +4,8 @@ A policy sees the life of every item (a block key of a pool or of the SSD tier):
 
     added ──> [pinned <──> unpinned, touched] ──> removed
 
-`added` makes it evictable, `touched` is a hit, `pinned` takes it out of reach while somebody uses it, `victim` names
-who goes next without removing it. The other policies and their table are in cache/pool/policies/.
+`added` makes it evictable, `touched` is a hit, `pinned` protects it while it is in use, `victim` names the next item to
+evict without removing it. The other policies and their table are in cache/pool/policies/.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a block when it enters; policies use what they need. All blocks of a pool have one size, so
-    seconds per block rank as seconds per byte do."""
+    """What is known of a block when it enters; policies use what they need. All blocks of a pool have the same size, so
+    ranking by seconds per block equals ranking by seconds per byte."""
 
     position: int = 0  # in its prompt: 0 = the first block
-    cost_s: float = 1.0  # estimated time to compute it again, its predecessors being there; only ratios count
+    cost_s: float = 1.0  # estimated time to compute it again if its predecessors are cached; only ratios count
     service_class: str = ""  # of the request that brought it
 
 
@@ -34,7 +34,7 @@ OBJECTS = Facts(service_class="objects")
 
 
 class EvictionPolicy(Protocol):
-    """What a pool or tier asks of its policy. Calls follow the life drawn above; any other order is undefined.
+    """What a pool or tier requires of its policy. Calls follow the order drawn above; any other order is undefined.
     Each is O(1) or O(log n), amortised."""
 
     def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
@@ -44,37 +44,38 @@ class EvictionPolicy(Protocol):
         """A hit on content that stays where it is; pinned or not."""
 
     def pinned(self, item: Hashable) -> None:
-        """In use: no victim until `unpinned`. Not a hit by itself: transfers pin, too."""
+        """In use: not a victim until `unpinned`. Not a hit by itself, because transfers pin too."""
 
     def unpinned(self, item: Hashable) -> None:
         """No longer in use: evictable again."""
 
     def removed(self, item: Hashable) -> None:
-        """Content is gone, whether it was pinned or not, and whether it was the victim or not."""
+        """The content is gone, whether or not it was pinned, and whether or not it was the victim."""
 
     def victim(self) -> Hashable:
-        """The evictable item that should go next. Raises LookupError when nothing is evictable."""
+        """The evictable item to evict next. Raises LookupError when nothing is evictable."""
 
     def __len__(self) -> int:
-        """How many items are evictable."""
+        """The number of evictable items."""
 
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A policy that divides the room among classes is told also of blocks that are in use and not evictable yet."""
+    """A policy that divides the room among classes also hears of blocks that are in use and not evictable yet."""
 
     def took(self, service_class: str) -> None:
-        """One block more is in use for that class, or holds its content."""
+        """One more block is in use for that class, or holds its content."""
 
     def gave(self, service_class: str) -> None:
-        """One less."""
+        """One block less is in use for that class."""
 
     def victim_for(self, service_class: str) -> Hashable | None:
-        """The class that gives way to a new block of this class, which is not counted yet; None if there is room."""
+        """The class that must evict for a new block of `service_class`, which is not counted yet; None if there is
+        room."""
 
 
 class LRU:
-    """Least recently used; the end of a use counts as the use."""
+    """Evicts the least recently used item; the end of a use counts as the use."""
 
     def __init__(self) -> None:
         self._evictable: OrderedDict[Hashable, None] = OrderedDict()  # oldest first

@@ -1,10 +1,10 @@
 """BulkShare: peers' questions over data connections for blocks of this node's share: GET and PUT.
 
-    GET  keys -> the blocks, sent from their slots, which are held until the socket has them
+    GET  keys -> the blocks, sent from their slots; the slots are held until the socket has accepted the bytes
     PUT  keys and blocks -> received into new slots, which become blocks with their checksums at the end
 
-What cache/server/server.py does with leases and messages; one question does for a call here. A put whose asker goes in
-its middle leaves nothing.
+One question replaces the leases and messages of cache/server/server.py. A put whose sender disappears midway stores
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from net.transfer.tcp.bulk_calls import BulkCalls
 
 
 class BulkShare:
-    """Answers for `local`, by the books of `share`."""
+    """Answers for `local`, with the accounts of `share`."""
 
     def __init__(self, bulk: BulkCalls, local: LocalStore, share: StoreServer) -> None:
         self._local = local
@@ -47,7 +47,7 @@ class BulkShare:
         return self._answer(keys, pins)
 
     async def _get_later(self, keys: list[BlockKey], leading: bool) -> Answer:
-        """Something is not in DRAM."""
+        """The answer if some blocks are not in DRAM."""
         return self._answer(keys, await self._share.pins(keys, leading))
 
     def _answer(self, keys: list[BlockKey], pins: Sequence[Pin | None]) -> Answer:
@@ -88,7 +88,7 @@ class BulkShare:
 
 
 class Arriving:
-    """Blocks on their way into `slots`, of which a leading part of `keys` has one; less than 0 is none. See
+    """Blocks that arrive in `slots`, one for each of a leading part of `keys`; a number below 0 is no slot. See
     net.transfer.tcp.bulk_call.Receiving."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Arriving:
             self.drop()
             raise
         rows = list(zip(self._keys, self._slots, checksums, self._lengths, strict=False))
-        for key, slot, block_checksum, length in reversed(rows):  # as in StoreServer: of equals, the last goes first
+        for key, slot, block_checksum, length in reversed(rows):  # in StoreServer's order
             if slot >= 0:
                 self._share.stored(key, slot, block_checksum, length, self._offer)
         return Answer(encode(self._share.taken(self._slots, len(self._keys))))

@@ -1,8 +1,8 @@
 """Lasting: answers peers that need more than a slot in memory: durability, pins and flushes of this node's blocks.
 
-DURABLE  keys -> which are on SSD and synced there; the answer waits for that
-KEEP     keys -> which are never evicted from now on, or may be again
-FLUSH    what was committed here so far is on SSD, and synced, when the answer comes
+DURABLE  keys -> which are synced on SSD; the answer waits for that
+KEEP     keys -> which are never evicted from now on, or may be evicted again
+FLUSH    the answer comes when all blocks committed so far are synced on SSD
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from net.bodies import Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
 
-ANSWER_SHARE = 0.8  # of a deadline: so that the answer with the reason comes before it
+ANSWER_SHARE = 0.8  # of a deadline, so that an answer with the reason arrives in time
 
 
 class Lasting:
-    """For `local`."""
+    """Answers for `local`."""
 
     def __init__(self, channel: Channel, local: LocalStore, deadlines: Deadlines) -> None:
         self._local = local

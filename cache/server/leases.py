@@ -1,9 +1,9 @@
 """Leases: which slots of this node's share each peer may read or write now, and when the slots are released.
 
-Every lease ends: by its owner's word, when its owner goes or is lost, or at its deadline. Slots that were pinned are
-then free to change; a peer that still reads them finds out by the checksum. Slots that were reserved are not: a
-late byte would damage the block of another. They are reused only behind the transfer engine's fence, and a peer that
-sits on a reservation past its deadline is dropped for that.
+Every lease ends: when its owner ends it, when its owner leaves or is lost, or at its deadline. Pinned slots may then
+change; a peer that still reads them detects that by the checksum. Reserved slots may not, because a late byte would
+damage another block. They are reused only after the transfer engine's fence, and a peer that holds a reservation past
+its deadline is disconnected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Lease:
-    """Slots a peer may touch until the timer fires; none before the grant."""
+    """Slots that a peer may access until the timer fires; none before the grant."""
 
     writes: bool
     timer: asyncio.TimerHandle
@@ -38,7 +38,7 @@ class Lease:
 
 
 class Leases:
-    """On slots of `local`, by peer and by the number that the peer gave."""
+    """Leases on slots of `local`, by peer and by the number that the peer chose."""
 
     def __init__(
         self, node_id: str, channel: Channel, transfer: TransferEngine, local: LocalStore, deadlines: Deadlines
@@ -49,8 +49,8 @@ class Leases:
         self._local = local
         self._deadlines = deadlines
         self._leases: dict[tuple[str, int], Lease] = {}
-        self._fenced: dict[asyncio.Task[None], Lease] = {}  # ended, slots not yet safe to reuse
-        self.expired = 0  # leases that ended without a word of their owner
+        self._fenced: dict[asyncio.Task[None], Lease] = {}  # ended, but their slots are not safe to reuse yet
+        self.expired = 0  # leases that ended by their deadline
         channel.on_lost(self.gone)
         channel.on_closed(self.gone)
 
@@ -58,7 +58,7 @@ class Leases:
         return len(self._leases) + len(self._fenced)
 
     def open(self, peer: str, number: int, *, writes: bool, offer: Offer = PLAIN_OFFER) -> None:
-        """The lease exists before its grant, so that the peer can end it while it waits."""
+        """Open a lease before its grant, so that the peer can end it while it waits."""
         if (peer, number) in self._leases:
             raise RemoteError(f"lease {number} is in use", "bad_request")
         timer = asyncio.get_running_loop().call_later(self._deadlines.lease_s, self._expire, peer, number)
@@ -78,7 +78,7 @@ class Leases:
         return Place(arena.name, arena.slot_bytes, self._transfer.epoch_of(peer) if writes else "")
 
     def take(self, peer: str, number: int) -> Lease | None:
-        """End the lease; its slots are the caller's to settle. None when the peer has none by that number."""
+        """End the lease and return it; the caller settles its slots. None if the peer has no lease with that number."""
         lease = self._leases.pop((peer, number), None)
         if lease is not None:
             lease.timer.cancel()
@@ -106,7 +106,7 @@ class Leases:
                 self._settle(peer, lease)
 
     def _settle(self, peer: str, lease: Lease) -> None:
-        """Give back what was leased, as soon as the peer can do no harm to it."""
+        """Release the leased slots as soon as the peer can no longer write to them."""
         self.expired += 1
         if not lease.writes or not lease.slots or peer == self._node_id:
             self.give_back(lease.slots, writes=lease.writes)

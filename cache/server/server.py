@@ -1,23 +1,23 @@
 """StoreServer: the serving half of the pooled store. Peers read and write blocks of this node's LocalStore.
 
-The bytes of all but small blocks never pass through here: a reply names the arena and the slots, and the peer's
-transfer engine reads or writes them. What a peer may touch is a lease, numbered by the peer:
+Only small blocks pass through this class. For larger ones a reply names the arena and the slots, and the peer's
+transfer engine reads or writes them. A lease, numbered by the peer, grants access to slots:
 
-    HAS      keys -> which of them are here, and which of those have to be read from SSD
+    HAS      keys -> which of them are here, and which of those must be read from SSD
     PIN      keys -> lease on those that are here, to read
     RESERVE  keys -> lease on new slots, to write         ──> COMMIT ends it
-    UNPIN    ends a lease of either kind, also one whose grant is still on its way
-    READ     keys -> small blocks themselves, in one message
+    UNPIN    ends a lease of either kind, even before its grant has arrived
+    READ     keys -> the small blocks, in one message
     WRITE    small blocks -> stored, in one message
     BAD      keys of blocks that arrived damaged by READ
-    USED     keys of blocks that a process of this host read without asking (cache/store/same_host.py)
-    REMOVE   keys -> nobody finds them here any more
-    UNEVEN   keys that other homes may lack: offer them what is here
+    USED     keys of blocks that a process of this host read without a message (cache/store/same_host.py)
+    REMOVE   keys -> readers no longer find them here
+    UNEVEN   keys that other homes may lack: offer them the copies of this node
 
 Their bodies are in cache/messages.py. cache/server/lasting.py answers DURABLE, KEEP and FLUSH.
 
-A home without room passes writers on to the next member of the ranking (bounded load) and remembers for which keys, so
-that it can pass on readers, too. Blocks that came here in place of another home are in `hints` until it has them.
+A home without room redirects writers to the next member of the ranking (bounded load) and remembers the keys, so that
+it can redirect readers too. `hints` lists blocks that are here in place of another home until that home has them.
 """
 
 from __future__ import annotations
@@ -106,11 +106,12 @@ class StoreServer:
         return [at for at, (key, answer) in answers if not answer and self._local.contains(key) == "ssd"]
 
     def leading(self, now: float, asked: bool) -> bool:
-        """Whether nothing behind the first missing block matters. It does when that one may be elsewhere."""
+        """Whether blocks after the first missing one are useless. They are not if the missing one may be on another
+        node."""
         return asked and not self._passed_on.any(now)
 
     def where(self, now: float, key: BlockKey) -> int:
-        """Instead of a slot of a block that is not here."""
+        """The answer, in place of a slot, for a block that is not here."""
         return ELSEWHERE if self._passed_on.has(now, key) else ABSENT
 
     async def _pin(self, peer: str, body: messages.Pin, data: memoryview) -> Pinned:
@@ -133,7 +134,7 @@ class StoreServer:
         )
 
     async def pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
-        """LocalStore.pin_each, waiting a moment for room to promote the first one into."""
+        """LocalStore.pin_each, but it waits a moment for room to promote the first block."""
         pins = await self._local.pin_each(keys, leading)
         if pins or not self._local.count_leading(keys[:1]):
             return pins
@@ -142,7 +143,7 @@ class StoreServer:
         return pins
 
     def warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
-        """Count the reads; (position, replicas) of those that others have, too."""
+        """Count the reads; returns (position, replicas) of the blocks that other homes have too."""
         for key in keys:
             self.hot.read(now, key)
         told = self.hot.replicas
@@ -165,7 +166,7 @@ class StoreServer:
         blocks: list[Buffer] = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
         if ready is None:
             self._local.unpin([pin.slot for pin in found])
-        return answer, blocks  # the channel copies them before anybody else has a turn
+        return answer, blocks  # the channel copies them before another task runs
 
     async def _write(self, peer: str, body: messages.Write, data: memoryview) -> Taken:
         lengths, arena = body.lengths, self._local.arena
@@ -188,7 +189,7 @@ class StoreServer:
         return self.taken(answers, len(keys))
 
     async def _unpin(self, peer: str, body: messages.Unpin, data: memoryview) -> None:
-        """Damaged blocks are looked at here before they are dropped."""
+        """End a lease. The server inspects blocks that the peer reports as damaged before it drops them."""
         lease = self._leases.take(peer, body.lease)
         if lease is None:
             return
@@ -206,7 +207,7 @@ class StoreServer:
             await self._local.verify(key)
 
     async def _reserve(self, peer: str, body: messages.Reserve, data: memoryview) -> Reserved:
-        """Where room ends, the others should go to the next member when the writer can (`divert`)."""
+        """Reserve slots. The writer sends the blocks without room to the next member if it can (`divert`)."""
         keys = split_keys(data)
         body.offer.check(len(keys))
         self._leases.open(peer, body.lease, writes=True, offer=body.offer)
@@ -217,15 +218,15 @@ class StoreServer:
         return Reserved(place, answers, self._why_short(answers, len(keys)))
 
     def taken(self, answers: list[int], count: int) -> Taken:
-        """To a request to take `count` blocks, of which those that got a slot are stored."""
+        """The answer to a request to store `count` blocks, after those that got a slot are stored."""
         return Taken([min(0, answer) for answer in answers], self._why_short(answers, count))
 
     def _why_short(self, answers: list[int], count: int) -> str:
-        """Of `count` answers, where room has ended because of the disk."""
+        """The trouble of the SSD tier, if fewer than `count` blocks got an answer."""
         return self._local.trouble if len(answers) < count else ""
 
     async def _room(self, keys: list[BlockKey], offer: Offer) -> list[int]:
-        """`room_now`, or where the writer cannot go elsewhere, once there is some."""
+        """`room_now`; if the writer cannot go elsewhere, this waits for room."""
         answers = self.room_now(keys, offer)
         if answers or offer.divert or not keys:
             return answers
@@ -233,8 +234,8 @@ class StoreServer:
         return self.room_now(keys, offer) if await self._local.wait_for_room(self._deadlines.room_s, first) else answers
 
     def room_now(self, keys: list[BlockKey], offer: Offer) -> list[int]:
-        """Slots, or what is said instead, for a leading part of `keys` (cache/tiers/granting.py). With `divert` the
-        writer of the others is passed on."""
+        """Slots, or answers in place of slots, for a leading part of `keys` (cache/tiers/granting.py). With `divert`
+        the writer takes the other blocks to the next member."""
         now = _now()
         answers = self._granting.grant(now, keys, offer)
         if offer.divert:
@@ -253,7 +254,7 @@ class StoreServer:
                 raise ValueError(f"not one checksum, and one length if any, for each of {len(left)} slots")
             rows = list(zip(lease.keys, lease.slots, body.checksums, lengths, strict=True))
             for key, slot, block_checksum, length in reversed(rows):
-                # A prompt's last block first: of equals, the first to be evictable is the first to go.
+                # A prompt's last block first: among equals, the block that becomes evictable first is evicted first.
                 self.stored(key, slot, block_checksum, length, lease.offer)
                 left.pop()
         except ValueError as error:
@@ -295,8 +296,8 @@ class StoreServer:
     # --- accounts and life
 
     def stats(self) -> dict[str, int]:
-        """Leases now, how many ended without a word of their owner, blocks kept for other homes, and how many copies
-        had another content than this home."""
+        """Open leases, leases that ended by their deadline, blocks kept for other homes, and copies whose content
+        differed from this home's."""
         return {
             "leases": len(self._leases),
             "leases_expired": self._leases.expired,
@@ -306,7 +307,7 @@ class StoreServer:
         }
 
     async def close(self) -> None:
-        """Give everything back. Channel and transfer engine must be closed before: nobody writes here any more."""
+        """Release everything. Close the channel and the transfer engine first, so that no peer writes here."""
         if self._inspections:
             await asyncio.wait(list(self._inspections))
         await self._leases.close()

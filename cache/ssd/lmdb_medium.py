@@ -178,7 +178,7 @@ class LmdbMedium:
 
     def _look(self) -> None:
         """Read the existing file, and drop it if LMDB cannot open it safely. LMDB's list of readers is always dropped:
-        no other process has the file open, and a killed reader would pin freed pages for ever."""
+        no other process has the file open, and a killed reader would pin freed pages forever."""
         (self.path.parent / "lock.mdb").unlink(missing_ok=True)
         if self.path.exists():
             try:
@@ -297,7 +297,7 @@ def resident(address: int, nbytes: int) -> bool:
 def map_address(path: Path) -> int:
     """The address at which this process has mapped the start of the file. Raises SsdError if the kernel does not
     tell."""
-    inode, name = path.stat().st_ino, str(path.resolve())  # the device's number is another on overlay file systems
+    inode, name = path.stat().st_ino, str(path.resolve())  # the device number differs on overlay file systems
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError as error:

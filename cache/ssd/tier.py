@@ -111,7 +111,7 @@ class SsdTier:
             return list(self._entries)
 
     def kept_keys(self) -> list[BlockKey]:
-        """Those that are never evicted."""
+        """All blocks that are never evicted."""
         with self._lock:
             return [key for key, entry in self._entries.items() if entry.kept]
 

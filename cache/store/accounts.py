@@ -22,7 +22,7 @@ class Accounts:
         self.counts = Counter(dict.fromkeys((*GET_COUNTS, *PUT_COUNTS, "removed", "home_failures"), 0))
 
     def got(self, job: StoreCall) -> GetResult:
-        """A get is over: the leading run of what arrived."""
+        """Count a finished get; returns the leading run of the blocks that arrived."""
         count = len(job.keys)
         run = count
         if len(job.arrived) < count:
@@ -41,13 +41,14 @@ class Accounts:
         return result
 
     def put(self, job: StoreCall) -> StoreCall:
-        """A put is over. What was there counts as there, wherever a copy of it is new."""
+        """Count a finished put. A block that the pool already had counts as present, even if some home got a new
+        copy."""
         job.stored -= job.present
         nbytes = job.nbytes(list(job.stored))
         self.counts.update(puts=1, put_blocks=len(job.stored), put_bytes=nbytes, put_no_room=len(job.refused))
         return job
 
     def failed(self, home: str, error: Exception) -> None:
-        """A home has not done what was asked."""
+        """Count a home's failure."""
         self.counts["home_failures"] += 1
         log.log(logging.DEBUG if isinstance(error, Shunned) else logging.INFO, "home %s: %r", home, error)

@@ -1,8 +1,8 @@
 """BulkGet: asks one home for blocks and receives the answer directly in their destination
 (net/transfer/tcp/bulk_call.py).
 
-Their checksums are taken as they come, while they are in this core's cache and the next bytes on their way: that costs
-an eighth of what a pass over them costs afterwards.
+It computes their checksums as they arrive, while they are in this core's cache and the next bytes are on their way: a
+separate pass afterwards would cost eight times as much.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from net.transfer.common.spans import Cursor
 from net.transfer.tcp.bulk_call import BulkCall
 
 NOTHING_YET = Got([])
-HASH_PIECE_BYTES = 256 << 10  # bytes of a larger block that are hashed as soon as they are there
+HASH_PIECE_BYTES = 256 << 10  # bytes of a larger block that are hashed as soon as they arrive
 
 
 class BulkGet(BulkCall):
-    """Of the blocks at `positions` of a job; `checks`: whether checksums are compared."""
+    """A get of the blocks at `positions` of a job; `checks`: whether checksums are compared."""
 
     def __init__(self, job: StoreCall, positions: Sequence[int], leading: bool, checks: bool) -> None:
         keys = join_keys([job.keys[position] for position in positions])
         super().__init__(GET, encode(Get(keys, leading)), len(positions) * job.block_bytes)
         self.answered_at = 0.0  # on the loop's clock, when the answer began
-        self.found: list[int] = []  # positions that the answer has
+        self.found: list[int] = []  # positions of the blocks in the answer
         self.got = NOTHING_YET
         self.bad: set[int] = set()  # those of them that did not match their checksums
         self._job, self._positions, self._checks = job, positions, checks
@@ -63,7 +63,7 @@ class BulkGet(BulkCall):
         return Cursor(job.region.memory, [(job.offsets[p], length) for p, length in zip(found, lengths, strict=True)])
 
     def _told(self, body: dict[str, Any]) -> Got:
-        """The answer. Raises RemoteError."""
+        """Parses the answer. Raises RemoteError."""
         return answered(Got, body).check(len(self._positions))
 
     def came(self, moved: int) -> None:
@@ -85,7 +85,7 @@ class BulkGet(BulkCall):
             self._begun += length
 
     def _check_rest(self) -> None:
-        """All blocks that are not checked yet are whole: what most calls of small blocks do once."""
+        """Checks all blocks that are complete and not checked yet; most calls of small blocks do this once."""
         memory, offsets = self._job.region.memory, self._job.offsets
         done, self._done = self._done, len(self.found)
         for position, length, wanted in zip(self.found[done:], self._lengths[done:], self._sums[done:], strict=True):
@@ -94,7 +94,7 @@ class BulkGet(BulkCall):
                 self.bad.add(position)
 
     def _memory(self, start: int, end: int) -> memoryview:
-        """Bytes of the block that is arriving."""
+        """The bytes [start, end) of the block that is arriving."""
         offset = self._job.offsets[self.found[self._done]]
         return self._job.region.memory[offset + start : offset + end]
 
@@ -105,7 +105,7 @@ class BulkGet(BulkCall):
         self._partial_bytes = end
 
     def _check(self, length: int) -> None:
-        """It is whole."""
+        """Checks the complete block."""
         wanted = self._sums[self._done]
         if wanted != UNCHECKED:
             if self._partial is None:
@@ -118,8 +118,8 @@ class BulkGet(BulkCall):
         self._partial, self._partial_bytes = None, 0
 
     def settle(self, home: str) -> list[int]:
-        """Into the job; returns the positions that have arrived whole. Raises RemoteError."""
-        if not self.found:  # there were no bytes to place
+        """Writes the results into the job; returns the positions of the intact blocks. Raises RemoteError."""
+        if not self.found:  # the answer had no bytes
             self.got = self._told(self.answer)
         job, got = self._job, self.got
         whole = [position for position in self.found if position not in self.bad]

@@ -1,7 +1,7 @@
 """BulkPut: sends blocks to one home together with the request to store them, directly into its slots
 (net/transfer/tcp/bulk_call.py).
 
-Their checksums follow them: they are taken while the blocks are on their way.
+Their checksums follow them and are computed while the blocks are on their way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from net.transfer.tcp.bulk_call import BulkCall, Views, joined
 
 
 class BulkPut(BulkCall):
-    """Of the blocks at `positions` of a job; Without `checks` no checksum is taken."""
+    """A put of the blocks at `positions` of a job. Without `checks` no checksum is computed."""
 
     def __init__(self, job: StoreCall, positions: Sequence[int], offer: Offer, checks: bool) -> None:
         lengths = [job.length(position) for position in positions]
@@ -41,5 +41,5 @@ class BulkPut(BulkCall):
         return encode(PutEnd([job.sums[position] for position in self._positions]))
 
     def taken(self) -> Taken:
-        """What the home has answered. Raises RemoteError."""
+        """The home's answer. Raises RemoteError."""
         return answered(Taken, self.answer).check(len(self._positions))

@@ -1,6 +1,6 @@
 """BulkReader: gets from homes over TCP: one question per piece, whose answer contains the blocks.
 
-Several pieces are asked for at once, so the home sends one while the checksums of another are compared here.
+It requests several pieces at the same time, so the home sends one while the checksums of another are compared here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cache.store.job import StoreCall, in_pieces
 
 
 class BulkReader:
-    """`patience(walk, home, positions)`: seconds to wait where another replica could be asked, or None. `damaged(home,
-    count)` is told of blocks that did not match their checksums."""
+    """`patience(walk, home, positions)`: seconds to wait if another replica could be asked, or None. `damaged(home,
+    count)` is called for blocks that do not match their checksums."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class BulkReader:
         self._checksums = checksums
 
     async def take(self, job: StoreCall, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> None:
-        """What the home has of `positions`, into the job. Raises HOME_ERRORS, TooSlow."""
-        over = False  # with `leading`: a block is missing, and none behind it matters
-        crowded: list[int] = []  # what the home has on SSD, but no room for beside other pieces
+        """Gets the blocks of `positions` that the home has into the job. Raises HOME_ERRORS, TooSlow."""
+        over = False  # with `leading`: a block is missing, so the later ones are not needed
+        crowded: list[int] = []  # blocks on the home's SSD for which other pieces leave no room
 
         async def fetch(rest: Sequence[int], alone: bool) -> None:
             nonlocal over
@@ -56,7 +56,8 @@ class BulkReader:
         await fetch(sorted(crowded), alone=True)
 
     async def _ask(self, job: StoreCall, walk: ReadWalk, home: str, positions: Sequence[int], leading: bool) -> BulkGet:
-        """One question. What its answer has is in the job, and the walk knows what it says of the rest."""
+        """Asks one question. The blocks of the answer go into the job, and the walk learns the answers for the
+        others."""
         paces = self._router.paces
         call = BulkGet(job, positions, leading, self._checksums)
         begin = _now()

@@ -1,7 +1,7 @@
 """Calls: the asking half of the pooled store's messages (cache/server/server.py answers them).
 
-Every message has a deadline, every lease that was asked for is ended in words whatever happens, and a home that hangs
-costs one deadline and not one per request.
+Every message has a deadline. Every requested lease is ended by a message in all cases. A home that hangs costs one
+deadline, not one per request.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class Shunned(Exception):
-    """A home is passed over because it was too slow a moment ago."""
+    """A home is skipped because it was too slow recently."""
 
 
 class TooSlow(Exception):
-    """A home has not answered within the patience that a caller with another replica has (cache/homes/pace.py)."""
+    """A home has not answered within the time that a caller with another replica waits (cache/homes/pace.py)."""
 
     def __init__(self, home: str, waited_s: float) -> None:
         super().__init__(f"{home} took more than {1e3 * waited_s:.0f} ms")
@@ -46,8 +46,8 @@ class TooSlow(Exception):
 NOTHING = Nothing()
 NEVER = (float("-inf"), 0.0)
 SHUN_MAX_S = 30.0
-SHUN_MEMORY = 2.0  # times what the last one cost: a home that hangs longer than that is asked ever more seldom
-HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # lost and refused: connection
+SHUN_MEMORY = 2.0  # times (last shunning + deadline): a timeout within this time doubles the shunning
+HOME_ERRORS = (Shunned, ConnectionError, RemoteError, TransferError, TimeoutError)  # ConnectionError: lost and refused
 
 
 @dataclass(slots=True)
@@ -60,17 +60,18 @@ class Ticket:
 
 
 class Calls:
-    """Messages to homes over `channel` and questions with blocks over `bulk`. Errors are theirs, and Shunned."""
+    """Messages to homes over `channel` and questions with blocks over `bulk`. Raises their errors, and Shunned."""
 
     def __init__(self, channel: Channel, bulk: BulkCalls, deadlines: Deadlines) -> None:
         self._channel = channel
         self._bulk = bulk
         self._deadlines = deadlines
-        self._shunned: dict[str, tuple[float, float]] = {}  # home -> until when, and for how long that was
-        self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
+        self._shunned: dict[str, tuple[float, float]] = {}  # home -> end of the shunning, and its length in seconds
+        self._numbers = count(random.getrandbits(40) << 12)  # differ from those before a restart of this node
 
     def check(self, home: str) -> None:
-        """Raises Shunned for a home that let a message time out a moment ago; membership will soon say more."""
+        """Raises Shunned for a home that recently let a message time out; membership will soon know whether it is
+        alive."""
         if self._shunned and asyncio.get_running_loop().time() < self._shunned.get(home, NEVER)[0]:
             raise Shunned(f"{home} recently failed to answer in time")
 
@@ -83,28 +84,29 @@ class Calls:
         patience_s: float | None = None,
         contents: Contents | None = None,
     ) -> Look:
-        """What the home has of `keys`, with this content if `contents` are given; `leading`: up to the first that it
-        has not. Raises TooSlow, too, as all that take `patience_s` do."""
+        """Which of `keys` the home has, with this content if `contents` are given; `leading`: up to the first missing
+        one. Every method that takes `patience_s` also raises TooSlow."""
         body, data = messages.Has(leading, contents), [join_keys(keys)]
         answer, _ = await self._exchange(home, messages.HAS, body, data, self._deadlines.lookup_s, patience_s)
         return answered(Look, answer).check(len(keys), leading)
 
     async def remove(self, home: str, keys: Sequence[BlockKey]) -> int:
-        """How many the home had."""
+        """Remove `keys`; returns how many of them the home had."""
         return (await self._call(Removed, home, messages.REMOVE, NOTHING, keys, self._deadlines.control_s)).removed
 
     async def durable(self, home: str, keys: Sequence[BlockKey]) -> tuple[list[bool], str]:
-        """Which of `keys` are on the home's SSD and synced there, as soon as all are or the time is up; why not."""
+        """Waits until all of `keys` are synced on the home's SSD or the time is up; returns which are, and why others
+        are not."""
         wait_s = self._deadlines.durable_s
         made = await self._call(MadeDurable, home, messages.DURABLE, messages.MakeDurable(wait_s), keys, wait_s)
         return list(made.check(len(keys)).durable), made.why
 
     async def keep(self, home: str, keys: Sequence[BlockKey]) -> list[int]:
-        """Never evict these there: KEPT, PINS_FULL or ABSENT for each."""
+        """Forbid the home to evict `keys`; returns KEPT, PINS_FULL or ABSENT for each."""
         return list((await self._keep(home, keys, True)).check(len(keys)).answers)
 
     async def give_up(self, home: str, keys: Sequence[BlockKey]) -> int:
-        """They may be evicted again; how many could not before."""
+        """Allow the home to evict `keys` again; returns how many were protected."""
         return (await self._keep(home, keys, False)).given_up
 
     async def _keep(self, home: str, keys: Sequence[BlockKey], keep: bool) -> KeptThere:
@@ -112,18 +114,19 @@ class Calls:
         return await self._call(KeptThere, home, messages.KEEP, body, keys, most_s)
 
     async def flush(self, home: str) -> None:
-        """Until what the home has now is on its SSD, if it has one. RemoteError: the disk does not take it."""
+        """Wait until all present blocks of the home are on its SSD, if it has one. RemoteError: the disk fails."""
         await self._call(Nothing, home, messages.FLUSH, NOTHING, (), self._deadlines.flush_s)
 
     async def stats(self, home: str) -> dict[str, Any]:
-        """What the home says of itself."""
+        """The home's statistics about itself."""
         body, most_s = NOTHING, self._deadlines.lookup_s
         return (await self._call(messages.StoreStats, home, messages.STATS, body, (), most_s)).stats
 
     @contextmanager
     def ticket(self, home: str) -> Iterator[Ticket]:
-        """A lease to ask `home` for. Leaving ends it unless it is over by then; a home to which the connection is
-        lost knows by itself. The transfers under it must be over: their slots are reused at once."""
+        """A lease to request from `home`. Leaving the context ends it unless it has ended already; a home that lost the
+        connection ends it by itself. The transfers under it must be over, because the home reuses the slots
+        immediately."""
         ticket = Ticket(next(self._numbers))
         try:
             yield ticket
@@ -161,23 +164,23 @@ class Calls:
     async def read(
         self, home: str, keys: Sequence[BlockKey], *, leading: bool, patience_s: float | None = None
     ) -> tuple[BlocksRead, memoryview]:
-        """Small blocks in one message, and what they are."""
+        """Read small blocks in one message; returns their description and their bytes."""
         body, most_s = messages.Read(leading), self._deadlines.control_s
         answer, data = await self._exchange(home, messages.READ, body, [join_keys(keys)], most_s, patience_s)
         return answered(BlocksRead, answer).check(len(keys), len(data)), data
 
     def uneven(self, home: str, keys: Sequence[BlockKey]) -> None:
-        """Other homes lack a copy of what this one has."""
+        """Tell the home that other homes lack copies of blocks that it has."""
         with suppress(ConnectionError):
             self._channel.post(home, messages.UNEVEN, {}, [join_keys(keys)])
 
     def used(self, home: str, keys: Sequence[BlockKey]) -> None:
-        """They were read without asking (cache/store/same_host.py)."""
+        """Tell the home that this process read `keys` without a message (cache/store/same_host.py)."""
         with suppress(ConnectionError):
             self._channel.post(home, messages.USED, {}, [join_keys(keys)])
 
     def report(self, home: str, keys: Sequence[BlockKey]) -> None:
-        """What was read did not match its checksums."""
+        """Tell the home that these blocks did not match their checksums."""
         with suppress(ConnectionError):
             self._channel.post(home, messages.BAD, {}, [join_keys(keys)])
 
@@ -188,15 +191,15 @@ class Calls:
         return answered(Taken, answer).check(len(keys))
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: Sequence[int] = ()) -> int:
-        """All that was reserved is written; returns how many blocks that are."""
+        """Tell the home that all reserved blocks are written; returns their number."""
         body = messages.Commit(ticket.number, checksums, lengths)
         committed = await self._call(Committed, home, messages.COMMIT, body, (), self._deadlines.control_s)
         ticket.open = False
         return committed.stored
 
     async def ask(self, home: str, call: BulkCall, patience_s: float | None = None) -> None:
-        """A question whose blocks come with it or with its answer. The deadline is for the answer to begin, the time
-        for the question's bytes added, and then for bytes to come at all."""
+        """A question whose blocks travel with it or with its answer. The deadline, plus the time for the question's
+        bytes, limits the wait until the answer begins; then it limits each wait for more bytes."""
         most_s = self._deadlines.control_s
         impatient = patience_s is not None and patience_s < most_s
         wait_s = patience_s if patience_s is not None and impatient else most_s
@@ -230,11 +233,11 @@ class Calls:
             raise
 
     def _shun(self, home: str) -> None:
-        """Twice as long as the last time where that was not long ago."""
+        """Shun the home, twice as long as the last time if that was recent."""
         now = asyncio.get_running_loop().time()
         until, length = self._shunned.get(home, NEVER)
         if now < until:
-            return  # another call has waited for the same
+            return  # another call met the same timeout
         recently = now - until < SHUN_MEMORY * (length + self._deadlines.control_s)
         length = min(SHUN_MAX_S, 2 * length) if recently else 0.0
         length = max(length, self._deadlines.shun_s)
@@ -243,5 +246,5 @@ class Calls:
     async def _call(
         self, answer: type[T], home: str, kind: str, body: Any, keys: Sequence[BlockKey], timeout_s: float
     ) -> T:
-        """One about `keys`."""
+        """Send one message about `keys`."""
         return answered(answer, (await self._exchange(home, kind, body, [join_keys(keys)], timeout_s))[0])

@@ -8,8 +8,8 @@
         store.put(key, value)                     # 16-byte key, at most block_bytes bytes: KV blocks and the like
         store.get_many([key, other])
 
-A missing value is None and never an error; what went wrong is an exception whose message says what to do. Every call
-may be made from any thread. The work is done by an event loop in a thread of its own (cache/store/store.py).
+A missing value is None and never an error; a failure raises an exception whose message says what to do. Any thread may
+make any call. An event loop in its own thread does the work (cache/store/store.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Key = bytes | str
 
 
 class Store:
-    """`address`: HOST:PORT of any node; `api_key` and `cluster_key_file` as the nodes have them. Raises ClusterError
+    """`address`: HOST:PORT of any node; `api_key` and `cluster_key_file`: the same as the nodes'. Raises ClusterError
     if no node answers there, KeyFileError, PeerRefused."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Store:
         return self._run(self._store.get(_value_key(key)))
 
     def get_many(self, keys: Sequence[Key]) -> list[bytes | bytearray | None]:
-        """Values in batches, objects one after the other; None for each that is missing."""
+        """Gets values in batches and objects one after the other; None for each missing one."""
         names = [i for i, key in enumerate(keys) if isinstance(key, str)]
         values = [(i, _value_key(key)) for i, key in enumerate(keys) if not isinstance(key, str)]
         out: list[bytes | bytearray | None] = [None] * len(keys)
@@ -96,14 +96,14 @@ class Store:
         return out
 
     def put(self, key: Key, value: Buffer, *, replace: bool = False, durable: bool = False, pin: bool = False) -> bool:
-        """False when it was there. A value never changes: the first one stays. An object of other bytes is replaced
-        with `replace`, else Exists is raised.
+        """False when the key was there. A value never changes: the first one stays. `replace` replaces an object of
+        different bytes; without it Exists is raised.
 
-        What this acknowledges is in the memory of its homes, and a moment later on their SSD tiers: a home that is
-        killed in that moment loses it. `durable`: wait until a home has it on SSD, synced; kill -9 cannot undo that. It
-        may be evicted later, like everything, unless it is pinned. `pin`: homes never evict it, until `unpin` or
-        `remove`. Raises NoRoom, also when homes keep as many pinned values as they may (--pin-share), NotDurable,
-        Unreachable."""
+        When this returns, the value is in the memory of its homes, which write it to their SSD tiers a moment later: a
+        home that is killed before that loses it. `durable`: wait until the value is synced on a home's SSD, where it
+        survives kill -9. It may be evicted later, like everything, unless it is pinned. `pin`: homes never evict it,
+        until `unpin` or `remove`. Raises NoRoom, also when homes hold as many pinned values as they may (--pin-share),
+        NotDurable, Unreachable."""
         if isinstance(key, str):
             return self._run(self._objects.put(key, value, replace=replace, durable=durable, pin=pin))
         return self._run(self._store.put(_value_key(key), value, durable=durable, pin=pin))
@@ -111,18 +111,18 @@ class Store:
     def put_many(
         self, items: Sequence[tuple[bytes, Buffer]], *, durable: bool = False, pin: bool = False
     ) -> list[bool]:
-        """Values only; per item whether it is new. `durable`, `pin`: see `put`."""
+        """Values only; returns for each item whether it is new. `durable`, `pin`: see `put`."""
         rows = [(_value_key(key), value) for key, value in items]
         return self._run(self._store.put_many(rows, durable=durable, pin=pin))
 
     def unpin(self, key: Key) -> bool:
-        """It may be evicted again. False when it was not pinned."""
+        """Allow its eviction again. False when it was not pinned."""
         if isinstance(key, str):
             return self._run(self._objects.unpin(key))
         return self._run(self._store.unpin_many([_value_key(key)])) > 0
 
     def exists(self, key: Key) -> bool:
-        """Whether it is there now, an object as a whole."""
+        """Whether the value, or the whole object, is there now."""
         if isinstance(key, str):
             return self._run(self._objects.exists(key))
         return self._run(self._store.exists(_value_key(key)))
@@ -142,42 +142,44 @@ class Store:
         return self._run(self._store.remove(_value_key(key)))
 
     def remove_many(self, keys: Sequence[bytes]) -> int:
-        """Values only; how many copies there were."""
+        """Values only; returns the number of removed copies."""
         return self._run(self._store.remove_many([_value_key(key) for key in keys]))
 
     def flush(self) -> None:
-        """Until what has been put so far is on SSD, synced, at homes that have one. Raises NotDurable when a disk does
-        not take it, Unreachable when a home does not answer."""
+        """Wait until all values put so far are synced on SSD at all homes that have one. Raises NotDurable when a disk
+        fails, Unreachable when a home does not answer."""
         self._run(self._store.flush())
 
     # --- objects, piece by piece
 
     def stream(self, name: str) -> Iterator[bytes]:
-        """An object in pieces of at most block_bytes, in order. Raises LookupError when it is missing, or the rest of
-        it is."""
+        """An object in pieces of at most block_bytes, in order. Raises LookupError when it, or the rest of it, is
+        missing."""
         return self._each(lambda: self._objects.stream(name))
 
     def read_into(self, name: str, into: bytearray | memoryview) -> int | None:
-        """An object into memory of the caller's; its bytes, None when it is missing. Raises ValueError when it does
-        not fit."""
+        """Read an object into the caller's memory; returns its length in bytes, None when it is missing. Raises
+        ValueError when it does not fit."""
         return self._run(self._objects.get_into(name, memoryview(into).cast("B")))
 
     # --- arenas
 
     def arena(self, name: str, nbytes: int) -> Region:
-        """Shared memory that blocks are got into and put from without a copy. It lives as long as this client."""
+        """Shared memory for `get_into` and `put_from`, which move blocks without a copy. It lives as long as this
+        client."""
         region = Region.shared(name, nbytes)
         self._regions.append(region)
         self._call(self._store.attach, region)
         return region
 
     def get_into(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> GetResult:
-        """The leading run of `keys`, block i to offsets[i] of `arena`."""
+        """Get the leading run of `keys`, block i to offsets[i] of `arena`."""
         return self._run(self._store.get_into(keys, arena.name, offsets))
 
     def stream_into(self, keys: Sequence[bytes], arena: Region, offsets: Sequence[int]) -> Iterator[GetResult]:
-        """The same for a long prefix in windows: the next one is on its way while this one is worked on. It ends with
-        the prefix or with a result that is shorter than its window; close the iterator when leaving earlier."""
+        """The same for a long prefix in windows: the next window arrives while the caller uses this one. It ends with
+        the prefix or with a result that is shorter than its window; a caller that leaves earlier must close the
+        iterator."""
         return self._each(lambda: self._store.stream_into(keys, arena.name, offsets))
 
     def put_from(
@@ -189,14 +191,15 @@ class Store:
         durable: bool = False,
         pin: bool = False,
     ) -> int:
-        """Blocks of block_bytes from offsets[i] of `arena`; returns how many were not there before. `durable`, `pin`:
-        see `put`; without them a block that no home takes is passed over."""
+        """Put blocks of block_bytes from offsets[i] of `arena`; returns how many are new. `durable`, `pin`: see `put`;
+        without them a block that no home accepts is skipped."""
         return self._run(self._store.put_from(keys, arena.name, offsets, durable=durable, pin=pin))
 
     # --- accounts and life
 
     def stats(self) -> dict[str, Any]:
-        """`client`: counters of this client; `homes`: what each node says of its share, None when it does not."""
+        """`client`: counters of this client; `homes`: each node's statistics of its share, None if it does not
+        answer."""
         return {"client": self._store.stats(), "homes": self._run(self._store.stats_of_homes())}
 
     def close(self) -> None:
@@ -219,7 +222,7 @@ class Store:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _each(self, begin: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
-        """What a generator of the event loop yields; it is closed with ours."""
+        """Yields the items of a generator on the event loop; closing this one closes that one."""
 
         async def begun() -> AsyncGenerator[T]:
             return begin()

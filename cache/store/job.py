@@ -17,22 +17,20 @@ from net.transfer.common.path import LOCAL
 from net.transfer.engine import TransferEngine
 
 MESSAGE_BLOCK_BYTES = 16 << 10  # blocks up to this size travel in the messages themselves ...
-MESSAGE_BYTES = 512 << 10  # ... so many bytes in one
-NEAR_BYTES = (
-    96 << 10
-)  # to homes whose memory this node reaches: from here on a transfer's messages cost less than copies
-NEAR_ASK_BYTES = 1 << 20  # put at once to homes of this host: so many cross a socket sooner than two messages do
-INLINE_BYTES = 2 << 20  # more than this, some 0.15 ms, is checksummed off the event loop: a hop costs 0.1 ms
+MESSAGE_BYTES = 512 << 10  # ... up to this many bytes per message
+NEAR_MESSAGE_BYTES = 96 << 10  # to homes whose memory this node can access: above this, transfers cost less
+NEAR_BULK_BYTES = 1 << 20  # of one put to homes of this host: a socket moves up to this many faster than two messages
+INLINE_BYTES = 2 << 20  # a checksum of more bytes, about 0.15 ms, leaves the event loop: a hop costs 0.1 ms
 PIECE_BYTES = 4 << 20  # of one transfer
-PIECES = 3  # of one call and home at once: one is checksummed while others move, and the next has been asked for
+PIECES = 3  # in flight per call and home: one is checksummed, others move, and the next is requested
 
 Peer = TypeVar("Peer")
 
 
 @dataclass(slots=True)
 class StoreCall:
-    """Block i is keys[i], at offsets[i] of `region`; `lengths`: its bytes, block_bytes where it is not named. Of a put
-    they are given; a get fills them in as blocks arrive."""
+    """Block i is keys[i], at offsets[i] of `region`; `lengths[i]`: its bytes, block_bytes if absent. The caller of a
+    put gives them; a get fills them in as blocks arrive."""
 
     keys: Sequence[BlockKey]
     region: Region
@@ -41,24 +39,24 @@ class StoreCall:
     lengths: dict[int, int] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)  # checksums by position, of a put
     in_messages: bool = False  # the blocks are small or few: no leases and no transfers
-    near_in_messages: bool = False  # the same where transfers need nothing of the other side
-    near_ask: bool = False  # few enough bytes for a bulk call where shared memory would do
-    facts: Sequence[Facts] = ()  # of a put: of every block, or one for all, or none
+    near_in_messages: bool = False  # the same, for homes whose memory this node can access
+    near_ask: bool = False  # few enough bytes for a bulk call instead of shared memory
+    facts: Sequence[Facts] = ()  # of a put: one per block, one for all, or none
     kept: Sequence[bool] = ()  # of a repair: which blocks are never evicted here
-    repair: bool = False  # of a put: copies of what is elsewhere
+    repair: bool = False  # of a put: the blocks are copies from another home
     agree: bool = False  # of a put: the keys do not name their content, so the homes have to agree on it
-    durable: bool = False  # of a put: it ends when a home has the block on SSD, synced
-    keep: bool = False  # of a put: homes are never to evict the block
+    durable: bool = False  # of a put: it ends when the block is synced on a home's SSD
+    keep: bool = False  # of a put: homes must never evict the block
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
-    stored: set[int] = field(default_factory=set)  # of a put: positions that are in the pool because of it
-    present: set[int] = field(default_factory=set)  # that were there
-    refused: set[int] = field(default_factory=set)  # for which a home had no room at last
-    on_disk: set[int] = field(default_factory=set)  # with `durable`: where that was reached
-    pinned: set[int] = field(default_factory=set)  # with `keep`: the same
-    trouble: set[str] = field(default_factory=set)  # what homes say of their disks or limits, when they could not
+    stored: set[int] = field(default_factory=set)  # of a put: positions of blocks that it added to the pool
+    present: set[int] = field(default_factory=set)  # positions that the pool already had
+    refused: set[int] = field(default_factory=set)  # positions for which a home had no room in the end
+    on_disk: set[int] = field(default_factory=set)  # with `durable`: positions synced on SSD
+    pinned: set[int] = field(default_factory=set)  # with `keep`: positions that are pinned
+    trouble: set[str] = field(default_factory=set)  # the homes' reasons, from their disks or limits, when they failed
 
     def by_message(self, transfer: TransferEngine, home: str) -> bool:
-        """How its blocks go to or from `home`."""
+        """Whether the blocks travel to or from `home` in messages."""
         near = transfer.path_of(home) is LOCAL or transfer.is_one_sided(home) or transfer.may_be_one_sided(home)
         return self.near_in_messages if near else self.in_messages
 
@@ -66,7 +64,7 @@ class StoreCall:
         return self.lengths.get(position, self.block_bytes)
 
     def nbytes(self, positions: Sequence[int]) -> int:
-        """Of all of them."""
+        """The sum of their bytes."""
         return sum(map(self.length, positions)) if self.lengths else len(positions) * self.block_bytes
 
     def span(self, position: int, slot: int, slot_bytes: int) -> tuple[int, int, int]:
@@ -76,7 +74,7 @@ class StoreCall:
         return self.offsets[position], slot * slot_bytes, self.length(position)
 
     def sums_of(self, positions: Sequence[int]) -> list[int]:
-        """Checksums of the blocks as they lie in the region."""
+        """Checksums of the blocks in the region."""
         memory, out = self.region.memory, []
         for position in positions:
             start = self.offsets[position]
@@ -84,7 +82,7 @@ class StoreCall:
         return out
 
     async def checksums(self, positions: Sequence[int]) -> list[int]:
-        """The same without holding up the loop."""
+        """The same without blocking the loop."""
         if self.nbytes(positions) <= INLINE_BYTES:
             return self.sums_of(positions)
         return await asyncio.to_thread(self.sums_of, positions)
@@ -98,8 +96,8 @@ def pieces(count: int, block_bytes: int) -> Iterator[slice]:
 
 
 async def in_pieces(count: int, block_bytes: int, work: Callable[[slice], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` for every piece of `count` blocks, PIECES at once; when one fails no other begins, and when all have
-    ended its exception is raised."""
+    """Run `work` for every piece of `count` blocks, PIECES at the same time. When one fails, no other begins; when all
+    have ended, its exception is raised."""
     waiting = deque(pieces(count, block_bytes))
     if len(waiting) == 1:
         await work(waiting.popleft())
@@ -122,12 +120,12 @@ async def in_pieces(count: int, block_bytes: int, work: Callable[[slice], Corout
 async def at_each(
     groups: Mapping[Peer, list[int]], work: Callable[[Peer, list[int]], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run `work` for all groups at once; when all have ended, raise what one of them raised."""
+    """Run `work` for all groups concurrently; when all have ended, raise the exception of one that failed."""
     if len(groups) == 1:
         for pair in groups.items():
             await work(*pair)
         return
     ends = await asyncio.gather(*(work(*pair) for pair in groups.items()), return_exceptions=True)
-    for end in ends:  # only now, when no home's transfer is under way any more
+    for end in ends:  # only now, when no home's transfer is in progress
         if end is not None:
             raise end

@@ -1,8 +1,7 @@
 """Keeper: moves blocks to their homes while the store serves: after joins and losses, after failures, and when hot.
 
-It offers keys to the home that should have them, which asks for those it lacks (cache/homes/repair.py). What moves is
-paced under a limit of bytes per second, a few blocks at a time, so that it never fills the rails or pins much of the
-pool.
+It offers keys to the home that should have them, which requests those it lacks (cache/homes/repair.py). A limit in
+bytes per second paces the moves, a few blocks at a time, so that they never fill the rails or pin much of the pool.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ PERIOD_S = 0.25
 OFFER_BYTES = 8 << 20  # of one offer
 SCAN_KEYS = 256  # looked at between two turns of the loop
 RETRY_S = 2.0  # after a home failed
-FORGET_S = 600.0  # hints for a member that has been away so long are dropped
+FORGET_S = 600.0  # hints for a member that has been away for longer are dropped
 
 
 class Keeper:
-    """Of the share of node `me`. Use `start`, `leave`, `close` inside the event loop."""
+    """The keeper of the share of node `me`. Use `start`, `leave`, `close` inside the event loop."""
 
     def __init__(
         self,
@@ -55,20 +54,20 @@ class Keeper:
         self._router = router
         self._members = members
         self._limit = RailLimit(limit) if limit > 0 else None
-        self._before: Members = {}  # for whom everything here has been looked at
-        self._debts: dict[str, deque[BlockKey]] = {}  # home -> what to offer it
+        self._before: Members = {}  # the members at the last complete scan
+        self._debts: dict[str, deque[BlockKey]] = {}  # home -> keys to offer to it
         self._rest_until: dict[str, float] = {}  # homes that failed
         self._away_since: dict[str, float] = {}
         self._counts = Counter(dict.fromkeys(("offered", "moved", "moved_bytes"), 0))
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """From now on. What was found on SSD is offered to its homes first."""
+        """Start repairs. Blocks found on SSD are offered to their homes first."""
         if self._task is None:
             self._task = keep(self._run, "repair")
 
     async def leave(self, timeout_s: float) -> None:
-        """Before this node goes: give the others what they will be the homes of, as far as the time allows."""
+        """Before this node leaves: move blocks to the nodes that become their homes, as far as the time allows."""
         await self.close()
         after = {name: weight for name, weight in self._members().items() if name != self._me}
         if not after:
@@ -77,7 +76,7 @@ class Keeper:
             async with asyncio.timeout(timeout_s):
                 await self._plan(self._members(), after)
                 while await self._pay():
-                    pass  # and no second try with a home that failed: it may be leaving, too
+                    pass  # no second try with a home that failed: it may be leaving too
         except TimeoutError:
             log.info("leaving without handing over %d blocks", sum(map(len, self._debts.values())))
 
@@ -103,7 +102,7 @@ class Keeper:
                 await asyncio.sleep(PERIOD_S)
 
     async def _plan(self, before: Members, after: Members) -> None:
-        """Look at everything here, a part at a time."""
+        """Scan all blocks of this node, a part at a time."""
         keys = self._local.keys()
         for first in range(0, len(keys), SCAN_KEYS):
             for key in keys[first : first + SCAN_KEYS]:
@@ -112,7 +111,7 @@ class Keeper:
             await asyncio.sleep(0)
 
     def _collect(self, members: Members) -> None:
-        """Hints whose home is back, and hot blocks."""
+        """Collect hints whose home is back, and hot blocks."""
         now = asyncio.get_running_loop().time()
         for home in self._share.hints.owners():
             if home not in members:
@@ -131,7 +130,7 @@ class Keeper:
         self._share.hot.cool(now, self._router.replicas, self._local.contains)
 
     def _spread(self, now: float, key: BlockKey, extra: int, members: Members) -> None:
-        """More replicas of a hot block, if this is its first home."""
+        """Plan more replicas of a hot block, if this node is its first home."""
         count = min(len(members), self._router.replicas + extra)
         wide = ranking(key, members, count)
         if not wide or wide[0] != self._me or not self._share.hot.spread(now, key, count):
@@ -140,7 +139,7 @@ class Keeper:
             self._debts.setdefault(home, deque()).append(key)
 
     async def _pay(self) -> bool:
-        """One offer to every home that something is owed; False when there was none to make."""
+        """Make one offer to every home that lacks blocks; False when there was nothing to offer."""
         now = asyncio.get_running_loop().time()
         paid = False
         for home in list(self._debts):
@@ -195,8 +194,8 @@ class Keeper:
             self._local.unpin([pin.slot for _, pin in held])
 
     async def _lacking(self, home: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
-        """Those of `keys` that the home does not have, or has with another content. What is only on SSD here is not
-        read to find that out."""
+        """Those of `keys` that the home does not have, or has with another content. Blocks that are only on this node's
+        SSD are not read for this comparison."""
         contents = {key: content for key in keys if (content := self._local.content(key)) is not None}
         self._share.hints.settled(key for key in keys if key not in contents)
         if not contents:
@@ -206,8 +205,8 @@ class Keeper:
         return [key for key in contents if key not in there]
 
     async def _heed(self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int]) -> None:
-        """What the home's answers mean for what is here. A content that does not stay is no use but at a home of it,
-        which gets the other one; one that was removed is none anywhere."""
+        """Applies the home's answers to this node's copies. A content that lost the agreement is dropped, except at a
+        home of the key, which will get the other content; a removed one is dropped everywhere."""
         now, members, replicas = asyncio.get_running_loop().time(), self._members(), self._router.replicas
         later: list[BlockKey] = []
         for position, answer in answers.items():

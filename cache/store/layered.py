@@ -1,9 +1,9 @@
 """A get in two steps: it pins all blocks at their homes, then reads them part by part, the same part of all blocks
 before the next. Layer-wise loading of a prefix (Mooncake, arXiv 2407.00079, section 5.2) uses it.
 
-A part that has landed is not checked yet: a checksum covers a whole block, so only the end of the last part says
-whether the bytes were right. What computes with parts has to take the result back when `read` says no: until then no
-block has a name under which another request could find it, and no token leaves the node.
+A part that has landed is not checked yet: a checksum covers a whole block, so only the end of the last part shows
+whether the bytes are right. A caller that computes with parts must discard its result when `read` returns False: until
+then no block has a key under which another request could find it, and no token leaves the node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Part = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Blocks that one home keeps for us: keys[positions[i]] lies in its slot pinned.slots[i]."""
+    """Blocks that one home pins for this node: keys[positions[i]] is in its slot pinned.slots[i]."""
 
     home: str
     positions: list[int]
@@ -52,8 +52,8 @@ async def pinned(
     homes: Mapping[str, list[int]],
     window: int,
 ) -> AsyncIterator[PinnedBlocks | None]:
-    """Lease all of `keys` at once, `window` per message; `homes`: positions of the keys by home. None when a home does
-    not answer, does not have all of its share, or has no room to show it."""
+    """Lease all of `keys` together, `window` per message; `homes`: positions of the keys by home. None when a home does
+    not answer, lacks a block, or has no room to read one from its SSD."""
     with ExitStack() as stack:
 
         async def lease(home: str, positions: list[int]) -> list[Lease]:
@@ -67,7 +67,7 @@ async def pinned(
                     if len(reply.slots) < len(batch):
                         break
                     leases.append(Lease(home, batch, reply, ticket))
-            except HOME_ERRORS as error:  # not through the stack: it would take the other homes for lost, too
+            except HOME_ERRORS as error:  # not through the stack: it would treat the other homes as lost too
                 log.info("home %s: %r", home, error)
             return leases
 
@@ -102,8 +102,8 @@ class PinnedBlocks:
     async def read(
         self, region: Region, offsets: Sequence[int], parts: Sequence[Part], landed: Callable[[int], None]
     ) -> bool:
-        """Read block i to offsets[i] of `region`; landed(j) is called when parts[j] of all of them is there. The rest
-        is as of `read_parts`."""
+        """Read block i to offsets[i] of `region`; landed(j) is called when parts[j] of all of them has arrived.
+        Otherwise like `read_parts`."""
 
         async def there(index: int) -> None:
             landed(index)
@@ -119,11 +119,11 @@ class PinnedBlocks:
         parts: Sequence[Part],
         landed: Callable[[int], Awaitable[None]],
     ) -> bool:
-        """Read parts[j] of block i to places(j)[i] of `region`, one part after the other; together they are the blocks,
-        from front to end. landed(j) runs when parts[j] of all blocks is there, while the next part comes; the one
-        behind that comes once landed(j) has returned, so places that alternate between two areas are enough. False when
-        a home fails or a block does not match its checksum, of which the home is told: the checksum is made part by
-        part, so nothing of a block has to stay. Nothing is written any more when this returns or is cancelled."""
+        """Read parts[j] of block i to places(j)[i] of `region`, one part after the other; together the parts cover the
+        blocks from front to end. landed(j) runs when parts[j] of all blocks has arrived, while part j+1 arrives; part
+        j+2 is requested after landed(j) has returned, so two alternating areas are enough. False when a home fails or a
+        block does not match its checksum, which is reported to the home: the checksum is computed part by part, so no
+        part has to stay. Nothing is written after this returns or is cancelled."""
         sums = _Checksums(self._leases)
         coming = self._begin(region, places(0), parts[0])
         try:
@@ -155,7 +155,7 @@ class PinnedBlocks:
         return any(failed)
 
     def _failed(self, lease: Lease, done: Completion | BaseException) -> bool:
-        """Account for one home's part. Raises what no home can cause."""
+        """Account for one home's part. Raises errors that no home can cause."""
         if isinstance(done, Completion):
             self.transports[done.transport] += done.nbytes
             return False
@@ -163,7 +163,7 @@ class PinnedBlocks:
             raise done
         log.info("home %s: %r", lease.home, done)
         if isinstance(done, ConnectionError):
-            lease.ticket.open = False  # it is lost and knows by itself
+            lease.ticket.open = False  # the lost home ends the lease by itself
         return True
 
     async def _read(self, region: Region, places: Sequence[int], lease: Lease, part: Part) -> Completion:
@@ -180,7 +180,8 @@ async def _all(reads: Sequence[Coroutine[Any, Any, Completion]]) -> list[Complet
 
 
 class _Checksums:
-    """Of the blocks of leases whose homes have some, part by part: the same as cache.arena.checksum of whole blocks."""
+    """Checksums of leased blocks, computed part by part; equal to cache.arena.checksum of the whole blocks. Skips
+    blocks whose homes have no checksum."""
 
     def __init__(self, leases: Sequence[Lease]) -> None:
         self._leases = leases
@@ -191,13 +192,13 @@ class _Checksums:
         self.wanted = any(self._sums)
 
     def add(self, memory: memoryview, places: Sequence[int], length: int) -> None:
-        """The next `length` bytes of each block i are at places[i]."""
+        """Add the next `length` bytes of each block i, which are at places[i]."""
         for sums in self._sums:
             for _, position, one in sums:
                 one.update(memory[places[position] : places[position] + length])
 
     def differing(self) -> list[tuple[Lease, list[int]]]:
-        """Positions in each lease whose bytes are not what was stored."""
+        """Positions in each lease whose bytes differ from the stored ones."""
         return [
             (lease, [i for i, _, one in sums if one.intdigest() != lease.pinned.checksums[i]])
             for lease, sums in zip(self._leases, self._sums, strict=True)

@@ -1,13 +1,14 @@
 """Objects: named bytes of any size in the pooled store: weights, adapters, anything.
 
-An object is cut into chunks of one block each, and a manifest says how long it is and which content it has:
+An object is cut into chunks of one block each, and a manifest holds its length and the digest of its content:
 
     manifest   key = hash(name)                           content = Manifest, 48 bytes
     chunk i    key = hash(name, content, i)               content = bytes
 
-The manifest is written last and removed first, so a name that is found has been written whole. Chunks are named by the
-content too: those of an earlier object of that name can't be taken for this one's. Like every block a chunk may be
-evicted, unless it is pinned; then the object is missing as a whole. All are of the class `objects` (--cache-shares).
+The manifest is written last and removed first, so a name that is found was written completely. The content is part of
+the chunks' keys: chunks of an earlier object of that name are never mistaken for this one's. Unless it is pinned, a
+chunk may be evicted like every block; then the whole object is missing. All belong to the class `objects`
+(--cache-shares).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
@@ -29,7 +31,7 @@ PREFIX = "objects/"
 RECORD = Struct("<8sQQ16s8x")  # magic, bytes, bytes of a chunk, digest of the content
 MAGIC = b"mckobj01"
 HASH_PIECE = 16 << 20
-PUT_TRIES = 3  # for chunks that others have driven out before the last one was put
+PUT_TRIES = 3  # for chunks that were evicted before the last one was put
 
 
 class Exists(Exception):
@@ -38,7 +40,7 @@ class Exists(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known of an object."""
+    """The length and content of an object."""
 
     nbytes: int
     chunk_bytes: int
@@ -68,7 +70,7 @@ def manifest_key(name: str) -> BlockKey:
 
 
 def chunk_keys(name: str, manifest: Manifest, first: int, count: int) -> list[BlockKey]:
-    """Of chunks first .. first + count - 1."""
+    """Keys of chunks first .. first + count - 1."""
     start = blake2b(manifest_key(name) + manifest.digest, digest_size=KEY_BYTES, person=b"mooncake-chunk")
     out = []
     for index in range(first, first + count):
@@ -102,8 +104,8 @@ class Objects:
         pin: bool = False,
     ) -> bool:
         """Store `data` under `name`; False when the same bytes were there. `durable`, `pin`: see Store.put_many; they
-        are of the whole object. Raises Exists when other bytes are there, unless `replace`; NoRoom, NotDurable,
-        Unreachable, and then nothing of a new object stays and an old one of that name is as it was."""
+        apply to the whole object. Raises Exists when other bytes are there, unless `replace`; NoRoom, NotDurable,
+        Unreachable, and then no part of a new object stays and an old one of that name is unchanged."""
         view = memoryview(data).cast("B")
         content = await asyncio.to_thread(digest, view) if len(view) > HASH_PIECE else digest(view)
         manifest = Manifest(len(view), self._store.block_bytes, content)
@@ -111,11 +113,13 @@ class Objects:
         if known is not None and known.digest != content and not replace:
             raise Exists(f"{name} exists with different content ({known.nbytes} bytes): remove it first, or replace it")
         new = known is None or known.digest != content
+        was_pinned = False
         await self._check_room(name, manifest)
         try:
             await self._put_chunks(name, manifest, view, durable=durable, pin=pin)
             if new and known is not None:
-                await self.remove(name)
+                was_pinned = await self._store.unpin_many([manifest_key(name)]) > 0
+                await self._store.remove_many([manifest_key(name)])
             if new or durable or pin:
                 first = await self._store.put(manifest_key(name), manifest.pack(), durable=durable, pin=pin)
                 if new and not first:  # another writer was faster
@@ -126,11 +130,15 @@ class Objects:
         except (StoreError, Exists):
             if new:
                 await self._remove_whole(name, manifest)
+            if new and known is not None:
+                await self._give_back(name, known, was_pinned)
             raise
+        if new and known is not None:
+            await self._remove_chunks(name, known)
         return new
 
     async def _check_room(self, name: str, manifest: Manifest) -> None:
-        """Raises NoRoom for what cannot be there as a whole, before anything else is evicted for it."""
+        """Raises NoRoom for an object that cannot fit as a whole, before anything is evicted for it."""
         if manifest.num_chunks < 2:
             return
         wanted: Counter[str] = Counter()
@@ -144,7 +152,7 @@ class Objects:
                 )
 
     async def _put_chunks(self, name: str, manifest: Manifest, view: memoryview, *, durable: bool, pin: bool) -> None:
-        """All of them are there afterwards. Others may have been put meanwhile, and have driven some out."""
+        """Put all chunks, and again those that concurrent puts of others evicted meanwhile."""
         size, missing = manifest.chunk_bytes, list(range(manifest.num_chunks))
         keys = chunk_keys(name, manifest, 0, manifest.num_chunks)
         for _ in range(PUT_TRIES):
@@ -162,14 +170,25 @@ class Objects:
         )
 
     async def _remove_whole(self, name: str, manifest: Manifest) -> None:
-        """A manifest of that content, and all chunks."""
+        """Remove the manifest, if it still has that content, and all chunks."""
         now = await self.info(name)
         if now is not None and now.digest == manifest.digest:
             await self._store.remove_many([manifest_key(name)])
+        await self._remove_chunks(name, manifest)
+
+    async def _give_back(self, name: str, known: Manifest, pin: bool) -> None:
+        """Its replacement has failed: the name has the old content again, unless another writer has taken it."""
+        with suppress(StoreError):
+            await self._store.put(manifest_key(name), known.pack(), pin=pin)
+        now = await self.info(name)
+        if now is not None and now.digest != known.digest:
+            await self._remove_chunks(name, known)
+
+    async def _remove_chunks(self, name: str, manifest: Manifest) -> None:
         await self._store.remove_many(chunk_keys(name, manifest, 0, manifest.num_chunks))
 
     async def unpin(self, name: str) -> bool:
-        """It may be evicted again. False when there is none, or it was not pinned."""
+        """Allow its eviction again. False when there is none, or it was not pinned."""
         manifest = await self.info(name)
         if manifest is None:
             return False
@@ -185,7 +204,7 @@ class Objects:
         return out if await self._fill(name, manifest, memoryview(out)) else None
 
     async def get_into(self, name: str, into: memoryview) -> int | None:
-        """The same into the caller's memory; returns its bytes. Raises ValueError when it does not fit."""
+        """The same into the caller's memory; returns its length in bytes. Raises ValueError when it does not fit."""
         manifest = await self.info(name)
         if manifest is None:
             return None
@@ -204,7 +223,7 @@ class Objects:
         return True
 
     async def stream(self, name: str) -> AsyncGenerator[bytes]:
-        """The object in pieces of one chunk, in order. Raises LookupError when it is missing, or the rest of it is."""
+        """The object in pieces of one chunk, in order. Raises LookupError when it, or the rest of it, is missing."""
         manifest = await self.info(name)
         if manifest is None:
             raise LookupError(f"{name} is not in the store")
@@ -220,7 +239,7 @@ class Objects:
         return None if record is None else Manifest.unpack(record)
 
     async def exists(self, name: str) -> bool:
-        """Whether it is there as a whole."""
+        """Whether the whole object is there."""
         manifest = await self.info(name)
         if manifest is None:
             return False
@@ -232,7 +251,7 @@ class Objects:
         if manifest is None:
             return False
         await self._store.remove_many([manifest_key(name)])
-        await self._store.remove_many(chunk_keys(name, manifest, 0, manifest.num_chunks))
+        await self._remove_chunks(name, manifest)
         return True
 
     async def _parts(self, name: str, manifest: Manifest) -> AsyncIterator[tuple[int, Sequence[bytes | None]]]:
@@ -240,7 +259,7 @@ class Objects:
             yield first, await self._store.get_many(chunk_keys(name, manifest, first, count))
 
     async def _windows(self, manifest: Manifest) -> AsyncIterator[tuple[int, int]]:
-        """(first, count) of the chunks that are moved at once."""
+        """(first, count) of the chunks that are moved together."""
         step = self._store.values_at_once
         for first in range(0, manifest.num_chunks, step):
             yield first, min(step, manifest.num_chunks - first)

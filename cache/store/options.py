@@ -10,12 +10,12 @@ from cache.store.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """Of one node's store. A transfer costs one or two messages more than blocks that travel in the messages."""
+    """Options of one node's store. A transfer costs one or two messages more than blocks inside messages do."""
 
     block_bytes: int
     deadlines: Deadlines = field(default_factory=Deadlines)
     replicas: int = 1  # copies of every block
     repair_limit: float = 0.0  # bytes per second for moving blocks to where they belong; 0 = no limit
     message_block_bytes: int = MESSAGE_BLOCK_BYTES  # blocks up to this size travel in the messages themselves,
-    message_call_bytes: int = MESSAGE_BYTES  # and larger ones where a call moves no more than this
-    checksums: bool = True  # False: none are taken or compared, but those of the SSD tiers
+    message_call_bytes: int = MESSAGE_BYTES  # and larger ones if the whole call moves no more than this
+    checksums: bool = True  # False: only the SSD tiers compute and compare them

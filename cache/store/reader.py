@@ -1,7 +1,7 @@
 """Reader: runs a lookup or a get through the homes: pin, read, check, and continue at the next replica.
 
-A home that fails, or that does not have a block after all, costs another wave within the call and nothing else. So does
-one that takes far longer than usual while another replica could be asked (cache/homes/pace.py).
+A home that fails, or that turns out to lack a block, costs only another wave within the call. So does a home that takes
+far longer than usual while another replica could be asked (cache/homes/pace.py).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Seen:
-    """What the pool has of some keys, by position."""
+    """Which of some keys the pool has, by position."""
 
     have: set[int] = field(default_factory=set)
-    on_ssd: dict[int, str] = field(default_factory=dict)  # of those, what a home has to read from its SSD
-    prices: dict[str, SsdPrice] = field(default_factory=dict)  # of that, by home
+    on_ssd: dict[int, str] = field(default_factory=dict)  # position -> home that must read the block from its SSD
+    prices: dict[str, SsdPrice] = field(default_factory=dict)  # home -> price of its SSD reads
 
     def leading(self, count: int) -> LeadingRun:
-        """Of `count` keys. Homes read side by side, so the last of them counts."""
+        """The leading run of `count` keys. Homes read in parallel, so the slowest one determines the wait."""
         run = next((at for at in range(count) if at not in self.have), count)
         on_ssd = {at: home for at, home in self.on_ssd.items() if at < run}
         by_home = Counter(on_ssd.values())
@@ -47,8 +47,8 @@ class Seen:
 
 
 class Reader:
-    """`accounts` is told of every home that does not do what was asked, and counts 'corrupt' and 'given_up', homes that
-    were too slow."""
+    """`accounts` records every failure of a home; it counts 'corrupt' blocks and 'given_up', homes that were too
+    slow."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Reader:
         self._bulk = BulkReader(calls, router, self._patience, self._damaged, checksums)
 
     async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> Seen:
-        """What of `keys` the pool has now; with `leading` no more than the leading run is looked for."""
+        """Which of `keys` the pool has now; with `leading` it looks for the leading run only."""
         walk = self._router.read(_now(), keys, 0)
         found = Seen()
 
@@ -108,7 +108,7 @@ class Reader:
         return found
 
     def _seen(self, home: str, keys: Sequence[BlockKey], positions: list[int]) -> set[int]:
-        """Positions that a home of this host is seen to have."""
+        """Positions that the index of a home on this host lists."""
         view = self._same_host.view(home) if self._checksums else None
         if view is None:
             return set()
@@ -116,7 +116,7 @@ class Reader:
         return {position for position, here in zip(positions, found, strict=True) if here}
 
     async def fetch(self, job: StoreCall, window: int, *, leading: bool) -> None:
-        """Fill `job.arrived` and `job.lengths`; `window`: blocks pinned at once at one home."""
+        """Fill `job.arrived` and `job.lengths`; `window`: blocks pinned together at one home."""
         walk = self._router.read(_now(), job.keys, job.block_bytes)
 
         async def take(home: str, positions: list[int]) -> None:
@@ -177,8 +177,8 @@ class Reader:
             positions = positions[len(answers) :]
 
     async def _take_here(self, job: StoreCall, walk: ReadWalk, home: str, positions: list[int]) -> list[int]:
-        """What a home of this host has in its DRAM, without asking it; returns the positions that are left. Without
-        checksums nothing would prove what was copied."""
+        """Copies blocks from the DRAM of a home on this host without a message; returns the remaining positions. It
+        needs checksums, because nothing else would verify the copies."""
         view = self._same_host.view(home) if self._checksums else None
         if view is None:
             return positions
@@ -206,7 +206,7 @@ class Reader:
         patience_s: float | None,
         by_message: bool,
     ) -> tuple[Pinned | BlocksRead, float, bool]:
-        """The home's reply, when it came, and whether all that it had has arrived whole."""
+        """The home's reply, the time of its arrival, and whether all blocks of the home have arrived intact."""
         keys = [job.keys[position] for position in batch]
         if by_message:
             read, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
@@ -219,7 +219,7 @@ class Reader:
     def _unpack(
         self, job: StoreCall, walk: ReadWalk, home: str, batch: list[int], reply: BlocksRead, data: memoryview
     ) -> bool:
-        """Small blocks, as they lie behind the reply; False when one is damaged."""
+        """Copies small blocks from the data after the reply; False when one is damaged."""
         found = [position for position, slot in zip(batch, reply.slots, strict=False) if slot >= 0]
         rows = zip(found, reply.lengths, reply.checksums, reply.tiers, strict=True)
         transport = "local" if home == self._router.me else "message"
@@ -245,7 +245,7 @@ class Reader:
         return not bad
 
     def _checks(self, wanted: int) -> bool:
-        """Whether bytes are to be compared with that checksum."""
+        """Whether bytes must be compared with the checksum `wanted`."""
         return self._checksums and wanted != UNCHECKED
 
     def _damaged(self, home: str, count: int) -> None:
@@ -265,7 +265,7 @@ class Reader:
         ticket: Ticket,
         patience_s: float | None,
     ) -> bool:
-        """Transfer what was pinned of `positions` and check it; False when a block was damaged."""
+        """Transfer the pinned blocks of `positions` and check them; False when one is damaged."""
         slots = [slot for slot in reply.slots if slot >= 0]
         found = [position for position, slot in zip(positions, reply.slots, strict=True) if slot >= 0]
         job.lengths.update(zip(found, reply.lengths, strict=False))

@@ -1,7 +1,7 @@
 """Remote: the pooled store for a process outside the cluster: scripts, loaders, benchmarks.
 
-It asks any node who the members are, again every second, and goes to the homes directly from then on, over shared
-memory where it runs on the same host.
+It asks any node for the members, again every second, and accesses the homes directly, over shared memory on the same
+host.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class Remote:
             self._channel.introduce(node_id, (host, port))
         here = {node_id: share for node_id, _, _, share in answer.members if share > 0}
         gone, self._members = self._members.keys() - here.keys(), here
-        for node_id in gone:  # calls that still wait for it need not wait for their deadline
+        for node_id in gone:  # its pending calls need not wait for their deadline
             self._channel.drop(node_id, "the cluster has found it gone")
         return answer
 
     async def _keep_fresh(self) -> None:
-        """From another member when the one asked so far does not answer."""
+        """Refresh the members, from another member when the present one does not answer."""
         while True:
             await asyncio.sleep(REFRESH_S)
             for contact in (self._contact, *self._members):

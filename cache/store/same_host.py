@@ -1,9 +1,9 @@
 """SameHost: gets and lookups at homes on this host without sending a message.
 
-Their index and their arena are in this process's memory (cache/index/shared_index.py), so a block that is in a home's
-DRAM is found and copied by the reader alone; a message and its two wake-ups cost more than the copy of a block. What
-proves not to be the block, or is not in the index, is asked for as from any other home. The homes hear of the hits a
-moment later, for their policies.
+This process maps their index and their arena (cache/index/shared_index.py), so the reader alone finds and copies a
+block in a home's DRAM; a message and its two wake-ups cost more than the copy. A block that is not in the index, or
+whose copy fails the check, is requested as from any other home. The homes learn of the hits a moment later, for their
+policies.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from net.transfer.engine import TransferEngine
 
 log = logging.getLogger(__name__)
 
-TOLD_S = 0.02  # hits are told this long after the first of them
-TOLD_KEYS = 256  # or when so many have come together
-REST_S = 1.0  # between two attempts to map a home's memory
+HIT_REPORT_S = 0.02  # hits are reported this long after the first of them
+HIT_REPORT_KEYS = 256  # or when this many have been collected
+MAP_RETRY_S = 1.0  # between two attempts to map a home's memory
 
 
 class View(NamedTuple):
-    """A home's memory here; `blocks` is None when it has none to show."""
+    """A home's memory as mapped here; `blocks` is None when the home shares no index."""
 
     path: Path | None
     blocks: IndexView | None
@@ -42,7 +42,7 @@ class View(NamedTuple):
 
 
 class SameHost:
-    """Of one client."""
+    """The same-host reads of one client."""
 
     def __init__(self, transfer: TransferEngine, calls: Calls) -> None:
         self._transfer = transfer
@@ -55,10 +55,11 @@ class SameHost:
         self._hits: dict[str, list[BlockKey]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: dict[str, asyncio.Task[None]] = {}
-        self._rest_until: dict[str, float] = {}  # homes that were looked at a moment ago
+        self._rest_until: dict[str, float] = {}  # home -> earliest next attempt to map its memory
 
     def view(self, home: str) -> View | None:
-        """The home's memory if it is mapped here. When it may be, that is found out while this call asks in words."""
+        """The home's memory if it is mapped here. If it might be mappable, a task tries that, while this call sends a
+        message."""
         path = self._transfer.path_of(home)
         view = self._views.get(home)
         if view is None or view.path is not path:
@@ -73,7 +74,7 @@ class SameHost:
         if home in self._looking or (path is None and not self._transfer.may_be_one_sided(home)):
             return
         if loop.time() >= self._rest_until.get(home, 0.0):
-            self._rest_until[home] = loop.time() + REST_S
+            self._rest_until[home] = loop.time() + MAP_RETRY_S
             self._looking[home] = spawn(self._open(home), "mapping the memory of a home")
 
     async def _open(self, home: str) -> None:
@@ -87,14 +88,14 @@ class SameHost:
                 arena = await self._transfer.mapped(home, index.arena)
         except ValueError as error:
             log.info("home %s: %s", home, error)
-        except HOME_ERRORS as error:  # without an index it is asked in words; when it is lost, that shows there
+        except HOME_ERRORS as error:  # callers send messages then, which show whether it is lost
             log.debug("home %s shows no index: %r", home, error)
         finally:
             del self._looking[home]
-        self._views[home] = View(path, index, arena)  # of that path: it is looked at again when there is another
+        self._views[home] = View(path, index, arena)  # valid for that path: another path needs a new attempt
 
     async def _prepare(self) -> None:
-        """Make the C code, once."""
+        """Compile the C code, once."""
         if self._code_tried:
             return
         self._code_tried = True
@@ -104,16 +105,16 @@ class SameHost:
             log.info("copies from homes on this host take 20 %% longer: %s", error)
 
     def have(self, view: View, keys: Sequence[BlockKey]) -> list[bool]:
-        """Per key whether it is in the home's DRAM; False says nothing."""
+        """For each key, True if it is in the home's DRAM; False proves nothing."""
         assert view.blocks is not None
         return [view.blocks.find(key) is not None for key in keys]
 
     async def read(self, view: View, home: str, job: StoreCall, positions: Sequence[int]) -> list[int]:
-        """Get what can be got; returns the positions that are here now, whole."""
+        """Copy all blocks that the index lists; returns the positions that are here now, intact."""
         index, arena, size = view.blocks, view.arena, job.block_bytes
         if index is None or arena is None or index.slot_bytes != size:
             return []
-        holds = arena.memory[:0], job.region.memory[:0]  # exports: the mappings stay while this runs
+        holds = arena.memory[:0], job.region.memory[:0]  # exported buffers keep both mappings while this runs
         try:
             arrived = await self._read_at_once(index, arena, job, positions)
             if len(arrived) < len(positions):
@@ -133,7 +134,7 @@ class SameHost:
     async def _read_at_once(
         self, index: IndexView, arena: Region, job: StoreCall, positions: Sequence[int]
     ) -> dict[int, int]:
-        """Lengths of those that the C code has brought here."""
+        """Lengths of the blocks that the C code copied, by position."""
         if self._code is None:
             return {}
         keys, start = [job.keys[position] for position in positions], job.region.address
@@ -144,7 +145,7 @@ class SameHost:
     async def _read_in_steps(
         self, index: IndexView, arena: Region, job: StoreCall, positions: Sequence[int]
     ) -> dict[int, int]:
-        """The same for those that are found one by one, copied and then hashed."""
+        """The same in separate steps: find each block, copy it, then hash the copy."""
         rows: list[tuple[int, Row]] = []
         size = job.block_bytes
         for position in positions:
@@ -159,10 +160,10 @@ class SameHost:
     def _tell_soon(self, home: str, keys: list[BlockKey]) -> None:
         hits = self._hits.setdefault(home, [])
         hits += keys
-        if len(hits) >= TOLD_KEYS:
+        if len(hits) >= HIT_REPORT_KEYS:
             self._calls.used(home, self._hits.pop(home))
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TOLD_S, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(HIT_REPORT_S, self._tell)
 
     def _tell(self) -> None:
         self._timer = None

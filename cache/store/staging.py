@@ -15,10 +15,10 @@ REGION = "value-staging"
 
 
 class Staging:
-    """Slots of `slot_bytes` in a region that is made when first needed, which takes pages only as they are used."""
+    """Slots of `slot_bytes` in a region that is created at first use; it takes memory only for used pages."""
 
     def __init__(self, slot_bytes: int, nbytes: int = STAGING_BYTES, name: str = REGION) -> None:
-        """As many slots as `nbytes` hold, 4 at least; name: of the region."""
+        """As many slots as fit into `nbytes`, at least 4; name: of the region."""
         self.slot_bytes = slot_bytes
         self.num_slots = max(4, nbytes // slot_bytes)
         self._name = name
@@ -34,7 +34,7 @@ class Staging:
 
     @asynccontextmanager
     async def slots(self, count: int) -> AsyncIterator[list[int]]:
-        """Offsets of `count` slots, at most num_slots, in the order of asking."""
+        """Offsets of `count` slots, at most num_slots. Callers get them in the order of their requests."""
         if count > self.num_slots:
             raise ValueError(f"{count} slots requested of {self.num_slots}")
         if self._waiters or count > len(self._free):
@@ -43,7 +43,7 @@ class Staging:
             try:
                 await waiter
             except BaseException:
-                if waiter.done() and not waiter.cancelled():  # granted and cancelled at once: pass it on
+                if waiter.done() and not waiter.cancelled():  # granted and then cancelled: pass the grant on
                     self._wake()
                 else:
                     self._waiters = deque(pair for pair in self._waiters if pair[1] is not waiter)

@@ -1,15 +1,15 @@
 """Store: the pooled store over the DRAM and SSD of all nodes, as one node uses it.
 
-Where a block lives is computed (cache/homes/rendezvous.py), so a lookup is one message per home and a get goes straight
-to the homes, all at once. There is no master and no directory to be stale. A home that fails within a call is replaced
-by the next replica within that call (cache/homes/routing.py); a block that no node has is missing, and every returned
-block has been verified by its checksum.
+Each node computes the homes of a block (cache/homes/rendezvous.py), so a lookup is one message per home and a get asks
+all homes directly and in parallel. There is no master, and no directory that could be stale. A home that fails within a
+call is replaced by the next replica within that call (cache/homes/routing.py); a block that no node has is missing, and
+every returned block has been verified by its checksum.
 
-Two ways in and out: blocks of whole prefixes between the pool and arenas (`get_into`, `put_from`), which are not copied
-on the way, and single values as bytes (`get`, `put` and their batch forms), which pass through a staging area.
+Two ways in and out: blocks of whole prefixes between the pool and arenas (`get_into`, `put_from`), without a copy, and
+single values as bytes (`get`, `put` and their batch forms), which pass through a staging area.
 
-Calls write into or read from the caller's memory until they are over. A cancelled call ends its transfers, which may
-take a moment, before it raises CancelledError: then the memory is the caller's again.
+A call uses the caller's memory until it ends. A cancelled call ends its transfers, which may take a moment, before it
+raises CancelledError; then the caller may reuse the memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
 from cache.store.accounts import Accounts
 from cache.store.calls import HOME_ERRORS, Calls
-from cache.store.job import MESSAGE_BYTES, NEAR_ASK_BYTES, NEAR_BYTES, StoreCall
+from cache.store.job import MESSAGE_BYTES, NEAR_BULK_BYTES, NEAR_MESSAGE_BYTES, StoreCall
 from cache.store.keeper import Keeper
 from cache.store.layered import PinnedBlocks, pinned
 from cache.store.options import StoreOptions
@@ -47,14 +47,14 @@ from net.errors import RemoteError
 from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
 
-WINDOW_BYTES = 32 << 20  # blocks leased at once from one home: bounds what a slow peer pins
-LAYERED_BYTES = 256 << 20  # leased at once by a get in parts, from all homes
+WINDOW_BYTES = 32 << 20  # of blocks leased together from one home: bounds the memory that a slow peer pins
+LAYERED_BYTES = 256 << 20  # of blocks leased together by a get in parts, from all homes
 
 
 class Store:
-    """The pool, from `node_id`. `members()` are the nodes alive that have a share, with its bytes. Registers the local
-    arena with `transfer`; the caller's own regions are made known by `attach`. With `local` None this node is only a
-    client."""
+    """The pool as node `node_id` uses it. `members()` returns the live nodes that have a share, with its bytes.
+    Registers the local arena with `transfer`; the caller registers its own regions by `attach`. With `local` None this
+    node is only a client."""
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class Store:
         self.block_bytes = block_bytes = options.block_bytes
         small = block_bytes <= options.message_block_bytes
         self._message_blocks = sys.maxsize if small else min(options.message_call_bytes, MESSAGE_BYTES) // block_bytes
-        self._near_message_blocks = sys.maxsize if small else min(options.message_call_bytes, NEAR_BYTES) // block_bytes
+        self._near_message_blocks = (
+            sys.maxsize if small else min(options.message_call_bytes, NEAR_MESSAGE_BYTES) // block_bytes
+        )
         self._transfer = transfer
         self._members = members
         self._deadlines = options.deadlines
@@ -97,32 +99,33 @@ class Store:
             self._keeper = Keeper(node_id, local, self._share, self._writer, self.router, members, options.repair_limit)
 
     def attach(self, region: Region) -> None:
-        """Blocks may be got into and put from `region` from now on."""
+        """Allow gets into `region` and puts from it."""
         self._regions[region.name] = region
         self._transfer.register(region)
 
     def region(self, name: str) -> Region:
-        """What was attached under that name. Raises KeyError."""
+        """The attached region of that name. Raises KeyError."""
         return self._regions[name]
 
     @property
     def keeper(self) -> Keeper | None:
-        """What keeps blocks where they belong; `start` it once this node has joined. None without a share."""
+        """The keeper, which moves blocks to their homes; `start` it once this node has joined. None without a share."""
         return self._keeper
 
     # --- lookup
 
     async def lookup(self, keys: Sequence[BlockKey]) -> int:
-        """Length of the leading run of `keys` that the pool has now; a home that does not answer has nothing."""
+        """Length of the leading run of `keys` that the pool has now; the blocks of a home that does not answer count as
+        missing."""
         return (await self.find(keys)).blocks
 
     async def find(self, keys: Sequence[BlockKey]) -> LeadingRun:
-        """The same run, and how much of it its homes have to read from SSD first."""
+        """The same run, and how much of it the homes must first read from SSD."""
         self._route()
         return (await self._reader.which(keys, leading=True)).leading(len(keys))
 
     async def exists(self, key: BlockKey) -> bool:
-        """Whether the pool has it now."""
+        """Whether the pool has `key` now."""
         return (await self.exists_many([key]))[0]
 
     async def exists_many(self, keys: Sequence[BlockKey]) -> list[bool]:
@@ -134,22 +137,22 @@ class Store:
     # --- blocks between the pool and arenas
 
     async def get_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> GetResult:
-        """Fetch the leading run of `keys` that can be had, block i to offsets[i] of `region`. What lies there for
-        blocks behind the run is undefined afterwards. Raises ValueError for offsets outside the region."""
+        """Fetch the leading run of `keys` that is available, block i to offsets[i] of `region`. The memory of later
+        blocks is undefined afterwards. Raises ValueError for offsets outside the region."""
         return await self._get(self._job(keys, region, offsets), leading=True)
 
     def stream_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> AsyncGenerator[GetResult]:
-        """The same for a long prefix, window by window (cache/store/streaming.py): each result is for the blocks behind
-        those of the one before, which are whole, while the next ones are on their way. It ends with the prefix or with
-        a result that is shorter than its window. Who leaves early closes it (`aclose`) before the memory is used."""
+        """The same for a long prefix, window by window (cache/store/streaming.py): each result covers the next intact
+        blocks, while the blocks after them arrive. It ends with the prefix or with a result that is shorter than its
+        window. A caller that leaves early must close it (`aclose`) before it uses the memory."""
         self._job(keys, region, offsets)
         windows = Windows(self.block_bytes, self._window * max(1, len(self._members())))
         return stream(lambda part: self.get_into(keys[part], region, offsets[part]), len(keys), windows)
 
     @asynccontextmanager
     async def pinned(self, keys: Sequence[BlockKey]) -> AsyncIterator[PinnedBlocks | None]:
-        """All of `keys` kept at their homes while this is open, to be read part by part (cache/store/layered.py). None
-        when they cannot be had all at once: then `get_into`."""
+        """Pins all of `keys` at their homes while this is open, to read them part by part (cache/store/layered.py).
+        None when not all of them can be pinned together; then use `get_into`."""
         homes = by_home(keys, self._route())
         if not homes or len(keys) > LAYERED_BYTES // self.block_bytes:
             yield None
@@ -167,11 +170,10 @@ class Store:
         durable: bool = False,
         pin: bool = False,
     ) -> int:
-        """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many were not there
-        before. A block that no home takes is passed over. With `facts`, one per block, they are KV, whose keys name
-        their content: homes need not agree on it, and may refuse a block for others that they have
-        (--cache-admission). `durable` and `pin` as of `put_many`. Raises ValueError for offsets outside the region, and
-        with those two NoRoom, NotDurable."""
+        """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many are new. A block that no
+        home accepts is skipped. With `facts`, one per block, the blocks are KV, whose keys identify their content:
+        homes need not agree on it, and may refuse a block to keep others (--cache-admission). `durable`, `pin`: see
+        `put_many`. Raises ValueError for offsets outside the region; with those two also NoRoom, NotDurable."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)
@@ -187,7 +189,7 @@ class Store:
 
     @property
     def values_at_once(self) -> int:
-        """Values that one batch moves together; longer batches are cut."""
+        """Values that one batch moves together; longer batches are split."""
         return self._values.at_once
 
     async def get(self, key: BlockKey) -> bytes | None:
@@ -208,11 +210,12 @@ class Store:
     ) -> list[bool]:
         """Per item whether it is new. When this raises, some of the items may have been stored.
 
-        What is acknowledged is in the memory of its homes, and a moment later on their SSD tiers: a home that is killed
-        in that moment loses it. `durable`: the answer comes when each item is on the SSD of a home of it and synced
-        there, which kill -9 of that home cannot undo; NotDurable says why it is not. `pin`: homes never evict it, until
-        `unpin_many` or `remove_many`; NoRoom when they keep as much as they may (--pin-share). `named`: the keys name
-        their content, so any two copies are the same and the homes need not agree."""
+        When this returns, the items are in the memory of their homes, which write them to their SSD tiers a moment
+        later: a home that is killed before that loses them. `durable`: this returns when each item is synced on the SSD
+        of one of its homes, where it survives kill -9 of that home; NotDurable gives the reason of a failure. `pin`:
+        homes never evict the items, until `unpin_many` or `remove_many`; NoRoom when they hold as many pinned ones as
+        they may (--pin-share). `named`: the keys identify their content, so any two copies are equal and the homes need
+        not agree."""
         return await self._values.put_many(items, durable=durable, pin=pin, named=named)
 
     async def unpin_many(self, keys: Sequence[BlockKey]) -> int:
@@ -236,8 +239,8 @@ class Store:
         return sum(count or 0 for count in counts)
 
     async def flush(self) -> None:
-        """Until what has been acknowledged so far is on SSD, and synced, at every home that has one. Raises NotDurable
-        when the disk of one does not take it, Unreachable when one does not answer."""
+        """Wait until all blocks acknowledged so far are synced on SSD at every home that has one. Raises NotDurable
+        when a home's disk fails, Unreachable when a home does not answer."""
         homes = list(self._route())
         ends = await asyncio.gather(*(self._calls.flush(home) for home in homes), return_exceptions=True)
         for home, error in zip(homes, ends, strict=True):
@@ -250,8 +253,8 @@ class Store:
                 raise error
 
     async def room_of_homes(self) -> dict[str, int]:
-        """Blocks that each home which answers has room for beyond those that it keeps for ever; what it would evict
-        counts as room."""
+        """For each home that answers, the blocks that fit in addition to its pinned ones; evictable blocks count as
+        room."""
         room = {}
         for home, stats in (await self.stats_of_homes()).items():
             if stats is not None and "tiers" in stats:
@@ -262,7 +265,7 @@ class Store:
         return room
 
     async def stats_of_homes(self) -> dict[str, dict[str, Any] | None]:
-        """What every home says of its share: tiers, share, repair; None for one that does not answer."""
+        """Every home's statistics of its share: tiers, share, repair; None for a home that does not answer."""
         names = list(self._route())
         return dict(zip(names, await asyncio.gather(*(self._ask(n, self._calls.stats(n)) for n in names)), strict=True))
 
@@ -289,12 +292,12 @@ class Store:
         self._route()
         job = StoreCall(keys, self._regions[region], offsets, self.block_bytes)
         job.in_messages = len(keys) <= self._message_blocks
-        job.near_ask = len(keys) * self.block_bytes <= NEAR_ASK_BYTES
+        job.near_ask = len(keys) * self.block_bytes <= NEAR_BULK_BYTES
         job.near_in_messages = len(keys) <= self._near_message_blocks
         return job
 
     def _route(self) -> Members:
-        """The members as of now, for the router too. A node without a share is no home of anything."""
+        """The present members, which the router gets too. A node without a share is no home of any block."""
         members = self._members()
         if self.local is None and self.node_id in members:
             members = {name: weight for name, weight in members.items() if name != self.node_id}
@@ -323,7 +326,7 @@ class Store:
         return StoreStats(self.stats())
 
     async def close(self) -> None:
-        """Give leases back, then close the local store. Close transfer engine and channel first."""
+        """Release the leases, then close the local store. Close the transfer engine and the channel first."""
         await self._same_host.close()
         if self._keeper is not None:
             await self._keeper.close()

@@ -1,7 +1,7 @@
 """Streaming: reads a long prefix in windows, so that the caller uses one while the next one arrives.
 
-A window has what should take WINDOW_S at the rate at which the one before it came: few blocks over a slow link, whose
-reader would wait long for its first ones, many over a fast one, where every window costs a round of messages.
+A window has as many blocks as should take WINDOW_S at the rate of the previous window: few over a slow link, whose
+reader would wait long for the first ones, and many over a fast link, where every window costs a round of messages.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from net.loop.tasks import awaited
 
 WINDOW_S = 0.02
 FIRST_BYTES = 1 << 20
-GROWTH = 4  # times as large as the one before, at most
+GROWTH = 4  # a window is at most this many times as large as the previous one
 
 
 class Windows:
-    """How many blocks come next: 1 to `most`."""
+    """Chooses the number of blocks in the next window: 1 to `most`."""
 
     def __init__(self, block_bytes: int, most: int) -> None:
         self._block_bytes = block_bytes
@@ -26,7 +26,7 @@ class Windows:
         self.blocks = max(1, min(most, FIRST_BYTES // block_bytes))
 
     def took(self, blocks: int, seconds: float) -> None:
-        """So many have come in that time."""
+        """Record that `blocks` blocks arrived in `seconds`."""
         if not blocks:
             return
         most = min(GROWTH * self.blocks, self._most)
@@ -36,9 +36,9 @@ class Windows:
 async def stream(
     fetch: Callable[[slice], Awaitable[GetResult]], count: int, windows: Windows
 ) -> AsyncGenerator[GetResult]:
-    """fetch(window) for one window of `count` blocks after the other, the next one under way while the reader has this
-    one; it ends with the last block or with a result that is shorter than its window. Once closed, nothing is under
-    way."""
+    """Calls fetch(window) for one window of `count` blocks after the other; the next one is fetched while the reader
+    uses this one. It ends with the last block or with a result that is shorter than its window. Once closed, no fetch
+    is running."""
     now = asyncio.get_running_loop().time
 
     async def one(part: slice) -> GetResult:

@@ -34,7 +34,7 @@ class Values:
 
     @property
     def at_once(self) -> int:
-        """Values that one batch moves together; longer batches are cut."""
+        """Values that one batch moves together; longer batches are split."""
         return max(1, self._staging.num_slots // 2)
 
     async def get_many(self, keys: Sequence[BlockKey]) -> list[bytes | None]:
@@ -56,8 +56,8 @@ class Values:
         pin: bool = False,
         named: bool = False,
     ) -> list[bool]:
-        """Per item whether it is new. `named`: the keys name their content. Raises ValueError for an impossible length,
-        NoRoom, NotDurable, Unreachable."""
+        """For each item, whether it is new. `named`: the keys identify their content. Raises ValueError for an
+        impossible length, NoRoom, NotDurable, Unreachable."""
         if wrong := [len(value) for _, value in items if not 0 < len(value) <= self._block_bytes]:
             raise ValueError(
                 f"a value needs 1 to {self._block_bytes} bytes, not {wrong[0]}: store larger ones under objects/"
@@ -105,8 +105,8 @@ def all_taken(job: StoreCall) -> None:
 
 
 def all_lasting(job: StoreCall) -> None:
-    """Raises NoRoom, NotDurable unless the blocks of a put that are in the pool are pinned, and on disk, where that was
-    asked for."""
+    """Raises NoRoom, NotDurable unless the blocks of a put that are in the pool are pinned and on disk, as far as the
+    put requires."""
     there = job.stored | job.present
     if job.keep and (loose := there - job.pinned):
         raise NoRoom(f"{len(loose)} of {len(job.keys)} values are stored, but not pinned: {_why(job) or 'try again'}")

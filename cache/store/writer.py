@@ -1,6 +1,6 @@
 """Writer: runs a put through the homes: reserve, write, commit, and continue at the next member if one fails.
 
-The members that stand in for a home are told whose place they take, and give the block back later
+A member that replaces a home is told which home it replaces, and moves the block to that home later
 (cache/store/keeper.py).
 """
 
@@ -22,11 +22,11 @@ from cache.store.calls import HOME_ERRORS, Calls, Ticket
 from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, StoreCall, at_each, in_pieces
 from net.transfer.engine import BULK, Op, TransferEngine
 
-BUSY_S, BUSY_MOST_S = 0.005, 0.1  # before a home is asked again that could not say yet
+RETRY_PAUSE_S, RETRY_PAUSE_MAX_S = 0.005, 0.1  # before an undecided home is asked again; doubles
 
 
 class Writer:
-    """`failed(home, error)` is told of every home that does not do what was asked."""
+    """`failed(home, error)` is called for every failure of a home."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Writer:
         self._checksums = checksums
 
     async def publish(self, job: StoreCall, window: int) -> None:
-        """Write every block to its homes, `window` reserved at once at one of them; fills stored, present, refused, and
-        what the job asked for beyond that: on_disk, pinned. Where the homes have to agree (`job.agree`) what is
-        `present` already is left alone."""
+        """Write every block to its homes, `window` reserved together at one home; fills stored, present, refused, and,
+        if the job requires them, on_disk and pinned. If the homes must agree (`job.agree`), blocks that are already
+        `present` are left unchanged."""
         if not job.agree:
             await self._go(job, window, self._router.write(job.keys))
             return
@@ -61,7 +61,7 @@ class Writer:
             await self._last_there(job)
 
     async def _last_there(self, job: StoreCall) -> None:
-        """Of what homes had already: wherever it is."""
+        """Apply `_last` to the blocks that homes already had, at all their homes."""
         groups: dict[str, list[int]] = {}
         for position in sorted(job.present):
             for home in self._router.homes(job.keys[position]):
@@ -77,14 +77,14 @@ class Writer:
         await at_each(groups, last)
 
     async def _last(self, job: StoreCall, home: str, positions: list[int]) -> None:
-        """What the job asks for beyond a copy in memory."""
+        """Pin the blocks and make them durable, if the job requires it."""
         if job.keep and positions:
             await self._keep(job, home, positions)
         if job.durable and positions:
             await self._make_durable(job, home, positions)
 
     async def _go(self, job: StoreCall, window: int, walk: WriteWalk | DecidingWalk) -> None:
-        patient_until, pause_s, busy = _now() + self._deadlines.control_s, BUSY_S, False
+        patient_until, pause_s, busy = _now() + self._deadlines.control_s, RETRY_PAUSE_S, False
 
         async def place(target: Target, positions: list[int]) -> None:
             nonlocal busy
@@ -116,7 +116,7 @@ class Writer:
             await at_each(groups, place)
             if busy:
                 await asyncio.sleep(pause_s)
-                pause_s, busy = min(2 * pause_s, BUSY_MOST_S), False
+                pause_s, busy = min(2 * pause_s, RETRY_PAUSE_MAX_S), False
 
     async def has(self, home: str, contents: Mapping[BlockKey, Content]) -> set[BlockKey]:
         """The keys that the home has with these contents. Raises HOME_ERRORS."""
@@ -127,8 +127,8 @@ class Writer:
         return {key for key, answer in zip(keys, look.have, strict=True) if answer == 0}
 
     async def offer(self, job: StoreCall, home: str, window: int) -> dict[int, int]:
-        """Copies of blocks for one home that should have them; its answers by position, none where it has no room.
-        Raises HOME_ERRORS."""
+        """Offer copies of blocks to one home that should have them; returns its answers by position, without those for
+        which it has no room. Raises HOME_ERRORS."""
         ends: dict[int, int] = {}
         self._calls.check(home)
         await self._place(job, Target(home, wait=True), list(range(len(job.keys))), window, ends)
@@ -138,7 +138,7 @@ class Writer:
     async def _place(
         self, job: StoreCall, target: Target, positions: list[int], window: int, ends: dict[int, int]
     ) -> None:
-        """`ends` gets the target's answers: STORED, or why not."""
+        """`ends` gets the target's answers: STORED, or the reason for another end."""
         bulk = self._transfer.bulk
         if bulk.reaches(target.home) or (job.near_ask and bulk.reaches_same_host(target.home)):
             positions = await self._ask(job, target, positions, ends)
@@ -164,12 +164,12 @@ class Writer:
             positions = positions[len(answers) if target.wait else len(batch) :]
 
     async def _ask(self, job: StoreCall, target: Target, positions: list[int], ends: dict[int, int]) -> list[int]:
-        """Over data connections, piece by piece; `ends` as above; returns those for which there is no room. What is
-        more than the first piece, or large, is not sent before the home has said that it does not have it."""
+        """Over data connections, piece by piece; `ends` as above; returns those for which there is no room. Large
+        blocks, and those after the first piece, are sent only after the home has answered that it lacks them."""
         left: list[int] = []
 
         async def send(some: list[int]) -> None:
-            if left:  # nor will there be for these
+            if left:  # there will be no room for these either
                 left.extend(some)
                 return
             call = BulkPut(job, some, _offer(job, target, some), self._checksums)
@@ -194,7 +194,7 @@ class Writer:
         return left
 
     async def _send(self, job: StoreCall, target: Target, positions: list[int], ends: dict[int, int]) -> None:
-        """Small blocks in messages; `ends` as above."""
+        """Send small blocks in messages; `ends` as above."""
         window, memory = max(1, MESSAGE_BYTES // job.block_bytes), job.region.memory
         while positions:
             batch = positions[:window]
@@ -254,16 +254,16 @@ class Writer:
             job.trouble.add(f"{home}: {why}")
 
     async def _sum(self, job: StoreCall, positions: Sequence[int]) -> None:
-        """Once per block, however many homes it has."""
+        """Compute checksums once per block, regardless of the number of homes."""
         missing = [position for position in positions if position not in job.sums]
-        if not self._checksums and not (job.agree and self._router.replicas > 1):  # replicas are told apart by them
+        if not self._checksums and not (job.agree and self._router.replicas > 1):  # they distinguish the replicas
             job.sums.update(dict.fromkeys(missing, UNCHECKED))
             return
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))
 
 
 def _offer(job: StoreCall, target: Target, positions: Sequence[int]) -> Offer:
-    """What the target is told of the blocks."""
+    """The facts about the blocks that the target gets."""
     kept = [job.kept[position] for position in positions] if any(job.kept) else ()
     return Offer(
         divert=not target.wait,
@@ -277,14 +277,14 @@ def _offer(job: StoreCall, target: Target, positions: Sequence[int]) -> Offer:
 
 
 def _contents(job: StoreCall, target: Target, positions: Sequence[int]) -> Contents | None:
-    """Of copies: of blocks whose keys say it nobody needs to know."""
+    """The contents of copies; None if the keys identify them."""
     if not (job.repair or target.copy):
         return None
     return Contents([job.sums[position] for position in positions], [job.length(position) for position in positions])
 
 
 def _facts(job: StoreCall, positions: Sequence[int]) -> BlockFacts | None:
-    """One row where it is the same for all."""
+    """The facts of the blocks; one row if they are equal for all."""
     if not job.facts:
         return None
     chosen = job.facts if len(job.facts) == 1 else [job.facts[position] for position in positions]
@@ -296,8 +296,8 @@ def _facts(job: StoreCall, positions: Sequence[int]) -> BlockFacts | None:
 
 
 def _note(job: StoreCall, position: int, answer: int, target: Target) -> None:
-    """One home's answer into the job. Of values the home that decides says whether they are new, unless another one has
-    a value that stays instead."""
+    """Write one home's answer into the job. The deciding home says whether a value is new, unless another home has a
+    value that stays in its place."""
     if answer != STORED:
         if not target.copy or answer == OTHER:
             job.present.add(position)

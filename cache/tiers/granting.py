@@ -1,8 +1,8 @@
-"""Granting: which of the blocks that writers offer get a slot of a LocalStore, and what the writers of others are told.
+"""Granting: which of the blocks that writers offer get a slot of a LocalStore, and the answers for the others.
 
-Who writes is the first to bring a block (then the home decides what is under its key: `decide`, where the key does not
-name the content), or brings a copy of what another home has taken. Copies are compared with what is here, by
-cache/homes/agreement.py: one content stays, and the keys of which other homes have to be told are in `uneven`.
+A writer either offers a new block (if the key does not identify the content, this home decides the content of the key:
+`decide`), or a copy of a block that another home has accepted. cache/homes/agreement.py compares a copy with the
+content here: one of them stays, and `uneven` collects the keys that other homes must hear of.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cache.tiers.local_store import LocalStore, NoSpace
 
 
 class Granting:
-    """`passed_on(key)`: whether the writer of that block was sent to another member lately."""
+    """`passed_on(key)`: whether the writer of that block was recently sent to another member."""
 
     def __init__(self, local: LocalStore, passed_on: Callable[[BlockKey], bool]) -> None:
         self._local = local
@@ -27,7 +27,7 @@ class Granting:
         self.uneven = Uneven()
 
     def grant(self, now: float, keys: list[BlockKey], offer: Offer) -> list[int]:
-        """Slots, or what is said instead, for a leading part of `keys`, which `offer` is about (Offer.check)."""
+        """Slots, or answers in place of slots, for a leading part of `keys`, which `offer` describes (Offer.check)."""
         facts = facts_of(offer.facts, len(keys))
         kept: Iterable[bool] = offer.kept or [False] * len(keys)
         offered = contents_of(offer.contents, len(keys))
@@ -35,14 +35,14 @@ class Granting:
         try:
             for key, about, content, keep in zip(keys, facts, offered, kept, strict=True):
                 if offer.decide and offer.divert and self._passed_on(key):
-                    break  # who has it instead of this node knows whether there is a value already
+                    break  # the member that has it in place of this node knows whether there is a value already
                 if content is not None:
                     answers.append(self._copy(now, key, about, content, offer.repair, keep))
                 else:
                     answers.append(self._first(key, about, offer.decide))
         except NoSpace:
             pass
-        except Exception:  # whatever it is, no slot stays reserved
+        except Exception:  # after any error, no slot stays reserved
             for slot in answers:
                 if slot >= 0:
                     self._local.abandon(slot)
@@ -58,7 +58,7 @@ class Granting:
     def _copy(self, now: float, key: BlockKey, about: Facts | None, offered: Content, repair: bool, keep: bool) -> int:
         here = self._local.contains(key) is not None
         if repair and self.removals.gone(now, key, offered):
-            self.uneven.add([key] if here else ())  # it was put again: who drops the old value lacks the new one
+            self.uneven.add([key] if here else ())  # put again: homes that drop the old value lack the new one
             return GONE
         if self._local.arriving(key):
             return WRITING
@@ -81,7 +81,7 @@ class Granting:
         return WRITING if slot is None else slot
 
     def has(self, key: BlockKey, content: Content | None) -> bool:
-        """Whether the block is here, and if `content` is given, with that one."""
+        """Whether the block is here; if `content` is given, with that content."""
         if self._local.contains(key) is None:
             return False
         ours = self._local.content(key)
@@ -94,12 +94,12 @@ class Granting:
 
 
 def contents_of(contents: Contents | None, count: int) -> Iterable[Content | None]:
-    """Of `count` blocks."""
+    """The contents of `count` blocks; None for each without `contents`."""
     return [None] * count if contents is None else zip(contents.checksums, contents.lengths, strict=True)
 
 
 def facts_of(facts: BlockFacts | None, count: int) -> list[Facts | None]:
-    """Of `count` blocks."""
+    """The facts of `count` blocks; None for each without `facts`."""
     if facts is None:
         return [None] * count
     rows: list[Facts | None] = list(map(Facts, facts.positions, facts.costs_s, facts.service_classes))

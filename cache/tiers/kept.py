@@ -33,7 +33,7 @@ class Kept:
         self._tier_of = tier_of
         self._mark = mark
         self._keys: set[BlockKey] = set() if ssd is None else set(ssd.kept_keys())
-        self._held: dict[BlockKey, int] = {}  # slots of blocks that are only in DRAM
+        self._held: dict[BlockKey, int] = {}  # key -> slot of blocks that are only in DRAM
         self._marking: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
 """LocalStore: one node's share of the pooled store. DRAM first, SSD behind it.
 
 A block enters in two steps (reserve, commit), because its bytes arrive in between. Once committed it is written behind
-to the SSD tier and may leave DRAM only after that, so what was acknowledged is not lost to eviction while the
-SSD has room. The SSD tier is inclusive: a block found only there is promoted into DRAM to be read, and hits in DRAM
-keep its copy below from aging.
+to the SSD tier and may leave DRAM only after that, so eviction loses no acknowledged block while the SSD has room. The
+SSD tier is inclusive: a block found only there is promoted into DRAM to be read, and hits in DRAM keep its copy below
+from aging.
 
 Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so it is not evicted. One
 thread writes to SSD and deletes there, in order; reads and syncs run in other threads; the event loop never waits for
@@ -44,9 +44,9 @@ PIN_SHARE = 0.25  # maximum share of the blocks that may be pinned
 
 
 class LocalStore:
-    """Without an arena it holds nothing and every reservation raises NoSpace. Owns `ssd`, not the arena's region.
-    Lives on one event loop. `pin_share`: part of the SSD tier, without one of DRAM, that kept blocks may take;
-    `read_model` learns how long reads from SSD take. Raises ValueError when an SSD tier has no DRAM to be read
+    """Without an arena it holds nothing and every reservation raises NoSpace. Owns `ssd`, not the arena's region. Use
+    it on one event loop. `pin_share`: share of the SSD tier, or of DRAM without one, that kept blocks may take;
+    `read_model` learns how long reads from SSD take. Raises ValueError when there is an SSD tier but no DRAM to read it
     through."""
 
     def __init__(
@@ -260,7 +260,7 @@ class LocalStore:
         ssd = self.ssd
         if ssd is not None and here:
             ssd.forget(here)
-            await self._blocking(lambda: ssd.erase_forgotten(here))  # behind the writes that are under way
+            await self._blocking(lambda: ssd.erase_forgotten(here))  # after the running writes
         return len(here)
 
     def _is_anywhere(self, key: BlockKey) -> bool:
@@ -272,7 +272,7 @@ class LocalStore:
         up, no write is running, or the disk hangs."""
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
-        while not self._pool.has_room_for(facts) and now() < deadline:  # another waiter may have taken what was freed
+        while not self._pool.has_room_for(facts) and now() < deadline:  # another waiter may have taken the free slot
             if self.ssd is not None and self.ssd.health.writes_stalled:
                 break
             if self._behind is None or not await self._behind.batch(deadline - now()):
@@ -287,7 +287,7 @@ class LocalStore:
         return "" if self.ssd is None else self.ssd.health.trouble
 
     async def make_durable(self, keys: Sequence[BlockKey], timeout_s: float) -> list[bool]:
-        """Whether each block is synced to SSD within `timeout_s`. Without an SSD tier, none is."""
+        """For each block, whether it is synced on SSD within `timeout_s`. Without an SSD tier, none is."""
         if self.ssd is None or self._behind is None or self._syncs is None:
             return [False] * len(keys)
         now = asyncio.get_running_loop().time

@@ -114,7 +114,7 @@ class WriteBehind:
             self.want([next(iter(self._owed))])
 
     async def batch(self, timeout_s: float) -> bool:
-        """Wait until a batch has been written or time is up. Returns False at once if no write is running."""
+        """Wait until a batch has been written or time is up. Returns False immediately if no write is running."""
         if self._task is None:
             return False
         with suppress(TimeoutError):

@@ -12,11 +12,11 @@ from engine.model.model_error import ModelError
 from engine.model.rope_scaling import LLAMA3_SCALING, llama3_divisors
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},  # Mistral's files call themselves so too
+    "llama": {},  # also in Mistral's files
     "qwen2": {},
     "qwen3": {"qk_norm": True},
 }
-"""general.architecture -> ModelConfig fields that all its files share."""
+"""general.architecture -> the ModelConfig fields that all its files share."""
 
 
 def from_gguf(file: GGUFFile) -> ModelConfig:

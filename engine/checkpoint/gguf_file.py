@@ -1,8 +1,8 @@
 """GGUFFile: header, metadata and tensor directory of a GGUF file, and its raw tensor bytes through a memory map.
 
-The `gguf` package reads the same, but builds numpy arrays for each of ~100,000 vocabulary strings (2.3 s for the
-embedded model; this reader: 0.1 s), and reports a truncated file as an index error from its inside. Its constants
-(types, block sizes) and its dequantisation are used.
+The `gguf` package also reads these, but builds numpy arrays for each of about 100,000 vocabulary strings (2.3 s for the
+embedded model; this reader: 0.1 s), and raises an internal index error for a truncated file. This module uses its
+constants (types, block sizes) and its dequantisation.
 
 Layout, all little-endian: magic, version u32, tensor count u64, metadata count u64; metadata (key, type u32, value);
 tensor directory (name, dimension count u32, dimensions u64 innermost first, type u32, offset u64); padding; data.
@@ -44,7 +44,7 @@ _u32, _u64 = _scalars[GGUFValueType.UINT32], _scalars[GGUFValueType.UINT64]
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """One entry of the directory. `shape` is outermost first, as torch has it; `offset` is from the file's start."""
+    """One entry of the directory. `shape`: outermost dimension first, like torch; `offset`: from the file's start."""
 
     name: str
     type: GGMLQuantizationType
@@ -54,7 +54,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open GGUF file; a context manager. Raises ModelError for anything that is not a whole, known file."""
+    """An open GGUF file; a context manager. Raises ModelError unless the file is complete and of a known version."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,14 +92,14 @@ class GGUFFile:
             return bytearray(view[tensor.offset : tensor.offset + tensor.nbytes])
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """A number of the metadata; ModelError when it is missing without default or something else."""
+        """A number of the metadata. Raises ModelError if it is missing without a default, or not a number."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelError(f"{self.path.name}: metadata {key} is {value!r}, not a number")
         return value
 
     def main_type(self) -> str:
-        """Name of the type that holds most elements: "q4_1", or torch's name for the plain ones."""
+        """Name of the type of most elements: "q4_1", or torch's name for a plain type."""
         elements: Counter[GGMLQuantizationType] = Counter()
         for tensor in self.tensors.values():
             elements[tensor.type] += math.prod(tensor.shape)

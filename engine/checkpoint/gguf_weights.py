@@ -1,8 +1,8 @@
 """GGUFWeights: tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order.
 
-GGUF stores a Llama's q and k for interleaved RoPE: within a head, row 2i is the half-split order's row i, and row
-2i + 1 its row i + head_size/2. Reading undoes it; skipping this step gives fluent nonsense. Qwen's q and k are as
-Hugging Face has them.
+GGUF stores a Llama's q and k for interleaved RoPE: within a head, row 2i is row i of the half-split order, and row
+2i + 1 is its row i + head_size/2. `read` restores the half-split order; without this, the model writes fluent nonsense.
+Qwen's q and k are in Hugging Face's order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROPE_TABLE = "rope_freqs.weight"
 """Not a weight: gguf_config.py reads it as RoPE scaling."""
 
 INTERLEAVED = ("llama",)
-"""Architectures whose q and k rows are stored in pairs."""
+"""Architectures whose rows of q and k are stored in pairs."""
 
 
 class GGUFWeights:
@@ -96,7 +96,7 @@ class GGUFWeights:
 
 
 def our_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `layers.3.q`; a name we do not know stays as it is."""
+    """`blk.3.attn_q.weight` -> `layers.3.q`; unknown names stay unchanged."""
     if not name.startswith("blk."):
         return whole_names.get(name, name)
     _, layer, part = name.split(".", 2)

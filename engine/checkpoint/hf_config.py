@@ -1,8 +1,8 @@
 """from_hf(): config.json of a Hugging Face directory -> ModelConfig.
 
-A family is a row of FAMILIES: what its config.json leaves unsaid because the architecture's code knows it. Whatever
-would change the mathematics and is not implemented is refused here, in one line that names the key, before a byte of
-weights is read.
+A family is an entry of FAMILIES: facts that its config.json omits because the architecture's code contains them. A key
+that would change the mathematics but is not implemented is refused here, with one line that names the key, before any
+weights are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def all_layers_if_used(config: Json) -> tuple[int, ...]:
 
 
 def upper_layers_if_used(config: Json) -> tuple[int, ...]:
-    """Qwen: the layers from max_window_layers on, or as layer_types says."""
+    """Qwen: the layers from max_window_layers on, or those that layer_types names."""
     if not config.get("use_sliding_window", False) or not config.get("sliding_window"):
         return ()
     first = int(config.get("max_window_layers", 28))
@@ -49,7 +49,7 @@ def five_of_six(config: Json) -> tuple[int, ...]:
 
 
 def _by_type(config: Json, default: Callable[[int], bool]) -> tuple[int, ...]:
-    """A window where layer_types says so; without layer_types, where the family's rule does."""
+    """Windows by layer_types; without layer_types, by the family's rule."""
     names = {True: "sliding_attention", False: "full_attention"}
     layers = range(int(config["num_hidden_layers"]))
     types = config.get("layer_types") or [names[default(layer)] for layer in layers]
@@ -65,7 +65,7 @@ class Family:
 
     windows: Callable[[Json], tuple[int, ...]] = no_windows
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of keys that config.json may leave out."""
+    """Defaults of keys that config.json may omit."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """ModelConfig fields that are the same for all models of the family."""
 
@@ -103,7 +103,7 @@ FAMILIES: dict[str, Family] = {
         fixed=GEMMA_FIXED | {"qk_norm": True},
     ),
 }
-"""By what `architectures` in config.json names."""
+"""By the names in `architectures` of config.json."""
 
 IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -113,11 +113,11 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1.0,),
     "use_bidirectional_attention": (False,),
 }
-"""Keys that change the mathematics and the values that are implemented; null and left out always are."""
+"""Keys that change the mathematics -> the implemented values; null and a missing key are always accepted."""
 
 
 def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
-    """From config.json and, for its stop tokens, generation_config.json. Raises ModelError."""
+    """The ModelConfig of config.json, with stop tokens also from generation_config.json. Raises ModelError."""
     family = _family(config)
     config = {**family.defaults, **config}
     try:
@@ -169,7 +169,7 @@ def _family(config: Json) -> Family:
 
 
 def _rope(config: Json) -> dict[str, Any]:
-    """Theta and scaling from any of the spellings: one dict, one per layer type, or keys on the top level."""
+    """Theta and scaling from any of the three forms: one dict, one dict per layer type, or top-level keys."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = float(config.get("rope_local_base_freq", 0.0))
     if "full_attention" in rope:
@@ -181,7 +181,7 @@ def _rope(config: Json) -> dict[str, Any]:
         local = float(windowed.get("rope_theta", local))
         rope = dict(rope["full_attention"])
     theta = float(rope.pop("rope_theta", config.get("rope_theta", 10_000.0)))
-    rope["rope_type"] = rope.pop("type", rope.get("rope_type", "default"))  # "type" is the spelling before 4.43
+    rope["rope_type"] = rope.pop("type", rope.get("rope_type", "default"))  # the key before version 4.43 is "type"
     partial = rope.get("partial_rotary_factor", 1.0)
     check(partial == 1.0, f"partial_rotary_factor {partial} in config.json is not supported; only 1.0 is")
     if rope["rope_type"] == "yarn":

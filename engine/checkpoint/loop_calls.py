@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopCalls:
-    """Made on the loop; `wait` is for other threads. `stop` lets them go before the loop waits for them."""
+    """Create it on the loop; other threads call `wait`. `stop` releases them before the loop waits for the threads."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -20,7 +20,7 @@ class LoopCalls:
         self._calls: set[Future[Any]] | None = set()  # None: stopped
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Raises what it raises, and CancelledError once stopped."""
+        """The result of `work`. Raises its exceptions, and CancelledError after `stop`."""
         with self._lock:
             if self._calls is None:
                 work.close()

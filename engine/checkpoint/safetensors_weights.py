@@ -40,7 +40,7 @@ gemma_names = layer_names | {
     "pre_feedforward_layernorm.weight": "mlp_norm",
     "post_feedforward_layernorm.weight": "mlp_post_norm",
 }
-"""The same name is another norm where a layer has four."""
+"""If a layer has four norms, the same name means another norm."""
 
 expert_names = {
     "gate_proj.weight": "gate",
@@ -50,10 +50,10 @@ expert_names = {
     "w3.weight": "up",
     "w2.weight": "down",
 }
-"""Behind mlp.experts.E. (Qwen) or block_sparse_moe.experts.E. (Mixtral)."""
+"""After mlp.experts.E. (Qwen) or block_sparse_moe.experts.E. (Mixtral)."""
 
 COMPUTED = ".rotary_emb.inv_freq"
-"""Old checkpoints carry the RoPE frequencies per layer; they follow from the configuration."""
+"""Old checkpoints contain the RoPE frequencies of each layer, which follow from the configuration."""
 
 
 class SafetensorsWeights:
@@ -83,7 +83,7 @@ class SafetensorsWeights:
         return {ours: tuple(file.get_slice(name).get_shape()) for ours, (file, name) in self._where.items()}
 
     def read(self, name: str) -> Tensor:
-        """As stored. The tensor owns its memory: the file may be closed or replaced afterwards."""
+        """The tensor as stored. It owns its memory: the file may be closed or replaced afterwards."""
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
         return tensor.clone()
@@ -91,7 +91,7 @@ class SafetensorsWeights:
 
 def our_name(name: str, names: Mapping[str, str] = layer_names) -> str:
     """`model.layers.3.self_attn.q_proj.weight` -> `layers.3.q`, `model.layers.3.mlp.experts.7.up_proj.weight` ->
-    `layers.3.experts.7.up`; a name we do not know stays as it is."""
+    `layers.3.experts.7.up`; unknown names stay unchanged."""
     if not name.startswith("model.layers."):
         return whole_names.get(name, name)
     _, _, layer, part = name.split(".", 3)

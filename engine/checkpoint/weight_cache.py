@@ -1,12 +1,12 @@
 """WeightCache: stores weights converted from a GGUF file, so that the next start only reads them.
 
-An entry is a safetensors file. Its name is the hash of everything that decides its content: every byte of the source
-file, the type, and the version of the conversion; so a file that was replaced under its name has another entry, and
-dates mean nothing. Its data is read into memory once and compared there with the sums in its header, in several
-threads: an entry that is damaged or cut short is a miss and goes away.
+An entry is a safetensors file. Its name is the hash of everything that determines its content: every byte of the source
+file, the type, and the version of the conversion. A replaced source file therefore has another entry, and dates do not
+matter. Several threads read the data into memory once and compare it with the checksums in the header: a damaged or
+truncated entry is a miss and is deleted.
 
-Writers use a file of their own and rename it, so nodes that start together never see each other's half. What was not
-used longest goes first when the cache is full.
+Each writer writes its own file and renames it, so nodes that start concurrently never read unfinished files. If the
+cache is full, the least recently used entry is deleted first.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 log = logging.getLogger("mooncake.engine")
 
 CONVERSION = 1
-"""Raise it whenever the same file would give other tensors: names, order of rows, stacking, rounding."""
+"""Increase it whenever the same file would give other tensors: names, order of rows, stacking, rounding."""
 
 PIECE_BYTES = 8 << 20
 MAX_BYTES = 16 << 30
-"""All entries together."""
+"""Of all entries together."""
 STALE_S = 3600.0
-"""An unfinished file older than this was left behind by a process that died."""
+"""An unfinished file older than this is from a process that died."""
 
 DTYPES = (("F32", torch.float32), ("BF16", torch.bfloat16), ("F16", torch.float16))
 
@@ -51,7 +51,7 @@ class WeightCache:
     max_bytes: int = MAX_BYTES
 
     def entry(self, source: Path, dtype: torch.dtype) -> Path:
-        """Where the converted weights of `source` belong. Reads all of it: 98 MB in 20 ms when in memory."""
+        """The path for the converted weights of `source`. Reads the whole source: 20 ms for 98 MB in the page cache."""
         hasher = xxh3_128(f"{CONVERSION}|gguf {version('gguf')}|{dtype}|".encode())
         with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for start in range(0, len(data), PIECE_BYTES):
@@ -59,7 +59,7 @@ class WeightCache:
         return self.folder / f"{hasher.hexdigest()}.safetensors"
 
     def load(self, entry: Path) -> dict[str, Tensor] | None:
-        """The tensors of an entry, in memory of their own; None when there is none that is whole."""
+        """The tensors of an entry, in their own memory; None if there is no complete entry."""
         try:
             with entry.open("rb") as file:
                 tensors = _read(file.fileno(), entry.stem)
@@ -74,7 +74,7 @@ class WeightCache:
         return tensors
 
     def save(self, entry: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write an entry and make room for it. What goes wrong is logged: the weights are in memory anyway."""
+        """Write an entry and make room for it. Errors are only logged, because the weights are already in memory."""
         nbytes = sum(tensor.nbytes for tensor in weights.values())
         if nbytes > self.max_bytes:
             log.info("%d MB of converted weights exceed the cache of %d MB", nbytes >> 20, self.max_bytes >> 20)
@@ -110,7 +110,7 @@ class WeightCache:
             used -= size
 
 
-# --- the file: u64 length of the header, header (JSON), data. Sums are of every tensor's bytes, and of the table.
+# --- the file: u64 length of the header, header (JSON), data. There is a checksum of each tensor and of the table.
 
 
 def _write(file: int, key: str, weights: Mapping[str, Tensor]) -> None:
@@ -131,14 +131,14 @@ def _write(file: int, key: str, weights: Mapping[str, Tensor]) -> None:
 
 
 def _read(file: int, key: str) -> dict[str, Tensor]:
-    """Raises ValueError, KeyError, TypeError or OSError for a file that is not whole."""
+    """Raises ValueError, KeyError, TypeError or OSError for an incomplete file."""
     length = int.from_bytes(os.pread(file, 8, 0), "little")
     if not 0 < length <= os.fstat(file).st_size - 8:
         raise ValueError("no header")
     table: dict[str, Any] = json.loads(os.pread(file, length, 8))
     metadata = table.pop("__metadata__")
     if metadata["key"] != key or metadata["table"] != _sum_of(table):
-        raise ValueError("the header is of another file")
+        raise ValueError("the header belongs to another file")
     dtypes, sums = dict(DTYPES), metadata["sums"].split(",")
     if len(sums) != len(table):
         raise ValueError("sums are missing")
@@ -160,7 +160,7 @@ def _read(file: int, key: str) -> dict[str, Tensor]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The same memory; a copy only of what is not contiguous or not on the CPU."""
+    """The tensor's memory; a copy only if the tensor is not contiguous or not on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 

@@ -11,7 +11,7 @@
     norm                       [hidden]
     lm_head                    [vocab_size, hidden]; absent when tied to embed
 
-and, where the configuration says so:
+and, if the configuration requires them:
 
     layers.{i}.q_bias, .k_bias, .v_bias, .o_bias      [out]
     layers.{i}.q_norm, .k_norm                        [head_size]
@@ -19,7 +19,7 @@ and, where the configuration says so:
     layers.{i}.router                                 [num_experts, hidden]
     layers.{i}.experts.{e}.gate, .up, .down           as the MLP's, with expert_size for intermediate
 
-Rows of q and k are in the half-split RoPE order of Hugging Face, whatever the file has.
+Rows of q and k are in Hugging Face's half-split RoPE order for every file format.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ EMBED_STD = 0.02
 
 
 class Reader(Protocol):
-    """Where tensors come from. `read` is called from several threads, each name once."""
+    """A source of tensors. Several threads call `read`, once per name."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every weight the source has, by our name; weights without one of our names keep their own."""
+        """The shapes of all weights by our name; weights without one of our names keep their own."""
 
     def read(self, name: str) -> Tensor:
         """The tensor on the CPU, in any floating type."""
@@ -70,12 +70,12 @@ def load(
     cache: WeightCache | None = None,
     opened: AbstractContextManager[Reader] | None = None,
 ) -> dict[str, Tensor]:
-    """All weights in `dtype` on `device`, contiguous; with `shard`, one rank's parts of them; from `opened` instead of
-    the source's files where that is given.
+    """All weights in `dtype` on `device`, contiguous. With `shard`, one rank's parts of them; with `opened`, from there
+    instead of the source's files.
 
-    `progress(done, total)` counts bytes in `dtype`, of whole weights, and is called from the calling thread. What is
-    converted from GGUF is kept in `cache` (by one that has no shard). Raises ModelError when a weight is missing,
-    unknown, misshapen or unreadable."""
+    `progress(done, total)` counts bytes in `dtype`, of whole weights, and runs in the calling thread. Weights converted
+    from GGUF are kept in `cache`, unless there is a shard. Raises ModelError if a weight is missing, unknown, misshapen
+    or unreadable."""
     if opened is not None or cache is None or source.format != "gguf":
         return _load(source, opened or _open(source), dtype, device, progress, shard)
     entry = cache.entry(source.path, dtype)
@@ -158,7 +158,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 class KeptWeights:
-    """Tensors that are in memory already."""
+    """Tensors that are already in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -181,7 +181,7 @@ def _mlp(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
 
 
 class DummyWeights:
-    """Normal numbers that depend on the seed and the tensor's name only; norms are neutral, biases zeros."""
+    """Normal random numbers that depend only on the seed and the tensor's name; norms are neutral, biases zero."""
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
         self._shapes = shapes(config)
@@ -208,7 +208,8 @@ class DummyWeights:
 
 
 def open_weights(source: ModelSource, dtype: torch.dtype, cache: WeightCache | None) -> AbstractContextManager[Reader]:
-    """The weights of `source` one by one: as kept in `cache` in `dtype`, else from its files. Raises ModelError."""
+    """The weights of `source`, one by one: from `cache` in `dtype` if it has them, else from the files. Raises
+    ModelError."""
     if cache is not None and source.format == "gguf":
         kept = cache.load(cache.entry(source.path, dtype))
         if kept is not None:
@@ -230,7 +231,7 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
 
 
 def _check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """A weight we do not know would be left out of the mathematics: as wrong as one that is missing."""
+    """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one."""
     if missing := [name for name in wanted if name not in found]:
         raise ModelError(f"{source.name} lacks {len(missing)} weights: {', '.join(missing[:3])} ...")
     unknown = [name for name in found if name not in wanted and not (name == "lm_head" and "lm_head" not in wanted)]

@@ -10,7 +10,7 @@ from engine.config.flags import UsageError
 
 
 def eviction(config: Config) -> EvictionPolicy:
-    """A new one, with --cache-shares. Raises UsageError, and what a file of the user's own raises."""
+    """A new policy, with --cache-shares. Raises UsageError; exceptions of the user's file pass through."""
     try:
         return choose(config.eviction, shares.parse(config.cache_shares))
     except ValueError as error:
@@ -18,7 +18,7 @@ def eviction(config: Config) -> EvictionPolicy:
 
 
 def cache_admission(config: Config) -> Admission:
-    """A new one. Raises UsageError, and what a file of the user's own raises."""
+    """A new policy. Raises UsageError; exceptions of the user's file pass through."""
     try:
         return admission.choose(config.cache_admission)
     except ValueError as error:

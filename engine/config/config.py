@@ -1,7 +1,7 @@
 """One frozen Config for a node; its flags are generated from its fields in engine/config/flags.py.
 
-vLLM's spelling wherever vLLM has the flag. Units are in the names. 'auto' and None are resolved once, by
-`engine.config.resolve`, into a new Config, which is printed at start and written into every result file.
+If vLLM has a flag, this uses vLLM's name. Names contain units. `engine.config.resolve` resolves 'auto' and None once,
+into a new Config, which is printed at start and written into every result file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sched.rejection import rejections
 __all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
 NO_MODEL = "none"
-"""Instead of a model: a store node that keeps values of --value-bytes for any client."""
+"""No model: a store node that keeps values of up to --value-bytes for any client."""
 
 ROLES = ("prefill", "decode", "store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(CacheFields):
-    """Everything a node is told at start: the node and its model (ModelFields), where KV is kept (CacheFields), and the
-    cluster. Raises nothing: `engine.config.flags` and `engine.config.resolve` validate."""
+    """All settings of a node: the node and its model (ModelFields), the cache (CacheFields), and the cluster. Does not
+    validate: `engine.config.flags` and `engine.config.resolve` do."""
 
     # --- scheduling
     placement: str = flag(
@@ -249,11 +249,11 @@ class Config(CacheFields):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles in canonical order, 'mixed' spelt out."""
+        """The roles in canonical order; 'mixed' is expanded."""
         named = {part.strip() for part in self.role.split(",")}
         return ROLES if "mixed" in named else tuple(role for role in ROLES if role in named)
 
     @property
     def classes(self) -> dict[str, ServiceClass]:
-        """The service classes with the objectives of --slo, which `engine.config.flags` has checked."""
+        """The service classes with the objectives of --slo; `engine.config.flags` has checked them."""
         return with_objectives(self.slo)

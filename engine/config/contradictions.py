@@ -1,7 +1,7 @@
 """Flags that contradict each other on every machine and with every model, and the message for each. Pure.
 
-What depends on the model or the machine is refused by engine/config/resolve.py, what needs a look at devices by
-engine/node/node.py.
+engine/config/resolve.py refuses flags that do not fit the model or the machine; engine/node/node.py refuses those that
+do not fit the devices.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ BOTH = {"prefill", "decode"}
 
 
 def contradictions(config: Config) -> Iterator[str]:
-    """Of a Config whose roles are known to be right. Each message is one line and names the flag to change.
+    """The messages for a Config with valid roles. Each one is a single line that names the flag to change.
 
-    A flag that means nothing to a role is no contradiction: a launcher gives all nodes of a cluster the same flags."""
+    A flag without effect on a role is no contradiction: a launcher gives all nodes of a cluster the same flags."""
     roles = set(config.roles)
     if config.model == NO_MODEL and config.roles != ("store",):
         yield f"--model none keeps values and computes nothing: it needs --role store, not {config.role}"

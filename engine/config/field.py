@@ -20,9 +20,9 @@ def flag(
 ) -> Any:
     """A Config field that becomes a command-line flag.
 
-    `unit` names the value in --help (bytes and ms are read off the field's name). `least` and `most` bound it.
-    `auto` is the number that means "let engine.config.resolve choose"; on the command line it is spelt 'auto'.
-    `file`: the flag also takes FILE.py or FILE.py:NAME.
+    `unit` names the value in --help (bytes and ms follow from the field's name). `least` and `most` bound it.
+    `auto` is the number that means "let engine.config.resolve choose"; the user writes 'auto'.
+    `file`: the flag also accepts FILE.py or FILE.py:NAME.
     """
     metadata = {
         "group": group,

@@ -34,7 +34,7 @@ def size(text: str) -> int:
 
 
 def metavar(spec: Field[Any]) -> str:
-    """What --help shows for a value."""
+    """The placeholder of a value in --help."""
     meta = spec.metadata
     if meta["choices"]:
         return "{" + ",".join([*meta["choices"], *(["FILE.py:NAME"] if meta["file"] else [])]) + "}"
@@ -45,7 +45,7 @@ def metavar(spec: Field[Any]) -> str:
 
 
 def reader(spec: Field[Any]) -> Callable[[str], Any]:
-    """Text -> value of the field; raises ArgumentTypeError with the rule that was broken."""
+    """Converts text to a value of the field; raises ArgumentTypeError with the violated rule."""
     meta = spec.metadata
     kind = get_type_hints(Config)[spec.name]
 
@@ -94,7 +94,7 @@ def _bounded(number: float, least: float | None, most: float | None) -> float:
 
 
 def spell(spec: Field[Any], value: Any) -> str:
-    """A value as the user would type it."""
+    """A value in the user's notation."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 """The command line of a node, generated from the fields of Config: parse it, show it.
 
-One flag per field, --x and --no-x for booleans; engine/config/flag_values.py has how values are written. A wrong flag
-or value raises UsageError: one line that names the remedy. `mooncake.main` prints it and exits with 2.
+Each field has one flag, booleans have --x and --no-x; engine/config/flag_values.py defines the notation of values. A
+wrong flag or value raises UsageError, one line that names the remedy; `mooncake.main` prints it and exits with code 2.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUPS = {
 
 
 class UsageError(Exception):
-    """The user asked for something this node cannot do. The message is one line and names the remedy."""
+    """This node cannot do what the user asked for. The message is one line and names the remedy."""
 
     exit_code = 2
 
@@ -42,9 +42,9 @@ class UsageError(Exception):
 def parse(argv: Sequence[str], others: Sequence[str] = (), commands: Mapping[str, str] | None = None) -> Config:
     """Config from command-line arguments (without the program's name).
 
-    `others` are flags that a wrapper takes itself; `commands` its words and what they do: --help shows them, and a
-    mistyped one is recognised.
-    `--help` and `--version` print and raise SystemExit(0); anything wrong raises UsageError.
+    `others`: flags that a wrapper handles itself. `commands`: its commands with their descriptions; --help shows them,
+    and errors suggest them for mistyped ones.
+    `--help` and `--version` print and raise SystemExit(0); mistakes raise UsageError.
     """
     known = commands or {}
     parser = _Parser(
@@ -86,7 +86,7 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 def show(config: Config) -> str:
-    """The configuration as an aligned table in groups; `*` marks what differs from the default."""
+    """The configuration as an aligned table in groups; `*` marks values that differ from the default."""
     values = as_dict(config)
     width = max(len(flag_name(spec.name)) for spec in fields(Config))
     lines = []
@@ -100,7 +100,7 @@ def show(config: Config) -> str:
 
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
-    """(group, flag, default, help) of every field, in order: the table of the README."""
+    """(group, flag, default, help) of every field, in order: the table in docs/flags.md."""
     for spec in fields(Config):
         name = flag_name(spec.name)
         if spec.type == "bool":
@@ -120,7 +120,7 @@ def _add(group: argparse._ArgumentGroup, spec: Field[Any]) -> None:
     group.add_argument(flag_name(spec.name), type=reader(spec), default=spec.default, help=text, metavar=metavar(spec))
 
 
-# --- what the fields must satisfy together
+# --- constraints between fields
 
 
 def _validated(config: Config) -> Config:

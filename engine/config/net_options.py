@@ -18,12 +18,12 @@ TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in trans
 
 
 def rdma_devices(config: Config) -> list[str]:
-    """Empty: all there are."""
+    """The names in --rdma-devices; empty: all devices."""
     return [] if config.rdma_devices == "auto" else [name.strip() for name in config.rdma_devices.split(",")]
 
 
 def sealed_only(config: Config) -> bool:
-    """Whether bytes may leave this host only encrypted, which those of RDMA are not."""
+    """Whether bytes may leave this host only encrypted; RDMA does not encrypt."""
     return config.cluster_key_file is not None and not config.rdma_plaintext
 
 
@@ -51,7 +51,7 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def open_cluster_key(config: Config) -> ClusterKey | None:
-    """The same one for every caller of this process. Raises UsageError."""
+    """The cluster key, the same object for all callers in this process. Raises UsageError."""
     if config.cluster_key_file is None:
         return None
     try:
@@ -66,7 +66,7 @@ def _open(path: Path) -> ClusterKey:
 
 
 def api_key(config: Config) -> str | None:
-    """What this node sends to the node it joins. Raises UsageError."""
+    """The key that this node sends to the node it joins. Raises UsageError."""
     try:
         return key_to_send(config.api_key, _key_file(config))
     except ApiKeyFileError as error:
@@ -74,7 +74,7 @@ def api_key(config: Config) -> str | None:
 
 
 def api_keys(config: Config) -> ApiKeys:
-    """Those that this node accepts. Raises UsageError."""
+    """The keys that this node accepts. Raises UsageError."""
     try:
         return ApiKeys(config.api_key, _key_file(config))
     except ApiKeyFileError as error:

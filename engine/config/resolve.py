@@ -1,11 +1,10 @@
 """Resolves 'auto': one function turns the user's flags and the machine's facts into the final Config.
 
-Pure: the machine, the model, the cluster to be joined and the random suffix are arguments. Eleven fields may stay
-'auto' because they name a policy and not a value: `tokenizer` (the model's own), `load_format` (read off --model),
-`weight_cache` (the user's), `weight_dtype` (the type of the computation), `attention_backend` and `cpu_level` (measured
-when the model is loaded: attention.choose), `transport` (chosen anew for every peer),
-`prefix_fetch` (for every prefix), `rdma_devices` (those there are when a peer first asks), `speculative_length` (for
-every step), `tcp_congestion` (for every peer).
+Pure: the machine, the model, the cluster to join and the random suffix are arguments. Eleven fields may stay 'auto',
+because they name a policy instead of a value: `tokenizer` (the model's own), `load_format` (from --model),
+`weight_cache` (the user's), `weight_dtype` (as --dtype), `attention_backend` and `cpu_level` (measured when the model
+is loaded: attention.choose), `transport` (chosen for each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all
+devices when a peer first asks), `speculative_length` (for each step), `tcp_congestion` (for each peer).
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ MiB = 1 << 20
 GiB = 1 << 30
 
 CPU_KV_BYTES = 2 * GiB
-"""KV of ~90k tokens of the embedded model in bfloat16; more would starve a laptop's other programs."""
+"""KV of about 90,000 tokens of the embedded model in bfloat16; more would leave a laptop too little memory."""
 
 DRAM_SHARE_BYTES = GiB
 
 KV_STAGING_BYTES = 16 * MiB
 
 GPU_RESERVE_BYTES = GiB
-"""Left for activations and the allocator's slack when the KV arena is sized from GPU memory."""
+"""Reserved for activations and the allocator's slack when the KV arena is sized from GPU memory."""
 
 OTHER_FILES = 256
 """Open files of a node in addition to its clients' connections: those to its peers, logs, weights, the SSD tier."""
 
 RANK_RESERVE_BYTES = GiB
-"""The same with several GPUs, besides: NCCL's buffers, and rank 0's context on every other GPU."""
+"""Reserved in addition with several GPUs: NCCL's buffers, and rank 0's context on every other GPU."""
 
 
 class ModelSizes(Protocol):
-    """What is asked of a model's configuration (engine/model/model_config.py)."""
+    """The required facts of a model's configuration (engine/model/model_config.py)."""
 
     @property
     def num_layers(self) -> int: ...
@@ -59,7 +58,7 @@ class ModelSizes(Protocol):
     def num_parameters(self) -> int: ...
 
     def indivisible(self, ranks: int) -> str | None:
-        """Why tensor parallelism cannot split it over so many ranks; None if it can."""
+        """Why tensor parallelism cannot split the model over `ranks` ranks; None if it can."""
 
 
 def resolve(
@@ -70,9 +69,9 @@ def resolve(
     cluster: Mapping[str, Any] | None = None,
     draft: ModelSizes | None = None,
 ) -> Config:
-    """A Config without 'auto' (see above). `suffix` makes node_id unique; `cluster` is the answer of GET /cluster
-    of the node to join: a joiner adopts its dtype of KV, because block keys are rooted in it; `draft` is the draft
-    model's configuration, if there is one. Raises UsageError."""
+    """A Config without 'auto' (see the module). `suffix` makes node_id unique. `cluster`: the answer to GET /cluster of
+    the node to join; a joining node adopts its dtype of KV, because block keys depend on it. `draft`: the draft model's
+    configuration, if there is one. Raises UsageError."""
     device = _device(config, machine)
     if _runs_model(config):
         _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
@@ -115,7 +114,7 @@ def resolve(
 
 
 def check_memory(config: Config, machine: Machine) -> None:
-    """Raises UsageError for arenas larger than the memory that there is. `auto` counts for nothing."""
+    """Raises UsageError if the arenas exceed the memory. `auto` counts as 0."""
     flags = {
         "--kv-cache-bytes": 0 if config.device == "cuda" else config.kv_cache_bytes,
         "--speculative-kv-bytes": 0 if config.device == "cuda" else config.speculative_kv_bytes,
@@ -147,8 +146,8 @@ def check_disk(config: Config, machine: Machine) -> None:
 
 
 def _max_connections(config: Config, machine: Machine) -> int:
-    """As many as this process may have, if that is less: each is an open file. Raises UsageError when there is no
-    room for one."""
+    """--max-connections, limited by the open files that this process may have. Raises UsageError if not even one
+    connection is possible."""
     room = machine.max_files - OTHER_FILES
     if room < 1:
         raise UsageError(
@@ -165,7 +164,7 @@ def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
 
 
 def identity(config: Config, geometry: BlockGeometry, root: str) -> dict[str, Any]:
-    """What nodes compare before they share KV: `theirs` of `disagreement`. root: hex."""
+    """The facts that nodes compare before they share KV: `theirs` of `disagreement`. root: hex."""
     return {
         "model": config.served_model_name,
         "root": root,
@@ -177,11 +176,11 @@ def identity(config: Config, geometry: BlockGeometry, root: str) -> dict[str, An
 
 
 def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | None:
-    """Why a resolved `config` with the root key `root` (hex) and a node that says `theirs` cannot share KV, with the
-    remedy; None if they can. `theirs` has model, block_size, dtype, pool_dtype and wire_dtype (of the KV) and root, as
-    GET /cluster does; a node of another version may lack one."""
+    """Why a node with the resolved `config` and the root key `root` (hex) cannot share KV with a node that sent
+    `theirs`, with the remedy; None if they can. `theirs` contains model, block_size, dtype, pool_dtype and wire_dtype
+    (of the KV) and root, like GET /cluster; a node of another version may omit some."""
     if lacking := {"model", "block_size", "dtype", "pool_dtype", "wire_dtype", "root"} - set(theirs):
-        return f"the other side does not say its {', '.join(sorted(lacking))}: it is of another version of Mooncake"
+        return f"the other side does not report its {', '.join(sorted(lacking))}: it runs another version of Mooncake"
     if theirs["block_size"] != config.block_size:
         return f"the cluster has --block-size {theirs['block_size']}, not {config.block_size}; give this node the same"
     if theirs["dtype"] != config.kv_cache_dtype:
@@ -205,7 +204,7 @@ def _runs_model(config: Config) -> bool:
 
 
 def _check_ranks(ranks: int, model: ModelSizes, gpu: Gpu | None) -> None:
-    """gpu: None = on the CPU."""
+    """gpu: None on the CPU."""
     if reason := model.indivisible(ranks):
         raise UsageError(f"--tensor-parallel-size {ranks}: {reason}")
     if gpu is not None and ranks > gpu.count:
@@ -225,7 +224,7 @@ def _device(config: Config, machine: Machine) -> str:
 
 def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, Any] | None) -> str:
     if config.model == NO_MODEL:
-        return "bfloat16"  # as engine.checkpoint.model_source.no_model counts
+        return "bfloat16"  # engine.checkpoint.model_source.no_model assumes the same
     if config.dtype != "auto":
         return config.dtype
     if cluster is not None and cluster["dtype"] not in encodings:
@@ -235,20 +234,20 @@ def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, 
 
 
 def _kv_dtype(config: Config, model: ModelSizes, dtype: str, cluster: Mapping[str, Any] | None) -> str:
-    """As told, or quantized as in the cluster to be joined, or as the model computes."""
+    """The given dtype; or the cluster's if that is quantized; or the model's compute dtype."""
     wanted = config.kv_cache_dtype
     if wanted == "auto":
         wanted = str(cluster["dtype"]) if cluster is not None and cluster["dtype"] in encodings else dtype
     if wanted in encodings and model.head_size * config.block_size % SCALE_BYTES:
         raise UsageError(
-            f"--kv-cache-dtype {wanted}: scales lie behind the codes of {config.block_size} tokens of "
-            f"{model.head_size} elements, no multiple of {SCALE_BYTES}; give --block-size {SCALE_BYTES} or a multiple"
+            f"--kv-cache-dtype {wanted}: a block has {config.block_size} tokens of {model.head_size} elements, not a "
+            f"multiple of {SCALE_BYTES}, so its scales are not aligned; give --block-size {SCALE_BYTES} or a multiple"
         )
     return wanted
 
 
 def _encoding(flag: str, wanted: str, kv_dtype: str, cluster: Mapping[str, Any] | None) -> str:
-    """What a flag that is `wanted` means: as told, or as the cluster to be joined, or as the arena. Blocks of a
+    """The dtype that a flag with the value `wanted` means: the given one, or the cluster's, or the arena's. Blocks of a
     quantized arena stay as they are."""
     if kv_dtype in encodings:
         if wanted not in ("auto", kv_dtype):
@@ -265,7 +264,7 @@ def _encoding(flag: str, wanted: str, kv_dtype: str, cluster: Mapping[str, Any] 
 
 
 def _kv_staging_bytes(config: Config, shape: BlockGeometry) -> int:
-    """Room for two calls at once, of one block at least and as much again."""
+    """Room for two concurrent calls of at least one block each, and the same again."""
     least, wanted = 4 * shape.encoded_bytes, config.kv_staging_bytes
     if wanted == -1:
         return max(KV_STAGING_BYTES, least)
@@ -301,11 +300,11 @@ def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device:
             f"no GPU memory is left for KV: {gpu.total_bytes // MiB} MiB in all, {used // MiB} MiB in use, "
             f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
         )
-    return left * min(ranks, model.num_kv_heads)  # of whole blocks; with more ranks than KV heads, some hold the same
+    return left * min(ranks, model.num_kv_heads)  # with more ranks than KV heads, some ranks keep the same KV
 
 
 def _speculative_kv_bytes(config: Config, draft: ModelSizes | None, machine: Machine, block_bytes: int) -> int:
-    """Whole blocks of the draft model; 0 without one."""
+    """Bytes of whole blocks of the draft model; 0 without one."""
     if draft is None or not _runs_model(config):
         return 0
     own = geometry(config, draft, config.dtype).block_bytes
@@ -318,7 +317,7 @@ def _speculative_kv_bytes(config: Config, draft: ModelSizes | None, machine: Mac
 
 
 def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
-    """Whole blocks. The LMDB tier needs a DRAM share too: blocks are staged there on their way."""
+    """Bytes of whole blocks. The SSD tier also needs a DRAM share: blocks are staged there."""
     wanted = config.dram_bytes
     if wanted == -1:
         shares = "store" in config.roles or config.ssd_path is not None
@@ -332,7 +331,7 @@ def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
 
 
 def _max_model_len(config: Config, model: ModelSizes, block_bytes: int) -> int:
-    """At most what the model was made for, and what the KV arena of this node can hold."""
+    """At most the model's maximum, and the capacity of this node's KV arena."""
     wanted, most = config.max_model_len, model.max_position_embeddings
     if wanted > most:
         raise UsageError(f"--max-model-len {wanted} exceeds the model's {most} tokens; give {most} or less")

@@ -9,7 +9,7 @@ request stay in the prefix cache, so it loses little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache.pool.block_pool import BlockPool, OutOfBlocks
@@ -58,7 +58,7 @@ class Batcher:
         self.eos_token_ids = frozenset(eos_token_ids)
         self._policy = rules.policy
         self._speculator = rules.speculator
-        self._in_step: set[str] = set()
+        self._in_step: dict[str, Request] = {}
 
     @property
     def requests(self) -> Mapping[str, Request]:
@@ -168,7 +168,7 @@ class Batcher:
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
         ):  # no request can start in turn: start any that can, which frees what the others wait for
             rows = self._choose(now, in_turn=False)
-        self._in_step = {row.request.request_id for row in rows}
+        self._in_step = {row.request.request_id: row.request for row in rows}
         return Step(rows) if rows else None
 
     def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
@@ -284,7 +284,7 @@ class Batcher:
         one token for a plain row, several if drafts were accepted. Tokens after the end of a request are dropped. Only
         known tokens count as computed, so rejected drafts need no rollback."""
         done = Committed()
-        self._in_step = set()
+        self._in_step = {}
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
             if request.finished:  # aborted while the step ran; its blocks were kept until now
@@ -312,7 +312,7 @@ class Batcher:
 
     def fail(self, now: float, step: Step) -> list[Request]:
         """Handle a step that raised: it computed nothing, and its requests end. Returns those that were alive."""
-        self._in_step = set()
+        self._in_step = {}
         alive = [row.request for row in step.rows if not row.request.finished]
         for row in step.rows:
             if row.request.finished:
@@ -324,7 +324,8 @@ class Batcher:
     # --- ends
 
     def abort(self, now: float, request_id: str) -> Request | None:
-        """End a request at any moment. Its blocks become free at once, or after the running step if it is in it."""
+        """End a request at any moment. Its blocks become free immediately, or after the running step if the step
+        includes it."""
         request = self.requests.get(request_id)
         if request is not None:
             self._finish(now, request, "abort")
@@ -336,6 +337,11 @@ class Batcher:
             self._speculator.forget(request.request_id)
         if request.request_id not in self._in_step:
             self.blocks.release(request)
+
+    def held_blocks(self) -> Iterator[int]:
+        """Block ids, one item per request reference, also those of requests that ended during the running step."""
+        ended = (request for request in self._in_step.values() if request.finished)
+        return (block_id for request in (*self.requests.values(), *ended) for block_id in request.block_ids)
 
     def check_integrity(self) -> None:
         """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""

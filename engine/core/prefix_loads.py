@@ -28,6 +28,9 @@ class Loader(Protocol):
     def held_blocks(self) -> Iterator[int]:
         """Ids of the blocks being filled, one item per transfer reference."""
 
+    def fresh_blocks(self) -> Iterator[int]:
+        """Ids of blocks that no request has taken over yet, one item per request reference."""
+
 
 class PrefixLoads:
     """The loads of the batcher's requests. It calls `wake` when a request may have become runnable."""
@@ -79,6 +82,10 @@ class PrefixLoads:
     def held_blocks(self) -> Iterator[int]:
         """Ids of all blocks being filled, one item per transfer reference."""
         return self._loader.held_blocks()
+
+    def fresh_blocks(self) -> Iterator[int]:
+        """Ids of blocks that no request has taken over yet, one item per request reference."""
+        return self._loader.fresh_blocks()
 
     def drop(self, request_id: str) -> None:
         """The request has ended."""

@@ -177,6 +177,11 @@ class Worker:
         for transfer in self._transfers.values():
             yield from transfer.held_blocks()
 
+    def request_blocks(self) -> Iterator[int]:
+        """The block ids of all requests and of prefixes being loaded for them, one item per request reference."""
+        yield from self.batcher.held_blocks()
+        yield from self._loads.fresh_blocks()
+
     # --- the loop
 
     def start(self, emit: Emit) -> None:
@@ -341,7 +346,7 @@ class Worker:
 
     async def _hand_out(self, produced: _Produced) -> None:
         """At most HAND_OUT_SIZE emissions in one turn of the event loop: every token wakes a task of its acceptor, and
-        other work of the loop must not wait for hundreds of them."""
+        other work of the loop must not wait for hundreds of tasks."""
         self._metrics.observe_step(produced.num_tokens)
         emissions = produced.emissions
         for begin in range(0, len(emissions), HAND_OUT_SIZE):

@@ -13,7 +13,7 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "neon", "asimd"
 
 
 def cpu(system: System) -> list[Finding]:
-    """Cores this process may use, and the instructions that matter to the kernels."""
+    """The cores that this process may use, and the instruction sets that the kernels use."""
     machine = survey(False, system.root / "proc", system.root / "sys/fs/cgroup")
     words = set(system.read("proc/cpuinfo").split())
     has = [name for name in FEATURES if name in words]
@@ -24,7 +24,7 @@ def cpu(system: System) -> list[Finding]:
 
 
 def compiler(system: System, which: Callable[[str], str | None] = shutil.which) -> list[Finding]:
-    """--attention-backend cpu and RDMA are compiled at first use."""
+    """The C++ compiler: --attention-backend cpu and RDMA are compiled at first use."""
     found = next((path for path in map(which, COMPILERS) if path), None)
     if found is None:
         remedy = "apt install g++; without it --attention-backend auto takes torch"
@@ -33,7 +33,7 @@ def compiler(system: System, which: Callable[[str], str | None] = shutil.which) 
 
 
 def openmp(system: System) -> list[Finding]:
-    """Threads that spin while they wait take the cores of the other nodes on this machine."""
+    """OpenMP's settings: waiting threads that spin take cores from other nodes on this machine."""
     given = {name: value for name, value in system.environ.items() if name.startswith(("OMP_", "KMP_", "GOMP_"))}
     shown = ", ".join(f"{name}={value}" for name, value in sorted(given.items())) or "nothing set"
     if given.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
@@ -43,7 +43,7 @@ def openmp(system: System) -> list[Finding]:
 
 
 def gpu(system: System, look: Callable[[], Gpu | None] | None = None) -> list[Finding]:
-    """A GPU the driver knows, and whether torch can use it. Without a driver torch is not even imported."""
+    """The GPUs that the driver knows, and whether torch can use them. Without a driver, torch is not imported."""
     cards = system.names("proc/driver/nvidia/gpus")
     if not cards:
         return [Finding("GPU", OK, "no NVIDIA driver: the model runs on the CPU")]

@@ -12,30 +12,30 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. A `fail` keeps a node from doing what its flags say, a `warn` makes it slower."""
+    """One line of the report. With a `fail`, a node cannot do what its flags require; with a `warn`, it is slower."""
 
     check: str
     status: str  # OK, WARN or FAIL
     found: str
-    remedy: str = ""  # what to do about it; empty when there is nothing to do
+    remedy: str = ""  # how to fix it; empty if there is nothing to fix
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The machine as the checks see it; tests give a root of their own."""
+    """The machine as the checks see it; tests pass another root."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def read(self, path: str) -> str:
-        """The file's text without the white space around it; empty where there is none."""
+        """The file's text without surrounding white space; empty if there is no file."""
         try:
             return (self.root / path).read_text(errors="replace").strip()
         except OSError:
             return ""
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, in order; empty where there is none."""
+        """The sorted names in a directory; empty if there is no directory."""
         try:
             return sorted(entry.name for entry in (self.root / path).iterdir())
         except OSError:
@@ -46,7 +46,7 @@ Check = Callable[[System], list[Finding]]
 
 
 def careful(name: str, check: Check, system: System) -> list[Finding]:
-    """What the check finds; an error in it is a finding too, for the doctor has to come to its end."""
+    """The findings of the check. An error in the check becomes a finding, so that the doctor always finishes."""
     try:
         return check(system)
     except Exception as error:

@@ -8,11 +8,11 @@ import re
 from engine.config.machine import survey
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System, size
 
-SMALL_SHM_BYTES = 64 << 20  # what containers are given by default
+SMALL_SHM_BYTES = 64 << 20  # the default in containers
 
 
 def memfd(system: System) -> list[Finding]:
-    """Arenas are memfds."""
+    """Whether memfds work: arenas are memfds."""
     try:
         descriptor = os.memfd_create("mooncake-doctor")
     except (AttributeError, OSError) as error:
@@ -41,13 +41,13 @@ def shm(system: System) -> list[Finding]:
 
 
 def free_memory(system: System, wanted_bytes: int = 0) -> list[Finding]:
-    """What --kv-cache-bytes auto and --dram-bytes auto are cut from. wanted_bytes: of these flags, where given."""
+    """Free memory, from which auto sizes --kv-cache-bytes and --dram-bytes. wanted_bytes: their sum, if given."""
     machine = survey(False, system.root / "proc", system.root / "sys/fs/cgroup")
-    found = f"{size(machine.free_bytes)} can be taken"
+    found = f"{size(machine.free_bytes)} free"
     if wanted_bytes > machine.free_bytes:
         level = FAIL if wanted_bytes > machine.total_bytes else WARN
         remedy = "give smaller --kv-cache-bytes and --dram-bytes, or leave them on auto"
-        found += f" of {size(machine.total_bytes)}, {size(wanted_bytes)} asked for"
+        found += f" of {size(machine.total_bytes)}, {size(wanted_bytes)} requested"
         return [Finding("memory", level, found, remedy)]
     if machine.free_bytes < 1 << 30:
         return [Finding("memory", WARN, found, "give smaller --kv-cache-bytes and --dram-bytes, or more memory")]
@@ -55,7 +55,7 @@ def free_memory(system: System, wanted_bytes: int = 0) -> list[Finding]:
 
 
 def huge_pages(system: System) -> list[Finding]:
-    """Transparent huge pages for shared memory spare page faults and, with RDMA, translations on the card."""
+    """Transparent huge pages for shared memory: they save page faults and, with RDMA, translations on the card."""
     chosen = re.search(r"\[(\w+)\]", system.read("sys/kernel/mm/transparent_hugepage/shmem_enabled"))
     reserved = re.search(r"HugePages_Total:\s+(\d+)", system.read("proc/meminfo"))
     found = f"shared memory: {chosen[1] if chosen else 'unknown'}; reserved: {reserved[1] if reserved else 'unknown'}"

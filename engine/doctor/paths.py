@@ -18,7 +18,7 @@ from net.transfer.engine import TransferEngine, transports
 from net.transfer.path_finder import OPEN, Offers
 from net.transfer.rdma.transport import PLAINTEXT
 
-ANSWER_S = 2.0  # a node that just starts is not waited for
+ANSWER_S = 2.0  # short: the doctor does not wait for a starting node
 OTHERS_MAX = 16  # further nodes of the cluster to try, in addition to the named one
 
 BETTER = {
@@ -38,7 +38,7 @@ class Tried:
 
 
 def verdict(tried: list[Tried], name: str = "path") -> Finding:
-    """The path `--transport auto` takes, and the way to the best one that is refused."""
+    """The path that `--transport auto` takes, and the remedies for better ones."""
     path = next((one for one in tried if one.usable), None)
     if path is None:
         return Finding(name, FAIL, "no transport reaches the peer", "open its control port for TCP (--control-port)")
@@ -54,7 +54,7 @@ def _better(refused: Tried) -> str:
 
 
 def expected(system: System, sealed_only: bool = False) -> list[Finding]:
-    """Without a peer: what it would be on this host and on another. sealed_only: see
+    """Without a peer: the expected paths to a peer on this host and on another host. sealed_only: see
     net.transfer.rdma.transport.Rdma."""
     here = Tried("shm", True, "a peer on this host, copies in shared memory")
     active = [name for name in system.names(DEVICES) if "ACTIVE" in system.read(f"{DEVICES}/{name}/ports/1/state")]
@@ -68,9 +68,9 @@ def expected(system: System, sealed_only: bool = False) -> list[Finding]:
 async def to_peer(
     address: str, api_key: str | None, options: dict[str, Any], cluster_key: ClusterKey | None = None
 ) -> list[Finding]:
-    """Connect to the node whose HTTP API is at `address`, and to the others of its cluster, as a node of the cluster
-    would, without joining, and open each transport. Ends with the path that each of them would take. Raises
-    ClusterError when no node answers at `address`."""
+    """Connect to the node whose HTTP API is at `address`, and to the others of its cluster, like a node of the cluster
+    but without joining, and open each transport. The last findings are the paths to these nodes. Raises ClusterError
+    if no node answers at `address`."""
     cluster = await fetch_cluster(address, api_key, ANSWER_S, cluster_key)
     out, path = await _to_node(cluster, options, cluster_key)
     others = [one for one in cluster["members"] if one["status"] == "alive" and one["node_id"] != cluster["node_id"]]
@@ -109,7 +109,7 @@ async def _to_node(
 async def _try(
     name: str, cluster: dict[str, Any], options: dict[str, Any], cluster_key: ClusterKey | None
 ) -> tuple[Tried, dict[str, Any] | None, float | None]:
-    """(what came of it, the peer's offer, the round trip of a message)"""
+    """(result, the peer's offer, the round trip of a message in seconds)"""
     identity = {key: cluster[key] for key in IDENTITY}
     channel = Channel(f"doctor-{secrets.token_hex(4)}", identity, lambda theirs: None, cluster_key)
     given = {name: options[name]} if name in options else {}

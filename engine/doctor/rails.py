@@ -13,7 +13,7 @@ from net.transfer.rdma import places
 
 
 def rails(system: System, wanted: Sequence[str] = (), topology_file: str | None = None) -> list[Finding]:
-    """Rail numbers, which peers must share, and what each rail is near; --topology-file is read here."""
+    """Rail numbers, which peers must share, and the NUMA node of each rail. Reads --topology-file."""
     present = system.names(DEVICES)
     try:
         overrides = places.overrides(topology_file)
@@ -32,7 +32,7 @@ def rails(system: System, wanted: Sequence[str] = (), topology_file: str | None 
     if strange := sorted(named - set(names)):
         return [Finding("rails", WARN, f"{found}; {topology_file} names {', '.join(strange)}", "correct the file")]
     if len(names) > 1 and any(topology.numa_node(name) < 0 for name in names):
-        remedy = "say where the cards are in a --topology-file, if this machine has more than one NUMA node"
+        remedy = "if this machine has more than one NUMA node, write the places of the cards to a --topology-file"
         return [Finding("rails", OK, found, remedy)]
     return [Finding("rails", OK, found)]
 
@@ -42,13 +42,13 @@ def _place(numa_node: int) -> str:
 
 
 def gpudirect(system: System, load: Callable[[str], Any] = ctypes.CDLL) -> list[Finding]:
-    """A card that reads GPU memory needs dma-bufs; without, KV is copied through page-locked host memory."""
+    """Whether cards can read GPU memory: this needs dma-bufs; otherwise KV passes through page-locked host memory."""
     if not system.names("proc/driver/nvidia/gpus"):
         return [Finding("GPUDirect", OK, "no GPU: there is nothing to reach")]
     if not system.names(DEVICES):
         return [Finding("GPUDirect", OK, "no RDMA device: GPU memory is staged through host memory")]
     try:
-        load("libibverbs.so.1").ibv_reg_dmabuf_mr  # noqa: B018  whether it is there
+        load("libibverbs.so.1").ibv_reg_dmabuf_mr  # noqa: B018  raises if it is missing
     except (OSError, AttributeError):
         remedy = "rdma-core >= 34 (Debian 12: apt install libibverbs1)"
         return [Finding("GPUDirect", WARN, "libibverbs has no ibv_reg_dmabuf_mr: staged through host memory", remedy)]

@@ -11,12 +11,12 @@ from net.transfer.rdma.places import numa_node
 
 DEVICES = "sys/class/infiniband"
 MTUS = (256, 512, 1024, 2048, 4096)
-ROCE_HEADERS = 58  # bytes of a packet that the interface's MTU must hold in addition to the payload
+ROCE_HEADER_BYTES = 58  # of a packet in addition to the payload; both must fit into the interface's MTU
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
 def library(system: System, load: Callable[[str], object] = ctypes.CDLL) -> list[Finding]:
-    """The shared library; it is not needed without devices."""
+    """The shared library, which is needed only with devices."""
     needed = bool(system.names(DEVICES))
     try:
         load("libibverbs.so.1")
@@ -72,15 +72,15 @@ def _gids(system: System, port: str) -> dict[str, str]:
 
 
 def _mtu(system: System, name: str) -> int | None:
-    """The largest RDMA packet that the interface's MTU allows; None for InfiniBand and where it is not known."""
+    """The largest RDMA packet that the interface's MTU allows; None for InfiniBand and if the MTU is unknown."""
     text = system.read(f"sys/class/net/{_interface(system, name)}/mtu")
     if not text.isdigit():
         return None
-    return max((mtu for mtu in MTUS if mtu + ROCE_HEADERS <= int(text)), default=MTUS[0])
+    return max((mtu for mtu in MTUS if mtu + ROCE_HEADER_BYTES <= int(text)), default=MTUS[0])
 
 
 def locked_memory(system: System, wanted_bytes: int = 0) -> list[Finding]:
-    """RDMA pins the KV arena and the DRAM share."""
+    """The limit of locked memory: RDMA pins the KV arena and the DRAM share."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return [Finding("locked memory", OK, "unlimited")]

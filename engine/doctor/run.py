@@ -1,8 +1,8 @@
 """Reports what this machine offers to a node, what is missing and how to get it, and which path KV would take to a
 peer.
 
-Flags of a node say what is to be checked: --ssd-path, --ssd-bytes, --kv-cache-bytes, --dram-bytes, --rdma-devices, ...
-Exit code 1 when a check fails.
+It checks the given flags of a node: --ssd-path, --ssd-bytes, --kv-cache-bytes, --dram-bytes, --rdma-devices, ... Exit
+code 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def checks(config: Config) -> dict[str, Check]:
 
 
 def examine(config: Config, system: System, peer: str | None = None) -> list[Finding]:
-    """Everything that can be said; the last findings are the paths to peers."""
+    """The findings of all checks; the last ones are the paths to peers."""
     findings = [one for name, check in checks(config).items() for one in careful(name, check, system)]
     if peer is None:
         return findings + careful("path", partial(paths.expected, sealed_only=sealed_only(config)), system)

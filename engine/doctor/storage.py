@@ -11,7 +11,7 @@ from engine.doctor.finding import FAIL, OK, WARN, Finding, System, size
 
 
 def lmdb_path(system: System, ssd_path: str | None, ssd_bytes: int) -> list[Finding]:
-    """--ssd-path: binding, a writable directory (its nearest parent that exists), room for --ssd-bytes."""
+    """--ssd-path: the LMDB module, a writable directory (or its nearest existing parent), room for --ssd-bytes."""
     if importlib.util.find_spec("lmdb") is None:
         return [Finding("LMDB", FAIL if ssd_path else WARN, "the lmdb module is not installed", "pip install lmdb")]
     if ssd_path is None:
@@ -20,7 +20,7 @@ def lmdb_path(system: System, ssd_path: str | None, ssd_bytes: int) -> list[Find
     while not place.exists():
         place = place.parent
     if not place.is_dir():
-        return [Finding("LMDB", FAIL, f"{place} is no directory", "give another --ssd-path")]
+        return [Finding("LMDB", FAIL, f"{place} is not a directory", "give another --ssd-path")]
     try:
         with tempfile.TemporaryFile(dir=place):
             pass

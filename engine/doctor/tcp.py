@@ -5,21 +5,21 @@ from __future__ import annotations
 from engine.doctor.finding import OK, WARN, Finding, System, size
 from net.channel.congestion import WITHIN_HOST
 
-BUFFER_MIN = 4 << 20  # bytes: at 25 Gb/s and 1 ms of round trip 3 MB are under way
+BUFFER_MIN = 4 << 20  # bytes: at 25 Gb/s and a round trip of 1 ms, 3 MB are in flight
 JUMBO = 9000  # bytes of a packet
-FAST_MBIT = 10_000  # from here on packets of 1,500 bytes cost a core
+FAST_MBIT = 10_000  # from this rate on, packets of 1,500 bytes cost a core
 SETTINGS = {"tcp_rmem": "receive", "tcp_wmem": "send"}
 
 
 def buffers(system: System) -> list[Finding]:
-    """How far the kernel lets the buffers of a connection grow: what is not acknowledged waits in them."""
+    """The kernel's limit of a connection's buffers, which contain the unacknowledged bytes."""
     most = {}
     for name in SETTINGS:
         words = system.read(f"proc/sys/net/ipv4/{name}").split()
         if len(words) == 3 and words[2].isdigit():
             most[name] = int(words[2])
     if not most:
-        return [Finding("TCP buffers", OK, "the kernel does not say how large they get")]
+        return [Finding("TCP buffers", OK, "the kernel does not report their limits")]
     found = ", ".join(f"{SETTINGS[name]} {size(nbytes)}" for name, nbytes in most.items())
     if small := [name for name, nbytes in most.items() if nbytes < BUFFER_MIN]:
         remedy = "; ".join(f'sysctl -w net.ipv4.{name}="4096 131072 {4 * BUFFER_MIN}"' for name in small)
@@ -28,16 +28,16 @@ def buffers(system: System) -> list[Finding]:
 
 
 def congestion(system: System) -> list[Finding]:
-    """What --tcp-congestion auto takes."""
+    """The congestion control that --tcp-congestion auto uses."""
     default = system.read("proc/sys/net/ipv4/tcp_congestion_control") or "unknown"
     return [Finding("congestion control", OK, f"{default} between hosts, {WITHIN_HOST} within one")]
 
 
 def interfaces(system: System) -> list[Finding]:
-    """Rate and packet size of the interfaces that are up, the loopback left out."""
+    """Rate and packet size of the interfaces that are up, without the loopback."""
     base = "sys/class/net"
     up = [name for name in system.names(base) if name != "lo" and system.read(f"{base}/{name}/operstate") == "up"]
-    return [_interface(system, name) for name in up] or [Finding("network", OK, "no interface but the loopback is up")]
+    return [_interface(system, name) for name in up] or [Finding("network", OK, "only the loopback interface is up")]
 
 
 def _interface(system: System, name: str) -> Finding:

@@ -2,8 +2,8 @@
 record of the prompts it handed over. Pure.
 
 The next turn of a chat starts with the last prompt and its answer. The prompt is in the arena of this node, which
-computed it; the answer is on the node that decoded it. Digests show this after a second or two; this node remembers at
-once where it sent the prompt.
+computed it; the answer is on the node that decoded it. Digests show this after a second or two; this node remembers
+immediately where it sent the prompt.
 """
 
 from __future__ import annotations

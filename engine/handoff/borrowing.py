@@ -1,7 +1,7 @@
 """A part of a prompt out of another node's KV arena: the reader's side of lending.py.
 
-Both nodes have the same root (others are refused when they connect), so a key names the same bytes in both arenas:
-blocks are read as they lie there, straight into blocks of this node's arena.
+Both nodes have the same root (nodes with another root cannot connect), so a key names the same bytes in both arenas.
+This node reads blocks unchanged, directly into blocks of its own arena.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from net.transfer.engine import URGENT, Completion, Op, TransferEngine
 log = logging.getLogger("mooncake.engine")
 
 ANSWER_S = 3.0
-READ_S = LOAN_S - ANSWER_S  # the reader's own deadline is met before the loan ends
-WINDOW_BYTES = 32 << 20  # of one loan: bounds what a slow reader keeps from being evicted
+READ_S = LOAN_S - ANSWER_S  # the reader's deadline passes before the loan ends
+WINDOW_BYTES = 32 << 20  # of one loan: bounds the blocks that a slow reader protects from eviction
 
 ARENA = "arena"
-"""The tier of what comes from there."""
+"""The tier of blocks from another arena."""
 
 
 class Borrowing:
@@ -42,11 +42,11 @@ class Borrowing:
         self._region = region
         self._block_bytes = block_bytes
         self._window = max(1, WINDOW_BYTES // block_bytes)
-        self._numbers = count(random.getrandbits(40) << 12)  # not those of this node's earlier life
+        self._numbers = count(random.getrandbits(40) << 12)  # differ from those before a restart of this node
 
     async def get(self, node: str, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
-        """The leading run of `keys` that `node` has, in the blocks `block_ids`; what lies in those behind the run is
-        undefined. A node that is lost or does not answer has nothing. Nothing is written any more when this returns or
+        """Reads the leading run of `keys` that `node` has into the blocks `block_ids`; the content of later blocks is
+        undefined. The result is empty if the node is lost or does not answer. Nothing is written after this returns or
         is cancelled."""
         blocks, transports = 0, Counter[str]()
         while blocks < len(keys):
@@ -67,7 +67,7 @@ class Borrowing:
         return GetResult(blocks, blocks * self._block_bytes, {node: blocks}, dict(transports), {ARENA: blocks})
 
     async def _borrow(self, node: str, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> Completion | None:
-        """None when the node has no leading part of `keys`, or did not keep it until it was read."""
+        """None when the node has no leading part of `keys`, or did not keep it until the end of the read."""
         loan, size, open_there = next(self._numbers), self._block_bytes, True
         try:
             body = encode(Borrow(loan, size))
@@ -83,5 +83,5 @@ class Borrowing:
             return done if answered(Returned, told).whole else None
         finally:
             if open_there:
-                with suppress(ConnectionError):  # a node that is lost knows by itself
+                with suppress(ConnectionError):  # a lost node ends the loan by itself
                     self._channel.post(node, RETURN, encode(Return(loan)))

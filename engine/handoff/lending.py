@@ -7,8 +7,9 @@
     engine.kv.return(loan) ───────────────────>  the references go
                               <── reply: whole ──  whether they were held until now
 
-A loan ends by the reader's word, when the reader goes or is lost, and at its deadline. A READ that still runs then may
-fetch the content of another request: the reader uses nothing before it has heard `whole`. Nobody writes here.
+A loan ends when the reader returns it, when the reader leaves or is lost, and at its deadline. A READ that still runs
+then may fetch the content of another request, so the reader uses no bytes before it has received `whole`. Readers never
+write here.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from net.channel.channel import Channel
 from net.errors import RemoteError
 
 LOAN_S = 15.0
-"""A reader that stops keeps blocks for so long at most."""
+"""Seconds for which a reader that stops can keep blocks, at most."""
 
 LENT_SHARE = 0.5
-"""Of the arena at most: what is lent cannot be evicted for this node's own requests."""
+"""Maximum lent share of the arena: lent blocks cannot be evicted for this node's own requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,18 @@ class Loan:
 
 
 class Lending:
-    """All loans of a node, by reader and by the number that the reader gave."""
+    """All loans of a node, by reader and by the number that the reader chose."""
 
     def __init__(
         self, channel: Channel, pool: BlockPool, region: str, block_bytes: int, loan_s: float = LOAN_S
     ) -> None:
-        """region: the arena of `pool`, as peers know it."""
+        """region: the name of the arena of `pool` for peers."""
         self._pool = pool
         self._region = region
         self._block_bytes = block_bytes
         self._loan_s = loan_s
         self._loans: dict[tuple[str, int], Loan] = {}
-        self.expired = 0  # loans that ended without a word of their reader
+        self.expired = 0  # loans that ended by their deadline
         channel.handle(BORROW, typed(Borrow, self._on_borrow))
         channel.handle(RETURN, typed(Return, self._on_return))
         channel.on_lost(self._gone)
@@ -59,11 +60,11 @@ class Lending:
         return len(self._loans)
 
     def held_blocks(self) -> Iterator[int]:
-        """One for each transfer reference held here."""
+        """Block ids, one item per transfer reference held here."""
         return (block_id for loan in self._loans.values() for block_id in loan.block_ids)
 
     async def _on_borrow(self, peer: str, body: Borrow, data: memoryview) -> Borrowed:
-        """Nothing is awaited, so a return that follows cannot overtake it."""
+        """Awaits nothing, so a later return cannot overtake it."""
         name = peer, body.loan
         if name in self._loans:
             raise RemoteError(f"loan {body.loan} is in use", "bad_request")
@@ -97,6 +98,6 @@ class Lending:
             self._expire(name)
 
     def close(self) -> None:
-        """This node ends."""
+        """Release all loans: this node ends."""
         for name in list(self._loans):
             self._end(name)

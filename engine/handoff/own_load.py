@@ -44,7 +44,7 @@ class OwnLoad:
         )
 
     def keep(self, promise: Promise, request: Request) -> None:
-        """A claimed prompt has arrived. Raises RemoteError (redirect) if its first token would come much later than its
+        """A claimed prompt has arrived. Raises RemoteError (redirect) if its first token would be much later than its
         acceptor expected. `redirects_left` limits how often this happens to a prompt. A longer queue is no reason by
         itself: queued prompts may compute a part of this one."""
         if promise.claim:

@@ -4,7 +4,7 @@
     PullOffer.move ── engine.handoff.pull(spans) ──>  KvPull.read: one READ into the reserved slots
                    <── reply: bytes, time ──  the spans have landed; the prefill node releases its blocks
 
-The prefill node holds the blocks until the reply. If no reply comes because the decode node hangs or is gone, the
+The prefill node holds the blocks until the reply. If no reply arrives because the decode node hangs or is gone, the
 request fails there. A late READ of reused blocks is harmless: the decode node uses the bytes only after the handover,
 which follows the last reply. Only the decode node's own READs write its slots, so it may reuse them as soon as they
 end.
@@ -35,7 +35,7 @@ REPLY_MARGIN_S = 5.0  # lets the reader's own deadline pass first
 
 
 class Decoder(Protocol):
-    """As engine.handoff.wire.WireCodec."""
+    """See engine.handoff.wire.WireCodec."""
 
     def fits(self, offset: int, nbytes: int) -> bool:
         """Whether these bytes of the arena can be encoded layers of one block."""
@@ -89,7 +89,7 @@ class KvPull:
 
     async def read(self, region: str, spans: Sequence[Span], timeout_s: float) -> Completion:
         """Read spans of (offset in `region` there, offset here, length). Raises RemoteError if the request has ended or
-        a span lies outside its blocks, and the errors of TransferEngine.submit."""
+        a span is outside its blocks, and the errors of TransferEngine.submit."""
         self._check(spans)
         return await self._until_stopped(self._fetch(region, spans, timeout_s))
 

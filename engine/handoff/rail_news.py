@@ -61,8 +61,8 @@ class RailNews:
             self._uneven = bool(rates) and max(rates) >= UNEVEN_RATE_RATIO * min(rates)
 
     def _from_homes(self, keys: Sequence[BlockKey]) -> float:
-        """A fetch ends when the slowest home has sent its part, so the rates are averaged harmonically. The fastest
-        home of each block is asked (cache/homes/routing.py); this node's own blocks use no rail."""
+        """A fetch ends when the slowest home has sent its part, so the rates are averaged harmonically. The estimate
+        assumes the fastest home of each block (cache/homes/routing.py); this node's own blocks use no rail."""
         if not self._uneven or not keys:
             return self._mean
         best = (

@@ -76,14 +76,28 @@ class PrefixLoader:
         self._metrics = metrics
         self._sources = sources
         self._held: list[Sequence[int]] = []  # blocks that are being filled
+        self._fresh: list[Sequence[int]] = []  # those of them that no request has taken over yet
 
     def held_blocks(self) -> Iterator[int]:
         """Ids of blocks being filled, one item per transfer reference."""
         return (block_id for blocks in self._held for block_id in blocks)
 
-    def _hold(self, blocks: Sequence[int]) -> None:
+    def fresh_blocks(self) -> Iterator[int]:
+        """Ids of blocks that no request has taken over yet, one item per request reference."""
+        return (block_id for blocks in self._fresh for block_id in blocks)
+
+    def _allocate(self, count: int) -> list[int]:
+        """Take and hold blocks to fill. Raises OutOfBlocks."""
+        blocks = self._batcher.pool.allocate(count)
         self._batcher.pool.hold(blocks)
         self._held.append(blocks)
+        self._fresh.append(blocks)
+        return blocks
+
+    def _adopt(self, blocks: Sequence[int], count: int) -> None:
+        """A request takes over the first `count` of `blocks` now; the others become free."""
+        self._fresh = [one for one in self._fresh if one is not blocks]
+        self._batcher.pool.release(blocks[count:])
 
     def _unhold(self, blocks: Sequence[int]) -> None:
         self._held = [one for one in self._held if one is not blocks]
@@ -92,6 +106,8 @@ class PrefixLoader:
     async def load(self, request: Request) -> LayeredLoad | None:
         """Extend the request's prefix; the node computes the rest later. If a load is returned, it continues during the
         request's first step, which has to wait for each of its layers."""
+        if request.finished:  # it was aborted before this task began
+            return None
         size = self._geometry.block_size
         local = self._batcher.blocks.adopt_prefix(request)
         if local:
@@ -118,8 +134,8 @@ class PrefixLoader:
         known = (first + len(keys)) * self._geometry.block_size
         step_s = self._costs.prefill.estimate(request.num_tokens - known, known)
         in_company = len(self._batcher.requests) > 1
-        blocks, gate = pool.allocate(len(keys)), LayerGate(SHARED_STEP_MAX_WAIT_S + step_s if in_company else None)
-        self._hold(blocks)
+        gate = LayerGate(SHARED_STEP_MAX_WAIT_S + step_s if in_company else None)
+        blocks = self._allocate(len(keys))
         begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         joins = asyncio.Event()
 
@@ -152,7 +168,7 @@ class PrefixLoader:
         finally:
             if not started:
                 task.cancel()
-                pool.release(blocks)
+            self._adopt(blocks, len(blocks) if started else 0)
         if not started:
             return None
         if task.done() and in_company:
@@ -225,10 +241,9 @@ class PrefixLoader:
     async def _fetch(self, request: Request, source: Source) -> None:
         pool, keys = self._batcher.pool, source.keys
         try:
-            blocks = pool.allocate(min(len(keys), pool.num_free))
+            blocks = self._allocate(min(len(keys), pool.num_free))
         except OutOfBlocks:
             return
-        self._hold(blocks)
         good = 0
         begin = time.monotonic()
         try:
@@ -239,7 +254,7 @@ class PrefixLoader:
             self._unhold(blocks)
             if request.finished:
                 good = 0
-            pool.release(blocks[good:])
+            self._adopt(blocks, good)
         seconds = time.monotonic() - begin
         self._metrics.count_prefix_load(result.tiers, len(blocks) - good if source.name == POOL else 0)
         each = result.nbytes // max(1, result.blocks)

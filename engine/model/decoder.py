@@ -6,10 +6,10 @@ matrix, gate and up in one, so a dense layer is four matrix products.
     x += o( attention( rope(q), rope(k), v ) )      q, k, v = qkv( norm(x) )
     x += down( act(gate) * up )                     gate, up = gate_up( norm(x) )
 
-An addition and the norm that follows it are one operation, so a layer ends with the next layer's norm. What families
-add is optional and named in ModelConfig: biases, norms of q and k, windows and soft caps, norms before the additions,
-experts in place of the MLP (moe.py). Under tensor parallelism every rank has some heads and some columns of
-each MLP; the two results that are added to x are summed over the ranks (engine/model/parallel.py).
+An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
+optional parts of some families: biases, norms of q and k, windows and soft caps, norms before the additions, experts
+instead of the MLP (moe.py). Under tensor parallelism, every rank has some heads and some columns of each MLP; the two
+results that are added to x are summed over the ranks (engine/model/parallel.py).
 
 The order of casts follows transformers, so that bfloat16 rounds at the same places.
 """
@@ -33,7 +33,7 @@ from engine.model.quantized import Weight, stacked, widened
 from engine.model.rope import Rope
 
 SCORED_AT_ONCE = 64
-"""Rows of logits: 12 MiB at 49,152 tokens of vocabulary."""
+"""Rows of logits per part: 12 MiB at a vocabulary of 49,152 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class Layer:
     mlp_norm: Tensor  # [H]
     mlp: Mlp | Experts
     mlp_post_norm: Tensor | None  # [H]
-    window: int  # tokens a row sees, itself included; 0 = all
+    window: int  # tokens that a row sees, including itself; 0: all
 
 
 @dataclass(slots=True)
 class Step:
-    """What every layer of one step needs."""
+    """The inputs that all layers of one step share."""
 
     batch: RaggedBatch
     plan: Any  # the attention backend's
@@ -74,7 +74,7 @@ class Step:
 
 
 class Scores(Protocol):
-    """Takes the logits of positions inside prompts, in addition to those that tokens are sampled from."""
+    """Takes the logits of prompt positions, in addition to the logits for sampling."""
 
     rows: Tensor  # [S] int64
 
@@ -95,9 +95,9 @@ class Model:
         ops: Ops | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`weights` under the names of engine/checkpoint/weights.py, all of one dtype; matrices except those of experts
-        may be Quantized, for products in that dtype. The dict is emptied while read, so that fusing never holds two
-        copies of a model. Raises ValueError naming a missing or left-over weight.
+        """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices except those of experts
+        may be Quantized, for products in that dtype. This empties the dict while it fuses weights, so that memory never
+        contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
         With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py)."""
         self.config, self.backend, self.device = config, backend, torch.device(device)
@@ -106,7 +106,7 @@ class Model:
         self.alone = isinstance(self.ranks, Alone)
         embedding = self._matrix(weights, "embed")
         self.dtype = embedding.dtype
-        # Rounded to the dtype, as the model was trained with it.
+        # Rounded to the dtype, because the model was trained with the rounded value.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
         self.embedding = self.ops.vocabulary(embedding)
         tied = config.tie_word_embeddings
@@ -185,7 +185,7 @@ class Model:
         )
 
     def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
-        """What follows attention in this layer, up to and with the next one's q, k and v."""
+        """The operations after attention in this layer, through the next layer's q, k and v."""
         ops, eps, mlp = self.ops, self.config.rms_norm_eps, layer.mlp
         if isinstance(mlp, Mlp) and self.alone and not self.config.post_norms:
             return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps, following)
@@ -212,13 +212,13 @@ class Model:
         before_layer: Callable[[int], None] | None = None,
         scores: Scores | None = None,
     ) -> Tensor:
-        """Compute one step: its KV goes into the pool, logits [R, vocab_size] float32 of the asked rows come back.
+        """Compute one step: writes its KV to the pool; returns logits [R, vocab_size] float32 of `rows`.
 
         token_ids [T] int64; kv_pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size];
-        rows [R] int64, R may be 0. on_layer(l) is called, in order, once layer l's KV of this step is in the pool, on
-        every rank (on a GPU: once its write is queued on the current stream). before_layer(l) is called before layer l
-        reads the pool, and may wait for what is to be read there; the other ranks do not wait. `scores` is given the
-        logits of its rows part by part, so that a long prompt's never lie in memory together.
+        rows [R] int64, R may be 0. on_layer(l) is called, in order, when layer l's KV of this step is in the pool, on
+        every rank (on a GPU: when its write is queued on the current stream). before_layer(l) is called before layer l
+        reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
+        of its rows part by part, so that memory never contains all logits of a long prompt.
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
         angles = self.rope.angles(batch.positions)
@@ -243,7 +243,7 @@ class Model:
         return self._logits(normed[: len(rows)])
 
     def _logits(self, normed: Tensor) -> Tensor:
-        """[R, vocab_size] float32 of [R, H] behind the last norm."""
+        """[R, vocab_size] float32 from the output [R, H] of the last norm."""
         logits = self.ranks.gather(self.head.logits(normed))[:, : self.config.vocab_size]
         return soft_cap(logits, self.config.logit_soft_cap)
 
@@ -257,7 +257,7 @@ class Model:
         on_layer: Callable[[int], None] | None,
         before_layer: Callable[[int], None] | None,
     ) -> tuple[Tensor, Tensor]:
-        """x [T, H] and the first layer's `projected` -> both after the last layer, alone only of rows `wanted`."""
+        """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `wanted`."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
         for index, (layer, tail, kv) in enumerate(zip(self.layers, self.tails, pools, strict=True)):
             if before_layer is not None:
@@ -269,11 +269,11 @@ class Model:
                 attended, x = attended[wanted], x[wanted]  # the other rows are not needed
             x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
-                on_layer(index)  # the sums over the ranks say that all have written
+                on_layer(index)  # after the sums over the ranks, all ranks have written
         return x, projected
 
     def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
-        """Attention [T, num_heads * head_size] of what layer.qkv gave; this step's k and v go into the pool."""
+        """Attention [T, num_heads * head_size] of layer.qkv's output; writes this step's k and v to the pool."""
         config, heads = self.config, self.config.num_heads
         qkv = qkv.view(len(qkv), -1, config.head_size)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -298,5 +298,5 @@ class Model:
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap): x where it is small, never beyond the cap; cap 0.0 leaves x as it is."""
+    """cap * tanh(x / cap): about x if x is small, never above the cap; cap 0.0 leaves x unchanged."""
     return cap * (x / cap).tanh() if cap else x

@@ -1,7 +1,7 @@
 """The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads.
 
-All of it goes through this narrow place. `Cuda` is the real one; `Host` is for tensors in host memory, where everything
-has happened when a call returns; tests/late_gpu.py runs everything as late as CUDA may.
+All code uses these interfaces. `Cuda` is the real device; `Host` is for tensors in host memory, where all work is done
+when a call returns; tests/late_gpu.py runs all work as late as CUDA may.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ class Event(Protocol):
         """Whether the stream is past it."""
 
     def synchronize(self) -> None:
-        """Sleep, in any thread, until it is. Raises what the device raised."""
+        """Sleep, in any thread, until the stream is past it. Raises the device's exception."""
 
 
 class Stream(Protocol):
-    """Work in the order it was queued."""
+    """A queue of work that runs in order."""
 
     def wait_stream(self, other: Any) -> None:
-        """What is queued from now on runs behind what the other stream has been given so far."""
+        """Work queued from now on runs after all work that the other stream contains now."""
 
 
 class Gpu(Protocol):
-    """`like`: any tensor on the device that is meant. Copies into and out of page-locked memory that are
-    `non_blocking` are queued on the device's current stream, like everything else that is done with its tensors."""
+    """`like`: any tensor on the intended device. `non_blocking` copies from and to page-locked memory are queued on the
+    device's current stream, like all other work on its tensors."""
 
     asynchronous: bool
-    """Work is done after the call that queues it."""
+    """Work runs after the call that queues it has returned."""
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether it lies on such a device."""
+        """Whether the tensor is on such a device."""
 
     def place(self, like: Tensor) -> str:
-        """As net.transfer.common.memory.Region.place."""
+        """The device's place, in the form of net.transfer.common.memory.Region.place."""
 
     def stream(self, like: Tensor) -> Stream:
-        """A new one of that device."""
+        """A new stream of the device."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """The stream is the current one of its device, and that is the current device, inside."""
+        """A context in which the stream is its device's current stream, and the device is the current one."""
 
     def mark(self, like: Tensor) -> Event:
-        """The end of what the device's current stream has been given so far."""
+        """The end of all work that the device's current stream contains now."""
 
     def settle(self, like: Tensor) -> None:
-        """Wait for everything that the device has been given."""
+        """Wait for all work of the device."""
 
     def buffer(self, count: int, like: Tensor) -> Tensor:
-        """[count] int64 of host memory, page-locked, to be moved to the device."""
+        """[count] int64 of page-locked host memory for uploads to the device."""
 
     def index(self, rows: Sequence[int], like: Tensor) -> Tensor:
-        """The row numbers [n] int64 on the device. The caller does not wait: from memory that is not page-locked an
-        upload would wait for the whole stream."""
+        """The row numbers [n] int64 on the device. The caller does not wait, because the upload is from page-locked
+        memory; otherwise it would wait for the whole stream."""
 
     def move(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """A copy on the device, queued; the tensor itself if it lies there. A page-locked one may be dropped but not
-        changed before the copy has run."""
+        """A queued copy on the device, or the tensor itself if it is there. The caller may drop a page-locked tensor
+        before the copy has run, but not change it."""
 
     def pin(self, region: Region) -> None:
-        """Page-lock host memory. Raises RuntimeError when the driver refuses."""
+        """Page-lock host memory. Raises RuntimeError if the driver refuses."""
 
     def unpin(self, region: Region) -> None: ...
 
@@ -84,7 +84,7 @@ class Cuda:
         return tensor.is_cuda
 
     def place(self, like: Tensor) -> str:
-        card: Any = torch.cuda.get_device_properties(like.device)  # the stubs leave the PCI address out
+        card: Any = torch.cuda.get_device_properties(like.device)  # the type stubs lack the PCI address
         address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
         return f"cuda:{like.get_device()}@{address}"
 
@@ -95,7 +95,7 @@ class Cuda:
         return torch.cuda.stream(stream)
 
     def mark(self, like: Tensor) -> Event:
-        event = torch.cuda.Event(blocking=True)  # others spin while they wait, on a core that steps need
+        event = torch.cuda.Event(blocking=True)  # other events spin while they wait, on a core that steps need
         event.record(torch.cuda.current_stream(like.device))
         return event
 
@@ -106,7 +106,7 @@ class Cuda:
         return torch.empty(count, dtype=torch.int64, pin_memory=True)
 
     def index(self, rows: Sequence[int], like: Tensor) -> Tensor:
-        # torch keeps page-locked memory that was dropped from others until the copy out of it has run
+        # torch does not reuse dropped page-locked memory before the copy from it has run
         return self.move(torch.tensor(rows, dtype=torch.int64, pin_memory=True), like)
 
     def move(self, tensor: Tensor, like: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Cuda:
 
 
 class Past:
-    """An event of memory where everything has happened already."""
+    """An event on the host, where all work is already done."""
 
     def query(self) -> bool:
         return True
@@ -130,7 +130,7 @@ class Past:
 
 
 class Lane:
-    """A stream of it."""
+    """A stream on the host."""
 
     def wait_stream(self, other: Any) -> None:
         pass
@@ -164,7 +164,7 @@ class Host:
         return torch.tensor(rows, dtype=torch.int64)
 
     def move(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor.to(like.device)  # nothing but for "meta", whose tensors have no memory
+        return tensor.to(like.device)  # has an effect only for "meta", whose tensors have no memory
 
     def pin(self, region: Region) -> None:
         pass
@@ -174,7 +174,7 @@ class Host:
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """What holds the tensors of that device."""
+    """The Gpu for tensors of that device."""
     return Cuda() if device.type == "cuda" else Host()
 
 

@@ -1,18 +1,18 @@
 """CUDA graphs: a small step needs one launch instead of about ten per layer.
 
-A graph replays recorded kernels on recorded addresses, so a step is copied into static tensors of one of a few shapes,
-its *bucket*, padded with rows that have no effect:
+A graph replays recorded kernels on recorded addresses. A step is therefore copied into static tensors of one of a few
+shapes, its *bucket*, and padded with rows that have no effect:
 
     decodes      0 .. d of the step, then padding: slot -1 (nothing is written), ctx_len 0 (no key is read)
-    chunks       the step's prefill requests, then requests of no rows
+    chunks       the step's prefill requests, then requests without rows
     chunk rows   the step's, then rows that belong to no request: slot -1
 
-Results are the same as without: rows are independent of each other, and of padding rows nobody asks the logits. The
-Triton backend cuts its work on the device, so one recording serves any lengths. A step that fits no bucket (a long
-prompt, more logits than requests), or one that has to tell of its layers, runs as it always did.
+Results are the same as without graphs: rows are independent of each other, and the logits of padding rows are not
+read. The Triton backend divides its work on the device, so one recording serves all lengths. A step that fits no bucket
+(a long prompt, more logits than requests), or one with callbacks for its layers, runs without a graph.
 
-All buckets are recorded once, at the start, largest first and in one memory pool: the activations of the smaller ones
-lie where those of the largest lay. Their logits, a gigabyte for all of them, are the same few rows too.
+All buckets are recorded once, at the start, largest first and in one memory pool: smaller buckets reuse the memory of
+the largest one's activations. They also share the rows of logits, which would otherwise take a gigabyte.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from engine.model.parallel import Alone
 
 MIXED_DECODES = (0, 8, 32, 128)
 MIXED_ROWS = (16, 64, 256)
-"""Small mixed steps: beyond some 256 rows the products are long enough to hide the launches."""
+"""Small mixed steps: above about 256 rows, the products are long enough to hide the launches."""
 
 MIXED_CHUNKS = 4
 WARM_UPS = 2
-"""Runs before the recording: they compile kernels and let cuBLAS take its workspace."""
+"""Runs before the recording: they compile kernels and let cuBLAS allocate its workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Bucket:
 
     decodes: int
     chunks: int = 0  # prefill requests
-    chunk_rows: int = 0  # of all of them
+    chunk_rows: int = 0  # of all chunks together
 
     @property
     def num_requests(self) -> int:
@@ -53,7 +53,7 @@ class Bucket:
         return self.decodes + self.chunk_rows
 
     def holds(self, batch: RaggedBatch, num_wanted: int) -> bool:
-        """Whether `batch` fits, with one row of logits per request at most."""
+        """Whether `batch` fits, with at most one row of logits per request."""
         chunks = batch.num_requests - batch.num_decodes
         rows = sum(batch.q_lens) - batch.num_decodes
         fits = batch.num_decodes <= self.decodes and chunks <= self.chunks and rows <= self.chunk_rows
@@ -61,13 +61,13 @@ class Bucket:
 
 
 def decode_sizes(most: int) -> list[int]:
-    """1, 2, 4, 8, then every multiple of 8 up to 64, of 16 up to 256, of 64 beyond; `most` is always one of them."""
+    """1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 64 above; always includes `most`."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max(most, 256) + 1, 64)]
     return [*(size for size in sizes if size < most), most]
 
 
 def buckets(max_num_seqs: int) -> list[Bucket]:
-    """For steps of at most `max_num_seqs` requests, in the order of what they cost."""
+    """Buckets for steps of at most `max_num_seqs` requests, cheapest first."""
     decodes = [Bucket(size) for size in decode_sizes(max_num_seqs)]
     counts = sorted({min(count, max_num_seqs) for count in MIXED_DECODES})
     mixed = [Bucket(count, MIXED_CHUNKS, rows) for count in counts for rows in MIXED_ROWS]
@@ -75,7 +75,7 @@ def buckets(max_num_seqs: int) -> list[Bucket]:
 
 
 class StaticStep:
-    """The tensors that a bucket's graph reads, and how a step gets into them. Works on any device."""
+    """The tensors that a bucket's graph reads; `load` copies a step into them. Works on any device."""
 
     def __init__(self, bucket: Bucket, max_blocks: int, block_size: int, device: torch.device) -> None:
         requests, rows = bucket.num_requests, bucket.num_rows
@@ -93,16 +93,16 @@ class StaticStep:
             q_lens=[1] * bucket.decodes + [0] * bucket.chunks,
             kv_lens=[0] * requests,
         )
-        # A decode owns one row each, padding or not; this part of cu_q never changes.
+        # Each decode has one row, also a padding one; this part of cu_q never changes.
         decodes = bucket.decodes
         self.batch.cu_q[: decodes + 1] = torch.arange(decodes + 1, dtype=torch.int32, device=device)
         self.batch.cu_q[decodes + 1 :] = decodes
 
     def load(self, token_ids: Tensor, batch: RaggedBatch, rows: Tensor) -> None:
-        """Copy a step in; `bucket` must hold it. Queues copies only: nothing waits for the device.
+        """Copy a step, which must fit `bucket`. Only queues copies: nothing waits for the device.
 
-        Whatever lies behind the copied part is padding already, or made so again: of a padding row only the slot, the
-        context length and the number of rows have an effect."""
+        All rows after the copied part are padding or become padding again: only the slot, the context length and the
+        number of rows of a padding row have an effect."""
         mine, decodes, shift = self.batch, batch.num_decodes, self.bucket.decodes - batch.num_decodes
         num_rows, requests = len(token_ids), batch.num_requests
         mine.slot_mapping.fill_(-1)
@@ -118,7 +118,7 @@ class StaticStep:
         if not self.bucket.chunks:
             self.rows[: len(rows)].copy_(rows)
             return
-        # Rows of chunks begin `shift` later than in the step; requests without rows end where the last one ends.
+        # Rows of chunks begin `shift` later than in the step; requests without rows end with the last request.
         first, end = self.bucket.decodes + 1, self.bucket.decodes + 1 + requests - decodes
         torch.add(batch.cu_q[decodes + 1 :], shift, out=mine.cu_q[first:end])
         mine.cu_q[end:].fill_(num_rows + shift)
@@ -130,7 +130,7 @@ class StaticStep:
             target[decodes + shift : len(source) + shift].copy_(source[decodes:], non_blocking=True)
 
     def _padded(self, lens: Sequence[int], decodes: int, padding_decode: int) -> list[int]:
-        """The host's numbers in the same order as the tensors."""
+        """The host's lengths in the order of the tensors."""
         padding = [padding_decode] * (self.bucket.decodes - decodes)
         return [
             *lens[:decodes],
@@ -142,15 +142,15 @@ class StaticStep:
 
 @dataclass(slots=True)
 class Recorded:
-    """A bucket's graph between what it reads and what it writes."""
+    """A bucket's graph with its inputs and outputs."""
 
     step: StaticStep
     replay: Callable[[], None]
-    logits: Tensor  # [requests, vocab_size] float32, of all buckets in the same place
+    logits: Tensor  # [requests, vocab_size] float32, in memory that all buckets share
 
 
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
-"""Records what a function does to tensors that stay where they are -> do it again."""
+"""Records a function's work on tensors at fixed addresses; returns a function that repeats it."""
 
 
 class CudaRecorder:
@@ -185,7 +185,7 @@ def obstacle(model: Model) -> str | None:
 
 
 class GraphedModel:
-    """Model.forward for one KV pool, by replaying a graph where one fits. For models without an `obstacle`."""
+    """Model.forward for one KV pool; replays a graph if one fits. For models without an `obstacle`."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class GraphedModel:
         max_num_seqs: int,
         max_model_len: int,
     ) -> None:
-        """Records every bucket: call it when nothing else uses the GPU."""
+        """Records every bucket; nothing else may use the GPU meanwhile."""
         self.model, self.kv_pool = model, kv_pool
         self._max_blocks = -(-max_model_len // (16 * block_size)) * 16
         self._block_size = block_size
@@ -218,7 +218,7 @@ class GraphedModel:
         before_layer: Callable[[int], None] | None = None,
         scores: Scores | None = None,
     ) -> Tensor:
-        """As Model.forward. The logits of a replayed step hold until the next call."""
+        """See Model.forward. The logits of a replayed step are valid until the next call."""
         plain = on_layer is None and before_layer is None and scores is None
         recorded = self.find(batch, len(rows)) if plain else None
         if recorded is None:
@@ -230,7 +230,7 @@ class GraphedModel:
         return recorded.logits[: len(rows)]
 
     def find(self, batch: RaggedBatch, num_wanted: int) -> Recorded | None:
-        """The cheapest recording that holds the step."""
+        """The cheapest recording that the step fits."""
         if batch.block_tables.shape[1] > self._max_blocks:
             return None
         return next((one for one in self.recorded if one.step.bucket.holds(batch, num_wanted)), None)

@@ -13,9 +13,9 @@ HUGE_BYTES = 2 << 20
 
 
 class HugePages:
-    """Memory in huge pages where the system has them: two threads stream 39 GB/s of it here, 27-33 of 4 KiB pages.
+    """Memory in huge pages if the system has them: two threads read 39 GB/s from it, and 27-33 GB/s from 4 KiB pages.
 
-    Cut from chunks, because a huge page is larger than many a weight. Pages that nobody writes cost nothing.
+    It is cut from chunks, because a huge page is larger than many weights. Unwritten pages cost nothing.
     """
 
     def __init__(self) -> None:

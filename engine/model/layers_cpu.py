@@ -1,9 +1,9 @@
 """All layers of a step in one C call.
 
-Layer by layer, a step enters the interpreter some three hundred times, and each time its lock may be in the hands of
-the event loop: with 32 streams to answer that took a quarter of the time of a decode step. So where all layers are
-alike and made of C++ kernels alone, their calls are listed first (attention/cpu/layers.py and `tail` of
-engine/model/cpu/ops.cpp) and run at once.
+Layer by layer, a step enters the interpreter about three hundred times, and each time the event loop may hold the
+interpreter lock: with 32 streams, this took a quarter of a decode step's time. If all layers have the same form and
+consist only of C++ kernels, their calls are therefore listed first (attention/cpu/layers.py and `tail` of
+engine/model/cpu/ops.cpp) and run in one call.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Angles = tuple[Tensor, Tensor]
 
 
 class CpuLayers:
-    """The layers of one model, but what follows attention in the last one: that is wanted for few rows only."""
+    """The layers of one model up to attention in the last one: the rest is needed only for a few rows."""
 
     def __init__(self, config: ModelConfig, backend: CpuBackend, ops: CpuOps, tails: Sequence[CpuTail]) -> None:
         self._backend, self._kernels = backend, ops.kernels
-        self._tails = tails  # own what the addresses point to
+        self._tails = tails  # own the memory at these addresses
         self._addresses = np.array([tail.address for tail in tails[:-1]], np.uint64)
         self._windows = [config.window(layer) for layer in range(config.num_layers)]
         self._heads, self._head_size = config.num_heads, config.head_size
         self._scale, self._soft_cap = config.attention_scale, config.attention_soft_cap
 
     def run(self, qkv: Tensor, x: Tensor, kv_pool: Tensor, plan: Plan, angles: Angles, local_angles: Angles) -> Tensor:
-        """The last layer's attention [T, num_heads * head_size]. qkv [T, (num_heads + 2 num_kv_heads) * head_size] of
-        the first layer and x [T, H] are overwritten, x with what it is before the last tail."""
+        """The last layer's attention [T, num_heads * head_size]. Overwrites qkv [T, (num_heads + 2 num_kv_heads) *
+        head_size] of the first layer, and x [T, H], which becomes the last tail's input."""
         rows, threads = len(x), torch.get_num_threads()
         heads = qkv.view(rows, -1, self._head_size)
         out = torch.empty(rows, self._heads, self._head_size, dtype=qkv.dtype)
@@ -60,7 +60,7 @@ class CpuLayers:
 
 
 def all_in_one(config: ModelConfig, backend: AttentionBackend, ops: Ops, tails: Sequence[Tail]) -> CpuLayers | None:
-    """None where some layer needs the interpreter: another backend, experts, norms of q and k, several ranks."""
+    """None if a layer needs the interpreter: another backend, experts, norms of q and k, several ranks."""
     ours = [tail for tail in tails if isinstance(tail, CpuTail)]
     if type(backend) is not CpuBackend or not isinstance(ops, CpuOps) or len(ours) < len(tails) or config.qk_norm:
         return None

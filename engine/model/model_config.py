@@ -1,7 +1,7 @@
 """ModelConfig: the shape of a decoder, read from any kind of file (hf_config.py, gguf_config.py).
 
-Model families differ by these fields and by nothing else: the Llama, Mistral, Qwen and Gemma families, dense or mixture
-of experts, are one forward pass (engine/model/decoder.py). No torch: a store node needs the geometry and nothing else.
+Model families differ only in these fields: the Llama, Mistral, Qwen and Gemma families, dense or with experts, share
+one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the geometry.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
-    """How most of the checkpoint's weights are stored: a torch dtype name, or a GGUF type such as "q4_1"."""
+    """Type of most weights in the checkpoint: a torch dtype name, or a GGUF type such as "q4_1"."""
 
     # --- positions
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, Any] | None = None
     """None, or config.json's rope parameters with "rope_type" and the keys that SCALINGS lists for it."""
     local_rope_theta: float = 0.0
-    """Of layers with a window, unscaled, where they have their own (Gemma 3); 0 = as the others."""
+    """Of layers with a window, unscaled, if they have their own (Gemma 3); 0: rope_theta."""
 
     # --- attention
     qkv_bias: bool = False
@@ -46,32 +46,32 @@ class ModelConfig:
     qk_norm: bool = False
     """Every head of q and k is normalised before the rotary embedding."""
     windows: tuple[int, ...] = ()
-    """Per layer, the tokens a row sees, itself included; 0 = all. Empty: all of them in every layer."""
+    """Per layer, the tokens that a row sees, including itself; 0: all. Empty: all tokens in every layer."""
     query_scale_size: int = 0
-    """Scores are multiplied with query_scale_size**-0.5; 0 = the head size."""
+    """Scores are multiplied by query_scale_size**-0.5; 0: the head size."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
-    """Scores and logits become cap * tanh(x / cap); 0 = as they are."""
+    """Scores and logits become cap * tanh(x / cap); 0: unchanged."""
 
     # --- norms and multi-layer perceptrons
     rms_norm_eps: float = 1e-5
     norm_plus_one: bool = False
-    """Norm weights are stored as their distance from one, and multiplied before rounding (Gemma)."""
+    """Norm weights are stored minus one, and multiplied before rounding (Gemma)."""
     post_norms: bool = False
-    """What attention and MLP give is normalised once more before it is added (Gemma)."""
+    """The outputs of attention and MLP are normalised before they are added (Gemma)."""
     embedding_scale: float = 1.0
     activation: str = "silu"
 
     # --- mixture of experts
     num_experts: int = 0
-    """0 = a dense MLP in every layer."""
+    """0: a dense MLP in every layer."""
     experts_per_token: int = 0
     expert_size: int = 0
     """intermediate_size of one expert."""
     normalize_experts: bool = True
-    """The weights of a token's experts sum to one; otherwise they are their share among all experts."""
+    """The weights of a token's experts sum to one; otherwise they are their softmax among all experts."""
     dense_layers: tuple[int, ...] = ()
-    """Layers that have an MLP in spite of num_experts."""
+    """Layers with a dense MLP although num_experts > 0."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "intermediate_size"):
@@ -96,14 +96,14 @@ class ModelConfig:
             check(self.expert_size >= 1, f"moe_intermediate_size is {self.expert_size}, must be positive")
 
     def window(self, layer: int) -> int:
-        """Tokens that a row of this layer sees, itself included; 0 = all."""
+        """Tokens that a row of this layer sees, including itself; 0: all."""
         return self.windows[layer] if self.windows else 0
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
 
     def indivisible(self, ranks: int) -> str | None:
-        """Why tensor parallelism cannot split this model over so many ranks; None if it can."""
+        """Why tensor parallelism cannot split this model over `ranks` ranks; None if it can."""
         sizes = {"attention heads": self.num_heads}
         if any(not self.has_experts(layer) for layer in range(self.num_layers)):
             sizes["MLP columns"] = self.intermediate_size
@@ -122,7 +122,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Weights, norms and biases left out."""
+        """The number of weights, without norms and biases."""
         attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_size
         mlp = 3 * self.hidden_size * self.intermediate_size
         experts = self.num_experts * self.hidden_size * (3 * self.expert_size + 1)
@@ -138,7 +138,7 @@ def check(ok: bool, message: str) -> None:
 
 
 def token_ids(*values: Any) -> tuple[int, ...]:
-    """All ids of numbers and lists of them, in order, each once."""
+    """All ids in numbers and lists of numbers, in order, each once."""
     ids: dict[int, None] = {}
     for value in values:
         if value is not None:

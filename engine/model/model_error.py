@@ -2,4 +2,4 @@
 
 
 class ModelError(Exception):
-    """A model, tokenizer or weights file that cannot be used. One line that names the remedy where there is one."""
+    """A model, tokenizer or weights file cannot be used. The message is one line and names the remedy, if any."""

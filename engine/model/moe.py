@@ -4,7 +4,7 @@
     out[t] = sum over the k largest e of  weight[t, e] * down_e( act(gate_e x) * up_e x )
 
 weight is the share, or the share among the k. Rows are sorted by expert, so that all experts are one grouped matrix
-product over E ragged groups, whatever the number of tokens; an expert that no token chose costs nothing.
+product over E ragged groups for any number of tokens; an expert that no token chose costs nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ class Experts:
         ends = chosen.flatten().bincount(minlength=self.num_experts).cumsum(0).to(torch.int32)
         out = self.down(self.gate(self.gate_up(x[order // self.experts_per_token], ends)), ends)
         by_token: Tensor = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, chosen.shape)
-        # Summed in float32, where transformers rounds after every expert.
+        # Summed in float32; transformers rounds after every expert.
         summed = (by_token.float() * weight[..., None]).sum(1)
         return summed.to(x.dtype)

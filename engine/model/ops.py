@@ -1,8 +1,8 @@
 """The small operations between attention and the matrix products, one class per kind of hardware.
 
-A model calls these and knows no hardware; an implementation may fuse, prepack and reuse the memory of its arguments
-where the docstring allows it. TorchOps runs anywhere and rounds where transformers' Llama does; it widens quantized
-weights.
+A model calls these operations and knows no hardware. An implementation may fuse and prepack, and reuse the memory of
+arguments if the docstring allows it. TorchOps runs anywhere and rounds at the same places as transformers' Llama;
+it widens quantized weights.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Linear = Callable[[Tensor], Tensor]
 """x [T, in] -> [T, out]"""
 
 Tail = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(attended [T, num_heads * head_size], x [T, H]) -> (x after the layer [T, H], what the next layer begins with).
-The memory of both arguments may be reused."""
+"""(attended [T, num_heads * head_size], x [T, H]) -> (x after the layer [T, H], the next layer's input). The memory of
+both arguments may be reused."""
 
 
 class Vocabulary(Protocol):
-    """A matrix with one row per token: the embedding, the head, or both when they are tied."""
+    """A matrix with one row per token: the embedding, the head, or both if they are tied."""
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Rows [T, H] of token_ids [T] int64."""
@@ -34,7 +34,7 @@ class Vocabulary(Protocol):
 
 
 class Ops(Protocol):
-    """What a decoder layer needs besides attention. T is the step's tokens, H the hidden size."""
+    """The operations of a decoder layer except attention. T is the step's tokens, H the hidden size."""
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """x [T, in] -> x weight^T + bias [T, out], for a weight [out, in] that is prepared here, once."""
@@ -44,7 +44,7 @@ class Ops(Protocol):
         activation: silu, or gelu_tanh for gelu in its tanh approximation."""
 
     def vocabulary(self, weight: Weight) -> Vocabulary:
-        """For a weight [vocab_size, H]."""
+        """The vocabulary of a weight [vocab_size, H]."""
 
     def tail(
         self,
@@ -56,7 +56,7 @@ class Ops(Protocol):
         eps: float,
         following: Linear | None = None,
     ) -> Tail:
-        """What follows attention in a plain layer; o, down and following from `linear`, gate_up from `gated_linear`.
+        """A plain layer after attention; o, down and following are from `linear`, gate_up is from `gated_linear`.
 
         x += o(attended)      x += down(gate_up(rms_norm(x, norm)))      following(rms_norm(x, next_norm))
 
@@ -64,14 +64,14 @@ class Ops(Protocol):
         """
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """(x [T, in], ends [E] int32) -> [T, out] for weight [E, out, in]: row t is multiplied with the weight of the
-        group that ends[g - 1] <= t < ends[g] puts it in; groups may be empty, the last one ends at T."""
+        """(x [T, in], ends [E] int32) -> [T, out] for weight [E, out, in]: row t is multiplied by the weight of its
+        group g, ends[g - 1] <= t < ends[g]. Groups may be empty; the last one ends at T."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """weight * x / sqrt(mean(x^2) + eps) over the last axis, the mean in float32.
 
-        A weight of x's dtype is multiplied with the rounded quotient (Llama); a float32 weight for a narrower x with
-        the float32 quotient, and the product is rounded (Gemma)."""
+        A weight of x's dtype multiplies the rounded quotient (Llama). A float32 weight for a narrower x multiplies the
+        float32 quotient, and the product is rounded (Gemma)."""
 
     def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(x + delta, its rms_norm); x and delta [T, H], whose memory may be reused for the results."""
@@ -127,7 +127,7 @@ class TorchOps:
         return run
 
     def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        pad = -weight.shape[2] % (16 // weight.itemsize)  # torch wants rows of whole 16 bytes
+        pad = -weight.shape[2] % (16 // weight.itemsize)  # torch needs rows of a multiple of 16 bytes
         if pad:
             weight = F.pad(weight, (0, pad))
         by_input = weight.transpose(1, 2)  # [E, in, out], a view

@@ -1,7 +1,8 @@
 """Chooses the operations of a model; on a CPU it measures which matrix products are fastest.
 
-A product larger than a core's caches is computed by both in turns, for one row, which is bound by memory, and for many,
-which are bound by arithmetic. The best of ROUNDS counts, because other processes only ever make a round longer.
+Both candidates compute, in turns, a product larger than a core's caches: for one row, which is bound by memory, and for
+many rows, which are bound by arithmetic. The best of ROUNDS counts, because other processes can only make a round
+longer.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ ROUNDS = 5
 
 
 def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto", quantized: bool = False) -> Ops:
-    """The fastest operations for a model of `dtype` on `device` whose attention backend is called `backend`.
+    """The fastest operations for a model of `dtype` on `device` with the attention backend `backend`.
 
-    TritonOps beside the attention backend `triton`. Beside `cpu` the faster of CpuOps and TorchOps, by a short
-    measurement; `cpu_level` is a level of attention/cpu/level.py or auto. Else TorchOps. The log says which and why.
-    For `quantized` weights, on a CPU, always CpuOps. Raises NotCompiled for a level by name that this CPU lacks, and
-    where there are no kernels for quantized weights.
+    TritonOps with the backend `triton`. With `cpu`, the faster of CpuOps and TorchOps, by a short measurement;
+    `cpu_level` is a level of attention/cpu/level.py or auto. Otherwise TorchOps. The log contains the choice and the
+    reason. For `quantized` weights, on a CPU, always CpuOps. Raises NotCompiled if the named level is not available on
+    this CPU, or if no level is and the weights are `quantized`.
     """
     if quantized:
         return CpuOps(cpu_level, dtype, quantized=True)
@@ -49,7 +50,7 @@ def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "
 
 
 def faster_ops(ours: CpuOps, dtype: torch.dtype) -> Ops:
-    """`ours`, or TorchOps where the product of its times is smaller."""
+    """`ours`, or TorchOps if the product of its times is smaller."""
     torchs = TorchOps()
     times = seconds_of([ours, torchs], dtype)
     won = math.prod(times[0]) <= math.prod(times[1])
@@ -69,7 +70,7 @@ def faster_ops(ours: CpuOps, dtype: torch.dtype) -> Ops:
 
 
 def seconds_of(candidates: Sequence[Ops], dtype: torch.dtype) -> list[list[float]]:
-    """Of one product by each, for each of ROWS: the best of ROUNDS in turns after one that is not counted."""
+    """Seconds of one product by each candidate, for each of ROWS: the best of ROUNDS after a warm-up, in turns."""
     weight = torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)
     linears = [ops.linear(weight) for ops in candidates]
     best = [[math.inf] * len(ROWS) for _ in candidates]

@@ -1,16 +1,16 @@
 """The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes.
 
     ops.cpp       bfloat16 on AMX tiles
-    ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 where the CPU has it, else products in float32;
+    ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 if the CPU has it, else products in float32;
                   quantized weights of every level
 
-A weight is packed once, in the order in which the kernels read it (cpu/gemm.h, cpu/gemm_any.h, cpu/groups.h), as wide
-as it is, and only the packed copy is kept: it serves one row and thousands, and the vocabulary's serves the embedding
-too. Sums are float32 and each result is rounded once, so a fused operation is closer to the exact value than the chain
-of TorchOps it stands for. Quantized weights are multiplied with rows that are rounded to one byte per element, in
-groups of 32.
+A weight is packed once, in the order in which the kernels read it (cpu/gemm.h, cpu/gemm_any.h, cpu/groups.h), without
+changing its type. Only the packed copy is kept: it serves any number of rows, and the vocabulary's copy also serves the
+embedding. Sums are float32 and each result is rounded once, so a fused operation is closer to the exact value than the
+chain of TorchOps that it replaces. Quantized weights are multiplied with rows that are rounded to one byte per element,
+in groups of 32.
 
-Tensors of another type than the model's take the operations of TorchOps, whose class this one extends.
+Tensors of another type than the model's use the operations of TorchOps, the base class.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FEATURES = LEVELS["amx"]
 FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")  # false alarms from g++'s own intrinsics
 
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
-"""Types of models that the kernels take -> in C++."""
+"""Types of models that the kernels accept -> their names in C++."""
 
 KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3}
 """`Kind` of engine/model/cpu/gemm_any.h; 0 = elements."""
@@ -104,8 +104,8 @@ QUANTIZED_SIGNATURES: dict[str, list[type]] = {"pack_groups": [P, I64, I64, I64,
 
 @functools.cache
 def library(level: str, dtype: torch.dtype, quantized: bool = False) -> ctypes.CDLL:
-    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS; those on tiles take no quantized weights.
-    Raises NotCompiled: features, compiler, or tile registers refused by Linux."""
+    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles have no `quantized` kernels.
+    Raises NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
     signatures = SIGNATURES
     if level == "amx" and dtype == torch.bfloat16 and not quantized:
         kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
@@ -123,7 +123,7 @@ def library(level: str, dtype: torch.dtype, quantized: bool = False) -> ctypes.C
 
 
 class Packed:
-    """A weight [n, k] in the kernels' order; `gated` weaves its halves. Owns the memory `struct` points to."""
+    """A weight [n, k] in the kernels' order; `gated` interleaves its halves. Owns the memory of `struct`."""
 
     def __init__(self, ops: CpuOps, weight: Weight, bias: Tensor | None = None, gated: bool = False) -> None:
         self.kernels, (self.outputs, self.k), self.dtype = ops.kernels, weight.shape, weight.dtype
@@ -145,7 +145,7 @@ class Packed:
         self.address = ctypes.addressof(self.struct)
 
     def readable(self, x: Tensor) -> Tensor:
-        """x [T, k] as the kernels read it: rows of whole steps, their elements adjacent."""
+        """x [T, k] in the form that the kernels read: rows of whole steps with adjacent elements."""
         if self.k % self.step:
             return F.pad(x, (0, -self.k % self.step))
         return x if x.stride(1) == 1 else x.contiguous()
@@ -170,7 +170,7 @@ class CpuVocabulary(CpuLinear):
         rows = torch.empty(len(token_ids), self.k, dtype=self.dtype)
         ids = token_ids.contiguous()
         if self.kernels.rows_of(self.address, ids.data_ptr(), len(ids), rows.data_ptr(), torch.get_num_threads()):
-            raise IndexError(f"token ids must lie in 0 .. {self.outputs - 1}")
+            raise IndexError(f"token ids must be in 0 .. {self.outputs - 1}")
         return rows
 
     def logits(self, x: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class CpuGatedLinear(Packed):
 
 
 class CpuTail:
-    """What follows attention in a layer, in one call."""
+    """The part of a layer after attention, in one call."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class CpuTail:
         following: CpuLinear | None,
     ) -> None:
         self.kernel, self.outputs = o.kernels.tail, following.outputs if following else 0
-        self.parts = (o, norm, gate_up, down, next_norm, following)  # own what the struct points to
+        self.parts = (o, norm, gate_up, down, next_norm, following)  # own the memory to which the struct points
         next_struct = following.struct if following else PackedWeight()
         norms = norm.data_ptr(), next_norm.data_ptr()
         self.struct = PackedTail(o.struct, gate_up.struct, down.struct, *norms, eps, gate_up.activation, next_struct)
@@ -236,9 +236,9 @@ class CpuTail:
 
 
 class CpuOps(TorchOps):
-    """For a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu/level.py; auto is the best
-    one. `quantized`: they take quantized weights too. Raises NotCompiled where the CPU, the compiler or Linux does not
-    offer what they need."""
+    """Operations for a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu/level.py; auto:
+    the best level. `quantized`: they accept quantized weights too. Raises NotCompiled if the CPU, the compiler or Linux
+    does not support them."""
 
     def __init__(self, level: str = "auto", dtype: torch.dtype = torch.bfloat16, quantized: bool = False) -> None:
         self.level, self.dtype = best(lambda each: library(each, dtype, quantized), level), dtype
@@ -309,7 +309,7 @@ class CpuOps(TorchOps):
         return x, self._norm(x, delta.contiguous(), weight, eps)
 
     def _norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """x is contiguous; delta is added to it in place."""
+        """The norm of contiguous x, after adding delta to it in place."""
         y, width = torch.empty_like(x), x.shape[-1]
         self.kernels.rms_norm(
             x.data_ptr(),

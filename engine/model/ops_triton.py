@@ -1,7 +1,7 @@
 """The small operations of a model on a GPU: norms and gates are one kernel each (attention/triton/norm_gate.py), matrix
 products are torch's (cuBLAS). The number of launches determines the time of a small model's decode step.
 
-Everything that this class does not say is TorchOps'.
+TritonOps inherits all other operations from TorchOps.
 """
 
 from __future__ import annotations

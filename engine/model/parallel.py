@@ -1,16 +1,16 @@
 """Tensor parallelism: the part of a model on each rank, and the collectives of a forward pass.
 
-Rank r of n computes num_heads / n heads and 1 / n of every MLP's columns (of every expert's, too), Megatron's split:
+Rank r of n computes num_heads / n heads and 1 / n of the columns of every MLP and expert (Megatron's split):
 
     qkv, gate, up     rows of the weight [out, in]        no communication
     o, down           columns of the weight               partial results, summed over the ranks
     lm_head           rows, padded to a multiple of n     logits, gathered on rank 0
     embed, norms, router                                  whole on every rank
 
-KV heads are split with the query heads that use them; with fewer KV heads than ranks, neighbours hold the same one.
-For transfers, the pool and other nodes a KV block stays whole, [num_layers, 2, num_kv_heads, block_size, head_size].
-Ranks on CPUs share the arena's memory and write their heads of it, two ranks with the same KV head the same bytes.
-Ranks on GPUs have arenas of their own, which rank 0 puts together (engine/loading/rank_arenas.py).
+KV heads are split with the query heads that use them; with fewer KV heads than ranks, neighbours have the same one. For
+transfers, the pool and other nodes, a KV block stays whole: [num_layers, 2, num_kv_heads, block_size, head_size]. Ranks
+on CPUs share the arena's memory and write their heads to it; two ranks with the same KV head write the same bytes.
+Ranks on GPUs have separate arenas, which rank 0 combines (engine/loading/rank_arenas.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from engine.model.model_config import ModelConfig
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
-"""Ranks run the same step side by side; one that is this late will never come."""
+"""Ranks run the same step concurrently; a rank that is this late is considered dead."""
 
 BY_OUTPUT = ("q", "gate", "up", "q_bias")
 BY_KV_HEAD = ("k", "v", "k_bias", "v_bias")
@@ -42,7 +42,7 @@ class Ranks(Protocol):
         """x [T, H] summed over the ranks; its memory may be reused."""
 
     def gather(self, part: Tensor) -> Tensor:
-        """part [R, columns], equal on all ranks -> [R, ranks * columns] on rank 0; the others get their part back."""
+        """part [R, columns], of equal shape on all ranks -> [R, ranks * columns] on rank 0; other ranks get `part`."""
 
 
 class Alone:
@@ -56,10 +56,10 @@ class Alone:
 
 
 class ProcessRanks:
-    """Gloo on CPUs, NCCL on GPUs (the latter has not run yet: no machine with several GPUs was at hand).
+    """Gloo on CPUs, NCCL on GPUs (NCCL is untested, for lack of a machine with several GPUs).
 
-    Blocks until all ranks have come. Raises RuntimeError, here and in the collectives, when one is gone or
-    COLLECTIVE_TIMEOUT has passed; the ranks are out of step then and must all end.
+    Blocks until all ranks are connected. Raises RuntimeError, here and in the collectives, if a rank is gone or
+    COLLECTIVE_TIMEOUT has passed; the ranks are then out of step and must all end.
     """
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class ProcessRanks:
             options._timeout = COLLECTIVE_TIMEOUT
             self._group = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host, whose own name may lead nowhere
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host, whose name may not resolve
             self._group = dist.ProcessGroupGloo(store, rank, size, COLLECTIVE_TIMEOUT)
         self.sum(torch.zeros(1, device=device))  # all are connected once this returns
 
@@ -89,7 +89,7 @@ class ProcessRanks:
         return torch.cat(parts, dim=-1) if parts else part
 
     def abort(self) -> None:
-        """Over NCCL, from any thread: end collectives that wait on the GPU for a rank that is gone, with no result."""
+        """With NCCL, from any thread: end collectives that wait on the GPU for a lost rank, without a result."""
         self._group.abort()
 
 
@@ -103,7 +103,7 @@ class Shard:
 
     @property
     def config(self) -> ModelConfig:
-        """What this rank's Model is made with. Its head is its own: a tied one is cut from the embedding."""
+        """The configuration of this rank's Model. It has a separate head: a tied one is cut from the embedding."""
         return replace(
             self.whole,
             num_heads=self.whole.num_heads // self.size,

@@ -2,7 +2,7 @@
 
     angle = position * frequency[i]      frequency[i] = theta^(-2i / head_size) / divisor[i]
 
-cos and sin are multiplied with a magnitude. Divisors and magnitude are the context extension: rope_scaling.py.
+cos and sin are multiplied by a magnitude. rope_scaling.py computes divisors and magnitude for context extension.
 """
 
 from __future__ import annotations

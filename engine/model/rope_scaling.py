@@ -2,9 +2,9 @@
 
     frequency[i] = theta^(-2i / head_size) / divisor[i]
 
-Scalings whose divisors depend on the length of the request beyond the model's own are not here: the KV of a token
-would depend on what follows it, and could not be reused. "dynamic" is known because it does nothing up to
-max_position_embeddings, the longest request that is served. No torch: a store node checks a configuration too.
+Scalings whose divisors depend on the request's length are not supported: the KV of a token would depend on later tokens
+and could not be reused. "dynamic" is supported because it has no effect up to max_position_embeddings, the longest
+request that is served. Does not import torch: a store node also checks configurations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCALINGS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", *LLAMA3_SCALING),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-"""Implemented scalings, besides none, and the keys each must have."""
+"""Implemented scalings, in addition to none, with their required keys."""
 
 
 def problem(scaling: Mapping[str, Any]) -> str | None:
@@ -53,7 +53,7 @@ def divisors(scaling: Mapping[str, Any] | None, theta: float, head_size: int) ->
 
 
 def magnitude(scaling: Mapping[str, Any] | None) -> float:
-    """What cos and sin are multiplied with; not 1 only in YaRN, which sharpens attention over longer contexts."""
+    """The factor of cos and sin; 1 except in YaRN, which sharpens attention over longer contexts."""
     if not scaling or scaling["rope_type"] != "yarn":
         return 1.0
     if scaling.get("attention_factor") is not None:
@@ -69,8 +69,8 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def llama3_divisors(scaling: Mapping[str, Any], theta: float, head_size: int) -> np.ndarray:
-    """By what Llama 3's rule divides each frequency: 1 for short wavelengths, `factor` for long ones, and between the
-    two a blend that is linear in the inverse."""
+    """The divisor of each frequency by Llama 3's rule: 1 for short wavelengths, `factor` for long ones, and a blend
+    between the two that is linear in the inverse."""
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_size, 2) / head_size)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] / wavelength
@@ -80,8 +80,8 @@ def llama3_divisors(scaling: Mapping[str, Any], theta: float, head_size: int) ->
 
 def yarn_divisors(scaling: Mapping[str, Any], theta: float, head_size: int) -> np.ndarray:
     """YaRN (Peng et al., arXiv 2309.00071, section 3.2): pairs that turn more than beta_fast times in the original
-    context stay, those that turn less than beta_slow times are divided by `factor`, with a ramp over the pair's index
-    between the two; linear in the inverse."""
+    context are unchanged; pairs that turn less than beta_slow times are divided by `factor`. A ramp over the pair's
+    index, linear in the inverse, connects the two."""
     length = scaling["original_max_position_embeddings"]
 
     def pair_that_turns(times: float) -> float:

@@ -53,7 +53,7 @@ class Engine:
         metrics: Metrics,
         arenas: Arenas,
     ) -> None:
-        """arenas: what other nodes are known to have in theirs."""
+        """arenas: the known contents of other nodes' arenas."""
         store, transfer = cluster.store, cluster.transfer
         self._config = config
         self._transfer = transfer
@@ -64,6 +64,7 @@ class Engine:
         else:
             transfer.register(self.region)
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
+        self._calibrated: list[int] = []  # blocks that the calibration writes to
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
         policy = batching_policies[config.batching_policy](tuning)
@@ -127,11 +128,11 @@ class Engine:
         )
 
     def is_busy(self) -> bool:
-        """Requests run."""
+        """Whether requests are running."""
         return bool(self.batcher.running)
 
     def _wire_codec(self, geometry: BlockGeometry) -> WireCodec | None:
-        """What encodes KV on its way to decode nodes, registered; None = nothing does."""
+        """The registered codec for KV sent to decode nodes; None: KV is sent as it is."""
         if not geometry.wire_encoded or not isinstance(self.region, Region):
             return None
         codec = WireCodec(self.region, geometry, self._config.kv_staging_bytes)
@@ -154,15 +155,16 @@ class Engine:
         )
 
     async def calibrate(self) -> int:
-        """Measure steps before `start`, for --calibration-ms at most; returns how many. They write to blocks that
-        others may reserve already, so every block is taken until it is over, and a request that comes waits."""
+        """Measure steps before `start`, for at most --calibration-ms; returns their number. The steps write to blocks
+        that other nodes may already reserve, so this holds all blocks until it ends, and arriving requests wait."""
         config, size = self._config, self._config.block_size
-        lent = self.pool.allocate(self.pool.num_blocks)
+        lent = self._calibrated = self.pool.allocate(self.pool.num_blocks)
         room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
         try:
             return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
         finally:
+            self._calibrated = []
             self.pool.release(lent)
             self.service.blocks_freed()
 
@@ -180,15 +182,15 @@ class Engine:
             self._transfer.unregister(self._wire.region.name)
             self._wire.close()
         if self._processes is not None:
-            await asyncio.to_thread(self._processes.close)  # and with them, on GPUs, their parts of the region
+            await asyncio.to_thread(self._processes.close)  # on GPUs, this also frees their parts of the region
 
     @property
     def lost(self) -> str | None:
-        """Why this engine cannot compute any more; None while it can."""
+        """Why this engine can no longer compute; None while it can."""
         return self.worker.lost or (None if self._processes is None else self._processes.lost)
 
     def state(self) -> dict[str, Any]:
-        """For /debug/state. Recounts every block: `integrity` is None when the books agree."""
+        """For /debug/state. Recounts every block: `integrity` is None if all counts agree."""
         return {
             "blocks": self.pool.usage(),
             "references": self.pool.references(),
@@ -210,14 +212,15 @@ class Engine:
     def _integrity(self) -> str | None:
         try:
             self.pool.check_integrity()
-            self.pool.check_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
+            self.pool.check_transfer_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
+            self.pool.check_request_owners([*self.worker.request_blocks(), *self._calibrated])
         except Exception as error:
             return str(error)
         return None
 
 
 def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeometry, staging_bytes: int) -> PoolBlocks:
-    """How blocks of `arena` go to the pool; staging_bytes: of each area in which they are encoded."""
+    """Moves blocks between `arena` and the pool; staging_bytes: size of each area in which they are encoded."""
     if isinstance(arena, DeviceRegion):
         return DeviceBlocks(store, arena, geometry)
     if geometry.encoded:
@@ -226,5 +229,5 @@ def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeome
 
 
 def layers_of(blocks: PoolBlocks) -> Layers | None:
-    """How they come layer by layer. None from a device: kernels that are queued already do not wait."""
+    """Loads blocks layer by layer. None for a device: kernels that are already queued do not wait for layers."""
     return blocks.layers if isinstance(blocks, PlainBlocks | EncodedBlocks) else None

@@ -64,7 +64,7 @@ class FrontDoor:
         self._http: HttpServer | None = None
 
     async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
-        """Serve on a socket that listens already. Without a model, answer what can be asked of a store."""
+        """Serve on a listening socket. Without a model, the node answers only questions about its store."""
         frontend: Frontend
         if self._source.format == "none":
             frontend = StoreFrontend(self._answers())
@@ -118,7 +118,7 @@ class FrontDoor:
         return ServingFrontend(served, tokenizer, self.grammars, acceptor, self._answers())
 
     def _answers(self) -> Answers:
-        """What the API says of this node: its cluster, its state, why it is not ready, its metrics, the live page."""
+        """The API's answers about this node: cluster, state, why it is not ready, metrics, the live page."""
         config, cluster, blocks, serving = self._config, self._cluster, self._blocks, self._serving
         stalls = self._measures.stalls
         own = identity(config, blocks.geometry, blocks.root.hex()) | {"fingerprint": self._source.fingerprint}
@@ -142,7 +142,7 @@ class FrontDoor:
         )
 
     async def _metrics_text(self) -> bytes:
-        """GET /metrics; what is a state and not an event is read now."""
+        """GET /metrics. Reads gauges of states now; events are already counted."""
         metrics, engine = self._measures.metrics, self._serving.engine
         roles = Counter(role for member in self._cluster.gossip.members for role in member.roles)
         metrics.set_members({role: roles[role] for role in ROLES})

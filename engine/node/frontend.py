@@ -1,6 +1,6 @@
 """The Frontend of this node's HTTP API: the tokenizer, the acceptor and the state of the node.
 
-Implements net.http.common.frontend.Frontend; the HTTP layer knows nothing else of the engine.
+Implements net.http.common.frontend.Frontend, the only part of the engine that the HTTP layer knows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_TOKENS = "this node is a store without a model (--model none): ask a node tha
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What can be asked of this node. `healthy`: why it is not ready, None while it is."""
+    """Answers about this node. `healthy`: why it is not ready; None if it is."""
 
     cluster: Callable[[], dict[str, Any]]
     state: Callable[[], dict[str, Any]]
@@ -37,7 +37,7 @@ class Served:
     """The model, as clients see it."""
 
     name: str
-    root: str  # path or id it was loaded from
+    root: str  # path or id from which it was loaded
     max_model_len: int
     max_answer_logprobs: int
 
@@ -117,7 +117,7 @@ class ServingFrontend:
 
 
 class StoreFrontend(ServingFrontend):
-    """A node without a model: it answers questions about itself, and every request for tokens with 503."""
+    """A node without a model: it answers questions about itself, and refuses requests for tokens with 503."""
 
     def __init__(self, answers: Answers) -> None:
         self._show(Served(NO_MODEL, NO_MODEL, 0, 0), vocab_size=0)

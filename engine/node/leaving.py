@@ -1,9 +1,10 @@
 """Leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM.
 
-1. Its record says DRAINING, /health says 503: nobody places work here, balancers look elsewhere. Asked by POST /drain
-   it still accepts requests and places them on others, for `grace_s` at least and until it computes nothing any more.
-2. It accepts nothing more and finishes what its own clients wait for. SIGTERM begins here.
-3. It finishes what it computes for others. What is left after the deadline fails over: their acceptors place it again.
+1. Its record contains DRAINING and /health answers 503, so no node places work here and load balancers avoid it. After
+   POST /drain, it still accepts requests and places them on other nodes, for at least `grace_s` seconds and until it
+   computes nothing any more.
+2. It accepts no more requests and finishes those of its own clients. SIGTERM begins here.
+3. It finishes its work for other nodes. After the deadline, the acceptors of unfinished requests place them again.
 """
 
 from __future__ import annotations
@@ -33,11 +34,10 @@ class Leaving:
         self._node_id, self._roles, self._gossip, self._serving = config.node_id, config.roles, gossip, serving
         self._timeout_s = config.drain_timeout_ms / 1000
         self._grace_s = 0.0
-        self._deadline: float | None = None  # time.monotonic(), once it runs
+        self._deadline: float | None = None  # time.monotonic(), set by `run`
 
     def ask(self, timeout_s: float | None, grace_s: float, force: bool) -> None:
-        """Let this node leave; again while it leaves is no error. Raises Refused for the last node of
-        a role unless `force`."""
+        """Make this node leave; idempotent. Raises Refused for the last node of a role unless `force`."""
         if self.asked.is_set():
             return
         if not force and (role := self._sole_role()) is not None:
@@ -49,7 +49,8 @@ class Leaving:
         self.asked.set()
 
     async def run(self) -> None:
-        """Returns when nothing is left to do, or time is up. Cancelled, it fails what its clients still wait for."""
+        """Returns when all work is done or the deadline has passed. If cancelled, it fails the unfinished requests of
+        its clients."""
         serving = self._serving
         serving.unready = serving.lost or "shutting down"
         self._deadline = time.monotonic() + self._timeout_s
@@ -68,7 +69,7 @@ class Leaving:
             log.warning("%d requests of other nodes are unfinished; their acceptors will place them again", owed)
 
     def progress(self) -> dict[str, Any]:
-        """GET /drain: what is still to do; left_s is None while the node does not leave."""
+        """GET /drain: the remaining work; left_s is None unless the node is leaving."""
         return {
             "node_id": self._node_id,
             "draining": self.asked.is_set() or self._deadline is not None,
@@ -78,7 +79,7 @@ class Leaving:
         }
 
     async def _until_idle(self, earliest: float) -> None:
-        """Until nothing is computed here for anybody, not before `earliest`, and not after the deadline."""
+        """Wait until this node computes no request, at least until `earliest`, at most until the deadline."""
         while self._left_s() > 0 and (time.monotonic() < earliest or self._serving.computing):  # noqa: ASYNC110 - once in its life
             await asyncio.sleep(POLL_S)
 
@@ -86,7 +87,7 @@ class Leaving:
         return 0.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     async def _finish_own(self, timeout_s: float) -> None:
-        """Accept nothing more and finish what our own clients wait for, for `timeout_s` at most."""
+        """Accept no more requests and finish those of our own clients, for at most `timeout_s` seconds."""
         if self._serving.acceptor is not None:
             await self._serving.acceptor.drain(timeout_s)
 

@@ -14,11 +14,11 @@ from net.transfer.common.memory import Region
 from sched.cost import TransferModel
 
 DRAM_REGION = "dram"
-SSD_LATENCY_S, SSD_BYTES_PER_S = 2e-4, 1e9  # until its reads were measured
+SSD_LATENCY_S, SSD_BYTES_PER_S = 2e-4, 1e9  # assumed before the first measured read
 
 
 def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> LocalStore:
-    """Raises SsdError when the path cannot be used, UsageError for a policy that is not there."""
+    """Raises SsdError if the path cannot be used, UsageError for an unknown policy."""
     policies = eviction(config), cache_admission(config)
     arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.pool_bytes)
     ssd = None

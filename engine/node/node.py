@@ -1,7 +1,7 @@
 """One node, assembled: channel and transfer engine, store share, gossip, HTTP API, engine.
 
-Read `start` as the order of things: what others may need early (the store share, membership, the answer to "are you
-ready?") comes before the slow part, loading weights. Nobody is sent here before the engine answers probes.
+`start` shows the order: first the parts that other nodes may need early (the store share, membership, the answer to
+"are you ready?"), then the slow part, loading weights. No request is placed here before the engine answers probes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from engine.core.engine_load import first_role
 from engine.front import cheapest
 from engine.front.cluster import Cluster
 from engine.handoff.arenas import Arenas
+from engine.node import common_transport
 from engine.node import report as node_report
 from engine.node.front_door import FrontDoor
 from engine.node.leaving import Leaving
@@ -69,12 +70,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("mooncake.node")
 
 JOIN_S = 10.0
-"""For a member of the cluster to answer on its control port."""
+"""Time for a member of the cluster to answer on its control port."""
 
 
 class Node:
-    """Everything of one node. `config` is resolved, `http_socket` listens, `cluster` is what GET /cluster of the node
-    to join answered (None: this node starts a cluster); `phases` of the start are logged when it is over."""
+    """One complete node. `config` is resolved, `http_socket` listens, `cluster` is the answer to GET /cluster of the
+    node to join (None: this node starts a cluster). The `phases` of the start are logged at its end."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class Node:
     # --- life
 
     async def start(self) -> None:
-        """Returns when this node serves. Raises UsageError when the cluster refuses it."""
+        """Returns when this node serves. Raises UsageError if the cluster refuses it."""
         config = self.config
         self.supervisor.install()
         self.measures.stalls.start()
@@ -165,6 +166,7 @@ class Node:
         await self.door.open(self._http_socket, self._draft)
         if self._cluster is not None:
             await self._join(self._cluster)
+            await common_transport.check(self.config.transport, self.channel, self.transfer, self.gossip.members)
         if self.store.keeper is not None:
             self.store.keeper.start()
         self.measures.phase("HTTP and joining")
@@ -180,7 +182,7 @@ class Node:
             engine.load.complete = self.use.onto
             self.words.start(engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
-                self._publishing = spawn(self._publish_weights(), "giving weights to the pool")
+                self._publishing = spawn(self._publish_weights(), "publishing weights to the pool")
             if engine.load.does < BOTH <= set(config.roles):
                 hold_s = config.role_change_hold_ms / 1000
                 self._role_changes = RoleChanges(self.gossip, engine.load, hold_s)
@@ -193,18 +195,18 @@ class Node:
         log.info("ready after %s", self.measures.phases.line())
 
     def _check_rdma(self) -> None:
-        """What was asked for by name has to be here: a node that finds out from its first peer serves nothing."""
+        """A transport or device named by a flag must exist: fail at the start, not at the first peer."""
         if (reason := self.transfer.refusal("rdma")) is not None:
             by_name = self.config.transport != "rdma"
             asked = f"--rdma-devices {self.config.rdma_devices}" if by_name else "--transport rdma"
             raise UsageError(f"{asked}: {reason}; give --transport auto or tcp (mooncake.py doctor shows what is here)")
 
     async def drain(self) -> None:
-        """Before `stop`: finish what clients wait for. Cancelled, it ends what is left at once."""
+        """Call it before `stop`: finishes the requests of clients. If cancelled, it ends the rest immediately."""
         await self.leaving.run()
 
     async def stop(self) -> None:
-        """Leave the cluster and give everything back, in reverse order."""
+        """Leave the cluster and release everything, in reverse order."""
         await self.door.close()
         if self._prefault is not None:
             await asyncio.to_thread(self._prefault.close)
@@ -228,7 +230,7 @@ class Node:
         self.supervisor.remove()
 
     def give_up(self, reason: str) -> None:
-        """This node cannot go on: it says why, leaves the cluster, and ends with exit code 1."""
+        """This node cannot continue: it logs the reason, leaves the cluster, and ends with exit code 1."""
         if self.serving.gave_up is None:
             self.serving.gave_up = self.serving.unready = reason
             log.critical("%s; this node leaves", reason)
@@ -240,7 +242,7 @@ class Node:
 
     @property
     def lost(self) -> str | None:
-        """Why this node cannot go on; None while it can."""
+        """Why this node cannot continue; None while it can."""
         return self.serving.lost
 
     async def _join(self, cluster: dict[str, Any]) -> None:
@@ -257,16 +259,16 @@ class Node:
             ) from None
 
     def _join_s(self, cluster: dict[str, Any]) -> float:
-        """How long to ask. A node that is started again under its name is let in when its old self is known to be dead
-        or, at an address of its own, at once."""
+        """Seconds to ask. A node that restarts under the same name is admitted when its previous process is known to be
+        dead, or immediately if it has a new address."""
         members = cluster["members"]
         if not any(m["node_id"] == self.config.node_id and m["status"] in ("alive", "suspect") for m in members):
             return JOIN_S
-        log.info("this name is still that of a member: waiting until that has proved to live, or is given up")
+        log.info("a member still has this name: waiting until it proves that it is alive, or is given up")
         return JOIN_S + presets[self.config.net].suspicion_max_s(len(members))
 
     async def _load_engine(self) -> Engine:
-        """In a thread: importing torch takes a second, and a store node never pays for it."""
+        """Runs in a thread: importing torch takes a second. A store node does not import it."""
 
         def load() -> tuple[type[Engine], LoadedModel]:
             from engine.loading.load_model import load_model
@@ -278,8 +280,8 @@ class Node:
 
         self.serving.unready = "loading weights"
         calls = LoopCalls()
-        # Not the loop's pool: an OpenMP team lives as long as the thread that led it, and libgomp cuts the spinning of
-        # every team short once there are more of its threads than cores.
+        # Not in the loop's thread pool: an OpenMP team exists as long as the thread that led it, and libgomp shortens
+        # the spinning of all teams if they have more threads than there are cores.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as loading:
             try:
                 engine, loaded = await asyncio.get_running_loop().run_in_executor(loading, load)
@@ -306,24 +308,27 @@ class Node:
         opened = await asyncio.to_thread(weights_of, self.config, self.source)
         await publish(Objects(self.store), self.source.fingerprint, self.config.dtype, opened)
 
-    # --- who we are, who they are
+    # --- this node and its peers
 
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:
         return disagreement(self.config, self.root.hex(), theirs)
 
     def _member(self) -> Member:
-        """The control address is filled in when gossip starts."""
+        """This node; `Gossip.start` fills in the control address."""
         return Member(
             node_id=self.config.node_id,
             address=("", 0),
             http=self.http_address,
             roles=self.config.roles,
-            info=self._identity | {"share": self.config.dram_bytes + self._ssd_bytes} | self._first_role,
+            info=self._identity
+            | {"share": self.config.dram_bytes + self._ssd_bytes}
+            | self._first_role
+            | common_transport.named(self.config.transport),
         )
 
     @property
     def _first_role(self) -> dict[str, list[str]]:
-        """Of a node that changes its role: what it goes back to when all is calm."""
+        """For a node that changes its role: the role to which it returns at low load."""
         begins = first_role(self.config)
         return {"first_role": sorted(begins)} if begins < BOTH <= set(self.config.roles) else {}
 
@@ -341,7 +346,7 @@ class Node:
         return member is not None and member.status is Status.ALIVE
 
     def _homes(self) -> dict[str, int]:
-        """Members that pooled blocks live on, with the bytes of their shares."""
+        """Members that store pooled blocks, with the bytes of their shares."""
         return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
 
     async def _pool_members(self, peer: str, body: Nothing, data: memoryview) -> PoolMembers:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The KV blocks of the cluster: their shape, the root of their keys, and what this node keeps of the pool."""
+    """The KV blocks of the cluster: their shape, the root of their keys, and this node's share of the pool."""
 
     geometry: BlockGeometry
     root: BlockKey
@@ -28,37 +28,37 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What the node measures of itself."""
+    """The node's measurements of itself."""
 
     metrics: Metrics
     stalls: StallMonitor  # of the event loop
     phases: Phases  # of the start
 
     def phase(self, name: str) -> None:
-        """That part of the start ends now."""
+        """The part `name` of the start ends now."""
         self.phases.end(name, time.monotonic())
 
 
 @dataclass(slots=True)
 class Serving:
-    """What serves, as far as it is up: the node fills this in while it starts."""
+    """The parts that serve; the node fills this in during its start."""
 
-    unready: str | None = "starting"  # what /health says; None = ready
-    gave_up: str | None = None  # why the node leaves by itself
+    unready: str | None = "starting"  # the reason in /health; None: ready
+    gave_up: str | None = None  # why the node decided to leave
     engine: Engine | None = None  # of a prefill or decode node
     acceptor: Acceptor | None = None  # of a node with a model
 
     @property
     def lost(self) -> str | None:
-        """Why this node cannot go on; None while it can."""
+        """Why this node cannot continue; None while it can."""
         return self.gave_up or (None if self.engine is None else self.engine.lost)
 
     @property
     def accepted(self) -> int:
-        """Requests of clients of this node that have not ended."""
+        """Unfinished requests of this node's clients."""
         return 0 if self.acceptor is None else self.acceptor.open
 
     @property
     def computing(self) -> int:
-        """Requests whose acceptor, this node or another one, waits for the engine."""
+        """Requests for which an acceptor, on this or another node, waits for this engine."""
         return 0 if self.engine is None or self.engine.lost is not None else self.engine.service.owed()

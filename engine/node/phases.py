@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 class Phases:
-    """Consecutive named parts of one stretch of time, seconds."""
+    """Consecutive named parts of one period, in seconds."""
 
     def __init__(self, begun: float) -> None:
         self._begun = self._last = begun
         self._parts: dict[str, float] = {}
 
     def end(self, name: str, now: float) -> None:
-        """The part `name` lasted from the end of the one before until now; a part may come in several pieces."""
+        """The part `name` lasted from the end of the previous part until now; a part may have several pieces."""
         self._parts[name] = self._parts.get(name, 0.0) + now - self._last
         self._last = now
 

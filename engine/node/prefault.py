@@ -13,9 +13,9 @@ from net.transfer.device.staging import DeviceRegion
 
 
 def prefault(arena: Region | DeviceRegion | None, share: LocalStore | None, busy: Callable[[], bool]) -> Prefault:
-    """Populates the arenas in host memory: first the engine's, whose blocks are all written soon, then the pool's. A
-    quarter of the RAM stays free, because arenas are upper bounds and may exceed the host's memory in total. busy():
-    whether other work needs the cores now."""
+    """Populates the arenas in host memory: first the engine's, because all its blocks are written soon, then the
+    pool's. A quarter of the RAM stays free, because arenas are upper bounds and may together exceed the host's memory.
+    busy(): whether other work needs the cores now."""
     regions = [] if arena is None else [arena]
     regions += [share.arena.region] if share is not None and share.arena is not None else []
     spared = total_bytes() // 4

@@ -26,7 +26,7 @@ RECORD_FIELDS = ("age_s", "work_s", "running", "dram_fill", "ssd_fill", "nic_in"
 
 
 def ready_line(me: Member) -> dict[str, Any]:
-    """Printed on stdout for the user who started this process."""
+    """The line on stdout for the user who started this process."""
     return {
         "event": "ready",
         "node_id": me.node_id,
@@ -37,7 +37,7 @@ def ready_line(me: Member) -> dict[str, Any]:
 
 
 def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) -> dict[str, Any]:
-    """GET /cluster: what a joiner must know, and the members with the transport in use to each."""
+    """GET /cluster: the facts that a joining node needs, and the members with the transport in use to each."""
     paths = {path["peer"]: path["transport"] for path in transfer.snapshot()}
     members = [
         {
@@ -55,7 +55,7 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
 
 
 def pool_members(gossip: Gossip, block_bytes: int, replicas: int) -> PoolMembers:
-    """For clients of the store (cache/store/remote.py): where the shares are, and what they keep."""
+    """For clients of the store (cache/store/remote.py): the addresses and sizes of the shares."""
     rows = [(member.node_id, *member.address, member.share) for member in gossip.members]
     return PoolMembers(rows, block_bytes, replicas)
 
@@ -80,7 +80,7 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
 
 
 def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor) -> dict[str, Any]:
-    """This node's part of GET /live: load, blocks, tiers, the way to every peer, and the requests it accepted last."""
+    """This node's part of GET /live: load, blocks, tiers, the path to every peer, and its last accepted requests."""
     engine, acceptor = serving.engine, serving.acceptor
     record = None if engine is None else engine.load.record()
     return {

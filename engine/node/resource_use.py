@@ -11,12 +11,12 @@ from typing import Any
 from net.metrics.nic_use import NicUse
 from sched.gossip.record import NodeRecord
 
-LOOK_S = 0.5
+REFRESH_S = 0.5  # between two measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Shares of what there is."""
+    """Used fractions of the capacity."""
 
     dram_fill: float = 0.0
     ssd_fill: float = 0.0
@@ -25,7 +25,7 @@ class Use:
 
 
 class NodeUse:
-    """`tiers()`: as BlockTiers.stats tells, empty on a node without a share of the store."""
+    """`tiers()`: cache.tiers.local_store.LocalStore.stats; empty on a node without a share of the store."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class NodeUse:
         self._use, self._looked_at = Use(), float("-inf")
 
     def __call__(self) -> Use:
-        """As it was a moment ago."""
+        """The last measurement, at most REFRESH_S old."""
         now = self._clock()
-        if now - self._looked_at >= LOOK_S:
+        if now - self._looked_at >= REFRESH_S:
             self._looked_at = now
             tiers, (received, sent) = self._tiers(), self._nics.look(now)
             self._use = Use(_fill(tiers.get("dram")), _fill(tiers.get("ssd")), received, sent)
         return self._use
 
     def onto(self, record: NodeRecord) -> NodeRecord:
-        """The record with what is in use."""
+        """The record with these fractions filled in."""
         use = self()
         return replace(record, dram_fill=use.dram_fill, ssd_fill=use.ssd_fill, nic_in=use.nic_in, nic_out=use.nic_out)
 

@@ -20,7 +20,7 @@ PERIOD_S = 2.0
 
 
 class RoleChanges:
-    """Of an engine node that can prefill and decode."""
+    """The role changes of an engine node that can prefill and decode."""
 
     def __init__(self, gossip: Gossip, load: EngineLoad, hold_s: float) -> None:
         """hold_s: see RoleController."""
@@ -56,7 +56,7 @@ class RoleChanges:
 
 
 def seen(member: Member, record: NodeRecord) -> Seen:
-    """A node as the rules look at it."""
+    """A node in the form that the rules take."""
     roles = BOTH & set(member.roles)
     does = frozenset(role for role in roles if record.flags & ROLE_BITS[role])
     first = member.info.get("first_role")

@@ -9,7 +9,7 @@ from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers
 
 
 def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
-    """Called once, when the node has all its parts."""
+    """Register the parts with the metrics. Called once, when the node has all its parts."""
     gossip = cluster.gossip
 
     def oldest_record_s() -> float:

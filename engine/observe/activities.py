@@ -73,7 +73,7 @@ def _states(events: Sequence[Json]) -> Iterator[Activity]:
 
 
 def _work(events: Sequence[Json], nodes: Json) -> Iterator[Activity]:
-    """What the nodes computed and moved, interval by interval."""
+    """The computations and transfers of the nodes, interval by interval."""
     prefilled = False
     for place, event in enumerate(events):
         node, detail, name = event["node"], event["detail"], event["event"]

@@ -1,6 +1,6 @@
 """`python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`: explains a request's placement, as a table.
 
-Asks the node at --url, then the other nodes of its cluster: the one that accepted the request knows.
+It asks the node at --url; that node asks the other nodes of its cluster. The acceptor of the request has the record.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "r
 def main(argv: Sequence[str]) -> int:
     """Exit code 1 if no node knows the request, 2 if no node answers."""
     parser = argparse.ArgumentParser(
-        prog="mooncake explain", description="Why a request went where it went, and how it did."
+        prog="mooncake explain", description="Explains a request's placement and its measured times."
     )
-    known = "the id in the answer of the API (default: the request of the cluster that ended or was refused last)"
+    known = "the id in the API's answer (default: the last request of the cluster that ended or was refused)"
     parser.add_argument("request_id", metavar="REQUEST-ID", nargs="?", help=known)
     add_flags(parser, "any node of the cluster")
-    parser.add_argument("--json", action="store_true", help="print the record as it is")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
     args = parser.parse_args(argv)
     try:
         node = NodeClient.from_flags(args)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def newest(node: NodeClient) -> str | None:
-    """The request that ended last or was refused last, of those that the nodes remember. Raises NoAnswer."""
+    """The last request that ended or was refused, of those that the nodes still know. Raises NoAnswer."""
     speaking = [one for one in node.get("/live")["nodes"] if "error" not in one]
     told = [one["recent"] for one in speaking]
     rows = [row for one in told for row in (*one["requests"], one["refused"]) if row is not None]
@@ -57,7 +57,7 @@ def newest(node: NodeClient) -> str | None:
 
 
 def find(node: NodeClient, request_id: str) -> dict[str, Any]:
-    """The record of a request from whichever node has it; the one asked asks the others. Raises NoAnswer."""
+    """The record of a request from the node that has it; the asked node asks the others. Raises NoAnswer."""
     return node.get(f"/live/requests/{quote(request_id, safe='')}")
 
 
@@ -85,7 +85,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def _refused(refused: dict[str, Any]) -> list[str]:
-    """What its client was told, and the objective that was missed, if it was one."""
+    """The client's error message, and the missed objective if there is one."""
     lines = [f"refused{_by(refused)}: {refused['reason']}; retry after {refused['retry_after_s']:g} s"]
     if "objective" in refused:
         missed, limit_s = refused["objective"], refused["limit_s"]
@@ -100,7 +100,7 @@ def _by(refused: dict[str, Any]) -> str:
 
 
 def _load(load: dict[str, Any]) -> str:
-    """A prefix that was fetched: from which tiers of whom, how long it took, and what the node that did it expected."""
+    """A fetched prefix: its tiers and nodes, the measured time, and the time that the fetching node expected."""
     tiers = ", ".join(f"{blocks} {tier}" for tier, blocks in load["tiers"].items())
     what = f"loaded {load['blocks']} blocks ({tiers}) from {', '.join(load['sources'])}"
     return f"{what} in {1000 * load['seconds']:.2f} ms, expected {1000 * load['estimated_s']:.2f} ms"
@@ -133,7 +133,7 @@ def _decision(decision: dict[str, Any]) -> list[str]:
 
 
 def _columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Aligned: the first column to the left, the others to the right."""
+    """Aligned lines: the first column is left-aligned, the others are right-aligned."""
     cells = [list(head)] + [[_text(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     aligned = (
@@ -143,7 +143,7 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Seconds with three significant digits."""
+    """A cell; floats have three significant digits."""
     if value is None:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
 """Intervals of activities, and the time that two activities share. Pure.
 
-They measure the overlap of transfer and computation: the part of a KV transfer during which the prompt was computed is
-hidden.
+They measure the overlap of transfer and computation: the part of a KV transfer that runs during the prompt's
+computation is hidden.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Intervals:
         return len(self._items)
 
     def before(self, now: float) -> list[list[float]]:
-        """[begin, end, amount] with times in seconds before `now`. They travel in an event stamped `now`, so only the
-        time of the event needs a conversion between clocks."""
+        """[begin, end, amount] with times in seconds before `now`. The event that contains them has the time `now`, so
+        only that time needs a conversion between clocks."""
         return [[now - begin, now - end, amount] for begin, end, amount in self._items]
 
 
@@ -69,6 +69,6 @@ def shared(some: Iterable[Interval], others: Iterable[Interval]) -> float:
 
 
 def efficiency(transfer: Sequence[Interval], compute: Sequence[Interval]) -> float | None:
-    """Hidden time / transfer time, 0 to 1; None when nothing was transferred."""
+    """Hidden time / transfer time, 0 to 1; None if nothing was transferred."""
     took = length(transfer)
     return shared(transfer, compute) / took if took else None

@@ -11,7 +11,7 @@ log = logging.getLogger("mooncake.node")
 
 
 class LineFile:
-    """Appends to `path`. `flag`: what asked for it, for the error line. Raises OSError when it cannot be opened."""
+    """Appends to `path`. `flag`: the flag that named it, for the error line. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: Path, flag: str) -> None:
         self._name = f"{flag} {path}"
@@ -19,11 +19,11 @@ class LineFile:
 
     @property
     def is_open(self) -> bool:
-        """False once a write has failed, or after `close`."""
+        """False after a failed write and after `close`."""
         return self._file is not None
 
     def add(self, lines: bytes) -> None:
-        """Whole lines; after a failure nothing is written any more."""
+        """Append whole lines; does nothing after a failure."""
         if self._file is None:
             return
         written = 0
@@ -36,7 +36,7 @@ class LineFile:
             self.close()
 
     def _cut(self, written: int) -> None:
-        """Take back what is there of the last lines."""
+        """Remove the written part of the last lines."""
         assert self._file is not None
         try:
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)

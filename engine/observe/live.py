@@ -33,8 +33,8 @@ class Live:
         timeline: Callable[[str], Json | None],
         members: Callable[[], list[Json]],
     ) -> None:
-        """own: what this node says of itself; timeline: of a request that this node accepted; members: rows with at
-        least node_id and status, as in GET /cluster."""
+        """own: this node's report; timeline: of a request that this node accepted; members: rows with at least node_id
+        and status, as in GET /cluster."""
         self._channel = channel
         self._own = own
         self._timeline = timeline
@@ -45,7 +45,7 @@ class Live:
         channel.handle(TIMELINE, self._on_timeline)
 
     async def cluster(self) -> Json:
-        """{"unix_s", "node_id", "nodes": [member | what it says of itself | {"error": why not}]}"""
+        """{"unix_s", "node_id", "nodes": [member | its report or {"error": reason}]}"""
         now = time.monotonic()
         if self._latest is None or now - self._asked > FRESH_S:
             self._asked = now
@@ -53,7 +53,7 @@ class Live:
         return await asyncio.shield(self._latest)
 
     async def timeline(self, request_id: str) -> Json | None:
-        """The timeline from the node that accepted the request; None when no answering node knows the request."""
+        """The timeline from the node that accepted the request; None if no answering node knows the request."""
         own = self._timeline(request_id)
         if own is not None:
             return own

@@ -12,14 +12,14 @@ from typing import Any
 from net.loop.log_context import request_id
 
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""All but the tab."""
+"""All control characters except the tab."""
 
 TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """{"time" (UTC), "level", "logger", "message"}, `constant` fields such as the node's id where it is known, and
-    "request_id" and "exception" where there is one."""
+    """{"time" (UTC), "level", "logger", "message"}, `constant` fields such as the node's id, and "request_id" and
+    "exception" if there are any."""
 
     def __init__(self, constant: dict[str, Any]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """TEXT, and the request's id at the end where there is one."""
+    """TEXT, followed by the request's id if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         of = request_id.get()
@@ -47,13 +47,14 @@ class TextFormatter(logging.Formatter):
         return f"{head}{newline}{rest}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line, whatever a peer has put into it: what would move a terminal's cursor is spelt out."""
+        """One line, even with text from a peer: characters that would move a terminal's cursor are escaped."""
         record.message = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), record.message)
         return super().formatMessage(record)
 
 
 def configure(level: str, log_format: str, **constant: Any) -> None:
-    """Of this process; replaces what was configured before. `constant`: node_id, and of a worker process its rank."""
+    """Configure the logs of this process; replaces earlier settings. `constant`: node_id, and a worker process's
+    rank."""
     handler = logging.StreamHandler(sys.stderr)
     text = TEXT.replace("%(name)", f"rank {constant['rank']} %(name)") if "rank" in constant else TEXT
     handler.setFormatter(JsonFormatter(constant) if log_format == "json" else TextFormatter(text))

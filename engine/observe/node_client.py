@@ -16,8 +16,8 @@ TIMEOUT_S = 10.0
 
 
 class NoAnswer(Exception):
-    """The node did not answer, or not with what was asked for. One line that names the remedy; `status`: its HTTP
-    status, None when there was none."""
+    """The node did not answer, or its answer is invalid. The message is one line and names the remedy; `status`: the
+    HTTP status, None without one."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class NodeClient:
         return self._send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
 
     def _send(self, request: urllib.request.Request) -> Json:
-        # No proxy of the user's shell: it would catch 127.0.0.1 too.
+        # Without the proxy of the user's shell, which would also get requests to 127.0.0.1.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=TIMEOUT_S) as answer:
@@ -66,16 +66,16 @@ class NodeClient:
 def add_flags(parser: argparse.ArgumentParser, which: str) -> None:
     """--url (of `which` node), --api-key and --api-key-file."""
     parser.add_argument("--url", metavar="HOST:PORT", default="127.0.0.1:8000", help=f"{which} (default: %(default)s)")
-    parser.add_argument("--api-key", metavar="KEY", help="of the cluster, if it has one; others see it in `ps`")
-    parser.add_argument("--api-key-file", metavar="FILE", type=Path, help="its first key instead; as nodes have it")
+    parser.add_argument("--api-key", metavar="KEY", help="key of the cluster, if it has one; visible in `ps`")
+    parser.add_argument("--api-key-file", metavar="FILE", type=Path, help="file whose first key is sent instead")
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """What the node says, and what to do about a missing key."""
+    """The node's message, with the remedy for a missing key."""
     with error:
         text = error.read().decode(errors="replace")
     try:
         said = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        said = f"{text[:200].strip()!r}, which is not how a Mooncake node speaks; give --url of one"
+        said = f"{text[:200].strip()!r}, which is not an answer of a Mooncake node; give --url of one"
     return f"{said} (--api-key or --api-key-file here)" if error.code == 401 else said

@@ -1,8 +1,8 @@
 """Sends finished requests to an OpenTelemetry collector over OTLP/HTTP (--otlp-traces-endpoint).
 
 The event loop only puts a timeline into a bounded queue. A thread turns it into spans (engine/observe/otlp_spans.py)
-and sends many requests in one message. When the collector is slow or gone, the queue fills, and further requests are
-dropped and counted. Nothing waits for the collector.
+and sends many requests in one message. If the collector is slow or gone, the queue fills, and further requests are
+dropped and counted. The event loop never waits for the collector.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OtlpError(Exception):
 
 
 class SpanExport:
-    """Raises OtlpError at start, for an endpoint that is not a URL and for missing packages."""
+    """Raises OtlpError at start if the endpoint is not a URL or packages are missing."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         url = traces_url(endpoint)
@@ -59,7 +59,7 @@ class SpanExport:
         self._thread.start()
 
     def ended(self, timeline: Timeline, headers: Mapping[str, str], reason: str | None) -> None:
-        """A request has ended and its timeline is complete. `headers`: see otlp_spans.spans. Returns at once."""
+        """A request has ended and its timeline is complete. `headers`: see otlp_spans.spans. Does not block."""
         try:
             self._ended.put_nowait((timeline, headers, reason))
         except queue.Full:
@@ -107,7 +107,7 @@ class SpanExport:
             return []
 
     def _send(self, batch: list[ReadableSpan], requests: int) -> None:
-        """The sender retries by itself for SEND_TIMEOUT_S, and logs why it gave up."""
+        """Send a batch. The sender retries for SEND_TIMEOUT_S, and logs why it gave up."""
         try:
             taken = self._sender.export(batch) is self._success
         except Exception:

@@ -1,9 +1,9 @@
 """Turns a finished request into OpenTelemetry spans: one trace over all its nodes. Needs the extra `otlp`.
 
     llm_request                     on the acceptor, from accepted to answered; the child of the client's span, if any
-      place, reserve blocks, first token, stream                  as the acceptor saw them
+      place, reserve blocks, first token, stream                  measured by the acceptor
       state waiting, state loading, state running, ...            of the request on each node
-      prefix load, prefill chunk ..., kv transfer, decode         what each node computed and moved
+      prefix load, prefill chunk ..., kv transfer, decode         computations and transfers of each node
 
 Every node is a separate resource (service.instance.id). Times of other nodes are converted to the acceptor's clock. The
 root span has vLLM's name and attributes, so tools for vLLM's traces can read it.
@@ -31,7 +31,7 @@ Json = Mapping[str, Any]
 
 NAMES = {LOADS: "prefix load", PREFILL: "prefill chunk", KV: "kv transfer", DECODE: "decode"}
 JOINED = (LOADS, KV, DECODE)
-"""Rows with hundreds of short intervals become one span from the first to the last, with their number."""
+"""Rows with hundreds of short intervals, joined into one span with the number of intervals."""
 
 NOTES = ("adopted", "attempt_failed", "redirected", "timed_out")
 """Events of the timeline that become events of the root span."""
@@ -50,7 +50,7 @@ _scope = InstrumentationScope("mooncake", __version__)
 
 def spans(record: Json, model: str, headers: Mapping[str, str], reason: str | None) -> list[ReadableSpan]:
     """The spans of an ended request. `record`: its Timeline.as_dict(). `headers`: traceparent and tracestate from the
-    client; a trace that the client does not sample has no spans. `reason`: the finish reason, None if there is none."""
+    client; empty if the client does not sample the trace. `reason`: the finish reason, None if there is none."""
     parent = get_current_span(TraceContextTextMapPropagator().extract(headers)).get_span_context()
     if parent.is_valid and not parent.trace_flags.sampled:
         return []

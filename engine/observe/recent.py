@@ -13,8 +13,8 @@ Json = dict[str, Any]
 MAX_RECENT_REQUESTS = 200
 PERCENTILES = (50, 90, 99)
 SOURCES = ("hbm", "arena", "dram", "ssd", "computed")
-"""Of a prompt's tokens: found in the prefill node's own arena or in another node's, in a DRAM or SSD tier of the pool,
-or computed."""
+"""Sources of a prompt's tokens: the prefill node's own arena, another node's arena, the DRAM or SSD tier of the pool,
+or computation."""
 
 
 class Recent:
@@ -26,7 +26,7 @@ class Recent:
         self._refused: Json | None = None
 
     def add(self, timeline: Timeline, service_class: str, reason: str | None, ended: float) -> None:
-        """reason: the finish reason, None when the client went away; ended: unix seconds."""
+        """reason: the finish reason, None if the client disconnected; ended: unix seconds."""
         summary = timeline.summary()
         decode_ms, gaps = summary["decode_ms"], timeline.output_tokens - 1
         self._rows.append(
@@ -46,11 +46,11 @@ class Recent:
         )
 
     def refuse(self, request_id: str, ended: float) -> None:
-        """A request ended without a token, or with few: it was refused."""
+        """A request was refused, with no or few tokens."""
         self._refused = {"id": request_id, "ended": ended}
 
     def as_dict(self) -> Json:
-        """{"requests": newest first, "refused": the newest of those, "ttft_ms" and "tpot_ms": {"p50": ...},
+        """{"requests": newest first, "refused": the newest refused one, "ttft_ms" and "tpot_ms": {"p50": ...},
         "tokens_from": sums by source}"""
         rows = list(reversed(self._rows))
         return {
@@ -77,7 +77,7 @@ def tokens_from(timeline: Timeline, block_size: int) -> dict[str, int]:
 
 
 def percentiles(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Of what is not None, by the nearest rank; None of nothing."""
+    """Percentiles of the values that are not None, by the nearest rank; None without values."""
     known: Sequence[float] = sorted(value for value in values if value is not None)
     if not known:
         return None

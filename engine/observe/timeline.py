@@ -64,13 +64,13 @@ class Timeline:
         return sorted(self.events, key=lambda event: event["t"])
 
     def _aligned(self) -> list[dict[str, Any]]:
-        """In order on the acceptor's clock, as far as the nodes' clocks are known."""
+        """The events in order on the acceptor's clock; clocks of unknown offset are not shifted."""
         offsets = {node: clock["offset_s"] for node, clock in self.clocks.items()}
         events = [event | {"t": event["t"] - offsets.get(event["node"], 0.0)} for event in self.events]
         return sorted(events, key=lambda event: event["t"])
 
     def summary(self) -> dict[str, Any]:
-        """Where the time went, in milliseconds; None where the request has not come that far."""
+        """Times of the request's stages in milliseconds; None for stages that it has not reached."""
         events = self._aligned()
         prefill = self.nodes.get("prefill")
         received, begun = _first(events, "accepted"), _first(events, "running", prefill)

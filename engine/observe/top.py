@@ -26,13 +26,13 @@ NAMES = {"hbm": "arena", "arena": "other arenas", "dram": "DRAM", "ssd": "SSD", 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 2 when the first question is not answered; later ones are asked again until Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="mooncake top", description="The cluster as it is now, in a terminal.")
+    """Exit code 2 if the node does not answer the first question; later ones are repeated until Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="mooncake top", description="Shows the cluster's current state.")
     add_flags(parser, "any node of the cluster")
     parser.add_argument("--interval-ms", type=int, default=1000, help="time between two questions (default: 1000)")
     parser.add_argument("--requests", type=int, default=10, help="newest requests to show (default: 10)")
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
-    parser.add_argument("--json", action="store_true", help="print GET /live once, as it is, and end")
+    parser.add_argument("--once", action="store_true", help="print the tables once and end")
+    parser.add_argument("--json", action="store_true", help="print GET /live once, as JSON, and end")
     args = parser.parse_args(argv)
     try:
         node = NodeClient.from_flags(args)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(live, indent=1))
     elif args.once:
-        # A pipe has no width: rich would take 80 columns and cut names.
+        # A pipe has no width: rich would assume 80 columns and cut names.
         Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS).print(picture(live, args.requests))
     else:
         follow(node, live, args.requests, args.interval_ms / 1000)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def follow(node: NodeClient, live: Json, requests: int, interval_s: float) -> None:
-    """Until Ctrl-C. A question without an answer is shown, and the last picture stays."""
+    """Update the picture until Ctrl-C. If the node does not answer, show the error above the last picture."""
     try:
         with Live(picture(live, requests), screen=True, auto_refresh=False) as screen:
             while True:
@@ -69,7 +69,7 @@ def follow(node: NodeClient, live: Json, requests: int, interval_s: float) -> No
 
 
 def picture(live: Json, requests: int) -> Group:
-    """What /live says, as rich shows it."""
+    """The answer of /live in rich's form."""
     speaking = [node for node in live["nodes"] if "error" not in node]
     parts: list[Any] = [Text(summary(live, speaking), "bold"), nodes_table(live["nodes"])]
     if paths := [(node["node_id"], path) for node in speaking for path in node["paths"]]:
@@ -89,7 +89,7 @@ def summary(live: Json, speaking: Sequence[Json]) -> str:
 
 
 def figures(rows: Sequence[Json]) -> str:
-    """Percentiles over all nodes, and where the KV of prompts came from."""
+    """Percentiles over all nodes, and the sources of the prompts' KV."""
     parts = []
     for name, field in (("TTFT", "ttft_ms"), ("TBT", "tpot_ms")):
         if known := percentiles(row[field] for row in rows):
@@ -147,7 +147,7 @@ def requests_table(rows: Iterable[Json]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """A '#' before a column's name aligns it to the right. Where there is no room names go on in the next line."""
+    """A '#' before a column's name aligns it to the right. Names that do not fit continue in the next line."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for column in columns:
         right = column.startswith("#")
@@ -156,7 +156,7 @@ def _table(*columns: str) -> Table:
 
 
 def ms(value: float | None) -> str:
-    """A time in milliseconds, with a unit one can read."""
+    """A time given in milliseconds, as text with a suitable unit."""
     if value is None:
         return ""
     return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"

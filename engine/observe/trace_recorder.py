@@ -1,8 +1,9 @@
 """Records live traffic as a trace in Mooncake's format, one line per request, for the simulator and other tools.
 
-A line has the arrival time, the lengths of prompt and answer, and one number per block of 512 tokens. The number stands
-for the block and everything before it. Equal prefixes have equal numbers on every node and in every file. To learn text
-from the numbers, one must guess a whole block. The recorder writes lines when requests end, so sort by timestamp.
+A line has the arrival time, the lengths of prompt and answer, and one number per block of 512 tokens. The number
+identifies the block and everything before it. Equal prefixes have equal numbers on every node and in every file. To
+learn text from the numbers, one must guess a whole block. The recorder writes lines when requests end, so sort them by
+timestamp.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from engine.observe.line_file import LineFile
 
 BLOCK_TOKENS = 512
 ID_BITS = 52
-"""A float64 holds the number exactly. Among a billion blocks, two share a number with a chance of 1 in 9,000."""
+"""A float64 represents the number exactly. Two of a billion blocks share a number with a chance of 1 in 9,000."""
 
 
 class TraceRecorder:
-    """Appends to a file. Raises OSError when it cannot be opened."""
+    """Appends to a file. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: Path, started: float) -> None:
         """started: the origin of the timestamps, unix seconds."""

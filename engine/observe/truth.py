@@ -8,7 +8,7 @@
     step_s      mean gap between tokens after the first
 
 The error of an estimate is |estimated - measured| / max(measured, 1 ms): an absolute percentage error that stays finite
-when nothing had to be waited for. Its mean over requests is the MAPE in /metrics.
+when the measured time is 0. Its mean over requests is the MAPE in /metrics.
 """
 
 from __future__ import annotations

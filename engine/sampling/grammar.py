@@ -1,10 +1,10 @@
 """Structured output: which tokens may follow, so that the answer is JSON of a schema, matches a regex, or is a choice.
 
-llguidance compiles grammars and computes masks; here they are kept. A mask is a function of the grammar and of the
-output so far, and of nothing else: a request that continues on another node, is preempted, or has drafts judged behind
-its last token (speculation; rows behind a wrong draft are thrown away) needs no state from elsewhere. What a step
-computed is kept for the next one, which then consumes one token (10 us to copy, 0.1 ms for a mask of 49,152 tokens);
-without it, the output is consumed again at 1 us per token.
+llguidance compiles grammars and computes masks; this module caches them. A mask depends only on the grammar and the
+output so far. A request that continues on another node, is preempted, or has drafts judged after its last token
+(speculation; rows after a wrong draft are dropped) therefore needs no state from another node or step. The state of a
+step is cached for the next one, which then consumes one token (10 us to copy, 0.1 ms for a mask of 49,152 tokens);
+without the cached state, the output is consumed again at 1 us per token.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ log = logging.getLogger("mooncake.engine")
 MAX_SOURCE_CHARS = 256 << 10
 KEPT_GRAMMARS = 128
 KEPT_STATES = 512
-"""Far more than rows in a step: states of requests that are between two steps are not lost."""
+"""Far more than the rows of a step, so that states of requests between two steps are not lost."""
 
 WHITESPACE = r"\n? {0,16}"
-"""Between the parts of JSON: indented or not. Small models go on with blanks for ever where they may."""
+"""Between the parts of JSON, indented or not. The limit is for small models, which otherwise repeat spaces forever."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class _Kept(OrderedDict[K, V]):
-    """The `most` entries used last."""
+    """The `most` most recently used entries."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Kept(OrderedDict[K, V]):
 class Grammars:
     """Compiled grammars of one tokenizer, and the masks of outputs. Safe to call from several threads.
 
-    `compile` is the acceptor's check; `allowed` the sampler's question, on whichever node samples."""
+    The acceptor calls `compile` to check a request; the sampler calls `allowed`, on any node."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +72,7 @@ class Grammars:
         """The grammar's text for SamplingParams.grammar.
 
         kind: "json" with a JSON schema, "regex" in Rust's syntax (no look-around; it matches the whole answer),
-        "choice" with a JSON list of strings, or "call" with the JSON schema of what stands in <tool_call> tags. Raises
+        "choice" with a JSON list of strings, or "call" with the JSON schema of the value in <tool_call> tags. Raises
         ValueError with the reason why it cannot be compiled."""
         from llguidance import LLMatcher
 
@@ -95,8 +95,8 @@ class Grammars:
         return grammar
 
     def allowed(self, grammar: str, output: Sequence[int]) -> np.ndarray:
-        """[vocab] bool: what may follow these tokens of the output; only the end of the output where the grammar is
-        complete, or where it became too complex to go on."""
+        """[vocab] bool: the tokens that may follow this output. If the grammar is complete, or has become too complex,
+        only tokens that end the output."""
         state = self._state(grammar, tuple(output))
         if state.is_error():
             log.warning("an answer ended before its grammar was complete: %s", state.get_error().partition("\n")[0])
@@ -131,9 +131,9 @@ class Grammars:
         return known
 
     def prepare(self) -> None:
-        """Build the vocabulary. It takes 0.3 s and lets no other thread run, so the node does it before it serves, and
-        not when the first request asks for structured output. A node whose tokenizer gives no vocabulary starts all the
-        same; `compile` refuses with the reason."""
+        """Build the vocabulary. This holds the interpreter lock for 0.3 s, so the node does it before it serves, not at
+        the first request for structured output. A node whose tokenizer gives no vocabulary still starts; `compile` then
+        raises the reason."""
         if not self._tokenizer.eos_token_ids:
             return
         try:
@@ -152,6 +152,6 @@ class Grammars:
 
 
 def _tagged(schema: str) -> str:
-    """One call as models of the Hermes form write it; net/http/openai/tools.py reads it."""
+    """The grammar of one call in the form of Hermes models, which net/http/openai/tools.py parses."""
     body = json.dumps(json.loads(schema) | {"x-guidance": {"whitespace_pattern": WHITESPACE}})
     return f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {body}'

@@ -1,9 +1,9 @@
 """Draws on the CPU: the same results as sampler.draw, computed for a few rows at a time so that they stay in the cache,
 without sorting the vocabulary.
 
-top_p needs the most probable tokens in order until they hold the share top_p. Tokens less probable than
-(1 - top_p) / vocab_size hold together less than 1 - top_p, so none of them is ever needed: what is left to sort is some
-hundred tokens of a language model's 49,152 (0.1 ms for a row instead of 1.5 ms).
+top_p needs the most probable tokens in order until their sum reaches top_p. All tokens less probable than
+(1 - top_p) / vocab_size together have less than 1 - top_p, so none of them is needed. This leaves about a hundred of a
+language model's 49,152 tokens to sort (0.1 ms per row instead of 1.5 ms).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engine.sampling.params import SamplingParams
 ROWS_AT_ONCE = 8
 """1.5 MB of logits at a vocabulary of 49,152."""
 
-PIECE = 512
+PIECE_WEIGHTS = 512
 
 SLACK = 1e-3
-"""Relative; far above the error of the float32 exponentials, so that rounding drops no token that is needed."""
+"""Relative; far above the error of the float32 exponentials, so that rounding drops no needed token."""
 
 
 def draw_on_host(
@@ -46,7 +46,7 @@ def draw_on_host(
 def probabilities_on_host(
     logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, floors: Tensor
 ) -> Tensor:
-    """[R, V] float32: what draw_on_host draws from; arguments as there."""
+    """[R, V] float32: the probabilities from which draw_on_host draws; same arguments."""
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
     weights = scaled.exp()
     for i, (row, weight) in enumerate(zip(scaled.numpy(), weights.numpy(), strict=True)):
@@ -60,7 +60,7 @@ def probabilities_on_host(
 
 
 def _draw(scaled: np.ndarray, weights: np.ndarray, params: SamplingParams, floor: np.ndarray, uniform: float) -> int:
-    """One token; weights = exp(scaled) [V], the largest of scaled is 0. Logits that are NaN give some token."""
+    """One token; weights = exp(scaled) [V]; the maximum of scaled is 0. If logits are NaN, the token is arbitrary."""
     ids = _admitted(scaled, weights, params, floor)
     if ids is None:
         return _invert(weights, uniform)
@@ -68,14 +68,14 @@ def _draw(scaled: np.ndarray, weights: np.ndarray, params: SamplingParams, floor
 
 
 def _invert(weights: np.ndarray, uniform: float) -> int:
-    """The first index at which the sum of the weights so far exceeds the share `uniform` of their total. Sums of
-    pieces first, then one piece in detail: a running sum of the whole takes five times as long."""
-    pieces = np.add.reduceat(weights, np.arange(0, len(weights), PIECE), dtype=np.float64)
+    """The first index at which the cumulative sum of the weights exceeds `uniform` times their total. Sums pieces
+    first, then searches one piece: a cumulative sum of all weights takes five times as long."""
+    pieces = np.add.reduceat(weights, np.arange(0, len(weights), PIECE_WEIGHTS), dtype=np.float64)
     sums = pieces.cumsum()
     target = uniform * sums[-1]
     piece = min(int(sums.searchsorted(target, "right")), len(sums) - 1)
-    begin = PIECE * piece
-    inside = weights[begin : begin + PIECE].cumsum(dtype=np.float64)
+    begin = PIECE_WEIGHTS * piece
+    inside = weights[begin : begin + PIECE_WEIGHTS].cumsum(dtype=np.float64)
     at = int(inside.searchsorted(target - (sums[piece] - pieces[piece]), "right"))
     if at == len(inside):  # the two sums of this piece were rounded differently: its last token with any weight
         at = int(inside.searchsorted(inside[-1]))
@@ -83,7 +83,7 @@ def _invert(weights: np.ndarray, uniform: float) -> int:
 
 
 def _admitted(scaled: np.ndarray, weights: np.ndarray, params: SamplingParams, floor: np.ndarray) -> np.ndarray | None:
-    """Ids of the admitted tokens, ascending; None = all."""
+    """Ids of the admitted tokens, ascending; None: all."""
     if 0 < params.top_k < len(scaled):
         floor = np.maximum(floor, np.partition(scaled, len(scaled) - params.top_k)[-params.top_k])
     if params.top_p == 1:

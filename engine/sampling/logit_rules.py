@@ -1,15 +1,15 @@
 """Changes a row's logits before sampling: penalties, logit bias, minimum length, grammar.
 
-In this order, for a row with the counts of its tokens so far:
+The rules in order, for a row with the counts of its tokens so far:
 
     repetition   l > 0 ? l / r : l * r            tokens of prompt and output
     frequency    l - f * count                    tokens of the output
     presence     l - p                            tokens of the output
-    logit bias   l + b                            so that -100 and 100 ban and force whatever the penalties did
+    logit bias   l + b                            after the penalties, so that -100 and 100 always ban and force
     min_tokens   l = -inf for tokens that would end the output too early
-    grammar      l = -inf for tokens with which the output cannot become what its grammar asks for
+    grammar      l = -inf for tokens that the grammar does not allow next
 
-The counting is numpy on the host; each rule is one scatter over all rows of the batch.
+numpy counts tokens on the host; each rule is one scatter over all rows of the batch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from engine.sampling.params import SamplingParams
 
 @dataclass(slots=True)
 class SamplingRow:
-    """One row of logits: whose next token it is. The new token gets position len(token_ids) + len(draft)."""
+    """The request of one row of logits. The new token gets the position len(token_ids) + len(draft)."""
 
     params: SamplingParams
     token_ids: Sequence[int]  # prompt, then output so far
-    num_prompt_tokens: int  # of the client's prompt, also when the request was resumed elsewhere
-    seed: int = 0  # used when params.seed is None
+    num_prompt_tokens: int  # of the client's prompt, also if the request was resumed on another node
+    seed: int = 0  # used if params.seed is None
     eos_ids: tuple[int, ...] = ()
-    draft: Sequence[int] = ()  # tokens supposed to follow token_ids (speculation); they count as output
-    proposal: tuple[int, Tensor] | None = None  # a draft of the new token and what it was drawn from: rejection.py
-    wants_probabilities: bool = False  # of the new token: this row is a draft
+    draft: Sequence[int] = ()  # draft tokens after token_ids (speculation); they count as output
+    proposal: tuple[int, Tensor] | None = None  # a draft of the new token and its distribution: rejection.py
+    wants_probabilities: bool = False  # of the new token: the draft model samples this row
 
     @property
     def position(self) -> int:
@@ -44,14 +44,14 @@ class SamplingRow:
 
     @property
     def ending_ids(self) -> set[int]:
-        """Tokens that would end the output here although min_tokens is not reached."""
+        """Tokens that would end the output here, before min_tokens."""
         if self.position - self.num_prompt_tokens >= self.params.min_tokens:
             return set()
         return {*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_ids)}
 
 
 class Masks(Protocol):
-    """Grammars (grammar.py), as the sampler needs them."""
+    """The sampler's interface to grammars (grammar.py)."""
 
     def allowed(self, grammar: str, output: Sequence[int]) -> np.ndarray:
         """[at most V] bool: the tokens that may follow `output`."""
@@ -59,15 +59,15 @@ class Masks(Protocol):
 
 
 def apply_rules(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None = None) -> Tensor:
-    """logits [R, V] float32 with every row's rules applied; the input itself when there is nothing to apply. `masks`
-    must be there when a row has a grammar."""
+    """logits [R, V] float32 with every row's rules applied; the input itself if no rule applies. `masks` is required if
+    a row has a grammar."""
     if not any(row.params.has_rules for row in rows):
         return logits
     vocab = logits.shape[1]
     penalised = [_penalties(i, row) for i, row in enumerate(rows) if row.params.has_penalty]
     bias = [(i, token, b) for i, row in enumerate(rows) for token, b in row.params.logit_bias.items()]
     ends = [(i, token) for i, row in enumerate(rows) for token in row.ending_ids]
-    # Ids beyond the vocabulary name no logit. The API refuses them; here they must not harm the row's neighbours.
+    # Ids outside the vocabulary have no logit. The API refuses them; here they must not change other rows.
     bias = [entry for entry in bias if 0 <= entry[1] < vocab]
     ends = [entry for entry in ends if 0 <= entry[1] < vocab]
     allowed = [(i, _allowed(row, masks)) for i, row in enumerate(rows) if row.params.grammar]
@@ -87,7 +87,7 @@ def apply_rules(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None
     for i, mask in allowed:
         admitted = torch.from_numpy(mask[:vocab]).to(logits.device)
         logits[i, : len(admitted)].masked_fill_(~admitted, -torch.inf)
-        logits[i, len(admitted) :] = -torch.inf  # rows of the matrix that no token has
+        logits[i, len(admitted) :] = -torch.inf  # padding, which belongs to no token
     return logits
 
 
@@ -98,7 +98,7 @@ def _allowed(row: SamplingRow, masks: Masks | None) -> np.ndarray:
 
 
 def _penalties(index: int, row: SamplingRow) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (row, token) [N, 2] of all tokens so far, and [2, N]: repetition divisor and what to subtract."""
+    """Pairs (row, token) [N, 2] of all tokens so far, and [2, N]: repetition divisors and subtracted penalties."""
     params, ids = row.params, np.array([*row.token_ids, *row.draft], dtype=np.int64)
     tokens = np.unique(ids)
     written, counts = np.unique(ids[row.num_prompt_tokens :], return_counts=True)

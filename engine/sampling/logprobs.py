@@ -1,9 +1,9 @@
 """Log probabilities of known tokens: of sampled tokens and of a prompt's.
 
-They are natural logarithms of the raw distribution, softmax of the logits as the model gave them.
+They are natural logarithms of the raw distribution, the softmax of the model's unchanged logits.
 
-A prompt's tokens take logits [tokens, vocab_size], two hundred megabytes for a thousand tokens: the model hands them
-over in parts of SCORED_AT_ONCE rows, and of each row only the asked numbers are kept.
+The logits [tokens, vocab_size] of a prompt take two hundred megabytes for a thousand tokens. The model therefore
+returns them in parts of SCORED_AT_ONCE rows, and only the requested numbers of each row are kept.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from engine.sampling.token_logprobs import PromptLogprobs
 
 @dataclass(slots=True)
 class PromptScores:
-    """Prompt tokens whose log probabilities a row of a step asks for: those that follow the tokens `first`, first + 1,
-    ... of the row. The step appends what it finds, in order."""
+    """Prompt tokens whose log probabilities a row of a step requests: those after the tokens `first`, first + 1, ... of
+    the row. The step appends its results in order."""
 
     first: int
     next_ids: Sequence[int]
-    top: int  # beside each token's own, so many of the best
+    top: int  # number of best alternatives per token
     found: PromptLogprobs = field(default_factory=PromptLogprobs)
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> list[int]:
-    """For each row of logits [R, V] 1 + the number of tokens that are likelier than tokens[r]."""
+    """For each row of logits [R, V]: 1 + the number of tokens likelier than tokens[r]."""
     own = logits.gather(1, tokens[:, None])
     return ((logits > own).sum(-1) + 1).tolist()
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
-    """For each row of logits [R, V] float32 the log probability of tokens[r] and of the counts[r] best. Best first;
-    equal ones by token id."""
+    """For each row of logits [R, V] float32: the log probabilities of tokens[r] and of the counts[r] best tokens, best
+    first; equal ones by token id."""
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, tokens[:, None]).squeeze(-1).tolist()
     values, ids = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
@@ -49,10 +49,10 @@ def token_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> lis
 
 
 class PromptRows:
-    """Where the scored positions of one step are; what Model.forward takes as `scores`. This one scores nothing: ranks
-    other than the first have a part of the logits each.
+    """The scored positions of one step, for `scores` of Model.forward. This class scores nothing: it is for ranks other
+    than the first, which have only a part of the logits.
 
-    rows [S] int64: which of the step's tokens [T]."""
+    rows [S] int64: indices of the step's tokens [T]."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class PromptRows:
         q_lens: Sequence[int],
         device: torch.device,
     ) -> None:
-        """asked: of each row. Row order[s] has q_lens[s] tokens of the step, one request behind the other."""
+        """asked: the request of each row. Row order[s] has q_lens[s] tokens of the step; requests are consecutive."""
         places: list[int] = []
         self.asked: list[PromptScores] = []
         first = 0
@@ -79,7 +79,7 @@ class PromptRows:
 
 
 class PromptScorer(PromptRows):
-    """Puts what it finds where each request wants it."""
+    """Scores the positions and appends the results to each request's PromptScores."""
 
     def __init__(
         self,

@@ -17,9 +17,9 @@ class SamplingParams:
 
     max_tokens: int = 16
     min_tokens: int = 0
-    temperature: float = 1.0  # 0 = greedy
+    temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
-    top_k: int = 0  # 0 or -1 = all
+    top_k: int = 0  # 0 or -1: all
     min_p: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -29,9 +29,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
-    logprobs: int | None = None  # None = off; k = the chosen token's and the k best
-    prompt_logprobs: int | None = None  # the same of every prompt token but the first, which nothing comes before
-    grammar: str = ""  # what the output must be, as engine/sampling/grammar.py compiled it; "" = anything
+    logprobs: int | None = None  # None: off; k: of the chosen token and the k best ones
+    prompt_logprobs: int | None = None  # the same for every prompt token except the first, which has no context
+    grammar: str = ""  # the output's grammar, compiled by engine/sampling/grammar.py; "": none
 
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
@@ -61,7 +61,7 @@ class SamplingParams:
             self.stop,
         )
 
-        if self.grammar:  # it alone says where the output may end
+        if self.grammar:  # only the grammar decides where the output may end
             _check(self.min_tokens == 0, "min_tokens", "0 with structured output", self.min_tokens)
             _check(not self.ignore_eos, "ignore_eos", "false with structured output", self.ignore_eos)
 
@@ -85,4 +85,4 @@ class TokenLogprobs:
 
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
-    rank: int = 0  # of the chosen token: 1 + how many are likelier; 0 = not asked for
+    rank: int = 0  # of the chosen token: 1 + number of likelier tokens; 0: not requested

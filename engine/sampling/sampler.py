@@ -1,14 +1,14 @@
 """Samples the next tokens of a batch.
 
-Greedy rows take the largest logit. The others draw from softmax(logits / temperature) restricted, in this order, by
+Greedy rows take the largest logit. The others draw from softmax(logits / temperature), restricted in this order by
 
     min_p    tokens at least min_p times as probable as the best
     top_k    the k most probable
-    top_p    of what is left, the smallest set of most probable tokens that holds the share top_p
+    top_p    the smallest set of the most probable remaining tokens whose sum reaches top_p
 
-Each restriction is one threshold on the logit, so tokens tied with the last admitted one are admitted too and the set
-does not depend on how a sort breaks ties. The draw inverts the cumulative distribution at one uniform number that is a
-hash of (seed, position): a request that continues on another node, or beside other requests, continues its stream.
+Each restriction is one threshold on the logit, so tokens tied with the last admitted one are also admitted, and the set
+does not depend on how a sort breaks ties. The draw inverts the cumulative distribution at one uniform number, a hash of
+(seed, position): a request that continues on another node, or in another batch, continues its stream.
 
 Log probabilities are those of the raw distribution: before penalties, bias, temperature and restrictions.
 """
@@ -31,22 +31,21 @@ from engine.sampling.uniform import uniform
 __all__ = ["Sampled", "SamplingRow", "sample", "uniform"]
 
 MIN_TEMPERATURE = 1e-6
-"""Below this only the best tokens have any weight in float32; dividing by less would overflow."""
+"""Below this, only the best tokens have any weight in float32, and a smaller divisor would overflow."""
 
 
 @dataclass(slots=True)
 class Sampled:
-    """One chosen token; `logprobs` when the row's params ask for them."""
+    """One chosen token; `logprobs` if the row's params request them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
-    probabilities: Tensor | None = None  # [V] float32, what the token was drawn from; where the row wants it
+    probabilities: Tensor | None = None  # [V] float32, from which the token was drawn; if the row requests it
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None = None) -> list[Sampled]:
-    """Choose a token for each row of logits [R, V] float32, which are left as they are. `masks`: of rows with a
-    grammar."""
+    """Choose a token for each row of logits [R, V] float32, without changing them. `masks`: for rows with a grammar."""
     if not rows:
         return []
     changed = apply_rules(logits, rows, masks)
@@ -64,8 +63,8 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None = No
 
 
 def _judge(logits: Tensor, rows: Sequence[SamplingRow], tokens: Tensor) -> dict[int, Tensor]:
-    """Replace the tokens of rows with a proposal by the outcome of the rejection rule. Returns the probabilities of the
-    rows that want them."""
+    """Replace the tokens of rows with a proposal by the outcome of the rejection rule. Returns the probabilities of
+    rows that request them."""
     asked = [i for i, r in enumerate(rows) if (r.proposal or r.wants_probabilities) and not r.params.greedy]
     if not asked:
         return {}
@@ -78,7 +77,7 @@ def _judge(logits: Tensor, rows: Sequence[SamplingRow], tokens: Tensor) -> dict[
 
 
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """[R, V] float32: what tokens are drawn from, for logits [R, V] after the rules."""
+    """[R, V] float32: the distributions for drawing tokens, from logits [R, V] after the rules."""
     temperature = _temperature(logits, params)
     if logits.device.type == "cpu":
         return probabilities_on_host(logits, params, temperature, _min_p_floors(logits, params))
@@ -96,7 +95,7 @@ def _seed(row: SamplingRow) -> int:
 
 
 def _best(logits: Tensor) -> Tensor:
-    """Argmax of every row, the first of equal ones. numpy's takes 7 us for a row of 49,152 logits, torch's on the CPU
+    """Argmax of every row; the first of equal ones. For a row of 49,152 logits, numpy takes 7 us, torch on the CPU
     66 us."""
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))
@@ -114,12 +113,12 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def draw(logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, draws: Sequence[float]) -> Tensor:
-    """Tokens [R] for logits [R, V], temperature [R] and numbers in [0, 1): on any device, all rows at once."""
+    """Tokens [R] for logits [R, V], temperature [R] and numbers in [0, 1), on any device; all rows in one pass."""
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
     weights = scaled.exp().masked_fill_(scaled < _floors(scaled, params), 0)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = cumulative.new_tensor(draws)[:, None] * cumulative[:, -1:]
-    # The clamp is for logits that are NaN: a wrong token in one row, not an id outside of the vocabulary.
+    # The clamp is for NaN logits: a row then gets a wrong token, but not an id outside the vocabulary.
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logits.shape[1] - 1)
 
 
@@ -153,7 +152,7 @@ def _top_floors(scaled: Tensor, params: Sequence[SamplingParams], floor: Tensor)
 
 
 def _logprobs(logits: Tensor, rows: Sequence[SamplingRow], tokens: Tensor) -> dict[int, TokenLogprobs]:
-    """By row index, for the rows that ask."""
+    """Log probabilities by row index, for the rows that request them."""
     asked = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     if not asked:
         return {}

@@ -1,7 +1,7 @@
 """Log probabilities at one position, and those of a whole prompt.
 
-A prompt's are kept as numbers: as objects those of a long one would be tens of thousands, and the event loop would
-stand still while they are made. A reader gets one object at a time.
+Those of a prompt are kept as arrays of numbers: for a long prompt, tens of thousands of objects would block the event
+loop while they are created. A reader gets one object at a time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import overload
 
 from engine.sampling.params import TokenLogprobs
 
-WIDTH = 4
-"""Bytes of a number, of either kind."""
+NUMBER_BYTES = 4
+"""Of a value and of an id."""
 
 
 class PromptLogprobs(Sequence[TokenLogprobs]):
-    """Of prompt tokens 1, 2, ...; all have the same number of others beside them.
+    """Log probabilities of prompt tokens 1, 2, ...; all have the same number of alternatives.
 
-    values  float32, 1 + top for each token: its own log probability, then those of the others
-    ids     uint32, 1 + top for each token: its rank, then the ids of the others
+    values  float32, 1 + top for each token: its own log probability, then those of the alternatives
+    ids     uint32, 1 + top for each token: its rank, then the ids of the alternatives
     """
 
     def __init__(self, found: Iterable[TokenLogprobs] = ()) -> None:
@@ -30,11 +30,11 @@ class PromptLogprobs(Sequence[TokenLogprobs]):
             self.append(one)
 
     def append(self, one: TokenLogprobs) -> None:
-        """Raises ValueError when it has not as many others as those before it."""
+        """Raises ValueError if the number of alternatives differs from that of earlier tokens."""
         if not self._values:
             self._top = len(one.top)
         if len(one.top) != self._top:
-            raise ValueError(f"{len(one.top)} others where every token before had {self._top}")
+            raise ValueError(f"{len(one.top)} alternatives, but earlier tokens have {self._top}")
         self._values.append(one.logprob)
         self._values.extend([logprob for _, logprob in one.top])
         self._ids.append(one.rank)
@@ -42,7 +42,7 @@ class PromptLogprobs(Sequence[TokenLogprobs]):
 
     @property
     def top(self) -> int:
-        """How many others each token has."""
+        """Number of alternatives per token."""
         return self._top
 
     def pack(self) -> list[bytes]:
@@ -51,10 +51,10 @@ class PromptLogprobs(Sequence[TokenLogprobs]):
 
     @classmethod
     def unpack(cls, count: int, top: int, data: memoryview) -> PromptLogprobs:
-        """Raises ValueError when the data has another size than `count` tokens with `top` others each."""
-        border = count * (1 + top) * WIDTH
+        """Raises ValueError if the size of the data does not fit `count` tokens with `top` alternatives each."""
+        border = count * (1 + top) * NUMBER_BYTES
         if count < 0 or top < 0 or len(data) != 2 * border:
-            raise ValueError(f"{len(data)} bytes are no log probabilities of {count} tokens and {top} others each")
+            raise ValueError(f"{len(data)} bytes do not fit {count} tokens with {top} alternatives each")
         read = cls()
         read._top = top
         read._values.frombytes(data[:border])
@@ -85,7 +85,7 @@ class PromptLogprobs(Sequence[TokenLogprobs]):
     def __repr__(self) -> str:
         return f"PromptLogprobs({list(self)!r})"
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def _at(self, place: int) -> TokenLogprobs:
         begin = place * (1 + self._top)

@@ -1,13 +1,13 @@
 """The draft model: a small model with the same vocabulary proposes the next tokens, and the target verifies them in one
 step.
 
-It keeps KV of its own in a small pool of its own block geometry, and needs nothing from elsewhere: on a decode node,
-where the prompt's KV came from a prefill node, it computes its own KV of the prompt. It does so after the request has
-begun to decode, in chunks of CATCH_UP_TOKENS per step of the engine; a request is drafted for once its KV is complete.
-Without room in the pool a request is not drafted for: first the drafts' KV of requests outside of this step is dropped,
-least recently used first. What is dropped is computed again when needed.
+It keeps separate KV in a small pool with its own block geometry. On a decode node, whose KV of the prompt comes from a
+prefill node, it computes its own KV of the prompt. It does so after the request has begun to decode, in chunks of
+CATCH_UP_TOKENS per step of the engine; it drafts for a request when this KV is complete. If the pool is full, it drops
+KV of requests outside of this step, least recently used first, and computes it again when needed. If the room still
+does not suffice, it makes no draft.
 
-After a step the drafts' KV is good as far as its tokens were accepted; `_State.rewind` finds out by comparing tokens.
+After a step, the KV of accepted draft tokens stays valid; `_State.rewind` compares tokens to find them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from engine.step.runner import Row, Runner
 from engine.step.step import ScheduledRow
 
 CATCH_UP_TOKENS = 256
-"""Prompt tokens of all requests that the draft model computes per step of the engine: bounds what a long prompt adds to
-the others' time between tokens."""
+"""Prompt tokens of all requests that the draft model computes per step of the engine. This bounds the delay that a long
+prompt adds to other requests' tokens."""
 
-LEARN = 0.2
-"""Pull of one measurement on the time of a draft step."""
+SAMPLE_WEIGHT = 0.2
+"""Weight of one measurement in the moving average of a draft step's time."""
 
 
 @dataclass(slots=True)
@@ -43,12 +43,12 @@ class _State:
     params: SamplingParams
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
-    num_known: int = 0  # the request's tokens when it was last drafted for
-    draft: list[int] = field(default_factory=list)  # guessed then
+    num_known: int = 0  # the request's tokens at its last draft
+    draft: list[int] = field(default_factory=list)  # that draft
     proposals: list[Tensor] = field(default_factory=list)
 
     def rewind(self, tokens: Sequence[int]) -> None:
-        """Forget KV of drafts that were not accepted; the last known token is computed in any case."""
+        """Drop KV of rejected draft tokens; the last known token is always computed again."""
         new = tokens[self.num_known :]
         agree = next((j for j, (a, b) in enumerate(zip(self.draft, new, strict=False)) if a != b), len(self.draft))
         self.num_computed = min(self.num_computed, self.num_known + agree, len(tokens) - 1)
@@ -56,29 +56,29 @@ class _State:
 
 
 class DraftModel:
-    """`propose` runs in the engine thread, `forget` and the rest on the event loop."""
+    """`propose` runs in the engine thread; `forget` and all other methods run on the event loop."""
 
     def __init__(self, runner: Runner, rejection: bool) -> None:
-        """runner: of the draft model over a pool of its own. rejection: hand out what tokens were drawn from, for the
+        """runner: of the draft model, with a separate pool. rejection: return the distributions of draft tokens for the
         rejection rule; otherwise drafts are judged by equality (engine/speculation/speculative.py)."""
         self._runner = runner
         self._rejection = rejection
         self._size = runner.block_size
         self.pool = BlockPool(len(runner.kv_pool))
-        self.step_seconds = 0.0  # of one draft token for all rows, moving average; 0 = not known yet
+        self.step_seconds = 0.0  # of one draft token for all rows, moving average; 0: not measured yet
         self._states: OrderedDict[str, _State] = OrderedDict()  # least recently used first
         self._ended: deque[str] = deque()
         self._lock = threading.Lock()
 
     @property
     def max_tokens(self) -> int:
-        """The longest text that the draft model was made for."""
+        """The draft model's maximum text length."""
         return int(self._runner.model.config.max_position_embeddings)
 
     # --- ends
 
     def forget(self, request_id: str) -> None:
-        """The request has ended: its blocks are free at once, or when the running `propose` is over."""
+        """The request has ended: free its blocks immediately, or when the running `propose` ends."""
         self._ended.append(request_id)
         self._drain()
 
@@ -98,13 +98,13 @@ class DraftModel:
     # --- drafts
 
     def propose(self, rows: Sequence[ScheduledRow], eos_ids: tuple[int, ...]) -> Mapping[str, Sequence[Tensor]]:
-        """Fill the drafts of the rows that want some, or make them shorter. Returns, for the rejection rule, what each
-        draft token was drawn from, by request id; greedy requests need none."""
+        """Fill the drafts of the rows that want some, possibly with fewer tokens. For the rejection rule, returns the
+        distribution of each draft token by request id; greedy requests need none."""
         wanting = [row for row in rows if row.num_drafts]
         if not wanting:
             return {}
         with self._lock:
-            # Looked at under the lock: who ends later is forgotten when this is over.
+            # Checked under the lock: a request that ends later is dropped when `propose` ends.
             alive = [row for row in wanting if not row.request.finished]
             ready = self._catch_up(alive, {row.request.request_id for row in rows}, eos_ids)
             self._go_on(ready, eos_ids)
@@ -116,7 +116,7 @@ class DraftModel:
         return {name: state.proposals for name, state in states.items() if state and state.proposals}
 
     def _catch_up(self, rows: Sequence[ScheduledRow], busy: set[str], eos_ids: tuple[int, ...]) -> list[ScheduledRow]:
-        """KV of the known tokens and the first draft token of each row that has all of it; those rows come back."""
+        """Compute KV of known tokens, and the first draft token of each row with complete KV; returns those rows."""
         batch: list[Row] = []
         behind: list[tuple[ScheduledRow, _State, int]] = []
         left = CATCH_UP_TOKENS
@@ -156,7 +156,7 @@ class DraftModel:
                 state.num_computed += 1
                 self._keep(state, token)
             took = time.perf_counter() - begin
-            self.step_seconds += (took - self.step_seconds) * (LEARN if self.step_seconds else 1.0)
+            self.step_seconds += (took - self.step_seconds) * (SAMPLE_WEIGHT if self.step_seconds else 1.0)
 
     def _keep(self, state: _State, token: Sampled) -> None:
         state.draft.append(token.token_id)
@@ -166,8 +166,7 @@ class DraftModel:
     def _of(self, request: Request) -> _State:
         state = self._states.get(request.request_id)
         if state is None:
-            # Log probabilities and grammar belong to the target: the draft's are not shown, and the target rejects
-            # tokens that the grammar forbids.
+            # Log probabilities and grammar apply only to the target: it rejects tokens that the grammar forbids.
             params = replace(request.sampling, logprobs=None, grammar="")
             state = self._states[request.request_id] = _State(params)
         self._states.move_to_end(request.request_id)
@@ -184,7 +183,8 @@ class DraftModel:
         )
 
     def _room(self, request_id: str, num_tokens: int, busy: set[str]) -> bool:
-        """Blocks for `num_tokens` tokens of the request; False when not even those of idle requests suffice."""
+        """Reserve blocks for `num_tokens` tokens of the request; False if even the blocks of idle requests are too
+        few."""
         state = self._states[request_id]
         need = -(-num_tokens // self._size) - len(state.block_ids)
         if need <= 0:
@@ -199,5 +199,5 @@ class DraftModel:
         return True
 
     def state(self) -> dict[str, object]:
-        """For /debug/state; counts may be those of a moment inside of a step."""
+        """For /debug/state; the counts may be from the middle of a step."""
         return {"blocks": self.pool.usage(), "requests": len(self._states), "step_ms": 1000 * self.step_seconds}

@@ -9,7 +9,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 def draft_source(config: Config) -> ModelSource | None:
-    """What --speculative-model names, on nodes that decode; its files may be of another format than the model's.
+    """The model that --speculative-model names, on nodes that decode; its format may differ from the served model's.
     Raises ModelError."""
     if config.speculative_model is None or "decode" not in config.roles:
         return None
@@ -17,7 +17,7 @@ def draft_source(config: Config) -> ModelSource | None:
 
 
 def check_draft(draft: ModelSource | None, served: ModelSource, tokenizer: Tokenizer) -> None:
-    """The draft model's tokens must mean what those of the model served mean. Raises UsageError, ModelError."""
+    """The draft model's tokens must mean the same as the served model's. Raises UsageError, ModelError."""
     if draft is None:
         return
     ours, theirs = served.config.vocab_size, draft.config.vocab_size

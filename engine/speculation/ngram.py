@@ -1,9 +1,9 @@
 """Prompt lookup: the draft is the text that followed the last earlier occurrence of the text's end. Pure.
 
-Summaries, edits of code and answers that quote copy long runs of their prompt; no model is needed to guess them
-(Saxena, "Prompt Lookup Decoding", 2023). The index is a dictionary from every n-gram, shortest <= n <= longest, to the
-place after its latest occurrence; it grows with the text, so a step costs (longest - shortest + 1) entries per new
-token and the same number of look-ups, however long the text is.
+Summaries, edits of code and answers with quotes copy long runs of their prompt; guessing these needs no model
+(Saxena, "Prompt Lookup Decoding", 2023). The index maps every n-gram, shortest <= n <= longest, to the position after
+its latest occurrence. It grows with the text, so a step costs (longest - shortest + 1) entries per new token and as
+many look-ups, for any length of the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 class NgramIndex:
-    """Of one text that only grows at its end; the caller passes the whole text each time."""
+    """The index of one text that grows only at its end; the caller passes the whole text each time."""
 
     __slots__ = ("_after", "_longest", "_num_indexed", "_shortest")
 
@@ -22,7 +22,7 @@ class NgramIndex:
         self._num_indexed = 0
 
     def extend(self, tokens: Sequence[int], limit: int) -> int:
-        """Index at most `limit` more tokens; returns how many it were."""
+        """Index at most `limit` more tokens; returns their number."""
         begin, end = self._num_indexed, min(len(tokens), self._num_indexed + limit)
         for at in range(begin, end):
             for n in range(self._shortest, min(self._longest, at) + 1):
@@ -31,10 +31,10 @@ class NgramIndex:
         return end - begin
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Up to `count` tokens that may follow `tokens`: the continuation of the latest earlier occurrence of its
-        longest suffix found. Empty without one, and while the index has not caught up with the text.
+        """Up to `count` tokens that may follow `tokens`: the continuation of the latest earlier occurrence of the
+        longest suffix in the index. Empty if there is none, and while the index has not caught up with the text.
 
-        A match that reaches into the end of the text goes on into the draft itself: a text of period p is continued
+        A continuation that reaches the end of the text continues in the draft itself: a text of period p is continued
         with period p."""
         if self._num_indexed < len(tokens):
             return []

@@ -1,33 +1,34 @@
 """Speculative decoding: the number of draft tokens per row, and which of them are accepted. Pure.
 
-A step computes the last known token of a request and k draft tokens behind it at once, and the sampler chooses a token
-after each of them. Drafts are accepted while they are equal to the chosen tokens; the first different choice (or the
-one after the whole draft) is kept as well, so a step yields 1 to k + 1 tokens.
+A step computes the last known token of a request together with the k draft tokens after it, and the sampler chooses a
+token after each of them. Drafts are accepted while they equal the chosen tokens; the first different choice (or the
+one after the whole draft) is also kept, so a step yields 1 to k + 1 tokens.
 
 Acceptance by the same draw (n-grams; greedy; draft models with --speculative-acceptance same-draw) gives the same
 tokens. engine/sampling/sampler.py chooses the token at position i as x_i = S(logits after x_<i, params, seed, i), S
 deterministic: the uniform number of (seed, i) inverts the cumulative distribution. Let d be the draft and
-y_j = S(logits after x_<i d_<j, params, seed, i + j). y_0 = x_i always. While y_l = d_l for all l < j, the logits that
-y_j was chosen from are those after the true history, so y_j = x_(i+j). What is kept, y_0 .. y_m with m the first
-mismatch, is x_i .. x_(i+m): the request's tokens without speculation, whatever the proposer says, up to the rounding of
-another batch shape. Penalties and min_tokens count the drafts before a position as output.
+y_j = S(logits after x_<i d_<j, params, seed, i + j). y_0 = x_i always. While y_l = d_l for all l < j, y_j is chosen
+from the logits after the true history, so y_j = x_(i+j). The kept tokens y_0 .. y_m, with m the first mismatch, are
+x_i .. x_(i+m): the request's tokens without speculation, for any proposer, up to the rounding of another batch shape.
+Penalties and min_tokens count the drafts before a position as output.
 
 The rejection rule (rejection.py; draft models by default) keeps the distribution, not the tokens, and accepts
-with probability sum_x min(p(x), q(x)), the best any rule can do. Against it the same draw
+with probability sum_x min(p(x), q(x)), the maximum for any rule. Compared with it, the same draw
 
     n-gram        is as good: q is one token d, both accept with probability p(d);
-    greedy        is as good: both accept when the argmax agrees;
-    draft model   is worse: the draft inverts its own distribution at the same number, so they agree when it falls into
-                  one token's interval of both, sum_x |[P(x-), P(x)) n [Q(x-), Q(x))|. Measured on the embedded model
-                  with 1 to 4 of its 30 layers left out as the draft, two texts: at temperature 1, 0.50, 0.41 and 0.23
-                  where the rejection rule has 0.77, 0.64 and 0.42; at 0.7, 0.62, 0.51 and 0.30 against 0.76, 0.62 and
-                  0.40. A small difference in one token's probability moves the intervals of all behind it.
+    greedy        is as good: both accept if the argmax agrees;
+    draft model   is worse: the draft inverts its own distribution at the same number, so they agree if the number is
+                  in the same token's interval of both, sum_x |[P(x-), P(x)) n [Q(x-), Q(x))|. Measured on two texts
+                  with the embedded model; its draft lacked 1 to 4 of its 30 layers: at temperature 1, 0.50, 0.41 and
+                  0.23 instead of the rejection rule's 0.77, 0.64 and 0.42; at 0.7, 0.62, 0.51 and 0.30 instead of
+                  0.76, 0.62 and 0.40. A small difference in one token's probability shifts the intervals of all later
+                  tokens.
 
-How many drafts (--speculative-length auto). With a request's estimated chance a of a draft token being right given that
-those before it are, draft j is right with probability a^j. Of all depths the one is taken that promises the most tokens
-per second, with the cost of verifying learnt from the node's own steps (engine/core/costs.py; goodput, as in Liu et
-al., arXiv 2406.14066). A large batch, or requests whose drafts keep failing, thus turn speculation off. For the
-comparison some steps go without drafts: the first few, then one in sixty-four.
+Number of drafts (--speculative-length auto). Let a be a request's estimated chance that a draft token is right if all
+earlier ones are; then draft j is right with probability a^j. The depth with the most expected tokens per second is
+chosen; the cost of verification is learnt from the node's own steps (engine/core/costs.py; goodput, as in Liu et
+al., arXiv 2406.14066). Large batches and requests whose drafts keep failing thus turn speculation off. Some steps run
+without drafts for comparison: the first few, then one in sixty-four.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ PRIOR_RATE = 0.6
 PRIOR_WEIGHT = 2.0
 FORGET_TRIED = 0.95
 FORGET_IDLE = 0.98
-"""A request whose drafts failed is tried again after some fifty steps without: its text may have changed."""
+"""A request whose drafts failed gets drafts again after about fifty steps without any: its text may have changed."""
 
 FORGET_OVERALL = 0.995
-"""Per verified row and per idle step: what a new request starts from is learnt from some two hundred rows."""
+"""Per verified row and per idle step: the prior of a new request is learnt from about two hundred rows."""
 
 
 CALIBRATE_STEPS = 6
@@ -60,7 +61,8 @@ CALIBRATE_EVERY = 64
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """Seconds of a decode step: without drafts, and what the first draft, each row with one and each token add."""
+    """Seconds of a decode step without drafts, and the additions of the first draft, of each row with one, and of each
+    draft token."""
 
     plain: float
     step: float
@@ -69,13 +71,13 @@ class VerifyCost:
 
 
 def accepted(draft: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many leading drafts are equal to the chosen tokens; chosen[:accepted + 1] are to be kept."""
+    """The number of leading drafts that equal the chosen tokens; the caller keeps chosen[:accepted + 1]."""
     return next((j for j, token in enumerate(draft) if chosen[j] != token), len(draft))
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """The chance that a draft token is right, given that those before it are: of a request, or of the whole node."""
+    """The chance that a draft token is right if all earlier ones are: of a request, or of the whole node."""
 
     tried: float = FORGET_TRIED
     unused: float = FORGET_IDLE
@@ -83,7 +85,7 @@ class Acceptance:
     tries: float = 0.0
 
     def observe(self, drafted: int, right: int) -> None:
-        """Nothing is known of the tokens behind the first wrong one."""
+        """Counts tokens up to the first wrong one; nothing is known about later ones."""
         self.hits = self.tried * self.hits + right
         self.tries = self.tried * self.tries + min(drafted, right + 1)
 
@@ -97,7 +99,7 @@ class Acceptance:
 
 @dataclass(slots=True)
 class _Request:
-    """What the speculator keeps of one running request."""
+    """The speculator's state of one running request."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     index: NgramIndex | None = None
@@ -105,7 +107,7 @@ class _Request:
 
 @dataclass(slots=True)
 class Totals:
-    """Since the start of the node."""
+    """Counts since the start of the node."""
 
     steps: int = 0  # verified rows
     drafted: int = 0
@@ -130,11 +132,11 @@ class Proposer(Protocol):
 
 
 class Speculator:
-    """Plans the drafts of each step and keeps account of them.
+    """Plans and counts the drafts of each step.
 
-    method: "ngram" fills the drafts here; "draft" only says how many the draft model shall make (draft.py).
-    verify_cost(rows, context): of a step of that many decodes over so many tokens of KV together.
-    draft: the model that proposes; None = prompt lookup. length: "auto", or "fixed" = all of them."""
+    method: "ngram" fills the drafts here; "draft" only sets the number of tokens for the draft model (draft.py).
+    verify_cost(rows, context): of a step with `rows` decodes over `context` tokens of KV in total.
+    draft: the draft model; None: prompt lookup. length: "auto", or "fixed": always the maximum."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class Speculator:
         self._max_model_len = max_model_len
         self._verify_cost = verify_cost
         self._draft = draft
-        self._num_steps = 0  # that had decodes
+        self._num_steps = 0  # with decodes
         self._overall = Acceptance(FORGET_OVERALL, FORGET_OVERALL)
         self._requests: dict[str, _Request] = {}
 
@@ -187,12 +189,12 @@ class Speculator:
             self._overall.idle()
 
     def _most(self, request: Request) -> int:
-        """Drafts and the token behind them may not pass the request's ends."""
+        """The most drafts such that they and the token after them stay within the request's limits."""
         left = min(request.sampling.max_tokens - request.num_output_tokens, self._max_model_len - request.num_tokens)
         return max(0, min(self._num_tokens, left - 1))
 
     def _room(self, row: ScheduledRow, blocks: BlockBook) -> int:
-        """Draft tokens that fit into the request's last block and the free ones."""
+        """The number of draft tokens that fit into the request's last block and the free blocks."""
         slots = (len(row.request.block_ids) + blocks.pool.num_free) * blocks.block_size
         return slots - row.start - 1
 
@@ -208,7 +210,7 @@ class Speculator:
         return self._requests.setdefault(request.request_id, _Request())
 
     def _lengths(self, most: Sequence[int], rows: Sequence[ScheduledRow]) -> list[int]:
-        """How many drafts each row gets, at most `most`."""
+        """The number of drafts of each row, at most `most`."""
         if self._length == "fixed" or not rows:
             return list(most)
         self._num_steps += 1
@@ -252,7 +254,8 @@ class Speculator:
 def goodput_lengths(
     most: Sequence[int], rates: Sequence[float], cost: VerifyCost, draft_seconds: float = 0.0
 ) -> list[int]:
-    """Draft lengths, at most `most`, by the rule above. draft_seconds: of one draft token of all rows."""
+    """Draft lengths, at most `most`, by the rule in the module's docstring. draft_seconds: of one draft token for all
+    rows."""
     best = [0] * len(most)
     plain = best_speed = len(most) / cost.plain
     for depth in range(1, max(most, default=0) + 1):
@@ -266,7 +269,7 @@ def goodput_lengths(
 
 
 def _worth(limit: int, rate: float, plain: float, cost: VerifyCost) -> int:
-    """Length for one row, at most `limit`, that pays for what it adds when `plain` tokens/s can be had without."""
+    """The length for one row, at most `limit`, whose gain exceeds its cost at `plain` tokens/s without drafts."""
     count = 0
     while count < limit and rate ** (count + 1) > plain * cost.token:
         count += 1
@@ -274,5 +277,5 @@ def _worth(limit: int, rate: float, plain: float, cost: VerifyCost) -> int:
 
 
 def _expected(rate: float, count: int) -> float:
-    """Tokens that `count` drafts are expected to add."""
+    """The expected number of tokens that `count` drafts add."""
     return sum(rate**j for j in range(1, count + 1))

@@ -45,6 +45,7 @@ class BlockBook:
     def adopt_prefix(self, request: Request) -> int:
         """Take references on the longest prefix in this pool, or extend it since the last call. Returns the number of
         blocks that the request holds. Call it only before the request's first step."""
+        assert not request.finished, "only unfinished requests give their blocks back"
         held = len(request.block_ids)
         if (
             self.prefix_caching and not request.scores_prompt and request.num_named == held
@@ -72,12 +73,14 @@ class BlockBook:
 
     def adopt_loaded(self, request: Request, block_ids: Sequence[int]) -> None:
         """Append blocks that hold the next part of the prefix; the request takes over their references."""
+        assert not request.finished, "only unfinished requests give their blocks back"
         request.block_ids.extend(block_ids)
         request.num_computed = len(request.block_ids) * self.block_size
         self.name_full(request)
 
     def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:
         """Append blocks that are still arriving. Call `name_full`, which names them, only after they have arrived."""
+        assert not request.finished, "only unfinished requests give their blocks back"
         request.block_ids.extend(block_ids)
         request.num_computed = len(request.block_ids) * self.block_size
 

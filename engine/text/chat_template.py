@@ -1,7 +1,7 @@
 """ChatTemplate: messages -> prompt text, through the model's jinja2 template in a sandbox.
 
-Templates come with the model and messages from clients, so neither is trusted: the sandbox lets a template change
-nothing outside its own variables, and whatever goes wrong while rendering is the client's ValueError.
+Templates come with the model, and messages from clients, so neither is trusted: in the sandbox, a template can change
+only its own variables, and every failure of the rendering becomes the client's ValueError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.text.tool_prompt import told
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training; here it is its body."""
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
 
@@ -33,7 +33,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """One compiled template. `variables`: the other variables that templates expect: bos_token, eos_token, ..."""
+    """One compiled template. `variables`: further variables that templates use: bos_token, eos_token, ..."""
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
         env = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -49,8 +49,8 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is not valid jinja2: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
-        """The prompt's text, special tokens spelt out. `kwargs` (tools, enable_thinking, ...) reach the template; tools
-        that it does not show stand in the system message.
+        """The prompt's text, with special tokens as text. The template gets `kwargs` (tools, enable_thinking, ...); if
+        it does not show tools, the system message describes them.
         Raises ValueError for messages that are malformed or that the template refuses."""
         context = {**self._variables, "tools": None, "documents": None, **kwargs}
         context |= {"messages": checked(messages), "add_generation_prompt": add_generation_prompt}
@@ -58,12 +58,12 @@ class ChatTemplate:
             if not self._shows_tools:
                 context["messages"] = told(context["messages"], kwargs.get("tools") or [])
             return self._template.render(context)
-        except Exception as error:  # a template evaluates expressions on what the client sent: any type can come out
+        except Exception as error:  # a template evaluates expressions on the client's data: any exception is possible
             raise ValueError(f"the chat template refused the messages: {error}") from error
 
 
 def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates know them: content a string (text parts joined by newlines, as vLLM does) or None."""
+    """Messages in the form for templates: content is a string (text parts joined by newlines, like vLLM) or None."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ValueError("messages must be a non-empty list")
     for index, message in enumerate(messages):

@@ -1,7 +1,7 @@
 """Keeps control tokens in a client's chat messages as plain text: "<|im_start|>" in a message starts no turn.
 
-Every such text in what the client sent gets a mark behind its first character before the template sees it, and the
-rendered prompt is tokenised in the pieces between the marks: no piece holds a control token but those of the template.
+Every such text in the client's data gets a mark after its first character before the template is rendered. The pieces
+of the rendered prompt between the marks are tokenised separately, so they contain only the template's control tokens.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MARKS = "\ue0f0\ue0f1\ue0f2\ue0f3\ue0f4\ue0f5\ue0f6\ue0f7"
-"""Private characters, of which one that the client has not sent is the mark."""
+"""Private characters; one that the client has not sent becomes the mark."""
 
-SEARCHED = 16 << 10
-"""Characters of a text in one search: 3 ms where each looks like the beginning of a control token."""
+SEARCH_CHARS = 16 << 10
+"""Characters per search: at most 3 ms, if each could begin a control token."""
 
 
 class ControlTokens:
-    """Of one tokenizer."""
+    """The control tokens of one tokenizer."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
@@ -26,8 +26,8 @@ class ControlTokens:
         self._longest = len(longest_first[0]) if longest_first else 0
 
     def mark_for(self, values: Any) -> str:
-        """What `marked` should mark with; empty when nothing has to be marked. Raises ValueError when the client sent
-        every mark that there is."""
+        """The mark for `marked`; empty if nothing needs a mark. Raises ValueError if the client sent all possible
+        marks."""
         texts = list(_texts(values))
         if not any(self._first(text) for text in texts):
             return ""
@@ -37,9 +37,9 @@ class ControlTokens:
         return free[0]
 
     def marked(self, values: Any, mark: str) -> Any:
-        """`values` with a mark in every control token that a string of it spells out, keys of objects included."""
+        """`values` with a mark in every control token that a string in it contains, including keys of objects."""
         if isinstance(values, str):
-            while self._first(values) is not None:  # again only where control tokens overlap
+            while self._first(values) is not None:  # repeats only if control tokens overlap
                 values = self._once(values, mark)
             return values
         if isinstance(values, Mapping):
@@ -56,9 +56,9 @@ class ControlTokens:
         return "".join([*pieces, text[at:]])
 
     def _first(self, text: str, begin: int = 0) -> re.Match[str] | None:
-        """The first one from `begin` on. A search lets no other thread run, so it looks at SEARCHED characters."""
+        """The first control token from `begin` on. A search holds the interpreter lock, so it covers SEARCH_CHARS."""
         while begin < len(text):
-            end = begin + SEARCHED
+            end = begin + SEARCH_CHARS
             found = self._any.search(text, begin, end + self._longest - 1)
             if found is not None and found.start() < end:
                 return found

@@ -15,7 +15,7 @@ from engine.checkpoint.gguf_file import GGUFFile
 from engine.model.model_error import ModelError
 
 CONTROL, USER_DEFINED = 3, 4
-"""Values of tokenizer.ggml.token_type: tokens found in text before BPE; control tokens are also skipped in output."""
+"""Values of tokenizer.ggml.token_type: tokens that are found in text before BPE; output omits control tokens."""
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -24,11 +24,11 @@ REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class PreType:
-    """What a value of tokenizer.ggml.pre stands for."""
+    """The meaning of a value of tokenizer.ggml.pre."""
 
     split: Callable[[], list[Any]]  # pre-tokenizers, in order; the last one maps bytes to letters
-    add_bos: bool = False  # unless the file says otherwise
-    ignore_merges: bool = False  # a word that is a token is not taken apart
+    add_bos: bool = False  # the default; the file may override it
+    ignore_merges: bool = False  # a word that is a token is not split
     nfc: bool = False
 
 
@@ -59,8 +59,8 @@ pre_types: dict[str, PreType] = {
 
 
 def build(file: GGUFFile) -> Tokenizer:
-    """Raises ModelError when the file's tokenizer is of a kind that is not known exactly: a guess would be a model
-    that reads other words than it was trained on."""
+    """Raises ModelError if the kind of the file's tokenizer is not known exactly: with a guess, the model would get
+    other tokens than in its training."""
     metadata = file.metadata
     pre = _known(file)
     try:

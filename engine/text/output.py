@@ -7,17 +7,17 @@ from functools import lru_cache
 
 
 class StopStrings:
-    """Finds stop strings in streamed text and never lets out the beginning of one.
+    """Finds stop strings in streamed text, and never returns the beginning of one.
 
-    Each character is looked at a few times for each stop string however long those are (Knuth, Morris and Pratt): to
-    try every beginning of sixteen long ones against the end of the text took milliseconds for a token."""
+    Each character is compared a few times per stop string of any length (Knuth, Morris and Pratt). Comparing every
+    beginning of sixteen long ones with the end of the text took milliseconds per token."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [_Stop(stop) for stop in stops]
         self._held = ""  # a suffix of the text that may yet become a stop string
 
     def feed(self, delta: str) -> tuple[str, str | None]:
-        """(text that may go out, the stop string that ended it or None). After a stop, feed no more."""
+        """(text to output, the stop string that ended it or None). After a stop, do not call it again."""
         if not self._stops:
             return delta, None
         text, known = self._held + delta, len(self._held)
@@ -31,13 +31,13 @@ class StopStrings:
         return text[:out], None
 
     def flush(self) -> str:
-        """What was held back, when the text ends without a stop string."""
+        """The text held back; call it when the text ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 class _Stop:
-    """One stop string, and how much of its beginning the text so far ends with."""
+    """One stop string, and the length of its beginning with which the text so far ends."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -45,7 +45,7 @@ class _Stop:
         self._borders = _borders(text)
 
     def feed(self, delta: str) -> int:
-        """Where in `delta` its first occurrence ends, 0 = nowhere."""
+        """The end in `delta` of the stop string's first occurrence; 0: none."""
         text, borders, begun = self.text, self._borders, self.begun
         for end, character in enumerate(delta, 1):
             while begun and text[begun] != character:
@@ -61,7 +61,7 @@ class _Stop:
 
 @lru_cache(maxsize=64)
 def _borders(text: str) -> tuple[int, ...]:
-    """For each beginning of `text` the length of its longest proper beginning that it also ends with. Kept for the
+    """For each prefix of `text`, the length of its longest proper prefix that is also its suffix. Cached for the
     choices of one request."""
     found = [0]
     for character in text[1:]:

@@ -7,6 +7,6 @@ from typing import Any
 
 
 def spelt_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """What json.dumps makes. That one lets no other thread run until it is done, which takes 100 ms for the longest
-    list of tools that a client may send; this one is slower and does."""
+    """The result of json.dumps, which holds the interpreter lock for up to 100 ms with the longest list of tools that a
+    client may send. This function is slower, but lets other threads run."""
     return "".join(json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, **options).iterencode(value))

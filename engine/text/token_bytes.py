@@ -1,8 +1,8 @@
 """TokenBytes: the bytes of each token.
 
-The two kinds of BPE vocabularies of the Llama family write bytes as text in two ways: byte-level ones as a letter per
-byte (GPT-2), SentencePiece-like ones as plain text with U+2581 for a space and <0xE2> for a lone byte. With bytes in
-hand, incremental decoding is concatenation, and text is cut at character borders by a UTF-8 decoder.
+The two kinds of BPE vocabularies in the Llama family write bytes as text in two ways: byte-level ones as one letter per
+byte (GPT-2), SentencePiece-like ones as plain text with U+2581 for a space and <0xE2> for a single byte. With bytes,
+incremental decoding is concatenation, and a UTF-8 decoder cuts the text between characters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def letters() -> dict[str, int]:
-    """GPT-2's letter -> byte: printable Latin-1 stands for itself, the other 68 bytes in order for U+0100 and on."""
+    """GPT-2's letter -> byte: printable Latin-1 represents itself, U+0100 and later letters the other 68 bytes."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(other)}
@@ -31,8 +31,8 @@ BYTE_OF = letters()
 
 
 class TokenBytes:
-    """`token_bytes[id]`, computed once per id; empty for an id without a token. Raises ModelError for a tokenizer of
-    neither kind."""
+    """`token_bytes[id]`, computed once per id; empty for an id without a token. Raises ModelError for other kinds of
+    tokenizers."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         steps = list(_steps(json.loads(core.decoder.__getstate__()) if core.decoder is not None else None))
@@ -62,7 +62,7 @@ class TokenBytes:
 
 
 def byte_level(token: str) -> bytes:
-    """A token with any letter outside the alphabet is an added one, written as plain text."""
+    """The bytes of a token; a token with a letter outside the alphabet is an added one, written as plain text."""
     try:
         return bytes(BYTE_OF[letter] for letter in token)
     except KeyError:
@@ -87,7 +87,7 @@ def _steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _strips(step: dict[str, Any]) -> bool:
-    """Whether this step drops the space that the encoder put before the first word."""
+    """Whether this step removes the space that the encoder added before the first word."""
     if step["type"] == "Metaspace":
         return bool(step.get("prepend_scheme", "always") != "never")
     return bool(step["type"] == "Strip" and step.get("content") == " " and step.get("start"))

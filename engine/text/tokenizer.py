@@ -1,6 +1,7 @@
 """Tokenizer: text <-> token ids, chat messages -> token ids, and tokens -> text as they arrive.
 
-From tokenizer.json and its neighbours in a Hugging Face directory, or from GGUF metadata. Without torch.
+It is loaded from tokenizer.json and related files in a Hugging Face directory, or from GGUF metadata. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from engine.text.control_tokens import ControlTokens
 from engine.text.token_bytes import TokenBytes
 
 DECODE_CHUNK_TOKENS = 4096
-"""Token ids that are decoded in one go."""
+"""Token ids per call of the Rust library's decoder."""
 
 
 class Tokenizer:
@@ -35,8 +36,8 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         eos_token_ids: Iterable[int] = (),
     ) -> None:
-        """`special_tokens`: texts of bos_token, eos_token, ...; `eos_token_ids`: what ends a generation, beside
-        the tokenizer's own eos_token."""
+        """`special_tokens`: texts of bos_token, eos_token, ...; `eos_token_ids`: tokens that end a generation, in
+        addition to the tokenizer's own eos_token."""
         core.no_truncation()
         core.no_padding()
         self._core = core
@@ -64,15 +65,15 @@ class Tokenizer:
         return loaded
 
     def save(self, path: Path) -> None:
-        """Write the vocabulary and its rules as tokenizer.json; the chat template is not part of it."""
+        """Write the vocabulary and its rules as tokenizer.json, without the chat template."""
         self._core.save(str(path))
 
     def to_json(self) -> str:
-        """What `save` writes."""
+        """The JSON text that `save` writes."""
         return str(self._core.to_str())
 
     def disagreement(self, other: Tokenizer) -> str | None:
-        """What `other` has different in its vocabulary, None if every id means the same token."""
+        """The difference of `other`'s vocabulary; None if every id means the same token."""
         own, theirs = self._core.get_vocab(), other._core.get_vocab()
         different = sum(theirs.get(token) != number for token, number in own.items())
         if not different and len(own) == len(theirs):
@@ -81,17 +82,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that have a text; the model's logits may have more rows (padding)."""
+        """Number of tokens with a text; the model's logits may have more columns (padding)."""
         return int(self._core.get_vocab_size())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. `add_special_tokens` lets the tokenizer's post-processor add BOS where the model wants one.
-        Control tokens spelt out in `text` become control tokens. ValueError for text that is not Unicode (lone
-        surrogates)."""
+        """Token ids. With `add_special_tokens`, the tokenizer's post-processor adds BOS if the model needs it. Text of
+        control tokens becomes control tokens. Raises ValueError for text that is not Unicode (lone surrogates)."""
         return self._encode([text], add_special_tokens)
 
     def _encode(self, pieces: list[str], add_special_tokens: bool) -> list[int]:
-        """Each by itself, one after the other."""
+        """The token ids of all pieces in order, each piece encoded separately."""
         try:
             # Unlike `encode`, it lets other Python threads run meanwhile, and computes no offsets.
             encodings = self._core.encode_batch_fast(pieces, add_special_tokens=add_special_tokens)
@@ -99,13 +99,13 @@ class Tokenizer:
                 ids: list[int] = encodings[0].ids
                 return ids
             return [token for encoding in encodings for token in encoding.ids]
-        except TypeError:  # how the Rust library refuses a str that has no UTF-8 form
+        except TypeError:  # the Rust library raises this for a str without a UTF-8 form
             raise ValueError("the text is not valid Unicode") from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are left out; ValueError for numbers that
-        cannot be ids."""
-        if len(token_ids) > DECODE_CHUNK_TOKENS:  # the Rust library lets no other thread run meanwhile
+        """Text; bytes that are not UTF-8 become U+FFFD. Ids without a token are skipped. Raises ValueError for numbers
+        that cannot be ids."""
+        if len(token_ids) > DECODE_CHUNK_TOKENS:  # the Rust library holds the interpreter lock during a call
             decoder = IncrementalDecoder(self, skip_special_tokens)
             starts = range(0, len(token_ids), DECODE_CHUNK_TOKENS)
             return "".join([*(decoder.push(token_ids[i : i + DECODE_CHUNK_TOKENS]) for i in starts), decoder.flush()])
@@ -117,11 +117,11 @@ class Tokenizer:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
     ) -> list[int]:
-        """Messages through the model's template, then encoded; the template itself writes BOS. ValueError for
-        messages that are malformed or refused.
+        """Renders messages with the model's template and encodes the result; the template itself writes BOS. Raises
+        ValueError for messages that are malformed or refused.
 
-        Only the template writes control tokens: a message that spells "<|im_end|>" out ends no turn, and cannot forge
-        one of another role."""
+        Only the template writes control tokens: a message that contains "<|im_end|>" ends no turn, and cannot forge a
+        turn of another role."""
         if self._template is None:
             raise ValueError("this model has no chat template: use /v1/completions")
         sent = checked(messages)
@@ -133,17 +133,17 @@ class Tokenizer:
         return self._encode(pieces, add_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the output; for logprobs. Empty for ids without a token."""
+        """The bytes that the token adds to the output, for logprobs. Empty for ids without a token."""
         return self.bytes_of[token_id]
 
     def token_str(self, token_id: int) -> str:
-        """`token_bytes` as text; a part of a character shows as U+FFFD."""
+        """`token_bytes` as text; a part of a character becomes U+FFFD."""
         return self.bytes_of[token_id].decode("utf-8", "replace")
 
 
 class IncrementalDecoder:
-    """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens (only
-    for SentencePiece bytes that are not UTF-8, the number of U+FFFD can differ)."""
+    """Text of a growing list of tokens. All deltas and the flush together equal `Tokenizer.decode` of all tokens; only
+    the number of U+FFFD for SentencePiece bytes that are not UTF-8 can differ."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._bytes = tokenizer.bytes_of
@@ -152,14 +152,14 @@ class IncrementalDecoder:
         self._strip = self._bytes.strips_first_space
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """What these tokens add. The bytes of a character that is not complete yet are held back."""
+        """The text that these tokens add, without the bytes of an incomplete last character."""
         data = b"".join(self._bytes[token] for token in token_ids if token not in self._skipped)
         if self._strip and data:
             data, self._strip = data.removeprefix(b" "), False
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for an incomplete character, else nothing."""
+        """The rest at the end: U+FFFD for an incomplete character, else empty."""
         return self._utf8.decode(b"", final=True)
 
 

@@ -1,7 +1,7 @@
 """Tools for a model whose chat template has none: described in the system message, calls and results as text. Pure.
 
-The form is the one that net/http/openai/tools.py finds in answers, that of Hermes and Qwen. A model that was not made
-for it often answers in words; a forced call is held to it by a grammar.
+The form is that of Hermes and Qwen, which net/http/openai/tools.py parses in answers. A model that was not trained for
+it often answers in plain text; a grammar enforces the form of a forced call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """`messages` with nothing left in them that only a template for tools would show."""
+    """`messages` with all tools, calls and results converted to plain text."""
     plain = [_plain(message) for message in messages]
     if not tools:
         return plain

@@ -5,14 +5,14 @@
   scripts/ablate.py scheduling                        # FAST'25 Fig. 5
   scripts/ablate.py regret --seeds 5 --json regret.json --plot regret.svg
   scripts/ablate.py pool --requests 2000              # a short run
-  scripts/ablate.py goals                             # every ablation that a goal hangs on: goal, ours, met or not
+  scripts/ablate.py goals                             # all ablations with goals: the goal, our value, met or not
   scripts/ablate.py overlap --live --seconds 20       # on nodes of the embedded model, started here
   scripts/ablate.py scheduling --live --url a=http://127.0.0.1:8000 --url b=http://127.0.0.1:8100
 
 The simulator runs the placement, queue, rejection and eviction classes of production (lab/simulator/). An ablation is
-one file in lab/ablations/simulated/: cases, definitions, what the paper has, and a sentence about the difference.
---live puts some of the questions to real nodes (lab/ablations/live/), a core each, or with --url to running clusters:
-each is one case.
+one file in lab/ablations/simulated/: cases, definitions, the paper's values, and a sentence about the difference.
+--live answers some of the questions on real nodes (lab/ablations/live/), one core each. With --url it measures running
+clusters; each cluster is one case.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ GOALS = "goals"
 def parser() -> ArgumentParser:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("name", nargs="?", choices=[*(ABLATIONS | LIVE), GOALS], metavar="NAME", help="see --list")
-    made.add_argument("--list", action="store_true", help="names and questions")
+    made.add_argument("--list", action="store_true", help="list names and questions")
     add_flags(made)
     made.add_argument("--json", type=Path, metavar="FILE", help="every figure of every seed, with the configuration")
     made.add_argument("--plot", type=Path, metavar="FILE", help="the first metric as .svg or .png")
     made.add_argument("--live", action="store_true", help="on real nodes in place of the simulator")
-    made.add_argument("--seconds", type=float, default=20.0, help="--live: of requests per run (default: 20)")
+    made.add_argument("--seconds", type=float, default=20.0, help="--live: seconds of requests per run (default: 20)")
     made.add_argument(
         "--url", type=_label_and_url, action="append", default=[], metavar="LABEL=URL", help="--live: repeatable"
     )
@@ -67,7 +67,7 @@ def _label_and_url(text: str) -> tuple[str, str]:
 
 
 def add_flags(made: ArgumentParser) -> None:
-    """What `reproduce` shares."""
+    """Flags that `reproduce` shares."""
     made.add_argument("--requests", type=int, metavar="N", help="only the first N requests of each trace")
     made.add_argument("--seeds", type=int, default=3, help="runs per case (default: 3)")
     cores = len(os.sched_getaffinity(0))
@@ -75,7 +75,7 @@ def add_flags(made: ArgumentParser) -> None:
 
 
 def run_all(names: Sequence[str], args: Namespace, console: Console, kept: Runs | None = None) -> Iterator[Outcome]:
-    """One after the other, under one bar; see lab.ablations.common.ablation.run."""
+    """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run."""
     with Progress(console=console) as bar:
         total = sum(len(ABLATIONS[name].cases(args.requests)) for name in names) * args.seeds
         task = bar.add_task("", total=total)
@@ -85,12 +85,12 @@ def run_all(names: Sequence[str], args: Namespace, console: Console, kept: Runs 
 
 
 def reached(outcome: Outcome) -> list[Goal]:
-    """The goals it answers."""
+    """The goals that this outcome answers."""
     return [] if outcome.ablation.goals is None else outcome.ablation.goals(outcome.values)
 
 
 def rows_of(values: Mapping[str, Mapping[str, Estimated]]) -> list[dict[str, Any]]:
-    """A row per case and metric: the mean over the seeds, and half of its interval."""
+    """One row per case and metric: the mean over the seeds, and half of its interval."""
     return [
         {"case": case, "metric": metric, "unit": "", "ours": found.mean, "interval": found.half}
         for case, of in values.items()
@@ -158,7 +158,7 @@ def list_all() -> None:
     for name, one in LIVE.items():
         if name not in ABLATIONS:
             print(f"{name:<14} {one.question} Only --live.")
-    print(f"{GOALS:<14} What was to be reached, and is it? ({', '.join(WITH_GOALS)})")
+    print(f"{GOALS:<14} All goals, and whether they are met. ({', '.join(WITH_GOALS)})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.seeds < 1 or args.workers < 1 or not args.seconds > 0:
         made.error("--seeds, --workers and --seconds must be positive")
     if args.url and not args.live:
-        made.error("--url is for --live")
+        made.error("--url needs --live")
     if args.live and args.name not in LIVE:
         made.error(why_not(args.name))
     if not args.live and args.name not in [*ABLATIONS, GOALS]:
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     names = WITH_GOALS if args.name == GOALS else [args.name]
     if len(names) > 1 and (args.json or args.plot):
-        made.error("goals are of several ablations: take --json and --plot with one of them, or scripts/reproduce.py")
+        made.error("`goals` runs several ablations: use --json and --plot with one of them, or scripts/reproduce.py")
     goals = []
     for outcome in run_all(names, args, console):
         goals += reached(outcome)

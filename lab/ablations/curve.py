@@ -21,11 +21,11 @@ ELSEWHERE: dict[str, tuple[float, ...]] = {
     "conversation": (0.054, 0.086, 0.139, 0.211, 0.291, 0.371),
     "synthetic": (0.145, 0.233, 0.315, 0.428, 0.577, 0.651),
 }
-"""From the released traces by another program (reference/papers.md)."""
+"""Rates of the released traces, computed by another program (reference/papers.md)."""
 
 
 def curves() -> dict[str, tuple[str, list[float], float]]:
-    """Trace -> (where its requests are from, rates by MTOKENS, ceiling)."""
+    """Trace -> (origin of its requests, rates by MTOKENS, ceiling)."""
     found = {}
     for trace in PAPER:
         source, rows = rows_of(Workload(trace), 0)
@@ -35,7 +35,7 @@ def curves() -> dict[str, tuple[str, list[float], float]]:
 
 
 def disagreements(found: dict[str, tuple[str, list[float], float]]) -> list[str]:
-    """Rates of released traces that are not those of the other program."""
+    """Rates of released traces that differ from the other program's."""
     return [
         f"{trace}, {m}M tokens: {ours:.3f}, another program says {theirs:.3f}"
         for trace, known in ELSEWHERE.items()
@@ -46,7 +46,7 @@ def disagreements(found: dict[str, tuple[str, list[float], float]]) -> list[str]
 
 
 def section() -> str:
-    """As Markdown."""
+    """The report's section, Markdown."""
     found = curves()
     lines = [
         "## Hit rate by the size of the cache",
@@ -71,7 +71,7 @@ def section() -> str:
             "",
             "Paper: FAST'25 Fig. 9.",
             "",
-            f"The rates of released traces {verdict}. The conversation curve lies a constant .03 below the paper's: "
+            f"The rates of released traces {verdict}. The conversation curve is a constant .03 below the paper's: "
             "its blocks had 256 tokens, which credit more of the system prompt that all requests share.",
             "",
         ]

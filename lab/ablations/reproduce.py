@@ -4,13 +4,13 @@ plots.
 
   scripts/reproduce.py                      # all ablations, into reproduce/report.md
   scripts/reproduce.py --out DIR --only scheduling,pool,ratio
-  scripts/reproduce.py --quick              # short runs, to see that everything works
+  scripts/reproduce.py --quick              # short runs, to check that everything works
 
-The traces are the released ones where ../shared/traces has them, else generated ones: the report says which. Hit rates
-without timing, by policy (scripts/tools.py cache-policies) and by size, are computed beside the simulations. Each
-ablation leaves a .json with every seed's figures and the configurations; report.json has their means in one file. A run
-that was stopped goes on with --resume: what has been simulated is in runs.jsonl. After a change that no simulation
-sees, of a text or a plot, `--resume-from COMMIT` takes the runs of the commits before it; the report names them.
+The traces are the released ones if ../shared/traces has them, else generated ones: the report says which. The report
+also has hit rates without timing, by policy (scripts/tools.py cache-policies) and by size. Each ablation writes a .json
+with every seed's figures and the configurations; report.json has their means in one file. --resume continues a run that
+was stopped: runs.jsonl has the finished simulations. After a change that affects no simulation, for example of a text
+or a plot, `--resume-from COMMIT` uses the runs of earlier commits; the report names them.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--quick", action="store_true", help=f"at most {QUICK_REQUESTS} requests, one seed, no cache policies"
     )
-    made.add_argument("--resume", action="store_true", help="go on where a run of this commit was stopped")
+    made.add_argument("--resume", action="store_true", help="continue a stopped run of this commit")
     made.add_argument(
-        "--resume-from", metavar="COMMITS", default="", help="--resume, and take runs of these commits too"
+        "--resume-from", metavar="COMMITS", default="", help="--resume, and use runs of these commits too"
     )
     ablate.add_flags(made)
     return made
 
 
 def policies() -> tuple[str, list[Goal]]:
-    """The table of cache policies as its script prints it, and how far it is from the reference where that has rates:
-    for released traces."""
+    """The table of cache policies as its script prints it, and its distance from the reference, which has rates for the
+    released traces only."""
     made = cache_policies.parser().parse_args([])
     rows = cache_policies.measured(cache_policies.load(made), made.eviction.split(","), CAPACITIES)
     out = StringIO()
@@ -82,7 +82,7 @@ def replays() -> tuple[list[str], list[Goal]]:
 
 
 def cases_of(outcome: Outcome) -> dict[str, Any]:
-    """What of the configuration of each case is not the default."""
+    """The settings of each case that differ from the defaults."""
     default = SimConfig().as_dict()
     return {
         case.label: {
@@ -125,7 +125,7 @@ def title(came: str, seeds: int, took: str) -> str:
 
 
 def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, console: Console, begun: float) -> None:
-    """The report as far as it has come after every ablation; the sections of `untimed` at its end."""
+    """Writes the unfinished report after every ablation, and the sections of `untimed` at the end."""
     came, report = commit(), args.out / "report.md"
     file = args.out / "runs.jsonl"
     also = [one for one in args.resume_from.split(",") if one]

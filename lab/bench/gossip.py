@@ -3,10 +3,10 @@
     python scripts/bench.py gossip --json lab/results/DATE-gossip.json
     python scripts/bench.py gossip --only state --nodes 1024
 
-Every node tells a new load in every state period, which is the most there can be; 1 % of the packets are lost. Bytes
-are those of UDP payloads, sealing not included, plus 28 for IP and UDP headers. CPU is all of this process's, the
-simulator included, so it is an upper bound on the cores'. Above 256 nodes both layouts run: one cell, and cells of at
-most 256, where records stay in the cell and others are known by summaries. Detection and false deaths run the
+Every node reports a new load in every state period, which is the maximum; 1 % of the packets are lost. Bytes are those
+of UDP payloads without sealing, plus 28 for IP and UDP headers. CPU is that of the whole process including the
+simulator, so it is an upper bound for the gossip cores. Above 256 nodes both layouts run: one cell, and cells of at
+most 256, where records stay in the cell and summaries describe other cells. Detection and false deaths run the
 membership core alone.
 """
 
@@ -43,7 +43,7 @@ TRAFFIC_LIMIT = {256: 0.35, 1024: 0.7}
 
 
 class BusyCluster(VirtualCluster):
-    """Nodes whose load is another one whenever they are asked; `written_ms` is true time, so ages can be true."""
+    """Nodes whose load changes at every read; `written_ms` is true time, so ages are exact."""
 
     stored: dict[str, deque[int]]  # keys in each cache, oldest first
 
@@ -65,8 +65,8 @@ class BusyCluster(VirtualCluster):
 def state_rows(
     size: int, warm_s: float, measure_s: float, seed: int, cell_nodes: int = 256, stores_per_s: int = 0
 ) -> list[Row]:
-    """Traffic, CPU and age of information of `size` busy nodes in cells of at most `cell_nodes`; with `stores_per_s`
-    of so many blocks each, and as many evictions, which the digests tell."""
+    """Traffic, CPU and age of information of `size` busy nodes in cells of at most `cell_nodes`; with `stores_per_s`,
+    each node also stores and evicts that many blocks per second, which the digests report."""
     weather = Weather(loss=LOSS, delay_s=(0.0001, 0.0005))
     preset = replace(presets["lan"], cell_nodes=cell_nodes)
     cluster = BusyCluster(random.Random(seed), random.Random, preset, weather, HEADERS)
@@ -105,7 +105,7 @@ def state_rows(
 
 
 def summary_rows(case: str, cluster: VirtualCluster) -> list[Row]:
-    """Ages of the cells' summaries at the end, where there are cells."""
+    """Ages of the cells' summaries at the end, if there are several cells."""
     ages = [node.core.summaries(cluster.now + node.clock_offset)["age_s"] for node in cluster.up()]
     age = np.concatenate(ages)
     if not age.size:
@@ -117,7 +117,7 @@ def summary_rows(case: str, cluster: VirtualCluster) -> list[Row]:
 
 
 def true_ages(cluster: VirtualCluster, node: GossipNode) -> np.ndarray:
-    """Seconds since each other node wrote what this node holds of it; infinite for a record that never came."""
+    """Seconds since each other node wrote its record that this node holds; infinite for a record that never arrived."""
     names, records = node.core.view.table(cluster.now + node.clock_offset)
     ages = cluster.now - records["written_ms"] / 1000
     ages[records["version"] == 0] = np.inf
@@ -142,7 +142,7 @@ def members(size: int, seed: int, weather: Weather) -> VirtualNetwork[Membership
 
 
 def detection_rows(size: int, crashes: int, seed: int) -> list[Row]:
-    """Nodes crash one after the other, all others well."""
+    """Nodes crash one after the other; all others are healthy."""
     suspect, dead = [], []
     network = members(size, seed, Weather(loss=LOSS, delay_s=(0.0001, 0.0005)))
     for number in range(crashes):
@@ -170,7 +170,7 @@ def status(core: Membership, name: str) -> Status:
 
 
 def false_deaths(size: int, hours: float, seed: int) -> tuple[int, int, int, float]:
-    """(false deaths, pauses, suspicions refuted, CPU s) of `size` nodes over so many hours; nobody really dies."""
+    """(false deaths, pauses, suspicions refuted, CPU s) of `size` nodes over `hours`; no node really dies."""
     started = time.process_time()
     network = members(size, seed, Weather(loss=LOSS, delay_s=(0.0001, 0.0005)))
     rng, pauses, end = network.rng, 0, network.now + hours * 3600
@@ -228,7 +228,7 @@ def arguments() -> Namespace:
     add_result_flags(parser)
     parser.add_argument("--only", choices=["state", "detection", "false-deaths", "none"], help="one part")
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 256, 1024], help="sizes of the state part")
-    parser.add_argument("--node-hours", type=float, default=1000.0, help="of the false-deaths part")
+    parser.add_argument("--node-hours", type=float, default=1000.0, help="nodes x hours of the false-deaths part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes of the false-deaths part")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="result files to add to")

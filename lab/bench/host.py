@@ -8,8 +8,8 @@ A step's host work is schedule (batcher), rows (requests to rows), inputs (rows 
 and commit. The model is left out: logits are random, the same every step. Times are medians in microseconds.
 
 Floors of the same run: for the metadata, copying the same number of bytes once and one empty call per row; for the
-sampler, reading the logits once (numpy's max). The share of a decode step that this is on a GPU of 4.8 TB/s for
-Llama-3-8B in bfloat16 is bytes / bandwidth: 16.1 GB of weights and 128 KiB of KV per token of context.
+sampler, reading the logits once (numpy's max). For comparison: a decode step of Llama-3-8B in bfloat16 on a GPU of 4.8
+TB/s takes bytes / bandwidth: 16.1 GB of weights and 128 KiB of KV per token of context.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     for mix in MIXES:
         for rows, context in shapes:
-            if mix == "greedy" or context == 1024:  # the context does not matter to the sampler
+            if mix == "greedy" or context == 1024:  # the context does not affect the sampler
                 results += measure(mix, rows, context, args.block_size, steps=10 if args.quick else 40)
     report({name: value for name, value in vars(args).items() if name != "json"}, results, args.json)
     return 0
@@ -82,7 +82,7 @@ def measure(mix: str, rows: int, context: int, block_size: int, steps: int) -> l
 
 
 def batch_of(rows: int, context: int, block_size: int, params: SamplingParams) -> Batcher:
-    """A batcher with that many waiting prompts and room for all of them in one step."""
+    """A batcher with `rows` waiting prompts and room for all of them in one step."""
     pool = BlockPool(rows * (context // block_size + 16))
     batcher = Batcher(pool, block_size, rows, rows * context, 2 * context + 5000, {2})
     root = root_key("bench", BlockGeometry(1, 1, 64, block_size, "bfloat16"))
@@ -94,7 +94,7 @@ def batch_of(rows: int, context: int, block_size: int, params: SamplingParams) -
 
 
 def one_step(batcher: Batcher, builder: InputBuilder, logits: torch.Tensor, taken: dict[str, list[float]]) -> Inputs:
-    """The prompts in the first step, decodes afterwards."""
+    """Runs one step: the prompts first, decodes afterwards."""
     times = [time.perf_counter()]
 
     def lap(value: Any) -> Any:
@@ -112,7 +112,7 @@ def one_step(batcher: Batcher, builder: InputBuilder, logits: torch.Tensor, take
 
 
 def metadata_floor(inputs: Inputs, rows: int) -> float:
-    """Microseconds to copy the step's metadata once and to call nothing once per row."""
+    """Microseconds to copy the step's metadata once and to make one empty call per row."""
     batch = inputs.batch
     tensors = (inputs.token_ids, batch.positions, batch.slot_mapping, inputs.last_rows, batch.block_tables)
     source = np.zeros(sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)

@@ -5,10 +5,10 @@
   scripts/bench.py interference --setups decode-first dynamic --rounds 3 --json out.json
   scripts/bench.py interference --rounds 1 --json out.json --add-to out.json     (one more round of an earlier result)
 
-Real node processes, HTTP, streaming clients. Each server in turn gets --streams streams; when all of them run, a prompt
-of --prompt-tokens tokens that nobody has cached. Counted are the gaps of the streams between the moment the prompt is
-sent and its first token. The servers alternate, the order turns round by round. `disaggregated` is 1 prefill + 1 decode
-node, each on a core of its own; the other servers are one mixed node with all cores.
+Real node processes, HTTP, streaming clients. Each server in turn gets --streams streams and, when all of them run, a
+prompt of --prompt-tokens tokens that is not cached. The benchmark counts the gaps of the streams between the sending of
+the prompt and its first token. The servers alternate, in an order that rotates with each round. `disaggregated` is 1
+prefill + 1 decode node, each on its own core; the other servers are one mixed node with all cores.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ SETUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prefill-first": ("mixed=1", ("--batching-policy", "prefill-first")),
     "disaggregated": ("prefill=1,decode=1", ()),
 }
-"""Name -> (nodes, flags). Ratios are against the first."""
+"""Name -> (nodes, flags). Ratios refer to the first."""
 
 NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
 STREAM_PROMPT_TOKENS = 64
-STREAM_TOKENS = 4000  # more than a round takes; the streams are hung up on
+STREAM_TOKENS = 4000  # more than a round takes; the client closes the streams
 SETTLED_TOKENS = 24  # of each stream before the prompt is sent
-WARM_TOKENS = 1000  # first steps are slow, first estimates are guesses
+WARM_TOKENS = 1000  # because the first steps are slow and the first estimates are guesses
 PATIENCE_S = 120.0
 
 
@@ -59,23 +59,23 @@ class Round:
 
     setup: str
     gaps: int  # token intervals of the streams while the prompt was prefilled
-    alone_p50_ms: float  # before the prompt came
+    alone_p50_ms: float  # before the prompt arrived
     p50_ms: float
     p99_ms: float
     max_ms: float
     ttft_ms: float  # of the long prompt
-    tokens_per_s: float  # of all streams together, meanwhile
+    tokens_per_s: float  # of all streams together, during the prefill
 
 
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--setups", nargs="+", choices=tuple(SETUPS), default=list(SETUPS), help="default: all")
-    parser.add_argument("--rounds", type=int, default=2, help="per server (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds per server (default %(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="running streams (default %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=4000, help="of the long prompt (default %(default)s)")
-    parser.add_argument("--prefill-chunk-tokens", type=int, default=256, help="of mixed (default %(default)s)")
-    parser.add_argument("--tbt-budget-ms", type=float, default=100.0, help="of dynamic (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=4000, help="its length in tokens (default %(default)s)")
+    parser.add_argument("--prefill-chunk-tokens", type=int, default=256, help="chunk of mixed (default %(default)s)")
+    parser.add_argument("--tbt-budget-ms", type=float, default=100.0, help="budget of dynamic (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (default %(default)s)")
     add_result_flags(parser)
     parser.add_argument("--add-to", type=Path, metavar="PATH", help="count the rounds of this earlier result too")
     return quicken(parser.parse_args(argv), rounds=1, prompt_tokens=1000)
@@ -89,7 +89,7 @@ def start(args: Namespace, name: str, run_dir: Path) -> LocalCluster:
 
 
 async def play(client: Client, args: Namespace, setup: str, number: int, prompt_tokens: int) -> Round:
-    """Streams, then the prompt. Raises RuntimeError when a request fails."""
+    """Starts the streams, then sends the prompt. Raises RuntimeError when a request fails."""
     source = TokenSource(args.seed, 32000)
     outcomes = [Outcome() for _ in range(args.streams)]
     specs = [Spec(source.tokens(STREAM_PROMPT_TOKENS, SUFFIX, number, i), STREAM_TOKENS) for i in range(args.streams)]
@@ -102,7 +102,7 @@ async def play(client: Client, args: Namespace, setup: str, number: int, prompt_
             long = Outcome()
             await client.send(Spec(source.tokens(prompt_tokens, SUFFIX, number, 1000), 1), long)
             seen = [len(outcome.itl_s) for outcome in outcomes]
-            while any(len(o.itl_s) < n + 2 for o, n in zip(outcomes, seen, strict=True)):  # the gaps it cut into
+            while any(len(o.itl_s) < n + 2 for o, n in zip(outcomes, seen, strict=True)):  # the gaps around its end
                 _check(streams, outcomes)
                 await asyncio.sleep(0.01)
     finally:
@@ -121,7 +121,7 @@ def _check(streams: Sequence[asyncio.Task[None]], outcomes: Sequence[Outcome]) -
 
 
 def gaps_of(setup: str, outcomes: Sequence[Outcome], long: Outcome) -> Round:
-    """A gap counts when a part of it lies between the sending of the prompt and its first token."""
+    """A gap counts if a part of it is between the sending of the prompt and its first token."""
     begin, end = long.sent_s, long.sent_s + long.ttft_s
     before, during = [], []
     tokens = 0
@@ -182,7 +182,7 @@ METRICS = (
 
 
 def rows_of(rounds: Sequence[Round], args: Namespace) -> list[Row]:
-    """Median over rounds of each number; of the longest gap the longest."""
+    """Median of each number over rounds; the maximum for the longest gap."""
     values: dict[tuple[str, str], float] = {}
     present = [name for name in SETUPS if any(r.setup == name for r in rounds)]
     for name in present:
@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     earlier: list[Round] = []
     if args.add_to and args.add_to.exists():
         earlier = [Round(**r) for r in orjson.loads(args.add_to.read_bytes())["config"]["rounds_measured"]]
-        args.seed += 100 * len(earlier)  # prompts that no earlier round had
+        args.seed += 100 * len(earlier)  # so that prompts differ from earlier rounds
     try:
         rounds, configs = asyncio.run(measure(args, Console(stderr=True)))
     except KeyboardInterrupt:

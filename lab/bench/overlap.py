@@ -5,10 +5,10 @@
   scripts/bench.py overlap --overlaps layer none --transfers push --rail-limit 20000000 --json out.json --trace
   trace.json
 
-One prefill and one decode node per case, started one after the other (two nodes share the machine at a time), each on a
-core of its own where there are two. A prompt of --prompt-tokens tokens that nobody has cached; counted is the median of
---rounds. The second token is the first that needs the KV on the decode node: from the first to the second token is what
-a user sees of the transfer. --rail-limit is passed to the nodes.
+Each case starts one prefill and one decode node, each on its own core if there are two; cases run one after the other.
+The prompt of --prompt-tokens tokens is not cached; the median of --rounds counts. The second token is the first that
+needs the KV on the decode node, so a user sees the transfer as the time from the first to the second token.
+--rail-limit is passed to the nodes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Round:
     """One prompt through one case. Milliseconds."""
 
     case: str
-    transfer_ms: float  # in which bytes of the prompt's KV were on their way
-    hidden_ms: float  # of these, in which the prompt was also computed
+    transfer_ms: float  # time in which bytes of the prompt's KV were on their way
+    hidden_ms: float  # the part of it in which the prompt was also computed
     efficiency: float
     ttft_ms: float
     second_ms: float
@@ -62,7 +62,8 @@ class Round:
 
     @property
     def both_ms(self) -> float:
-        """A transfer that holds up the first token (the event loops send KV) shows here and not in the gap."""
+        """Time to the second token. A transfer that delays the first token (the event loops send KV) shows here, not in
+        the gap."""
         return self.ttft_ms + self.second_ms
 
 
@@ -71,18 +72,18 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--overlaps", nargs="+", choices=("none", "chunk", "layer"), default=["none", "chunk", "layer"])
     parser.add_argument("--transfers", nargs="+", choices=("push", "pull"), default=["push", "pull"])
     parser.add_argument("--prompt-tokens", type=int, default=4000, help="default %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="per case (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per case (default %(default)s)")
     parser.add_argument("--rail-limit", metavar="BYTES", help="bytes/s of each rail, as --rail-limit of a node")
-    parser.add_argument("--chunk-tokens", type=int, default=1024, help="of a prefill step (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default %(default)s)")
+    parser.add_argument("--chunk-tokens", type=int, default=1024, help="tokens of a prefill step (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (default %(default)s)")
     add_result_flags(parser)
     parser.add_argument("--trace", type=Path, metavar="PATH", help="write the last request as a Chrome trace to PATH")
-    parser.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="more flags of every node, behind --")
+    parser.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="more flags of every node, after --")
     return quicken(parser.parse_args(argv), rounds=1, prompt_tokens=1000)
 
 
 def round_of(case: str, record: dict[str, Any], outcome: Outcome) -> Round:
-    """Read off the request's timeline and the client's clock."""
+    """Computed from the request's timeline and the client's clock."""
     moved = [event["detail"] for event in record["events"] if event["event"] == "kv_moved"]
     hidden, share = record["summary"]["transfer_hidden_ms"], record["summary"]["overlap_efficiency"]
     return Round(
@@ -97,7 +98,7 @@ def round_of(case: str, record: dict[str, Any], outcome: Outcome) -> Round:
 
 
 async def ask(url: str, tokens: list[int], case: str) -> tuple[Round, dict[str, Any]]:
-    """Send one prompt; its numbers and its timeline. Raises RuntimeError when it fails."""
+    """Send one prompt; returns its numbers and its timeline. Raises RuntimeError when it fails."""
     request_id = f"overlap-{os.urandom(6).hex()}"
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, headers={"X-Request-Id": request_id}) as session:
@@ -111,7 +112,7 @@ async def ask(url: str, tokens: list[int], case: str) -> tuple[Round, dict[str, 
 
 
 async def measure(args: Namespace, case: str, url: str) -> tuple[list[Round], dict[str, Any]]:
-    """All rounds of one running case, and the last one's timeline."""
+    """Runs all rounds of one running case; also returns the last timeline."""
     source = TokenSource(args.seed, 32000)
     await ask(url, source.tokens(WARM_TOKENS, SUFFIX, 10_000, 0), case)
     rounds: list[Round] = []
@@ -134,7 +135,7 @@ def run_case(args: Namespace, transfer: str, overlap: str, run_dir: Path) -> tup
 
 
 def rows_of(rounds: Sequence[Round], note: str) -> list[Row]:
-    """The median of each number; `peers` is the same transfer with --kv-overlap none, where it was measured."""
+    """The median of each number; `peers` is the same transfer with --kv-overlap none, if it was measured."""
     cases = list(dict.fromkeys(one.case for one in rounds))
     values = {
         (case, key): median(getattr(one, key) for one in rounds if one.case == case)

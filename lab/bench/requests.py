@@ -4,9 +4,9 @@
   scripts/bench.py requests
   scripts/bench.py requests --json out.json
 
-One real node with the embedded model. Every kind of large request is sent by itself, --times in a row; meanwhile
-/health is asked every 5 ms on another connection, whose longest answer shows what other clients feel. The goal is
-50 ms. Requests that are refused have their status in the name.
+One real node with the embedded model. Every kind of large request is sent alone, --times in a row. Meanwhile another
+connection requests /health every 5 ms; its slowest answer shows the delay of other clients. The goal is 50 ms. The
+names of refused requests contain their status.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--only", default="", metavar="TEXT", help="requests whose name has it")
-    parser.add_argument("--times", type=int, default=3, help="that every request is sent (default %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only requests whose name contains TEXT")
+    parser.add_argument("--times", type=int, default=3, help="how often every request is sent (default %(default)s)")
     add_result_flags(parser)
     return quicken(parser.parse_args(argv), times=1)
 
@@ -89,7 +89,7 @@ def chosen(only: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 async def longest_health(url: str, over: threading.Event) -> float:
-    """Seconds of the slowest answer until `over`."""
+    """Seconds of the slowest /health answer until `over` is set."""
     longest = 0.0
     async with aiohttp.ClientSession(url) as session:
         while not over.is_set():
@@ -102,7 +102,7 @@ async def longest_health(url: str, over: threading.Event) -> float:
 
 
 def watched(url: str, over: threading.Event) -> float:
-    """In a thread and a loop of its own: the sender must not disturb it."""
+    """Runs `longest_health` in a separate thread and loop, so that the sender does not disturb it."""
     return asyncio.run(longest_health(url, over))
 
 

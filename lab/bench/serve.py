@@ -6,8 +6,8 @@
   scripts/bench.py serve --dataset-name trace --dataset-path conversation_trace.jsonl.xz --time-scale 2
   scripts/bench.py serve --request-rate 4 --peer vllm=http://127.0.0.1:8001
 
-With --peer the requests are split into rounds; each round goes to every server, in alternating order, before the
-next begins, so that slow drifts of the machine meet all of them. OPENAI_API_KEY is sent when it is set.
+With --peer the requests are split into rounds; each round goes to every server, in alternating order, before the next
+begins, so that slow drifts of the machine affect all of them. OPENAI_API_KEY is sent when it is set.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARMUP_INPUT, WARMUP_OUTPUT = 128, 8
 class Benchmark:
     """Everything measured in one call of the script."""
 
-    offered: float  # requests/s of the schedule; inf = all at once
+    offered: float  # requests/s of the schedule; inf = all together
     runs: dict[str, list[Measured]] = field(default_factory=dict)  # by server name
     servers: list[Server] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)  # peer -> why it could not be measured
@@ -63,7 +63,7 @@ async def measure(args: Namespace, console: Console) -> Benchmark:
 
 
 async def ready(args: Namespace, session: aiohttp.ClientSession) -> tuple[Benchmark, dict[str, Client]]:
-    """Find every server and send it test requests; a peer that fails is noted as missing."""
+    """Find every server and send it test requests; a peer that fails is recorded as missing."""
     bench, clients = Benchmark(offered=INF), {}
     body = {"temperature": args.temperature, "ignore_eos": args.ignore_eos} | args.extra_body
     for name, url in [(OURS, args.base_url), *args.peer]:
@@ -82,7 +82,7 @@ async def ready(args: Namespace, session: aiohttp.ClientSession) -> tuple[Benchm
 
 
 async def warm_up(client: Client, server: Server, args: Namespace) -> None:
-    """One request that must work, then --num-warmups more. Raises Unreachable with the server's own words."""
+    """One request that must succeed, then --num-warmups more. Raises Unreachable with the server's message."""
     source = TokenSource(args.seed, args.vocab_size)
     size = min(WARMUP_INPUT, (server.max_model_len or WARMUP_INPUT) // 2)
     for index in range(1 + args.num_warmups):
@@ -93,7 +93,7 @@ async def warm_up(client: Client, server: Server, args: Namespace) -> None:
 
 
 def fitting(specs: Sequence[Spec], servers: Sequence[Server]) -> list[Spec]:
-    """The requests that every server's context can hold. Raises ValueError when there is none."""
+    """The requests that fit every server's context. Raises ValueError when there is none."""
     limit = min((server.max_model_len for server in servers if server.max_model_len), default=INF)
     fit = [spec for spec in specs if len(spec.token_ids) + spec.output_len <= limit]
     if not fit:
@@ -104,7 +104,7 @@ def fitting(specs: Sequence[Spec], servers: Sequence[Server]) -> list[Spec]:
 async def run_rounds(
     args: Namespace, rounds: Sequence[Sequence[Spec]], clients: dict[str, Client], bench: Benchmark, console: Console
 ) -> None:
-    """Every round on every server, the order turning round by round."""
+    """Run every round on every server; the order rotates with each round."""
     bench.runs = {name: [] for name in clients}
     deadline_s = args.deadline_s / len(rounds) / len(clients)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -146,7 +146,7 @@ def config_of(args: Namespace, bench: Benchmark) -> dict[str, Any]:
 
 
 def failures(bench: Benchmark) -> list[str]:
-    """The commonest errors of each server, one line each."""
+    """The most frequent errors of each server, one line each."""
     lines = []
     for name, runs in bench.runs.items():
         errors = Counter(o.error for run in runs for o in run.outcomes if o.error is not None)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python
 """Decoding with and without speculation, in one run: tokens per step, acceptance, time per output token.
 
-  scripts/bench.py speculative                       # n-grams, the embedded model, 1 and 8 requests at once
+  scripts/bench.py speculative                       # n-grams, the embedded model, batches of 1 and 8 requests
   scripts/bench.py speculative --draft PATH          # and a draft model
   scripts/bench.py speculative --quick --json s.json
 
-Prompts: `copy` answers with large parts of its prompt (copying, editing code, quoting), `chat` are ordinary questions.
-Greedy answers through batcher, runner and speculator without a network. Variants take turns, prompt by prompt, so that
-a slow moment of the machine hits all of them; of the rounds the faster one of each prompt and variant counts. Time per
-output token is that of the steps that compute no prompt.
-Greedy tokens are the same with and without, but for bfloat16, which rounds another batch shape differently: the share
-before the first difference is shown.
+Prompts: `copy` asks for answers that repeat large parts of the prompt (copying, editing code, quoting); `chat` asks
+ordinary questions. Greedy answers through batcher, runner and speculator without a network. Variants take turns, prompt
+by prompt, so that a slow moment of the machine affects all of them; the fastest round of each prompt and variant
+counts. Time per output token covers the steps that compute no prompt. Greedy tokens are the same with and without
+speculation, except in bfloat16, which rounds differently for another batch shape: the table shows the share before the
+first difference.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Variant:
-    """A way to decode. Step costs are learnt over the whole run, as a node does."""
+    """A way to decode. It learns step costs over the whole run, like a node."""
 
     name: str
     method: str
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def runner_of(model: str, dtype: str) -> Runner:
-    """Over room for 8,192 tokens."""
+    """A runner with room for 8,192 tokens of KV."""
     source = describe(model)
     config, kind = source.config, getattr(torch, dtype)
     backend = attention.choose("auto", "cpu", config.head_size)
@@ -194,7 +194,7 @@ def agreement(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> float:
 
 
 def decode(prompts: Sequence[list[int]], target: Runner, variant: Variant, args: Namespace) -> Measured:
-    """Answer all prompts at once."""
+    """Answer all prompts together."""
     into = Measured()
     config = target.model.config
     batcher = Batcher(
@@ -216,7 +216,7 @@ def decode(prompts: Sequence[list[int]], target: Runner, variant: Variant, args:
 
 
 def one_step(batcher: Batcher, target: Runner, variant: Variant, into: Measured) -> bool:
-    """As the worker does; False when there is nothing left to do."""
+    """Runs one step like the worker; False when no work is left."""
     begin = time.perf_counter()
     step = batcher.schedule(0.0)
     if step is None:

@@ -4,15 +4,15 @@
   scripts/bench.py stalls
   scripts/bench.py stalls --quick --layouts mixed --json out.json
 
-Real node processes and streaming clients. Layouts: `mixed` is one node whose engine has every core, `spare` the same
-with a core left over for the loop and the client, `pair` 1 prefill + 1 decode node, each on a core of its own. Loads:
-`open` is an open loop of --rate requests/s (--input-len in, --output-len out), `long` four running streams while
-prompts of 4,000 tokens arrive. Read are the nodes' own samples (net/loop/stalls.py, 50 a second, GET /metrics) from the
-start to the end of each load: percentiles by interpolation in the histogram, and of the waits over 2 ms the time by
-cause: a handler that computes, a core that another thread has, the interpreter lock in the hands of another thread.
+Real node processes and streaming clients. Layouts: `mixed` is one node whose engine uses every core, `spare` leaves one
+core for the loop and the client, `pair` is 1 prefill + 1 decode node, each on its own core. Loads: `open` is an open
+loop of --rate requests/s (--input-len in, --output-len out), `long` four running streams while prompts of 4,000 tokens
+arrive. The benchmark reads the nodes' own samples (net/loop/stalls.py, 50 per second, GET /metrics) from the start to
+the end of each load. It shows percentiles, interpolated in the histogram, and the time of waits over 2 ms by cause: a
+handler that computes, another thread on the core, another thread with the interpreter lock.
 
-Who takes the cores is shown, too: the node, and everybody but the nodes and this client. Where others are at work, the
-core's part is theirs as well.
+It also shows the CPU use of the node, and of all processes except the nodes and this client. If other processes are
+busy, they cause a part of the waits for a core.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Waits:
         return Waits(self.bounds, counts, {c: self.causes[c] - before.causes[c] for c in self.causes})
 
     def percentile_ms(self, share: float) -> float:
-        """Linear within a bucket; beyond the last bound, that bound."""
+        """Linear interpolation within a bucket; beyond the last bound, that bound."""
         wanted = share * sum(self.counts)
         below = 0.0
         for (low, high), count in zip(pairwise((0.0, *self.bounds)), self.counts, strict=True):
@@ -72,13 +72,13 @@ class Waits:
         return 0.0
 
     def share_over(self, seconds: float) -> float:
-        """`seconds` must be a bound."""
+        """The share of waits above `seconds`, which must be a bound of the histogram."""
         over = sum(n for bound, n in zip(self.bounds, self.counts, strict=True) if bound > seconds)
         return over / max(1.0, sum(self.counts))
 
 
 def waits_in(metrics: str) -> Waits:
-    """Out of the text of GET /metrics."""
+    """Parses the text of GET /metrics."""
     upto: list[tuple[float, float]] = []
     causes = dict.fromkeys(CAUSES, 0.0)
     for family in text_string_to_metric_families(metrics):
@@ -96,11 +96,11 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     add_result_flags(parser)
     parser.add_argument("--layouts", nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS), help="default: all")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="default: all")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each load (default %(default)s)")
     parser.add_argument("--rate", type=float, default=4.0, help="requests/s of the open loop (default %(default)s)")
     parser.add_argument("--input-len", type=int, default=512, help="tokens of its prompts (default %(default)s)")
     parser.add_argument("--output-len", type=int, default=64, help="tokens of its answers (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals (default %(default)s)")
     parser.add_argument("--node-flags", default="", help="more flags for every node, in one string")
     args = parser.parse_args(argv)
     if args.quick:
@@ -109,7 +109,7 @@ def flags(argv: Sequence[str] | None) -> Namespace:
 
 
 async def open_loop(client: Client, args: Namespace, source: TokenSource) -> int:
-    """How many requests failed: a busy cluster refuses some."""
+    """Returns the number of failed requests; a busy cluster refuses some."""
     count = max(1, round(args.rate * args.seconds))
     specs = [Spec(source.tokens(args.input_len, SUFFIX, i), args.output_len) for i in range(count)]
     outcomes, _ = await client.run(with_arrivals(specs, args.seed, args.rate, 1.0), None, 600.0, lambda: None)
@@ -117,7 +117,7 @@ async def open_loop(client: Client, args: Namespace, source: TokenSource) -> int
 
 
 async def long_prompts(client: Client, args: Namespace, source: TokenSource) -> int:
-    """One long prompt after another beside the streams; how many failed."""
+    """Sends one long prompt after another while the streams run; returns the number of failed requests."""
     outcomes = [Outcome() for _ in range(STREAMS)]
     specs = [Spec(source.tokens(64, WARMUP, i), 4000) for i in range(STREAMS)]
     streams = [asyncio.create_task(client.send(*pair)) for pair in zip(specs, outcomes, strict=True)]

@@ -5,10 +5,10 @@
   scripts/bench.py start --rounds 5 --json out.json
 
 A node of the embedded model is started --rounds times: from the start of its process to its ready line, and to the
-first token of the first request. The first start converts weights and compiles kernels where that has not been done; it
-is shown apart, the others are warm. The same for --tensor-parallel-size 3, by which the model's heads divide (gloo on
-this host, at least one thread each: with fewer than 3 cores they wait for each other), with the time to first token of
-a 512-token prompt and the time per token of one stream on each node.
+first token of the first request. The first start converts weights and compiles kernels if necessary, so it is shown
+separately; the others are warm. The same for --tensor-parallel-size 3, which divides the model's heads (gloo on this
+host, at least one thread each: with fewer than 3 cores they wait for each other). Each node also reports the time to
+first token of a 512-token prompt and the time per token of one stream.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Start:
 
     ready_s: float
     first_token_s: float
-    ttft_s: float  # of a long prompt, later
+    ttft_s: float  # of a long prompt after the start
     tpot_s: float  # of its answer
 
 
@@ -53,12 +53,12 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     if args.quick:
         args.rounds = 2
     if args.rounds < 2:
-        parser.error("--rounds must be at least 2: the first start may be a cold one")
+        parser.error("--rounds must be at least 2: the first start may be cold")
     return args
 
 
 async def start(ranks: int, run_dir: Path, seed: int) -> tuple[Start, dict[str, Any]]:
-    """One node, started and asked. Raises RuntimeError when a request fails."""
+    """Starts one node and sends requests to it. Raises RuntimeError when a request fails."""
     begun = time.monotonic()
     node_flags = ("--kv-cache-bytes", "400M", "--tensor-parallel-size", str(ranks))
     async with LocalCluster("mixed=1", node_flags, run_dir=run_dir) as cluster, aiohttp.ClientSession() as session:
@@ -82,7 +82,7 @@ async def _ask(client: Client, spec: Spec) -> Outcome:
 
 
 def rows_of(starts: Mapping[int, Sequence[Start]]) -> list[Row]:
-    """Medians of the warm starts; ratios are against one process."""
+    """Medians of the warm starts; ratios refer to one process."""
     rows = []
     for ranks, all_of in starts.items():
         case, warm = f"{ranks} process{'es' if ranks > 1 else ''}", all_of[1:]

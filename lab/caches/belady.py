@@ -13,19 +13,19 @@ NEVER = 1 << 60
 
 
 class Belady:
-    """For `replay` over the same rows: every added or touched block is the next access of the trace. Blocks that are
-    used by one request are accessed from the last to the first."""
+    """For `replay` over the same rows: every added or touched block is the next access of the trace. A request accesses
+    its blocks from the last to the first."""
 
     def __init__(self, rows: Sequence[TraceRow]) -> None:
         accesses = [block for row in rows for block in reversed(row.hash_ids)]
-        self._next_use = [NEVER] * len(accesses)  # of the block accessed at each time
+        self._next_use = [NEVER] * len(accesses)  # next use of the block accessed at each time
         later: dict[int, int] = {}
         for time in range(len(accesses) - 1, -1, -1):
             self._next_use[time] = later.get(accesses[time], NEVER + accesses[time])
             later[accesses[time]] = time
         self._time = 0
         self._due: dict[Hashable, int] = {}
-        self._heap: list[tuple[int, Hashable]] = []  # (-next use, block); stale where _due says otherwise
+        self._heap: list[tuple[int, Hashable]] = []  # (-next use, block); stale if it differs from _due
 
     def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
         due = self._next_use[self._time]
@@ -37,7 +37,7 @@ class Belady:
         self.added(item)
 
     def pinned(self, item: Hashable) -> None:
-        raise NotImplementedError("a bound for traces: nothing is in use there")
+        raise NotImplementedError("a bound for traces, which pin no blocks")
 
     unpinned = pinned
 

@@ -5,9 +5,9 @@
   one
   scripts/tools.py cache-policies --eviction mine.py:Mine --capacities 10000,30000
 
-Printed is the BLOCK hit rate: blocks of a prompt's leading cached run over all blocks, one global cache of 512-token
-blocks, cold at the start. With the released traces LRU, LFU and FIFO are held against rates that another program
-computed; a difference above .005 fails. The last table is a batch flood beside chats: what the chats' hit rate loses.
+It prints the BLOCK hit rate: blocks of a prompt's leading cached run over all blocks, for one global cache of 512-token
+blocks that is cold at the start. With the released traces, LRU, LFU and FIFO are compared with rates from another
+program; a difference above .005 fails. The last table shows what a batch flood costs the chats' hit rate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLOOD = 1.0  # batch prompts per request of the trace
 
 
 def find_traces(name: str | None) -> Path | None:
-    """The directory of the released traces: named, otherwise shared/traces next to a parent of this checkout."""
+    """The directory `name` of the released traces, by default shared/traces next to a parent of this checkout."""
     if name is not None:
         return Path(name)
     return next(
@@ -53,7 +53,7 @@ def load(args: Namespace) -> dict[str, list[TraceRow]]:
 
 
 class Progress:
-    """A bar on stderr where that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -94,7 +94,7 @@ def reference(trace: str, policy: str, capacity: int) -> float | None:
 
 
 def admitted(name: str, rows: Sequence[TraceRow], capacities: Sequence[int], progress: Progress) -> list[Row]:
-    """LRU behind every admission policy."""
+    """Rows of LRU with every admission policy."""
     out = []
     for admission in admissions:
         for capacity in capacities:
@@ -107,7 +107,7 @@ def admitted(name: str, rows: Sequence[TraceRow], capacities: Sequence[int], pro
 
 
 def flooded(name: str, rows: Sequence[TraceRow], capacity: int, progress: Progress) -> list[Row]:
-    """Chats with and without a batch flood; `ours` is what their block hit rate loses, in points."""
+    """Chats with and without a batch flood; `ours` is the loss of their block hit rate, in points."""
     chat = as_interactive(rows)
     both = flood(chat, seed=1, per_request=FLOOD)
     alone = replay(chat.rows, capacity, choose("lru")).total.block_rate
@@ -147,7 +147,7 @@ def measured(traces: Mapping[str, list[TraceRow]], names: Sequence[str], capacit
 
 
 def print_tables(rows: Sequence[Row], capacities: Sequence[int]) -> None:
-    """A line per policy, a column per capacity."""
+    """One line per policy, one column per capacity."""
     grids: dict[tuple[str, str], dict[int, Row]] = {}
     for row in rows:
         *head, capacity = row.case.split(" | ")
@@ -163,13 +163,13 @@ def print_tables(rows: Sequence[Row], capacities: Sequence[int]) -> None:
 
 
 def differences(rows: Sequence[Row]) -> list[float]:
-    """Of every rate that the reference has."""
+    """The distance from the reference, for every rate that it has."""
     known = [(row.ours, row.limits["reference"]) for row in rows if "reference" in row.limits]
     return [abs(ours - reference) for ours, reference in known if ours is not None]
 
 
 def disagreements(rows: Sequence[Row]) -> list[str]:
-    """What differs from the reference by more than its tolerance."""
+    """The rates that differ from the reference by more than its tolerance."""
     out = []
     for row in rows:
         target = row.limits.get("reference")
@@ -184,8 +184,8 @@ def disagreements(rows: Sequence[Row]) -> list[str]:
 def parser() -> ArgumentParser:
     out = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     out.add_argument("--traces", metavar="DIR", help="directory of *_trace.jsonl[.xz] (default: ../shared/traces)")
-    out.add_argument("--seed", type=int, default=0, help="of the generated trace (default %(default)s)")
-    out.add_argument("--eviction", default=",".join(policies), help="policies, joined by commas; FILE.py:NAME, too")
+    out.add_argument("--seed", type=int, default=0, help="seed of the generated trace (default %(default)s)")
+    out.add_argument("--eviction", default=",".join(policies), help="policies, joined by commas; also FILE.py:NAME")
     out.add_argument("--capacities", help="blocks, joined by commas (default: 100000 to 1000)")
     add_result_flags(out)
     return out

@@ -2,7 +2,7 @@
 cache, cold at the start.
 
 A request's hits are the leading run of its blocks that are cached (prefix hits). Then its blocks are touched or
-inserted from the last to the first, so that of equals a prompt's end goes before its beginning.
+inserted from the last to the first, so that among equals a prompt's end is evicted before its beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTEXT_FLOPS = 4 / (22 * 8192)
 
 @dataclass(slots=True)
 class Hits:
-    """Of one service class, or of all."""
+    """The hits of one service class, or of all."""
 
     requests: int = 0
     blocks: int = 0
@@ -44,7 +44,7 @@ class Hits:
         return self.work_saved / max(1.0, self.work)
 
     def count(self, row: TraceRow, run: int) -> None:
-        """`run`: how many of the row's blocks were found."""
+        """`run`: number of leading blocks of the row that were found."""
         reused = min(run * BLOCK_TOKENS, row.input_length)
         self.requests += 1
         self.blocks += len(row.hash_ids)
@@ -61,11 +61,11 @@ class Outcome:
     by_class: dict[str, Hits] = field(default_factory=dict)
     inserted: int = 0
     evicted: int = 0
-    refused: int = 0  # by admission
+    refused: int = 0  # blocks refused by admission
 
 
 def prefill_work(num_tokens: int) -> float:
-    """Of a prompt's first tokens, in tokens at position 0."""
+    """The work of a prompt's first `num_tokens` tokens, in tokens at position 0."""
     return num_tokens + CONTEXT_FLOPS * num_tokens**2
 
 
@@ -76,7 +76,7 @@ class FactsTable:
         self._facts: dict[str, list[Facts]] = {}
 
     def of(self, service_class: str, count: int) -> list[Facts]:
-        """For the first `count` positions, or more."""
+        """Facts of at least the first `count` positions."""
         table = self._facts.setdefault(service_class, [])
         for position in range(len(table), count):
             start, end = position * BLOCK_TOKENS, (position + 1) * BLOCK_TOKENS

@@ -17,7 +17,7 @@ TARGETS: dict[str, dict[str, tuple[float, ...]]] = {
         "fifo": (0.640, 0.640, 0.594, 0.399, 0.084),
     },
 }
-"""By trace and policy, in the order of CAPACITIES."""
+"""Rates by trace and policy, in the order of CAPACITIES."""
 
 CEILINGS = {"conversation": 0.366, "synthetic": 0.640}
-"""With unlimited room."""
+"""Rates with unlimited capacity."""

@@ -4,9 +4,9 @@
   scripts/tools.py trace-stats                          # the conversation trace
   scripts/tools.py trace-stats --trace mine.jsonl --nodes 8 --node-blocks 6000 --json stats.json
 
-The mean hit rate hides that a few requests find almost everything and many nothing; so quantiles and shares are shown.
-A pool is weighed by prefill seconds of the model: requests spread over nodes that keep their own blocks alone, against
-all of their memory as one pool whose blocks are fetched. Nothing is timed here.
+The mean hit rate hides that a few requests find almost all of their tokens and many find none, so the command shows
+quantiles and shares. It judges a pool by the model's prefill seconds: requests spread over nodes with separate caches,
+compared with one pool of all their memory whose blocks are fetched. It measures no times.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from lab.simulator.models.caches import Cache
 from lab.simulator.models.presets import preset
 from lab.simulator.models.step_models import StepModel
 
-PAYS = 0.05
-"""Prefill seconds that a pool must save to be worth its traffic, as a share."""
+MIN_SAVED_SHARE = 0.05
+"""Share of the prefill seconds that a pool must save to be worth its traffic."""
 
 
 def statistics(rows: Sequence[TraceRow], model: StepModel, nodes: int, node_blocks: int) -> dict[str, Any]:
-    """JSON-ready. Shares are of tokens unless they say of requests or blocks."""
+    """JSON-ready. Shares refer to tokens unless their names say requests or blocks."""
     prompt = np.array([row.input_length for row in rows], dtype=np.float64)
     ceiling = pooled(rows, 1 + sum(len(row.hash_ids) for row in rows))
     share = ceiling / prompt
@@ -67,7 +67,7 @@ def statistics(rows: Sequence[TraceRow], model: StepModel, nodes: int, node_bloc
 
 
 def spread(rows: Sequence[TraceRow], nodes: int, blocks: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """[requests]: tokens found when requests take turns over nodes with LRU caches of their own."""
+    """[requests]: tokens found when requests go in turn to nodes with separate LRU caches."""
     caches, facts = [Cache(policies["lru"](), blocks) for _ in range(nodes)], Facts(0, 1.0)
     found = []
     for turn, row in enumerate(rows):
@@ -92,9 +92,10 @@ def _quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float
 def verdict(stats: dict[str, Any]) -> str:
     saves, best = stats["pool_saves"], stats["hit_rate_ceiling"]
     seconds = stats["prefill_s"]
+    pays = "pays" if saves >= MIN_SAVED_SHARE else "does not pay"
     return (
-        f"A pool {'pays' if saves >= PAYS else 'does not pay'} here: with its fetches it takes {seconds['pool']:.0f} "
-        f"prefill seconds, nodes on their own {seconds['alone']:.0f}, no cache {seconds['no cache']:.0f} "
+        f"A pool {pays} here: with its fetches it takes {seconds['pool']:.0f} "
+        f"prefill seconds, separate nodes {seconds['alone']:.0f}, no cache {seconds['no cache']:.0f} "
         f"({saves:+.1%}); hits {stats['hit_rate_pool']:.1%} against {stats['hit_rate_alone']:.1%}, at most {best:.1%}."
     )
 
@@ -117,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
     made.add_argument("--model", default="llama3-70b-8xa800", help="step times of a node: a preset, or FILE.json")
-    made.add_argument("--nodes", type=int, default=8, help="that keep blocks (default: 8)")
-    made.add_argument("--node-blocks", type=int, default=6000, help="512-token blocks of each (default: 6000)")
+    made.add_argument("--nodes", type=int, default=8, help="nodes that keep blocks (default: 8)")
+    made.add_argument("--node-blocks", type=int, default=6000, help="512-token blocks of each node (default: 6000)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the statistics")
     args = made.parse_args(argv)
     console = Console(stderr=True)

@@ -1,7 +1,7 @@
 """The runs of scripts/tools.py stock-clients: the tests of each stock client.
 
 Files:
-    command        Run unmodified stock clients against a cluster of three nodes, and say which of them worked
+    command        Run unmodified stock clients against a cluster of three nodes
     openai_checks  Typical calls of an application with the openai package
     runs           The command lines of stock clients, and how their own results show success
 """

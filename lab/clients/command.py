@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run unmodified stock clients against a cluster of three nodes, and say which of them worked.
+"""Run unmodified stock clients against a cluster of three nodes, and report which of them worked.
 
   scripts/tools.py stock-clients --openai ~/venvs/openai/bin/python --lm-eval ~/venvs/lm-eval/bin/python
   scripts/tools.py stock-clients --guidellm PYTHON --aiperf PYTHON --vllm PYTHON --json lab/results/stock-clients.json
 
-Each client is named by the interpreter of a virtual environment that has it; docs/clients.md has the lines that make
-them. The cluster is a prefill, a decode and a store node with the embedded model. Exit code 1 when a client failed.
+Give for each client the interpreter of a virtual environment that has it; docs/clients.md shows how to make them. The
+cluster is a prefill, a decode and a store node with the embedded model. Exit code 1 if a client failed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     args, flags = parser.parse_known_args(argv)
     args.flags = flags
     if not any(getattr(args, flag) for flag in CLIENTS):
-        parser.error("name at least one client by its interpreter")
+        parser.error("give the interpreter of at least one client")
     return args
 
 
@@ -106,7 +106,7 @@ def attend(flag: str, python: str, version: str, target: Target) -> Iterator[Out
 
 
 def version_of(python: str, package: str) -> str:
-    """Of the distribution, or of its build for CPUs. Raises SystemExit."""
+    """Version of the distribution, or of its build for CPUs. Raises SystemExit."""
     code = (
         "import importlib.metadata as m; "
         "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}; "
@@ -120,7 +120,7 @@ def version_of(python: str, package: str) -> str:
 
 
 def carry_out(run: Run, target: Target) -> tuple[bool, str]:
-    """(passed, what the client found or how it failed)."""
+    """(passed, the client's result or its failure)."""
     log = target.scratch / "client.log"
     with log.open("w") as stderr:
         try:
@@ -140,7 +140,8 @@ def carry_out(run: Run, target: Target) -> tuple[bool, str]:
 
 
 def environment(run: Run, target: Target) -> dict[str, str]:
-    """Ours without what would lead a client to our packages, to a hub or through a proxy."""
+    """This process's environment without variables that would lead a client to our packages, to a hub or through a
+    proxy."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     kept.pop("PYTHONPATH", None)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if run.offline else {}

@@ -1,7 +1,7 @@
 """Typical calls of an application with the openai package, run by the interpreter of a virtual environment that has it.
 
-python openai_checks.py URL MODEL prints one JSON line for each check: {"check", "error"}; error is null where all was
-as it should be. It imports nothing of ours.
+python openai_checks.py URL MODEL prints one JSON line for each check: {"check", "error"}; error is null if the check
+passed. It imports none of our modules.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ parser = ArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-"""`vllm bench serve` without the vllm command, which does not start in builds for CPUs: it asks for the version of a
-distribution of another name."""
+"""`vllm bench serve` without the vllm command, which does not start in builds for CPUs, because it asks for the version
+of a distribution with another name."""
 
 
 class Unexpected(Exception):
-    """A client's own result is not what it should be."""
+    """A client's own result is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Target:
     url: str
     model: str
     tokenizer: Path  # a Hugging Face directory
-    scratch: Path  # for results
+    scratch: Path  # folder for results
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Run:
 
     what: str
     argv: list[str]
-    read: Callable[[str], str]  # its standard output -> a line of what it found; raises Unexpected
+    read: Callable[[str], str]  # its standard output -> one line about its result; raises Unexpected
     offline: bool = True  # tell the Hugging Face libraries that there is no hub
 
 
@@ -120,7 +120,7 @@ def guidellm(python: str, target: Target) -> Iterator[Run]:
             (benchmark,) = json.loads(out.read_text())["benchmarks"]
             done = benchmark["requests"]
             bad, good = len(done["errored"]) + len(done["incomplete"]), len(done["successful"])
-            if bad or good < REQUESTS - 1:  # it stops at the last one, and reports it or not
+            if bad or good < REQUESTS - 1:  # it stops at the last request, and may not report it
                 raise Unexpected(f"{good} requests completed, {bad} failed")
             return f"{good} of {REQUESTS} requests reported, none failed"
 
@@ -143,7 +143,7 @@ def aiperf(python: str, target: Target) -> Iterator[Run]:
                 raise Unexpected(f"{count} requests completed, {errors} failed")
             return f"{count:g} requests, TTFT {found['time_to_first_token']['avg']:.0f} ms on average"
 
-        # Offline it looks for every tokenizer in the hub's cache, a directory too.
+        # Offline it looks for every tokenizer in the hub's cache, even for a directory.
         yield Run(f"profile --endpoint-type {kind}", argv, read, offline=False)
 
 

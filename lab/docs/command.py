@@ -3,7 +3,7 @@
 the code, and the tables of figures in README.md and docs/performance.md from the result files.
 
 scripts/gendocs.py            write them
-scripts/gendocs.py --check    exit code 1 when one of them is not what the code or the files say
+scripts/gendocs.py --check    exit code 1 if one of them is outdated
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers, of
 ROOT = Path(__file__).resolve().parents[2]
 
 ROOMS = ("net", "engine", "cache", "sched")
-ANSWERING = ("net/http/", "engine/")  # whose exceptions reach the API
+ANSWERING = ("net/http/", "engine/")  # exceptions of these folders reach the API
 STATUSES = {"Overloaded": "429", "Unavailable": "503", "bad_request": "400", "Refused": "409"}
 USER_ERRORS = (
     *("UsageError", "ModelError", "ClusterError", "ListenError", "SsdError"),
@@ -71,7 +71,7 @@ def metrics() -> str:
 
 
 def errors() -> str:
-    """What the API refuses with which status, and what ends a node at its start with exit code 2."""
+    """The API's error answers with their status, and the errors that end a node at its start with exit code 2."""
     found = [row for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) for row in _refusals(path)]
     api = sorted({row[1:] for row in found if row[0] == "api" and row[4].startswith(ANSWERING)})
     user = sorted({row[1:] for row in found if row[0] == "user"}, key=lambda row: (row[3], row[2]))
@@ -96,7 +96,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def _refusals(path: Path) -> Iterator[Row]:
-    """(api or user, status, code, message, file) of every call in it whose message is written there."""
+    """(api or user, status, code, message, file) of every call in `path` with a literal message."""
     place = str(path.relative_to(ROOT))
     for call in ast.walk(ast.parse(path.read_text())):
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or not call.args:
@@ -129,12 +129,12 @@ def _cell(text: str) -> str:
 
 
 def with_figures(name: str) -> Callable[[], str]:
-    """The page as it is, its marked tables made from the newest results."""
+    """The page with its marked tables made from the newest results."""
     return lambda: filled((ROOT / name).read_text(), pages())
 
 
 def with_rooms() -> str:
-    """docs/map.md: the text above the mark stays, the tree below it is made from the docstrings."""
+    """docs/map.md: the text above the mark stays; the tree below it is made from the docstrings."""
     head, mark, _ = (ROOT / "docs/map.md").read_text().partition("<!-- generated: rooms -->\n")
     return f"{head}{mark}\n{tree(ROOT)}"
 
@@ -161,7 +161,7 @@ PAGES |= {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is outdated")
     args = parser.parse_args(argv)
     stale = []
     for name, page in PAGES.items():
@@ -171,5 +171,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif not path.exists() or path.read_text() != text:
             stale.append(str(path.relative_to(ROOT)))
     if stale:
-        print(f"{', '.join(stale)}: not what the code and the results say; run scripts/gendocs.py", file=sys.stderr)
+        print(f"{', '.join(stale)}: outdated; run scripts/gendocs.py", file=sys.stderr)
     return 1 if stale else 0

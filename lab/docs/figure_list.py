@@ -252,7 +252,7 @@ FIGURES = (
 
 
 def ratios(cases: str, metric: str, other: str) -> Callable[[Result], Sequence[str]]:
-    """Ours over `other` in every case that matches."""
+    """Ours / `other` in every matching case."""
 
     def read(result: Result) -> list[str]:
         found = [result.ratio(case, metric, other) for case in result.cases(cases)]
@@ -262,7 +262,7 @@ def ratios(cases: str, metric: str, other: str) -> Callable[[Result], Sequence[s
 
 
 def spread(cases: str, metric: str, other: str) -> Callable[[Result], Sequence[str]]:
-    """The least and the greatest ratio over many cases."""
+    """The smallest and the largest ratio over all matching cases."""
 
     def read(result: Result) -> list[str]:
         found = [ratio for case in result.cases(cases) if (ratio := result.ratio(case, metric, other)) is not None]
@@ -271,8 +271,19 @@ def spread(cases: str, metric: str, other: str) -> Callable[[Result], Sequence[s
     return read
 
 
+def threads(cases: str, contender: str) -> Callable[[Result], str]:
+    """How many threads of its two processes `contender` kept busy, over many cases."""
+
+    def read(result: Result) -> str:
+        found = {result.row(case, "GB/s")["threads"][contender] for case in result.cases(cases)}
+        number = str(max(found)) if len(found) == 1 else f"{min(found)} to {max(found)}"
+        return f"ours kept {number} threads busy on both ends together"
+
+    return read
+
+
 def values(cases: str, metric: str) -> Callable[[Result], Sequence[str]]:
-    """Ours in every case that matches."""
+    """Our value in every matching case."""
 
     def read(result: Result) -> list[str]:
         return [number(result.row(case, metric)["ours"]) for case in result.cases(cases)]
@@ -310,6 +321,7 @@ SUMMARY = (
         "transfer",
         "scripts/bench.py transfer",
         spread(BLOCKS + "shared memory", "GB/s", "memcpy"),
+        threads(BLOCKS + "shared memory", "ours-shm"),
     ),
     Line(
         "the same",
@@ -331,6 +343,7 @@ SUMMARY = (
         "transfer",
         "scripts/bench.py transfer",
         spread(BLOCKS + "TCP", "GB/s", "sockets"),
+        threads(BLOCKS + "TCP", "ours-tcp"),
     ),
     Line(
         "the same",
@@ -357,5 +370,5 @@ SUMMARY = (
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """Every figure by its name, made when it is called."""
+    """Every figure by its name; calling it makes the figure."""
     return {figure.name: figure.render for figure in FIGURES} | {"summary": lambda: summary(SUMMARY)}

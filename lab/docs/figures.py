@@ -5,9 +5,8 @@ A page marks the place of a table:
     <!-- figure: NAME -->
     <!-- end -->
 
-and scripts/gendocs.py fills it in from the newest lab/results/DATE-RESULT.json. Nothing between the marks is
-written by hand, so no table can mix runs. Each one names its command, commit, day and CPU, and says so when the machine
-was busy.
+and scripts/gendocs.py fills it in from the newest lab/results/DATE-RESULT.json. No text between the marks is written by
+hand, so no table can mix runs. Each table names its command, commit, day and CPU, and says if the machine was busy.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ class Result:
         raise LookupError(f"{self.path.name} has no row {case!r}, {metric!r}")
 
     def cases(self, pattern: str) -> list[str]:
-        """Those that match, in their order."""
+        """The matching cases, in their order."""
         return list(dict.fromkeys(row["case"] for row in self.rows if re.fullmatch(pattern, row["case"])))
 
     def ratio(self, case: str, metric: str, other: str) -> float | None:
-        """Ours over that of a peer or a limit; None where one of the two is missing."""
+        """Our value / that of a peer or a limit; None if one of the two is missing."""
         row = self.row(case, metric)
         theirs = {**row.get("limits", {}), **row.get("peers", {})}.get(other)
         return row["ours"] / theirs if theirs and row["ours"] is not None else None
@@ -68,13 +67,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A table. If `compared_with` is empty, it has a line per case and a column per metric. Otherwise it has a line per
-    case and metric, and a column with the ratio for each of `compared_with` (peers and limits)."""
+    """A table. If `compared_with` is empty, it has one line per case and one column per metric. Otherwise it has one
+    line per case and metric, and one column with the ratio to each of `compared_with` (peers and limits)."""
 
     name: str
     result: str
     command: str
-    metrics: Mapping[str, str]  # of the file -> on the page
+    metrics: Mapping[str, str]  # name in the file -> name on the page
     cases: str = ".*"  # pattern
     compared_with: Sequence[str] = ()
     timed: bool = True  # False: counts and virtual time, which do not depend on the machine
@@ -121,24 +120,26 @@ class Line:
     """One line of README's table: ratios or values of some cases of one result."""
 
     label: str
-    compared_with: str  # what the ratio is to, as readers call it
+    compared_with: str  # the readers' name of the ratio's denominator
     result: str
     command: str
     values: Callable[[Result], Sequence[str]]
+    threads: Callable[[Result], str] | None = None  # how many threads ours kept busy
 
 
 def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
-    """README's table; each line is of one result, which it names."""
+    """README's table; each line comes from one result, which it names."""
     out = ["| | ours / theirs | figure | run |", "|---|---|---|---|"]
     for line in lines:
         result = Result.newest(line.result, folder)
-        cells = [f"{line.label} (`{line.command}`)", line.compared_with, " / ".join(line.values(result))]
+        label = line.label if line.threads is None else f"{line.label}; {line.threads(result)}"
+        cells = [f"{label} (`{line.command}`)", line.compared_with, " / ".join(line.values(result))]
         out.append(f"| {' | '.join(cells)} | {stamp(result)} |")
     return "\n".join(out)
 
 
 def number(value: float | None) -> str:
-    """As a table shows it: three significant digits, or all digits of a whole number."""
+    """A number in a table: three significant digits, or all digits of a whole number."""
     if value is None:
         return "missing"
     if float(value).is_integer():
@@ -153,7 +154,7 @@ def stamp(result: Result) -> str:
 
 
 def caption(result: Result, command: str, timed: bool = True) -> str:
-    """Where a table comes from."""
+    """The origin of a table."""
     here = result.machine
     parts = [f"`{command}`", f"`lab/results/{result.path.name}`", f"commit `{result.commit[:7]}`"]
     if timed:

@@ -16,7 +16,7 @@ ROOMS = ("attention", "cache", "net", "sched", "engine", "lab")
 SOURCES = (".py", ".c", ".cpp", ".h")
 HEAD = "\nFiles:\n"
 WIDTH = 118
-LONGEST = 92  # characters of a sentence; a longer one is cut at a comma, a colon or a word
+LONGEST = 92  # characters of a sentence; a longer one is cut at a comma, a colon or a space
 
 
 def folders(root: Path, room: str) -> Iterator[Path]:

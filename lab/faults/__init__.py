@@ -9,16 +9,16 @@ Files:
     kill_roles       SIGKILL one node of each role under load: no client error, the same tokens
     namespaces       Nodes in separate network namespaces, connected by a bridge: during a cut
     put_client       One client of scripts/faults.py put-histories in a separate process
-    put_histories    Clients put the same keys at once, in calm and across a cut
+    put_histories    Clients put the same keys concurrently, in calm and across a cut
     role_changes     Nodes that change between prefill and decode under a load that changes its nature
     rolling_restart  Restart every node of a local cluster in turn, under load
     runner           The runner of fault scenarios: flags, clusters, the checks that follow every fault
-    soak             The store under load and under harm, for as long as asked
+    soak             The store under load and under faults, for a given time
     soak_holders     A client's view while a holder of its values is killed (SIGKILL) or hangs (SIGSTOP)
     soak_load        Mixed load on three store nodes: values, objects, removals, and a client that reconnects
-    soak_tier        An SSD tier that writes until it is killed, in a process of its own; and harm to it: SIGKILL
+    soak_tier        An SSD tier that writes in a separate process until it is killed; and faults for it: SIGKILL
     stop_nodes       SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again
-    tiny             A model that loads at once, for benchmarks of everything except the model
+    tiny             A model that loads immediately, for benchmarks of everything except the model
 """
 
 FAULTS = {

@@ -2,11 +2,11 @@
 replayed.
 
     python scripts/faults.py chaos --seeds 1000 --start 0
-    python scripts/faults.py chaos --seeds 1 --start 4711      # the failing one, with its schedule printed
+    python scripts/faults.py chaos --seeds 1 --start 4711      # one failing seed; prints its schedule
 
 A seed draws the number of nodes, the weather (loss, duplicates, delays that reorder) and a schedule of crashes,
 restarts under the same name and address, leaves, new nodes, pauses, partitions, one-way cuts and clock steps. Then the
-faults end, and within a bound every node must see exactly the nodes that run, and hold their newest load.
+faults end, and within a bound every node must see exactly the running nodes, and hold their newest load.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ROOT = "aa" * 16
 FAULTS = 10
 KINDS = ("crash", "leave", "pause", "partition", "one way", "heal", "restart", "add", "clock", "load")
 CALM_S = 90.0
-"""Agreement must be back so long after the last fault: a few comparisons of member lists."""
+"""Time after the last fault until which all must agree again: a few comparisons of member lists."""
 
 LIMIT_S = 600.0
-"""A thousand seeds should be through by then, on two cores."""
+"""A thousand seeds should take less on two cores."""
 
 PRESET = replace(presets["local"], state_period_s=0.6)
-"""The local timing with rarer records, which are most of the work and none of the difficulty."""
+"""The local timing with fewer records, which cost most of the work and find no faults."""
 
 
 class Broken(AssertionError):
@@ -47,7 +47,7 @@ class Broken(AssertionError):
 
 @dataclass(slots=True)
 class Seen:
-    """What one process has shown so far."""
+    """What one process has reported so far."""
 
     here: set[str] = field(default_factory=set)
     orders: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # (node, life) -> (inc, status)
@@ -87,7 +87,7 @@ class Chaos(VirtualCluster):
         self.say(f"{self.now:.2f} calm")
         self.heal()
         self.weather = Weather()
-        self.run(8.0)  # suspicions raised by the faults run out; pauses end
+        self.run(8.0)  # suspicions from the faults expire; pauses end
         self.help_the_stranded()
         if self.run_until(self.agreed, CALM_S, 0.1) is None:
             raise Broken(
@@ -133,18 +133,18 @@ class Chaos(VirtualCluster):
             )
 
     def help_the_stranded(self) -> None:
-        """Nodes whose way in died before it answered form an island that no running node has ever heard of: their
-        operator names another node."""
+        """Nodes whose --join node died before it answered form an island that no running node knows: their operator
+        gives them another node."""
         up = self.up()
         mainland = [up[0]]
-        for node in mainland:  # grows while it is walked
+        for node in mainland:  # grows during the loop
             mainland += [other for other in up if other not in mainland and (knows(node, other) or knows(other, node))]
         for node in up:
             if node not in mainland:
                 self.join(node.name, up[0].name)
 
     def agreed(self) -> bool:
-        """All see the nodes that run, as alive, and hold of each the load it has now."""
+        """Whether all nodes see exactly the running nodes as alive, and hold the present load of each."""
         if not self.converged():
             return False
         up = self.up()
@@ -176,13 +176,14 @@ class Chaos(VirtualCluster):
             raise Broken(f"{node.name} took its incarnation back")
         self._issued[node.name, me.life] = me.incarnation
         for key in [key for key in seen.orders if membership.get(key[0]) is None]:
-            del seen.orders[key]  # dead for so long that it was forgotten
+            del seen.orders[key]  # it was dead for so long that the node forgot it
         for member in membership.others():
             self.check_entry(node, seen, member)
         self.check_records(node, seen)
 
     def check_ups_and_downs(self, node: VirtualNode[Any], seen: Seen) -> None:
-        """A node is told up, down, up, down ... of every other one, and that sums up to what it sees."""
+        """A node gets alternating up and down events for every other node, and their result is the set of nodes that it
+        sees."""
         for _, effect in node.log[seen.effects :]:
             if isinstance(effect, MemberUp):
                 if effect.member.node_id in seen.here:
@@ -197,8 +198,8 @@ class Chaos(VirtualCluster):
             raise Broken(f"{node.name} sees other nodes than it was told of")
 
     def check_entry(self, node: VirtualNode[Any], seen: Seen, member: Any) -> None:
-        """Statements about a process only get newer, and only processes of that name raise its incarnation: a verdict
-        names no process, so one on a restarted node may reach those who know only the one before."""
+        """Statements about a process only get newer, and only processes of that name raise its incarnation. A verdict
+        names no process, so a verdict on a restarted node may reach nodes that know only its previous process."""
         key = (member.node_id, member.life)
         if member.order < seen.orders.get(key, (0, 0)):
             raise Broken(f"{node.name} goes back on {member.node_id}: {seen.orders[key]} -> {member.order}")
@@ -207,7 +208,7 @@ class Chaos(VirtualCluster):
             raise Broken(f"{node.name} has an incarnation of {member.node_id} that it never gave itself")
 
     def check_records(self, node: VirtualNode[Any], seen: Seen) -> None:
-        """Of a member that stays, records only get newer; of others there are none."""
+        """Records of a member that stays only get newer; there are none of other nodes."""
         view = node.core.view
         held = dict(zip(view.keys.tolist(), view.orders.tolist(), strict=True))
         expected = {node_key(name): name for name in [*seen.here, node.name]}
@@ -220,22 +221,22 @@ class Chaos(VirtualCluster):
         seen.records = fresh
 
     def was_replaced(self, node: VirtualNode[Any], name: str) -> bool:
-        """In the last event the node lost sight of `name`, or saw it restart: records start anew."""
+        """Whether the node lost `name` in the last event, or saw it restart: then its records start again."""
         return any(isinstance(e, MemberDown) and e.node_id == name and t == self.now for t, e in node.log[-64:])
 
 
 def knows(node: GossipNode, other: GossipNode) -> bool:
-    """Alive or dead, but this very process: a node calls on the dead it knows."""
+    """Whether `node` knows this process of `other`, alive or dead: nodes also contact dead nodes that they know."""
     member = node.core.membership.get(other.name)
     return member is not None and member.life == other.core.membership.me.life
 
 
 def run_seed(seed: int, verbose: bool = False) -> str | None:
-    """None, or what went wrong."""
+    """None, or the failure."""
     log: list[str] = []
     try:
         Chaos(seed, log.append).play()
-    except Exception as error:  # a core that raises is as broken as one that breaks an invariant
+    except Exception as error:  # an exception counts like a broken invariant
         return f"seed {seed}: {error!r}" + ("\n  " + "\n  ".join(log) if verbose else "")
     if verbose:
         print(*log, sep="\n  ")
@@ -254,7 +255,7 @@ def rows_of(seeds: int, failed: int, took_s: float) -> list[Row]:
 def main() -> int:
     parser = ArgumentParser(description="gossip under random faults")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--start", type=int, default=0, help="the first one")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     add_result_flags(parser)
     args = quicken(parser.parse_args(), seeds=50)

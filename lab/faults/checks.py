@@ -17,11 +17,11 @@ GOAL_S = 2.0
 """Longest pause of a stream at the 99th percentile (reference/scheduling.md, G9)."""
 
 RESTART_GOAL_S = 15.0
-"""The same where the only node of a role has to start first: some 5 s on two cores, half of it imports."""
+"""The same if the only node of a role must start first: about 5 s on two cores, half of it imports."""
 
 
 def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]) -> list[str]:
-    """Requests that failed or gave other tokens than undisturbed; `expected[i]` belongs to `streams[i]`."""
+    """Requests that failed or whose tokens differ from the undisturbed run; `expected[i]` belongs to `streams[i]`."""
     found = []
     for number, (calm, disturbed) in enumerate(zip(expected, streams, strict=True)):
         if disturbed.error:
@@ -33,7 +33,7 @@ def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]
 
 
 def settle(cluster: LocalCluster) -> list[str]:
-    """Wait until no living node holds anything for a request; what is wrong if that does not come."""
+    """Wait until no living node holds anything for a request; returns the faults if that does not happen."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         wrong = [text for node in cluster.nodes if node.alive for text in _held(cluster, node.name, node.url)]
@@ -65,7 +65,8 @@ def form(cluster: LocalCluster) -> None:
 
 
 def pause_rows(case: str, streams: Sequence[Stream], since: float, goal_s: float = GOAL_S) -> list[Row]:
-    """Pauses of all streams that had begun before `since` and had tokens to come."""
+    """Pauses of all streams that had begun before `since` and were not finished, and the longest wait for a first token
+    of later streams and of those without a token at `since`."""
     cut = [one for one in streams if one.at and one.at[0] <= since < one.at[-1]]
     gaps = sorted(one.longest_gap(since) for one in cut)
     rows = [
@@ -75,22 +76,24 @@ def pause_rows(case: str, streams: Sequence[Stream], since: float, goal_s: float
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         value = gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else None
         rows.append(Row(case, f"longest pause {name}", "s", value, limits={"goal": goal_s} if name == "p99" else {}))
-    return rows
+    waits = [one.at[0] - max(one.begun, since) for one in streams if one.at and one.at[0] > since]
+    longest = max(waits, default=None)
+    return [*rows, Row(case, "longest wait for a first token", "s", longest, limits={"goal": goal_s})]
 
 
 def own_bytes(pid: int) -> int:
-    """Resident memory that is the process's own: arenas, which fill up, are shared memory."""
+    """Private resident memory of the process, without arenas, which are shared memory and fill up."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return int(fields["RssAnon"].split()[0]) << 10
 
 
 def memory_of(cluster: LocalCluster) -> dict[str, int]:
-    """Name of each living node -> bytes of its own."""
+    """Name of each living node -> its private bytes."""
     return {node.name: own_bytes(node.pid) for node in cluster.nodes if node.alive}
 
 
 def growth_rows(samples: Sequence[Mapping[str, int]], most_bytes: int, since: str) -> tuple[list[Row], list[str]]:
-    """(what each node has grown by from the first sample to the last, what has grown by more than `most_bytes`)"""
+    """(rows with each node's growth from the first sample to the last, nodes that grew by more than `most_bytes`)"""
     limits = {"most": most_bytes / 2**20}
     rows = [
         Row("memory", f"growth of {name} since {since}", "MiB", (samples[-1][name] - first) / 2**20, limits=limits)

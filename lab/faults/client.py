@@ -1,4 +1,4 @@
-"""Clients that do not give up: they stream, and when their node is gone they go on at another one by request id."""
+"""Clients that do not give up: they stream, and when their node is gone they continue at another one by request id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Body = dict[str, Any]
 
 @dataclass(slots=True)
 class Stream:
-    """What came of one request."""
+    """The result of one request."""
 
     begun: float = 0.0  # monotonic
     tokens: list[int] = field(default_factory=list)
@@ -33,13 +33,13 @@ class Stream:
     error: str = ""
 
     def longest_gap(self, since: float) -> float:
-        """Seconds between two successive tokens of which the second came after `since`."""
+        """Seconds between two successive tokens of which the second arrived after `since`."""
         pairs = zip(self.at, self.at[1:], strict=False)
         return max((after - before for before, after in pairs if after > since), default=0.0)
 
 
 def random_bodies(count: int, prompt_tokens: int, tokens: int, seed: int) -> list[Body]:
-    """Requests without a model; half of them are sampled."""
+    """Requests that name no model; half of them are sampled."""
     rng = random.Random(seed)
     found: list[Body] = []
     for number in range(count):
@@ -61,17 +61,17 @@ class Load:
 
         async with Load([url], bodies, "round") as load: ...
 
-    They begin with the block. Its end waits for the requests that are under way then.
+    They start with the block. Its end waits for the running requests.
 
-    doors     where requests go: to the first door, after a loss to the next one
-    given     what is sent: client n sends the bodies n, n + clients, ... in turn
-    name      of the load, for request ids
-    clients   how many; 0 = one per body
+    doors     URLs for requests: the first door, after a loss the next one
+    given     the bodies: client n sends the bodies n, n + clients, ... in turn
+    name      name of the load, for request ids
+    clients   number of clients; 0 = one per body
     once      each client sends one request
-    salted    no prompt is found in a cache
+    salted    salts make every prompt miss the caches
     insists   a request that is refused before its first token, as the API may while a role is missing, is counted and
               sent again
-    in_turn   request n goes to door n and to no other one, as a balancer would send it: a connection that breaks is an
+    in_turn   request n goes only to door n, modulo their number, like from a balancer: a broken connection is an
               error. `doors` may change meanwhile
     """
 
@@ -86,7 +86,7 @@ class Load:
     timeout: aiohttp.ClientTimeout = ALL
     api_key: str | None = None
     requests: list[tuple[int, Stream]] = field(default_factory=list, init=False)
-    """(which body, what came of it)"""
+    """(index of the body, its result)"""
     refused: int = field(default=0, init=False)
     _over: bool = field(default=False, init=False)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
@@ -111,12 +111,12 @@ class Load:
         return [one for _, one in self.requests]
 
     async def until(self, due: Callable[[], bool]) -> None:
-        """Wait for that, or for the end of all clients."""
-        while not due() and not all(task.done() for task in self._tasks):  # noqa: ASYNC110 - nobody tells
+        """Wait until `due()`, or until all clients have ended."""
+        while not due() and not all(task.done() for task in self._tasks):  # noqa: ASYNC110 - no event for this
             await asyncio.sleep(0.005)
 
     def with_tokens(self, least: int) -> int:
-        """How many requests have had that many tokens."""
+        """The number of requests with at least `least` tokens."""
         return sum(len(one.tokens) >= least for one in self.streams)
 
     async def _client(self, number: int) -> None:
@@ -144,7 +144,7 @@ class Load:
 async def each_once(
     url: str, bodies: Sequence[Body], name: str, api_key: str | None = None, at_once: int | None = None
 ) -> list[Stream]:
-    """What every body gives; all at once, or so many at a time."""
+    """The result of every body, with all requests concurrent, or `at_once` at a time."""
     found = [Stream() for _ in bodies]
     turns = asyncio.Semaphore(at_once or len(bodies))
 
@@ -165,7 +165,7 @@ async def stream(
     into: Stream,
     attempts: int = RECONNECTS,
 ) -> None:
-    """Post to the first door, after a loss to the next one. `into` fills as tokens come; an error the API reports ends
+    """Post to the first door, after a loss to the next one. `into` fills as tokens arrive; an error from the API ends
     it."""
     body = body | {"stream": True, "return_token_ids": True}
     into.begun = time.monotonic()
@@ -187,14 +187,14 @@ async def stream(
                 lost = f"{url} ended the stream without its last event"
         except (aiohttp.ClientError, ConnectionError) as error:
             lost = f"{url}: {error!r}"
-        except TimeoutError:  # of the whole request
+        except TimeoutError:  # timeout of the whole request
             into.error = f"no end after {time.monotonic() - into.begun:.0f} s"
             return
     into.error = f"no whole answer in {attempts} attempts, the last one: {lost}"
 
 
 async def _read(answer: aiohttp.ClientResponse, into: Stream) -> bool:
-    """True when the stream came to its end or an error."""
+    """Whether the stream reached its end or an error."""
     async for _, event in sse_events(answer.content):
         if event is None:
             return True

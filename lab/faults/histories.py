@@ -1,12 +1,12 @@
 """Is a history of puts and gets of one key linearizable? A small Porcupine for values that do not change. Pure.
 
-An operation has a call and a return, and takes effect at one moment between them. The history is linearizable when the
-moments can be chosen so that the operations, in their order, are those of one copy of the value (Herlihy and Wing,
-1990). They are chosen by search (Wing and Gong, 1993): of the operations that no other one must precede, one is next;
-a set of operations done together with a state is looked at once (Lowe, 2017). Keys are independent of each other, so
-each has a history of its own.
+An operation has a call and a return, and takes effect at one moment between them. The history is linearizable if these
+moments can be chosen so that the operations, in their order, are valid for one copy of the value (Herlihy and Wing,
+1990). A search chooses them (Wing and Gong, 1993): it takes one of the operations that no other one must precede as the
+next, and visits each set of done operations with a state only once (Lowe, 2017). Keys are independent of each other, so
+each has its own history.
 
-    put v      state None -> v, answer True;   state w -> w, answer False, whatever v is
+    put v      state None -> v, answer True;   state w -> w, answer False, for any v
     get        answers the state
     an operation without an answer may have taken effect at any time after its call, or never
 """
@@ -24,12 +24,13 @@ Value = bytes | None
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Of one key. `answer` of a put is whether it was the first, of a get the value; `failed`: there was none."""
+    """One operation on one key. `answer` of a put: whether it was the first; of a get: the value; `failed`: there was
+    no answer."""
 
     kind: Kind
     called: float
     returned: float
-    value: Value = None  # of a put
+    value: Value = None  # the value of a put
     answer: bool | Value = None
     failed: bool = False
 
@@ -43,7 +44,7 @@ def apply(state: Value, operation: Operation) -> tuple[bool, Value]:
 
 
 def linearizable(history: Sequence[Operation], state: Value = None) -> bool:
-    """Whether one copy of the value, `state` at first, could have answered so."""
+    """Whether one copy of the value, with `state` at first, could have given these answers."""
     operations = sorted((one for one in history if not (one.failed and one.kind == "get")), key=lambda one: one.called)
     ends = [inf if one.failed else one.returned for one in operations]
     must = sum(1 << i for i, one in enumerate(operations) if not one.failed)
@@ -57,7 +58,7 @@ def linearizable(history: Sequence[Operation], state: Value = None) -> bool:
         first_end = min(ends[i] for i in left)
         for i in left:
             if operations[i].called > first_end:
-                break  # it, and all behind it, began when one that is not done had returned
+                break  # it, and all later ones, began after an operation that is not done had returned
             fits, after = apply(value, operations[i])
             node = (done | 1 << i, after)
             if fits and node not in seen:

@@ -2,15 +2,14 @@
 
     python scripts/faults.py kill-roles                     2 prefill, 2 decode and 2 store nodes with a tiny random
     model
-    python scripts/faults.py kill-roles --shape single      one node per role; the one that is killed is started again
-    at once
-    python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
+    python scripts/faults.py kill-roles --shape single      one node per role; the killed node is restarted
+    immediately python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
 
-For each role in turn, streams are started, and once half of them have a third of their tokens the node is killed.
-'acceptor' is the node the clients talk to: they reconnect to another one with the request's id and the number of tokens
-they have. Every stream must give exactly the tokens it gave before undisturbed, and afterwards every node's books must
-be balanced with nothing held. The node then starts again for the next role; with --shape single nothing goes on before
-it has, by the same command. Exit code 1 if anything was wrong.
+For each role in turn, streams start, and once half of them have a third of their tokens the node is killed. 'acceptor'
+is the clients' node: they reconnect to another one with the request's id and the number of tokens they have. Every
+stream must return exactly the tokens of the undisturbed run, and afterwards every node's books must be balanced with
+nothing held. Then the node restarts for the next role; with --shape single it restarts by the same command, and
+requests wait for it. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What runs, who is killed for each role, and whom the clients talk to: (first, after its loss) by role."""
+    """The nodes, the victim for each role, and the clients' doors by role: (first, after its loss)."""
 
     nodes: str
     victims: dict[str, str]
     doors: dict[str, tuple[str, str]]
-    again: bool  # the victim is started again under the streams
+    again: bool  # the victim restarts while the streams run
 
     def doors_of(self, role: str) -> tuple[str, str]:
         return self.doors.get(role, self.doors[""])
@@ -58,11 +57,11 @@ SHAPES = {
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--streams", type=int, default=16, help="requests at once")
-    parser.add_argument("--tokens", type=int, default=200, help="output tokens of each")
+    parser.add_argument("--streams", type=int, default=16, help="concurrent requests")
+    parser.add_argument("--tokens", type=int, default=200, help="output tokens of each request")
     parser.add_argument("--prompt-tokens", type=int, default=300)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="pairs", help="two nodes per role, or one")
-    parser.add_argument("--roles", default="decode,prefill,store,acceptor", help="which to kill, in this order")
+    parser.add_argument("--roles", default="decode,prefill,store,acceptor", help="roles to kill, in this order")
 
 
 def play(this: Run) -> None:
@@ -87,8 +86,8 @@ def play(this: Run) -> None:
 async def _killed(
     cluster: LocalCluster, shape: Shape, bodies: Sequence[Body], role: str, tokens: int
 ) -> tuple[Load, float]:
-    """All streams at once; the node of the role dies when half of them have a third of their tokens, the prefill node
-    when the first has one: the other prompts are being computed. (load, when it died)"""
+    """Runs all streams together. The node of the role dies when half of them have a third of their tokens; the prefill
+    node when the first has a token, while the other prompts are computed. Returns (load, time of its death)."""
     doors, victim = [cluster[door].url for door in shape.doors_of(role)], shape.victims[role]
     due, most = (1, 1) if role == "prefill" else (tokens // 3, len(bodies) / 2)
     async with Load(doors, bodies, role, once=True) as load:

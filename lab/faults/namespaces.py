@@ -4,7 +4,7 @@
       port0 ──veth── eth0 10.77.0.1           namespace of the first node
       port1 ──veth── eth0 10.77.0.2           of the second ...
 
-The namespaces have no names: they end with this process and the sleepers that hold them, and nothing is left behind.
+The namespaces have no names: they end with this process and the sleepers that hold them, so none remains.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ CLONE_NEWNET = 0x40000000
 NET = "10.77.0"
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 DROP_ALL = ("root", "tbf", "rate", "8bit", "burst", "1", "limit", "1")
-"""A token bucket too small for any packet: all that goes out there is dropped."""
+"""A token bucket that is too small for any packet: the kernel drops all outgoing packets."""
 
 Way = Literal["both", "in", "out"]
-"""What a cut loses, seen from the node."""
+"""Direction of the packets that a cut drops, as seen from the node."""
 
 
 class NoNamespaces(Exception):
-    """This machine does not let us have network namespaces; the text says why."""
+    """Network namespaces are not available on this machine; the text says why."""
 
 
 class Namespaces:
-    """A namespace per name. Entering moves this thread, and what it starts, into the hub for good: use it once, in a
-    process of its own, before anything else runs there."""
+    """One namespace per name. Entering moves this thread, and the processes it starts, permanently into the hub: use it
+    once, in a separate process, before other code runs there."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
@@ -42,7 +42,7 @@ class Namespaces:
         self._cuts: dict[str, Way] = {}
 
     def __enter__(self) -> Self:
-        """Raises Unavailable."""
+        """Raises NoNamespaces."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             raise NoNamespaces(f"{', '.join(missing)} not found: install iproute2 and util-linux")
@@ -67,7 +67,7 @@ class Namespaces:
     # --- what a LocalCluster asks
 
     def prefix(self, name: str) -> list[str]:
-        """Before the command of a process that is to run in the namespace."""
+        """Prefix for the command of a process that must run in the namespace."""
         return ["nsenter", f"--net=/proc/{self._holder(name)}/ns/net", "--"]
 
     def host(self, name: str) -> str:
@@ -76,8 +76,8 @@ class Namespaces:
     # --- cuts
 
     def cut(self, name: str, way: Way) -> None:
-        """From now on packets of this node (`out`), to it (`in`) or both are lost, silently and to and from everybody,
-        this process included."""
+        """From now on packets from this node (`out`), to it (`in`) or both are dropped silently, for all peers
+        including this process."""
         if name in self._cuts:
             raise ValueError(f"{name} is cut off already")
         self._cuts[name] = way

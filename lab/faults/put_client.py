@@ -2,8 +2,8 @@
 
     MOONCAKE_API_KEY=... python lab/faults/put_client.py ADDRESS NAME SEED
 
-It opens the store and says `open`. Then it reads lines, [puts, gets], two lists of numbers of keys each: it puts and
-gets each once, some at a time in an order of its own, and prints its operations as one line of JSON.
+It opens the store and prints `open`. Then it reads lines of the form [puts, gets], two lists of key numbers. It puts
+and gets each key once, several at a time in a random order, and prints its operations as one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from cache.store.client import Store, StoreError
 
-AT_ONCE = 8
+CONCURRENT_CALLS = 8
 
 Row = tuple[int, str, float, float, str | None, Any, bool]
 """(number of the key, kind, called, returned, value, answer, failed)"""
@@ -35,7 +35,7 @@ def value_of(name: str, number: int) -> str:
 
 
 def work(store: Store, name: str, rng: random.Random, puts: list[int], gets: list[int]) -> Iterator[Row]:
-    """Everything once; the clock is the machine's, so times of several clients can be compared."""
+    """Each operation once. Times are the machine's clock, so those of several clients can be compared."""
 
     def one(step: tuple[str, int]) -> Row:
         kind, number = step
@@ -52,7 +52,7 @@ def work(store: Store, name: str, rng: random.Random, puts: list[int], gets: lis
 
     steps = [("put", number) for number in puts] + [("get", number) for number in gets]
     rng.shuffle(steps)
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(CONCURRENT_CALLS) as threads:
         yield from threads.map(one, steps)
 
 

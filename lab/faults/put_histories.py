@@ -1,14 +1,14 @@
-"""Clients put the same keys at once, in calm and across a cut: what they saw is checked against docs/store.md.
+"""Clients put the same keys concurrently, in calm and across a cut: checks their reads against docs/store.md.
 
     python scripts/faults.py put-histories                    three store nodes, --replicas 2, under a minute; as root
     python scripts/faults.py put-histories --keys 1000 --cut-s 20 --json out.json
 
-Every node is a process in a network namespace of its own, with one client process beside it. Calm: every client puts
-every key, so one of them is first; the history of each key must be linearizable (lab/faults/histories.py).
-Then one node and its client are cut off, all clients put the next keys, some of them on one side only, and the cut is
-healed. Until all see each other clients may see different values; afterwards each key has one of the values that were
-put under it, for everybody and for good; one that was put on one side only is that one. Exit code 1 if anything was
-wrong, 3 where network namespaces cannot be had, with the reason.
+Every node is a process in a separate network namespace that it shares with one client process. Calm: every client puts
+every key, so one of them is first; the history of each key must be linearizable (lab/faults/histories.py). Then one
+node and its client are cut off, all clients put the next keys, some of them on one side only, and the cut heals. Until
+all nodes see each other, clients may see different values. Afterwards each key permanently has one of the values that
+were put under it, the same for all clients; a value that was put on one side only must stay. Exit code 1 if a check
+failed, 3 if network namespaces are not available, with the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lab.launch.cluster import LocalCluster
 NODES = "store=3"
 NAMES = ("store-0", "store-1", "store-2")
 ALONE = (1_000_000, 2_000_000, 3_000_000)
-"""The first keys that one client alone puts."""
+"""For each client, the first of the keys that only this client puts."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,11 +46,11 @@ AGREE_S = 60.0
 
 Histories = dict[int, list[Operation]]
 Answers = dict[int, set[str | None]]
-"""By number of the key: what clients read."""
+"""Number of the key -> values that clients read."""
 
 
 class Client:
-    """A process beside a node."""
+    """A client process in a node's namespace."""
 
     def __init__(self, cluster: LocalCluster, network: Namespaces, name: str, seed: int) -> None:
         address = cluster[name].url.removeprefix("http://")
@@ -63,7 +63,7 @@ class Client:
             env=os.environ | {"MOONCAKE_API_KEY": API_KEY},
         )
         if self._line() != "open\n":
-            raise RuntimeError(f"the client beside {name} did not start")
+            raise RuntimeError(f"the client of {name} did not start")
 
     def begin(self, puts: Sequence[int], gets: Sequence[int]) -> None:
         assert self.process.stdin is not None
@@ -71,7 +71,7 @@ class Client:
         self.process.stdin.flush()
 
     def seen(self) -> list[Seen]:
-        """What came of it."""
+        """The client's operations."""
         rows: list[Seen] = json.loads(self._line())
         return rows
 
@@ -90,9 +90,9 @@ class Client:
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--keys", type=int, default=400, help="put by all clients, in calm and across the cut")
+    parser.add_argument("--keys", type=int, default=400, help="keys put by all clients, in calm and across the cut")
     parser.add_argument(
-        "--cut-s", type=float, default=8.0, help="how long the cut lasts, if the clients are done by then"
+        "--cut-s", type=float, default=8.0, help="minimum length of the cut, which also waits for the clients"
     )
 
 
@@ -104,7 +104,7 @@ def play(this: Run) -> None:
 
 
 def measure(args: Namespace, cluster: LocalCluster, network: Namespaces) -> tuple[list[Row], list[str]]:
-    """(rows, what was wrong)"""
+    """(rows, faults)"""
     with ExitStack() as opened:
         clients: dict[str, Client] = {}
         for name in NAMES:
@@ -141,7 +141,7 @@ def measure(args: Namespace, cluster: LocalCluster, network: Namespaces) -> tupl
 
 
 def until_agreed(clients: Mapping[str, Client], numbers: Sequence[int]) -> tuple[Answers, Answers, float]:
-    """(what was read first, and at last, and seconds until all read the same)"""
+    """(first reads, last reads, seconds until all clients read the same)"""
     begin = time.monotonic()
     first = last = answers(clients, numbers)
     while any(len(found) > 1 for found in last.values()) and time.monotonic() - begin < AGREE_S:
@@ -151,21 +151,21 @@ def until_agreed(clients: Mapping[str, Client], numbers: Sequence[int]) -> tuple
 
 
 def may_stay(history: Sequence[Operation]) -> set[str | None]:
-    """The values that were said to be the first, or nothing was said of."""
+    """Values whose put was answered as the first, or was not answered."""
     puts = [one for one in history if one.kind == "put" and one.value is not None]
     said: set[str | None] = {one.value.decode() for one in puts if one.value and (one.answer or one.failed)}
     return said if any(one.answer for one in puts) else said | {None}
 
 
 def together(clients: Mapping[str, Client], puts: Mapping[str, Sequence[int]]) -> list[Seen]:
-    """All clients at once put their keys, and get each twice."""
+    """All clients concurrently put their keys, and get each twice."""
     for name, client in clients.items():
         client.begin(puts[name], [*puts[name], *puts[name]])
     return [row for client in clients.values() for row in client.seen()]
 
 
 def histories(rows: Sequence[Seen]) -> Histories:
-    """By number of the key."""
+    """Histories by number of the key."""
     out: Histories = {}
     for number, kind, called, returned, value, answer, failed in rows:
         found = answer.encode() if isinstance(answer, str) else answer
@@ -176,12 +176,12 @@ def histories(rows: Sequence[Seen]) -> Histories:
 
 
 def put_by(history: Sequence[Operation]) -> set[bytes]:
-    """The values that were said to be the first."""
+    """Values whose put was answered as the first."""
     return {one.value for one in history if one.kind == "put" and one.answer and one.value is not None}
 
 
 def answers(clients: Mapping[str, Client], numbers: Sequence[int]) -> Answers:
-    """What the clients read now, each twice."""
+    """The values that clients read now; each reads twice."""
     for client in clients.values():
         client.begin([], [*numbers, *numbers])
     out: Answers = {number: set() for number in numbers}

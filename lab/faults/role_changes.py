@@ -3,10 +3,10 @@
     python scripts/faults.py role-changes                     two prefill and two decode nodes that change, tiny model
     python scripts/faults.py role-changes --hold-ms 15000 --phase-s 120 --json out.json
 
-Clients send one request after the other: in the first phase long prompts with short answers, in the second short
-prompts with long answers, and so on by turns. The same bodies first run on the calm cluster; every later answer must be
-the same. Which node does what is read off GET /live twice a second. Afterwards nothing may be held. Exit code 1 if
-anything was wrong, or if no node ever changed.
+Clients send one request after the other, in alternating phases: long prompts with short answers, then short prompts
+with long answers. The same bodies first run on the calm cluster; every later answer must be the same. The scenario
+reads the nodes' roles from GET /live twice per second. Afterwards no node may hold anything. Exit code 1 if a check
+failed, or if no node ever changed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lab.launch import rest
 
 DOOR = "store-0"
 BODIES = 24
-LOOK_S = 0.5
+SAMPLE_PERIOD_S = 0.5
 SEATS = 8
-CALM_AT_ONCE = 4
+CALM_CONCURRENCY = 4
 
 Layout = dict[str, str]
-"""Node -> what it does."""
+"""Node -> its present role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ TIDES = (Tide("prefill", 3000, 4, 64), Tide("decode", 50, 300, 48))
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=4, help="half of them begin with prefill, half with decode")
+    parser.add_argument("--nodes", type=int, default=4, help="half of them start with prefill, half with decode")
     parser.add_argument("--hold-ms", type=int, default=1500, help="--role-change-hold-ms of the nodes; 0 = no changes")
     parser.add_argument("--phase-s", type=float, default=12.0)
     parser.add_argument("--phases", type=int, default=3)
@@ -69,7 +69,7 @@ def play(this: Run) -> None:
             this.bodies(cluster, BODIES, tide.prompt_tokens, tide.output_tokens, args.seed + number)
             for number, tide in enumerate(TIDES)
         ]
-        calm = [this.calm(cluster, DOOR, bodies, CALM_AT_ONCE) for bodies in loads]
+        calm = [this.calm(cluster, DOOR, bodies, CALM_CONCURRENCY) for bodies in loads]
         changes = 0
         for phase in range(args.phases):
             which = phase % len(TIDES)
@@ -86,7 +86,7 @@ def play(this: Run) -> None:
 
 
 def changes_in(layouts: Sequence[Layout]) -> int:
-    """How often a node does something else than it did when it was looked at before."""
+    """The number of role changes between successive samples."""
     pairs = pairwise(layouts)
     return sum(before.get(name, does) != does for before, after in pairs for name, does in after.items())
 
@@ -104,14 +104,14 @@ def phase_rows(title: str, seconds: float, streams: Sequence[Stream], last: Layo
 
 
 async def _phase(url: str, tide: Tide, bodies: Sequence[Body], name: str, seconds: float) -> tuple[Load, list[Layout]]:
-    """Load for so long, then until the last answer. Prompts get salts of their own, so that they are computed."""
+    """Sends load for `seconds`, then waits for the last answer. Prompts get new salts, so that they are computed."""
     layouts: list[Layout] = []
 
     async def look() -> None:
         while True:
             nodes = (await asyncio.to_thread(rest.get, f"{url}/live", timeout_s=REQUEST_S))["nodes"]
             layouts.append({node["node_id"]: _does(node) for node in nodes if node.get("load")})
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SAMPLE_PERIOD_S)
 
     looking = asyncio.create_task(look())
     async with Load([url], bodies, name, clients=tide.clients, salted=True) as load:

@@ -4,9 +4,10 @@
   scripts/faults.py rolling-restart --nodes prefill=2,decode=2,store=2 --tiny --json lab/results/rolling-restart.json
   scripts/faults.py rolling-restart --nodes prefill=2,decode=2,store=1 --model /path/to/Llama
 
-The load goes where a balancer would send it: to nodes in turn, none that is known to leave. Each node is drained
-(POST /drain), waited for, started again and given work again. A failed request is never sent again; one is enough for
-exit code 1. Other flags go to every node. The last node of a role cannot be drained, so there must be two of each.
+The load is distributed as by a balancer: to nodes in turn, except nodes that are known to leave. Each node is drained
+(POST /drain); when it has ended it restarts and gets requests again. Clients do not retry failed requests; a single
+failure gives exit code 1. Other flags go to every node. The last node of a role cannot be drained, so there must be two
+nodes of each role.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
 DRAIN_S = 120.0
-KNOWN_S = 20.0  # until every node of a new cluster is known to all
+KNOWN_S = 20.0  # until all nodes of a new cluster know each other
 BODIES = 50
 PROMPT_TOKENS = 40
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--nodes", default="mixed=2,store=1", help="as scripts/up has it")
-    parser.add_argument("--requests", type=int, default=500, help="at least that many")
-    parser.add_argument("--width", type=int, default=4, help="at a time")
-    parser.add_argument("--tokens", type=int, default=24, help="of each answer")
+    parser.add_argument("--nodes", default="mixed=2,store=1", help="nodes in the format of scripts/up")
+    parser.add_argument("--requests", type=int, default=500, help="minimum number of requests")
+    parser.add_argument("--width", type=int, default=4, help="concurrent requests")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of each answer")
     parser.add_argument("--tiny", action="store_true", help="a small random model, so that many nodes fit")
 
 
@@ -54,7 +55,7 @@ def play(this: Run) -> None:
 
 
 def failures(load: Load) -> list[str]:
-    """Requests that ended with an error or with less than the whole answer."""
+    """Requests that ended with an error or with an incomplete answer."""
     found = []
     for number, (body, one) in enumerate(load.requests):
         if one.error or len(one.tokens) != load.given[body]["max_tokens"]:
@@ -65,7 +66,7 @@ def failures(load: Load) -> list[str]:
 async def restart_all(
     cluster: LocalCluster, bodies: Sequence[Body], names: Sequence[str], least: int, width: int
 ) -> Load:
-    """Every node of `names` once, then load until `least` requests have been sent."""
+    """Restart every node of `names` once, then continue the load until `least` requests have been sent."""
     doors = [node.url for node in cluster.nodes if node.role != "store"]
     begun = time.monotonic()
     async with Load(doors, bodies, "rolling", clients=width, salted=True, in_turn=True) as load:
@@ -85,7 +86,7 @@ async def restart_all(
 
 
 async def drain(url: str) -> None:
-    """Ask the node to leave. A cluster that has just come up does not know yet who else could take its work: 409."""
+    """Ask the node to leave. It answers 409 while a new cluster does not know yet which nodes could take its work."""
     patience = time.monotonic() + KNOWN_S
     while True:
         try:

@@ -21,17 +21,17 @@ from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied
 
 UNAVAILABLE = 3
-"""Exit code where network namespaces cannot be had."""
+"""Exit code if network namespaces are not available."""
 
 API_KEY = "of-the-lab"
-"""/debug/ is open to other hosts with a key only, and nodes in namespaces have addresses of their own."""
+"""/debug/ is open to other hosts with a key only, and nodes in namespaces have separate addresses."""
 
 WRONG_SHOWN = 20
 
 
 @dataclass
 class Run:
-    """One run of a scenario: its flags, its clusters, and what has been found so far."""
+    """One run of a scenario: its flags, its clusters, and its results so far."""
 
     args: Namespace
     node_flags: list[str]
@@ -40,14 +40,14 @@ class Run:
     rows: list[Row] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the result's config tells besides flags."""
+    """Entries of the result's config in addition to flags."""
 
     def folder(self) -> Path:
-        """A new one, which is gone after the run."""
+        """A new folder, which is deleted after the run."""
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
     def tiny(self) -> list[str]:
-        """Flags for a model that loads at once."""
+        """Flags for a model that loads immediately."""
         return [*tiny_model(self.folder()), "--max-model-len", "4096"]
 
     @contextmanager
@@ -59,7 +59,7 @@ class Run:
         role_flags: Mapping[str, Sequence[str]] | None = None,
         network: Namespaces | None = None,
     ) -> Iterator[LocalCluster]:
-        """The nodes run during the block; at its end none may have died by itself, and none may hold anything."""
+        """The nodes run during the block; at its end no node may have died by itself, and none may hold anything."""
         key, before = (API_KEY if network else None), len(self.wrong)
         made = LocalCluster(nodes, flags, run_dir=self.folder(), role_flags=role_flags, network=network, api_key=key)
         with made as cluster:
@@ -80,33 +80,34 @@ class Run:
     def calm(
         self, cluster: LocalCluster, door: str, bodies: Sequence[Body], at_once: int | None = None
     ) -> list[Stream]:
-        """What the bodies give while nothing is broken."""
+        """The results of the bodies on the undisturbed cluster."""
         streams = asyncio.run(each_once(cluster[door].url, bodies, "calm", cluster.api_key, at_once))
         self.wrong += [f"undisturbed: {one.error}" for one in streams if one.error]
         return streams
 
     def compare(self, case: str, calm: Sequence[Stream], load: Load) -> int:
-        """Every request of the load must have given what its body gives undisturbed. How many did not."""
+        """Check that every request of the load returned the tokens of its undisturbed body; returns the number that did
+        not."""
         found = differences(case, [calm[body] for body, _ in load.requests], load.streams)
         self.wrong += found
         print(f"{case}: {len(load.requests)} requests, {len(self.wrong)} wrong so far", file=sys.stderr)
         return len(found)
 
     def settle(self, cluster: LocalCluster) -> None:
-        """Soon no living node may hold anything for a request, and its books must be balanced."""
+        """Check that soon no living node holds anything for a request, and that all books are balanced."""
         self.wrong += settle(cluster)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is done to a cluster.
+    """A scenario: the faults of a cluster.
 
     about        the docstring of its module: the text of --help
     add_flags    adds its own flags to those that every scenario has: --seed, --quick, --json
-    play         starts clusters with Run.cluster, hurts them, and adds to Run.rows and Run.wrong
-    quick        with --quick these flags are no higher than that, and those that are no numbers are that
-    config       names of the flags that the result's config tells
-    passes_flags flags that the scenario does not know go to every node
+    play         starts clusters with Run.cluster, causes faults, and adds to Run.rows and Run.wrong
+    quick        with --quick, numbers here are upper bounds of the flags, and other values replace them
+    config       names of the flags that go into the result's config
+    passes_flags pass flags that the scenario does not know to every node
     """
 
     about: str
@@ -118,7 +119,7 @@ class Scenario:
 
 
 def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 1 if anything was wrong, UNAVAILABLE where network namespaces cannot be had."""
+    """The exit code: 0, 1 if a check failed, UNAVAILABLE if network namespaces are not available."""
     parser = ArgumentParser(description=scenario.about, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     scenario.add_flags(parser)

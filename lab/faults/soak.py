@@ -1,13 +1,14 @@
-"""The store under load and under harm, for as long as asked. It ends with 1 when something was wrong.
+"""The store under load and under faults, for a given time. Exit code 1 if a check failed.
 
-    scripts/faults.py soak --minutes 30       mixed load on three nodes: wrong bytes, and what grows: memory, slots, fds
+    scripts/faults.py soak --minutes 30       mixed load on three nodes: wrong bytes, and growth of memory, slots, fds
     scripts/faults.py soak --kills 100        kill -9 at random points of writing, then everything is read back
-    scripts/faults.py soak --holders 5        a holder killed, or stopped, while its values are read: the longest get
-    scripts/faults.py soak --flips 100        bits flipped anywhere in the files of an SSD tier that is down
-    scripts/faults.py soak --quick            a little of everything, under two minutes
+    scripts/faults.py soak --holders 5        a holder is killed or stopped while clients read its values: the longest
+                                              get
+    scripts/faults.py soak --flips 100        flips bits anywhere in the files of a stopped SSD tier
+    scripts/faults.py soak --quick            a small run of all of these, under two minutes
 
-A wrong byte is a failure always; after kill -9 so is a value that was acknowledged as flushed and is missing, unless
-newer ones had evicted it. --backend file: the same for the other SSD backend.
+A wrong byte is always a failure. After kill -9, so is a missing value that was acknowledged as flushed, unless newer
+values had evicted it. --backend file: the same for the other SSD backend.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--flips", type=int, default=0, metavar="TIMES")
     parser.add_argument("--holders", type=int, default=0, metavar="TIMES")
     parser.add_argument("--rate", type=float, default=50.0, help="calls per second of the mixed load")
-    parser.add_argument("--backend", choices=sorted(backends), default="lmdb", help="of the SSD tier")
+    parser.add_argument("--backend", choices=sorted(backends), default="lmdb", help="backend of the SSD tier")
     parser.set_defaults(seed=random.SystemRandom().randrange(1 << 32))
 
 
@@ -51,7 +52,7 @@ def play(this: Run) -> None:
         bad = ("wrong", "misses") if found["replicas"] > 1 else ("wrong",)
         _note(this, f"{found['what']}, {found['replicas']} copies", found, bad)
     if args.minutes:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")  # what the client says
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")  # the client's log
         _note(this, "soak", soak(this, args.minutes * 60, args.rate, args.seed), ("wrong", "leaks"))
 
 

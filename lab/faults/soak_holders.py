@@ -45,8 +45,8 @@ class Gets:
 
 
 def holders(this: Run, times: int, replicas: int, number: int, seed: int, transports: Sequence[str]) -> dict[str, Any]:
-    """Harm one of three nodes `times` times with signal `number`. Milliseconds: the longest get before and after, and
-    the longest that found nothing."""
+    """Send signal `number` to one of three nodes, `times` times. Returns milliseconds: the longest get before and
+    after, and the longest that found nothing."""
     rng = random.Random(seed)
     longest: list[float] = []
     counts: dict[str, Any] = {"gets": 0, "misses": 0, "wrong": 0, "before_ms": 0.0, "miss_ms": 0.0}
@@ -91,8 +91,8 @@ def _mend(nodes: LocalCluster, name: str, number: int) -> None:
 
 
 def harmed_holders(this: Run, seed: int, times: int) -> Iterator[dict[str, Any]]:
-    """Both kinds of harm, with one copy and with two. Over TCP nothing can be read of a holder that hangs, so there one
-    copy would only show a deadline."""
+    """Both signals, with one copy and with two. Over TCP clients cannot read from a stopped holder, so one copy would
+    only show a deadline."""
     near, far = ("shm", "tcp"), ("tcp",)
     cases = [
         *(("kill -9", signal.SIGKILL, replicas, near) for replicas in (1, 2)),

@@ -19,10 +19,10 @@ from lab.launch.cluster import LocalCluster
 
 VALUE = 64 << 10
 FLAGS = ("--model", "none", "--value-bytes", str(VALUE), "--dram-bytes", "24M", "--ssd-bytes", "96M", "--replicas", "2")
-KEYS = 3000  # more than DRAM and SSD of the three hold twice
+KEYS = 3000  # more than twice what DRAM and SSD of the three nodes hold
 ARENA_BLOCKS = 32
 WARM_UP = 0.3  # share of the time after which growth counts
-GROWTH_BYTES = 24 << 20  # of a node's memory after that: allocator noise is below it
+GROWTH_BYTES = 24 << 20  # maximum growth of a node's memory after that: allocator noise is smaller
 OBJECT_BYTES = 1_000_000
 
 
@@ -35,7 +35,7 @@ def key_of(i: int) -> bytes:
 
 
 class Load:
-    """One client's calls; counts what came back wrong."""
+    """One client's calls; counts wrong results."""
 
     def __init__(self, address: str, rng: random.Random) -> None:
         self.address, self.rng = address, rng
@@ -44,7 +44,7 @@ class Load:
         self.counts = dict.fromkeys(("calls", "hits", "misses", "no_room", "unreachable", "wrong", "clients"), 0)
 
     def step(self) -> None:
-        """One call."""
+        """Make one random call."""
         rng, store = self.rng, self.store
         i = min(int(rng.paretovariate(0.6)), KEYS)
         kind = rng.random()
@@ -72,7 +72,7 @@ class Load:
                 self.arena = store.arena("soak", ARENA_BLOCKS * VALUE)
         except NoRoom:
             self.counts["no_room"] += 1
-        except Unreachable:  # on a machine that starves the nodes
+        except Unreachable:  # happens if the machine gives the nodes too little CPU
             self.counts["unreachable"] += 1
 
     def _check(self, got: Any, wanted: bytes) -> None:
@@ -89,14 +89,14 @@ def descriptors(cluster: LocalCluster) -> dict[str, int]:
 
 
 def readers(directory: Path) -> int:
-    """Entries of LMDB's reader table, of all processes; asked in a process of its own."""
+    """Entries of LMDB's reader table, of all processes; read in a separate process."""
     code = f"import lmdb; print(lmdb.open({str(directory)!r}, readonly=True, max_dbs=3).readers())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return sum(line.split()[0].isdigit() for line in done.stdout.splitlines() if line.split())
 
 
 def soak(this: Run, seconds: float, rate: float, seed: int) -> dict[str, Any]:
-    """Counts of the load, and what grew: `leaks` is how many kinds of things did."""
+    """Counts of the load and of growth: `leaks` is the number of kinds of resources that grew."""
     rng = random.Random(seed)
     home = this.folder()
     with this.cluster("store=3", (*FLAGS, "--ssd-path", f"{home}/{{node}}")) as nodes:

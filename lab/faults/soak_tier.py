@@ -1,6 +1,6 @@
-"""An SSD tier that writes until it is killed, in a process of its own; and harm to it: SIGKILL, flipped bits.
+"""An SSD tier that writes in a separate process until it is killed; and faults for it: SIGKILL, flipped bits.
 
-python -m lab.faults.soak_tier DIRECTORY FIRST BACKEND      one life: what a process of `kills` and `flips` runs
+python -m lab.faults.soak_tier DIRECTORY FIRST BACKEND      one life: the process of `kills` and `flips`
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SLOT = 20_000  # bytes: several pages, and not a whole number of them
 MAP = 4 << 20
-BATCH = 3  # values written together; as many may have been evicted for those that were not written any more
-READABLE = 2  # starts after which a damaged tier serves again at the latest
+BATCH = 3  # values written together; as many may have been evicted for a batch that was not written
+READABLE = 2  # maximum starts until a damaged tier serves again
 
 
 def content(i: int) -> bytes:
@@ -34,12 +34,12 @@ def key_of(i: int) -> bytes:
 
 
 def life(directory: str, first: int, backend: str) -> None:
-    """One life of a tier, in a process of its own: say what is readable, then write from `first` on until killed, and
-    say what has been written."""
+    """One life of a tier, in a separate process: report the readable values, then write from `first` on until killed,
+    and report the written values."""
     tier = SsdTier(directory, SLOT, MAP, b"soak", backend=backend)
     into = bytearray(SLOT)
     here, wrong = [], 0
-    for key in sorted(tier.all_keys()):  # which keeps them in the order of their age
+    for key in sorted(tier.all_keys()):  # which keeps the order of their age
         i = int.from_bytes(key, "big")
         found = tier.get(key, into)
         if found is not None:
@@ -51,12 +51,12 @@ def life(directory: str, first: int, backend: str) -> None:
         if all(tier.put_many(rows)):
             first += len(rows)
         else:
-            time.sleep(0.01)  # damaged: it goes on failing until it is started again
+            time.sleep(0.01)  # damaged: it fails until it restarts
         print(first, flush=True)
 
 
 class Life:
-    """That process, seen from outside."""
+    """The process of a life, as the parent sees it."""
 
     def __init__(self, directory: Path, first: int, backend: str) -> None:
         command = [sys.executable, "-m", "lab.faults.soak_tier", str(directory), str(first), backend]
@@ -64,13 +64,13 @@ class Life:
         self.died = False  # by itself, before `kill`
 
     def report(self) -> dict[str, Any] | None:
-        """What was readable at its start; None when it died of what it read."""
+        """The readable values at its start; None if reading them killed it."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return dict(json.loads(line)) if line else None
 
     def kill(self, after_s: float) -> int:
-        """Kill it in the middle of its writing; returns where it was, 0 when it had written nothing."""
+        """Kill it while it writes; returns the last position that it reported, or 0."""
         assert self.process.stdout is not None
         first = self.process.stdout.readline()
         time.sleep(after_s)
@@ -95,7 +95,7 @@ def kills(times: int, directory: Path, seed: int, backend: str) -> dict[str, int
             counts["lost"] += written
             break
         here = set(report["here"])
-        newest = max(here, default=-1)  # one more may be there than was said
+        newest = max(here, default=-1)  # one more than reported may be there
         expected = range(max(0, newest + 1 - report["capacity"] + BATCH), written)
         counts["lives"] += 1
         counts["read"] += len(here)
@@ -106,7 +106,7 @@ def kills(times: int, directory: Path, seed: int, backend: str) -> dict[str, int
 
 
 def damage(directory: Path, rng: random.Random) -> None:
-    """1 to 64 bits, half of them in LMDB's first pages or in the table, which are small and matter most."""
+    """Flip 1 to 64 bits, half of them in LMDB's first pages or in the table, which are small and most important."""
     blocks, small = directory / "data.mdb", 16 * 4096
     if not blocks.exists():
         blocks = directory / "slots" if rng.random() < 0.5 else directory / "table"
@@ -121,8 +121,8 @@ def damage(directory: Path, rng: random.Random) -> None:
 
 
 def flips(times: int, directory: Path, seed: int, backend: str) -> dict[str, int]:
-    """Damage a tier that is down, start it, count. `deaths`: starts that ended the process, or lives that died of it
-    later; `stuck`: damages after which it did not serve within READABLE starts."""
+    """Damage a stopped tier, start it, and count. `deaths`: processes that died at the start or later; `stuck`: damages
+    after which it did not serve within READABLE starts."""
     rng = random.Random(seed)
     counts = {"flips": 0, "read": 0, "wrong": 0, "deaths": 0, "stuck": 0}
     written = 0

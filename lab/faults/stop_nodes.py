@@ -4,11 +4,11 @@
     minutes
     python scripts/faults.py stop-nodes --victims prefill-0,decode-0 --rounds 5 --stop-s 16 --json out.json
 
-Clients at the store node send one request after the other whose prompts are in no cache. In every round the victim is
-stopped while prompts are computed, and goes on after --stop-s as if nothing had been. While the only node of a role
-stands still new requests may be refused with 503 (they are counted and sent again); a request that has a token must
-end with exactly the tokens it gives undisturbed. After every round all nodes are one cluster, every node's books are
-balanced, and no block is held. Memory may not grow from round to round. Exit code 1 if anything was wrong.
+Clients at the store node send one request after the other, with prompts that are not cached. In every round SIGSTOP
+stops the victim while prompts are computed, and SIGCONT continues it after --stop-s. While the only node of a role is
+stopped, new requests may be refused with 503 (the clients count them and send them again); a request that has a token
+must end with exactly the tokens of an undisturbed run. After every round all nodes are one cluster, every node's books
+are balanced, and no block is held. Memory may not grow from round to round. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
 DOOR = "store-0"
-SPARE = 4  # requests, for those that are left out
+SPARE_REQUESTS = 4  # spare requests, which replace excluded ones
 GROWTH_BYTES = 48 << 20
-"""What a node's resident memory may grow by from the end of the first round to the end of the last."""
+"""Maximum growth of a node's resident memory from the end of the first round to the end of the last."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--model", default="", help="a model, or 'tiny' for a random one; empty = the embedded model")
     parser.add_argument("--victims", default="prefill-0", help="nodes to stop, one per round in turn")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stop-s", type=float, default=16.0, help="how long a node stands still")
+    parser.add_argument("--stop-s", type=float, default=16.0, help="how long a node is stopped, seconds")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=600)
     parser.add_argument("--tokens", type=int, default=24, help="output tokens of each request")
@@ -52,7 +52,7 @@ def play(this: Run) -> None:
     flags = ["--dtype", "float32", *(["--model", args.model] if args.model else [])]
     samples = []
     with this.cluster(args.nodes, this.tiny() if args.model == "tiny" else flags) as cluster:
-        bodies = this.bodies(cluster, args.clients + SPARE, args.prompt_tokens, args.tokens, args.seed)
+        bodies = this.bodies(cluster, args.clients + SPARE_REQUESTS, args.prompt_tokens, args.tokens, args.seed)
         bodies, calm = _untied(this, cluster, bodies, args.clients)
         for number in range(args.rounds):
             victim = victims[number % len(victims)]
@@ -78,13 +78,13 @@ def _held(cluster: LocalCluster) -> int:
 
 
 def _untied(this: Run, cluster: LocalCluster, bodies: Sequence[Body], count: int) -> tuple[list[Body], list[Stream]]:
-    """`count` of the requests and what they give undisturbed. One whose tokens depend on whether others run beside it,
-    because two tokens are as likely up to a rounding, shows nothing and is left out."""
+    """`count` of the requests and their undisturbed tokens. Excludes requests whose tokens depend on concurrent
+    requests, because two tokens are equally likely up to rounding."""
     alone = this.calm(cluster, DOOR, [body | {"cache_salt": "alone"} for body in bodies], at_once=1)
     salted = [body | {"cache_salt": "beside"} for body in bodies]
     beside = asyncio.run(each_once(cluster[DOOR].url, salted, "beside"))
     same = [i for i, one in enumerate(alone) if one.tokens == beside[i].tokens]
-    print(f"{len(bodies) - len(same)} of {len(bodies)} requests are tied and left out", file=sys.stderr)
+    print(f"{len(bodies) - len(same)} of {len(bodies)} requests are tied and excluded", file=sys.stderr)
     return [bodies[i] for i in same[:count]], [alone[i] for i in same[:count]]
 
 
@@ -98,13 +98,13 @@ async def _stopped(args: Namespace, cluster: LocalCluster, victim: str, bodies: 
             os.kill(cluster[victim].pid, signal.SIGCONT)
         await asyncio.to_thread(form, cluster)
         sent = len(load.requests)
-        # What comes after the stop must work as before it.
+        # New requests after the stop must work as before it.
         await load.until(lambda: len(load.requests) >= sent + args.clients)
     return load
 
 
 def _until_busy(cluster: LocalCluster, victim: str) -> None:
-    """Until the victim, and the decode nodes for it, hold something for requests."""
+    """Wait until the victim, and the decode nodes for it, hold something for requests."""
     while rest.get(f"{cluster[victim].url}/debug/state")["engine"]["held_for_requests"]["requests"] < 2:
         time.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""A model that loads at once, for benchmarks of everything except the model."""
+"""A model that loads immediately, for benchmarks of everything except the model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CONFIG = {
     "tie_word_embeddings": True,
     "eos_token_id": 2,
 }
-"""Random weights: its tokens mean nothing, but they are the same on every node."""
+"""Random weights: its tokens have no meaning, but every node computes the same ones."""
 
 
 def tiny_model(folder: Path, **changed: int) -> list[str]:
-    """Write it into `folder`, with the embedded model's tokenizer; the flags that serve it.
-    `changed`: fields of CONFIG."""
+    """Write the model into `folder`, with the embedded model's tokenizer; returns the flags that serve it. `changed`:
+    fields of CONFIG."""
     from engine.checkpoint.model_source import describe
     from engine.config.config import EMBEDDED_MODEL
     from engine.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A load, and the figures it was judged by."""
+    """A load, and the figures of its verdict."""
 
     load: float
     good: bool
@@ -16,8 +16,8 @@ class Tried:
 
 
 def largest(try_load: Callable[[float], Tried], begin: float, tolerance: float, most: int = 40) -> list[Tried]:
-    """Every load tried, in order; the best good one is within `tolerance` (a share) of a bad one. From `begin` the
-    load doubles or halves until one is good and one bad. Raises ValueError when `most` tries find no such pair."""
+    """Every tried load, in order; the best good one is within `tolerance` (relative) of a bad one. Starting at `begin`,
+    the load doubles or halves until one is good and one bad. Raises ValueError when `most` tries find no such pair."""
     if not begin > 0 or not 0 < tolerance < 1:
         raise ValueError(f"--begin must be positive and --tolerance between 0 and 1, got {begin} and {tolerance}")
     tried = [try_load(begin)]

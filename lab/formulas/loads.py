@@ -15,8 +15,8 @@ from lab.simulator.models.caches import Cache
 
 
 def load_of(rows: Sequence[TraceRow], rate: float, pool_blocks: int | None = None, hit_rate: float = 0.0) -> Load:
-    """`rate` requests/s, 0 = the trace's own. Prefixes: found by an LRU pool of pool_blocks, or hit_rate of every
-    prompt. Raises ValueError."""
+    """`rate` requests/s, 0 = the trace's own. Cached prefixes: those that an LRU pool of pool_blocks finds, or hit_rate
+    of every prompt. Raises ValueError."""
     if not 0 <= hit_rate < 1:
         raise ValueError(f"--hit-rate must be at least 0 and below 1, got {hit_rate}")
     if len(rows) < 2:
@@ -27,13 +27,13 @@ def load_of(rows: Sequence[TraceRow], rate: float, pool_blocks: int | None = Non
     if not rate:
         seconds = (max(row.timestamp_ms for row in rows) - min(row.timestamp_ms for row in rows)) / 1000
         if not seconds:
-            raise ValueError("all requests of the trace come at once: give --rate")
+            raise ValueError("all requests of the trace arrive at the same time: give --rate")
         rate = len(rows) / seconds
     return Load(rate, prompt, answer, np.minimum(found, prompt - 1))
 
 
 def pooled(rows: Sequence[TraceRow], blocks: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """[requests]: tokens of prefix that a global LRU pool of so many blocks holds when the request comes."""
+    """[requests]: tokens of prefix that a global LRU pool of `blocks` blocks holds when the request arrives."""
     pool, facts = Cache(policies["lru"](), blocks), Facts(0, 1.0)
     found = []
     for row in rows:
@@ -48,7 +48,7 @@ def drawn(
     seed: int, requests: int, prompt: tuple[float, float], answer: tuple[float, float], rate: float, shared: float = 0.0
 ) -> list[TraceRow]:
     """Poisson arrivals; prompt and answer lengths are lognormal by (mean, coefficient of variation). A share `shared`
-    of the requests begins with half of its length taken from one of 32 common documents."""
+    of the requests takes the first half of its prompt from one of 32 common documents."""
     rng = Random(seed)
     documents = [list(range(i * 10_000, (i + 1) * 10_000)) for i in range(32)]
     rows, at, block = [], 0.0, 1_000_000
@@ -64,6 +64,6 @@ def drawn(
 
 
 def lognormal(rng: Random, mean: float, variation: float) -> int:
-    """At least one."""
+    """A lognormal number, at least 1."""
     square = float(np.log(1 + variation**2))
     return max(1, round(rng.lognormvariate(float(np.log(mean)) - square / 2, square**0.5)))

@@ -1,10 +1,10 @@
 """The number of nodes of each role for a load, by formula (reference/scheduling.md 9.1-9.3, 9.6). No simulation.
 
 Prefill is M/G/k with requests in the order of arrival: the wait's mean by Allen-Cunneen, its tail exponential. That
-holds for Poisson arrivals and up to nine tenths of the capacity. Decode is a fixed point: the batch a step has is what
-comes in the meantime, a step takes what its batch needs. What runs in the pool is compound Poisson; nodes are chosen by
-what is promised to them, which evens their batches out, so that a node has its share of the pool's fluctuation. TTFT
-depends on the prefill nodes alone, the time between tokens on the decode nodes alone.
+holds for Poisson arrivals and up to nine tenths of the capacity. Decode is a fixed point: the batch of a step depends
+on the arrivals during a step, and the step's time on its batch. The running requests of the pool are compound Poisson.
+Placement by promised load balances the batches, so each node has its share of the pool's fluctuation. TTFT depends only
+on the prefill nodes, the time between tokens only on the decode nodes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lab.simulator.models.step_models import StepModel
 
 Vector = npt.NDArray[np.float64]
 
-MOST = 100_000
-"""Nodes of a role at most: a plan that needs more is refused."""
+NODES_MAX = 100_000
+"""Maximum nodes of a role: a plan that needs more is refused."""
 
 
 class Infeasible(ValueError):
@@ -32,7 +32,7 @@ class Infeasible(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`share` of the requests have TTFT and mean time between tokens within these."""
+    """Limits of TTFT and mean time between tokens that `share` of the requests must meet."""
 
     ttft_s: float
     tbt_s: float
@@ -41,7 +41,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Load:
-    """`rate` requests per second, drawn from the rows of [requests] vectors: tokens of prompt, answer, found prefix."""
+    """`rate` requests per second, drawn from rows of [requests] vectors: tokens of prompt, answer, cached prefix."""
 
     rate: float
     prompt: Vector
@@ -52,17 +52,17 @@ class Load:
         if not self.rate > 0 or not len(self.prompt):
             raise ValueError(f"a load needs requests and a positive --rate, got {self.rate}")
         if (self.answer < 1).any() or (self.found < 0).any() or (self.found >= self.prompt).any():
-            raise ValueError("answers have at least a token, and of every prompt at least one is computed")
+            raise ValueError("an answer needs at least one token, and at least one token of every prompt is computed")
 
     @property
     def hit_rate(self) -> float:
-        """Share of all prompt tokens that are found."""
+        """Share of all prompt tokens that are cached."""
         return float(self.found.sum() / self.prompt.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Nodes by role and what they give: percentiles at the objective's share, seconds."""
+    """Nodes by role and their latencies: percentiles at the objective's share, seconds."""
 
     prefill: int
     decode: int
@@ -77,15 +77,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`best` has the fewest nodes of each role; `front`: splits within the objectives that no other one beats in
-    cost, TTFT and time between tokens at once, the cheapest first."""
+    """`best` has the fewest nodes of each role; `front`: the Pareto-optimal splits within the objectives by cost, TTFT
+    and time between tokens, the cheapest first."""
 
     best: Split
     front: list[Split]
     per_million_output: float
     per_million_tokens: float
     prefill_busy: float  # share of time
-    batch: float  # requests that a decode node runs, mean
+    batch: float  # mean requests that a decode node runs
 
 
 class Prefill:
@@ -102,7 +102,7 @@ class Prefill:
         self._variation = float(self.service.var() / self.service.mean() ** 2)
 
     def kept(self, nodes: int, seconds: float) -> float:
-        """Share of requests whose first token comes within `seconds`; 0 for a pool that cannot keep up."""
+        """Share of requests whose first token arrives within `seconds`; 0 for a pool that cannot keep up."""
         if nodes <= self.offered:
             return 0.0
         waits = erlang_c(nodes, self.offered)
@@ -127,7 +127,7 @@ class Prefill:
 
 
 class Decode:
-    """The pool that answers: step times at the load each node has."""
+    """The pool that decodes: step times at the load of each node."""
 
     def __init__(self, model: StepModel, load: Load) -> None:
         self._model, self._load = model, load
@@ -135,7 +135,7 @@ class Decode:
         self._steps = steps
         self.tokens_s = load.rate * float(steps.mean())
         weight = steps / steps.sum() if steps.sum() else steps
-        # What a request that is found running holds, averaged over the time it runs.
+        # Mean context of a running request, weighted by its running time.
         self._context = float(weight @ (load.prompt + load.answer / 2))
         self._context_square = float(weight @ (load.prompt + load.answer / 2) ** 2)
         self._held = float(weight @ (load.prompt + load.answer))
@@ -164,7 +164,7 @@ class Decode:
         return max(w, p * batch) + d0 + batch * (d1 + k * self._context)
 
     def fits(self, nodes: int, share: float) -> bool:
-        """Whether KV and seats are enough in `share` of the time."""
+        """Whether KV and seats suffice in `share` of the time."""
         batch = self.batch(nodes)
         if math.isinf(batch):
             return False
@@ -173,7 +173,7 @@ class Decode:
         return held <= self._model.kv_tokens and batch + z * math.sqrt(batch / nodes) <= self._model.max_batch
 
     def kept(self, nodes: int, seconds: float, share: float) -> float:
-        """Share of requests whose mean time between tokens is within `seconds`; 0 where they do not fit."""
+        """Share of requests whose mean time between tokens is within `seconds`; 0 if they do not fit."""
         if not self.tokens_s:
             return 1.0
         if not self.fits(nodes, share):
@@ -181,12 +181,12 @@ class Decode:
         batch = self.batch(nodes)
         _, p, _, d1, k = self._model.decode
         each = (p if p * batch > self._model.decode[0] else 0.0) + d1
-        # A request finds the others and adds itself.
+        # A new request adds itself to the batch.
         mean = self._step_s(batch + 1)
         square = each * each + 2 * each * k * self._context + k * k * self._context_square
         spread = math.sqrt(batch * square / nodes)
         gaps = np.maximum(self._steps, 1.0)
-        wanted = (seconds - self._handover / gaps) / (1 + 0.5 / gaps)  # half a step passes until it joins
+        wanted = (seconds - self._handover / gaps) / (1 + 0.5 / gaps)  # a request waits half a step to join
         inside = _normal((wanted - mean) / max(spread, 1e-12))
         return float(np.mean(np.where(self._steps > 0, inside, 1.0)))
 
@@ -197,7 +197,7 @@ class Decode:
         if self._alone_s > objective.tbt_s:
             raise Infeasible(
                 f"infeasible by step time: one request alone has a token every {1000 * self._alone_s:.3g} ms, the "
-                f"objective is {1000 * objective.tbt_s:.3g} ms; raise --tbt-s or take faster nodes"
+                f"objective is {1000 * objective.tbt_s:.3g} ms; raise --tbt-s or use faster nodes"
             )
         if float(np.mean(self._load.prompt + self._load.answer > self._model.kv_tokens)) > 1 - objective.share:
             raise Infeasible(
@@ -235,7 +235,7 @@ def plan(model: StepModel, load: Load, objective: Objective, prefill_cost: float
 
 
 def front(splits: Sequence[Split]) -> list[Split]:
-    """Those that no other one beats in cost, TTFT and time between tokens at once, the cheapest first."""
+    """The Pareto-optimal splits by cost, TTFT and time between tokens, the cheapest first."""
 
     def beaten(one: Split) -> bool:
         mine = (one.cost, one.ttft_s, one.tbt_s)
@@ -251,8 +251,8 @@ def fewest(kept: Callable[[int], float], share: float, offered: float, role: str
     high = low + 1
     while kept(high) < share:
         low, high = high, 2 * high
-        if high > MOST:
-            raise Infeasible(f"infeasible: more than {MOST} {role} nodes would be needed")
+        if high > NODES_MAX:
+            raise Infeasible(f"infeasible: more than {NODES_MAX} {role} nodes would be needed")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if kept(middle) >= share else (middle, high)
@@ -260,7 +260,7 @@ def fewest(kept: Callable[[int], float], share: float, offered: float, role: str
 
 
 def percentile(kept: Callable[[float], float], share: float, known: float) -> float:
-    """The time at which kept(time) reaches share; `known` is enough."""
+    """The smallest time at which kept(time) reaches share; `known` is a time that does."""
     low, high = 0.0, known
     for _ in range(40):
         middle = (low + high) / 2

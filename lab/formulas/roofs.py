@@ -15,7 +15,7 @@ from lab.simulator.models.step_models import StepModel
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes per second and products (FLOP) per second that one process reaches here."""
+    """Bytes per second and products (FLOP) per second that one process reaches on this machine."""
 
     memory_bytes_s: float
     flops: float
@@ -23,8 +23,8 @@ class Measured:
 
 
 def least_bandwidth(model: StepModel, prefix: int) -> float:
-    """Bytes per second from which fetching `prefix` tokens is faster than computing them (FAST'25 eq. 1-2, with the
-    model's own prefill times in place of FLOPs over peak)."""
+    """Bytes per second above which fetching `prefix` tokens is faster than computing them (FAST'25 eq. 1-2, with the
+    model's own prefill times instead of FLOPs over peak)."""
     return prefix * model.token_bytes / model.prompt_s(prefix, 0)
 
 
@@ -34,8 +34,8 @@ def reuse_s(model: StepModel, prefix: int) -> tuple[float, float]:
 
 
 def decode_share(model: StepModel, prompt: int, tbt_s: float) -> float:
-    """Seconds of a node per answered token where it only decodes, at the largest batch within tbt_s. Infinite if one
-    request alone is slower."""
+    """Seconds of a decode-only node per answered token, at the largest batch within tbt_s. Infinite if one request
+    alone is slower."""
     batch = 0
     while batch < model.max_batch and (batch + 1) * prompt <= model.kv_tokens:
         if model.decode_s(batch + 1, (batch + 1) * prompt) > tbt_s:
@@ -45,10 +45,10 @@ def decode_share(model: StepModel, prompt: int, tbt_s: float) -> float:
 
 
 def chunking_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> float:
-    """Seconds of a node for one request, prompt and answer, when its steps mix chunks of prompts with answers, each at
-    most tbt_s long and as large as that allows. Infinite where not even single tokens fit.
+    """Seconds of a node for one request, prompt and answer, when its steps mix chunks of prompts with answers. Each
+    step is as large as possible within tbt_s. Infinite if not even single tokens fit.
 
-    A chunk of C tokens goes with C output / prompt answers, so that neither piles up."""
+    A chunk of C tokens runs with C output / prompt answers, so that neither queue grows."""
     a0, a1, a2 = model.prefill
     w, p, d0, d1, k = model.decode
 
@@ -68,15 +68,15 @@ def chunking_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> floa
 
 
 def apart_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> float:
-    """The same with prefill and decode on nodes of their own and an unstreamed hand-over (reference/scheduling.md
-    9.4): streamed by layer, the hand-over all but vanishes."""
+    """The same with prefill and decode on separate nodes and an unstreamed hand-over (reference/scheduling.md 9.4): a
+    hand-over streamed by layer takes almost no time."""
     handover_s = model.nic_latency_s + prompt * model.token_bytes / model.nic_bytes_s
     return model.prompt_s(prompt, 0) + handover_s + output * decode_share(model, prompt, tbt_s)
 
 
 def crossovers(model: StepModel, prompt: int, tbt_s: float, most: int = 8192) -> list[tuple[int, bool]]:
-    """(tokens of an answer, whether apart takes less node time from there on), each place where that changes, the
-    first at 1 token."""
+    """(tokens of an answer, whether separate nodes take less node time from there on) for each change, the first at 1
+    token."""
     found: list[tuple[int, bool]] = []
     for output in range(1, most + 1):
         apart = apart_s(model, prompt, output, tbt_s) < chunking_s(model, prompt, output, tbt_s)
@@ -86,12 +86,12 @@ def crossovers(model: StepModel, prompt: int, tbt_s: float, most: int = 8192) ->
 
 
 def measure(seconds: float = 1.0) -> Measured:
-    """About three times `seconds`."""
+    """Measures this machine; takes about three times `seconds`."""
     return Measured(_memory(seconds), _products(seconds), _loopback(seconds))
 
 
 def _memory(seconds: float) -> float:
-    source, target = np.ones(1 << 24), np.empty(1 << 24)  # 128 MiB each, beyond the caches
+    source, target = np.ones(1 << 24), np.empty(1 << 24)  # 128 MiB each, larger than the caches
     return max(_rate(lambda: np.copyto(target, source), 2.0 * source.nbytes, seconds))
 
 
@@ -104,7 +104,7 @@ def _products(seconds: float) -> float:
 
 
 def _loopback(seconds: float) -> float:
-    """One TCP stream on 127.0.0.1."""
+    """Bytes per second of one TCP stream on 127.0.0.1."""
     piece = bytes(1 << 20)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
         into, _ = server.accept()

@@ -21,11 +21,11 @@ SHOWN = 300  # characters of a body in a fault
 
 
 class Judge:
-    """`seen` counts (operation, status); `faults` says what no answer may be, with the request that made it."""
+    """`seen` counts (operation, status); `faults` lists forbidden answers with their requests."""
 
     def __init__(self, paths: Iterable[str], promises: Promises) -> None:
-        """paths: of the OpenAPI document, as /v1/models/{model}; those without parameters are looked for first.
-        promises: what that document allows."""
+        """paths: of the OpenAPI document, like /v1/models/{model}; those without parameters are matched first.
+        promises: the bodies that the document allows."""
         self._promises = promises
         patterns = {path: re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)) for path in sorted(paths, key=_parameters)}
         self._paths = [(path, re.compile(pattern)) for path, pattern in patterns.items()]
@@ -58,7 +58,7 @@ class Judge:
 
 
 def fault(method: str, response: dict[str, Any]) -> str | None:
-    """What is wrong with one answer; None: nothing. 429 and 503 are honest when they say when to come again."""
+    """The fault of one answer, or None. 429 and 503 are correct if they say when to try again."""
     status = int(response["status"])
     if status == 0:
         return "no answer"
@@ -81,7 +81,7 @@ def said(response: dict[str, Any]) -> str:
 
 
 def is_error_body(text: str) -> bool:
-    """Is it {"error": {message, type, param, code}}?"""
+    """Whether the text is {"error": {message, type, param, code}}."""
     try:
         body = json.loads(text)
     except ValueError:

@@ -5,13 +5,13 @@
   scripts/tools.py fuzz-api --schemathesis ~/clients/schemathesis/bin/python
   scripts/tools.py fuzz-api --schemathesis PYTHON --examples 500 --seed 7 --json lab/results/fuzz-api.json
 
-A prefill, a decode and a store node with a tiny random model. Failures are what schemathesis finds (answers that are
-not as the document says, invalid bodies that are accepted), bodies that the document allows and a node refuses, every
-5xx but a 503 that says when to come again, errors that have no error body, requests without an answer, nodes that died,
-and anything still held afterwards; then the exit code is 1. `POST /drain`, which ends the node, is left out. What JSON
-Schema cannot say, that a regex must compile or a text fit into the context, is no failure: UNSAID in
-net/http/openai/rules.py lists it, and this script knows those refusals by their messages. Further flags go to every
-node.
+A prefill, a decode and a store node with a tiny random model. Failures are the findings of schemathesis (answers that
+contradict the document, invalid bodies that are accepted), bodies that the document allows and a node refuses, every
+5xx except a 503 that says when to try again, errors without an error body, requests without an answer, nodes that died,
+and anything still held afterwards; then the exit code is 1. `POST /drain`, which ends the node, is excluded. A rule
+that JSON Schema cannot express, for example that a regex must compile or a text must fit into the context, is no
+failure: UNSAID in net/http/openai/rules.py lists these rules, and this script recognizes the refusals by their
+messages. Further flags go to every node.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MAX_MODEL_LEN = "256"  # a chat without max_tokens may take all of it
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 SPECIFICATION = "openapi.json"
 PHASES = "examples,coverage,fuzzing,stateful"
-NOT_CHECKED = "positive_data_acceptance"  # Promises does, with what cannot be said
-TIMEOUT_S = 600  # of one request: how long one takes is no finding, this machine may be busy
+NOT_CHECKED = "positive_data_acceptance"  # Promises checks it, with the rules that a schema cannot express
+TIMEOUT_S = 600  # of one request: its duration is no finding, because this machine may be busy
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--schemathesis", metavar="PYTHON", required=True, help="an interpreter that has it")
-    parser.add_argument("--examples", type=int, default=100, help="random ones per operation at most (default: 100)")
+    parser.add_argument("--examples", type=int, default=100, help="most random examples per operation (default: 100)")
     parser.add_argument("--seed", type=int, help="default: a new one, printed")
     add_result_flags(parser)
     args, flags = parser.parse_known_args(argv)
@@ -101,8 +101,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
 
 
 def simplified(document: dict[str, Any]) -> dict[str, Any]:
-    """What schemathesis makes requests from. Several rules between fields at once are beyond it, so bodies come that
-    break them; the header with which clients go on elsewhere fits few requests, the others would be refused for it."""
+    """The document from which schemathesis makes requests. It cannot satisfy several rules between fields, so it may
+    send bodies that break them. The header with which clients continue at another node is removed, because the node
+    would refuse most requests with it."""
     plain: dict[str, Any] = json.loads(json.dumps(document))
     for schema in plain["components"]["schemas"].values():
         if len(schema.get("allOf", ())) > 1:
@@ -115,7 +116,7 @@ def simplified(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def fuzz(python: str, url: str, examples: int, seed: int, scratch: Path) -> tuple[int, str]:
-    """(exit code, what it printed); its archive is answers.har in `scratch`."""
+    """(exit code, its output); its archive is answers.har in `scratch`."""
     command = [
         python,
         "-m",
@@ -139,7 +140,7 @@ def fuzz(python: str, url: str, examples: int, seed: int, scratch: Path) -> tupl
 
 
 def after(cluster: LocalCluster) -> list[str]:
-    """What is wrong with the nodes now."""
+    """The present faults of the nodes."""
     try:
         cluster.check()
     except NodeDied as error:

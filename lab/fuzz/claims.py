@@ -1,5 +1,5 @@
 """Messages in which nodes claim blocks that they compute (sched/gossip/intents.py) and work in flight
-(sched/gossip/load_word.py). After every message others ask, and time passes."""
+(sched/gossip/load_word.py). After every message other nodes read the claims, and time passes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class IntentsTarget:
 
 
 class ClaimsTarget:
-    """A node's counters of claims, and the load word that takes off what is over."""
+    """A node's counters of claims, and the load word that subtracts the finished ones."""
 
     corpus = (b'{"amount": 1000}', b'{"amount": 4294967296, "release": 1}')
 
@@ -65,7 +65,7 @@ class ClaimsTarget:
 
 
 def _body(data: bytes) -> dict[str, Any]:
-    """As the control connection hands it to a handler: an object (net/channel/wire.py)."""
+    """The body as a handler gets it from the control connection: an object (net/channel/wire.py)."""
     body = orjson.loads(data)
     if not isinstance(body, dict):
         raise ValueError("no object")

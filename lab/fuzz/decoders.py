@@ -3,10 +3,10 @@
 
   scripts/tools.py fuzz                          # 10,000 inputs per decoder
   scripts/tools.py fuzz --inputs 200000 --seed 7
-  scripts/tools.py fuzz --only "wire frames"     # one of them, again
+  scripts/tools.py fuzz --only "wire frames"     # only one decoder
 
-A decoder must return or raise the errors it declares (lab/fuzz/targets.py); anything else is printed with its
-seed and input, and the exit code is 1. The same seed makes the same inputs. A short run is part of the tests.
+A decoder must return or raise the errors it declares (lab/fuzz/targets.py); any other outcome is printed with its seed
+and input, and the exit code is 1. The same seed makes the same inputs. A short run is part of the tests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> tuple[Namespace, ArgumentParser]:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=10_000, help="per decoder (default: 10000)")
+    parser.add_argument("--inputs", type=int, default=10_000, help="inputs per decoder (default: 10000)")
     parser.add_argument("--seed", type=int, help="default: a new one, printed")
     parser.add_argument("--only", metavar="NAME", help="one decoder")
     add_result_flags(parser)

@@ -1,5 +1,5 @@
 """Gossip packets of a stranger who knows the protocol and the names of the nodes, with counters at the ends of their
-range. Mutated bytes rarely get there, because name, length and checksum must be right at once. Pure."""
+range. Mutated bytes rarely get that far, because name, length and checksum must all be right. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def number(rng: Random, bits: int = 32) -> int:
 
 
 def packet(rng: Random, tag: int, info: dict[str, Any], at: Address) -> bytes:
-    """One that every check lets pass but those on what it says."""
+    """A packet that passes every check except those of its content."""
     kind = rng.choice((*BODIES, Kind.SWIM))
     if kind is Kind.SWIM:
         return encode_message(tag, _message(rng, info, at))
@@ -70,7 +70,7 @@ def _changes(rng: Random) -> bytes:
 
 
 def _copy(rng: Random) -> bytes:
-    """A whole one: of a few keys."""
+    """A complete digest of a few keys."""
     digest = CuckooDigest(1, rng.choice((1, 40)))
     for _ in range(5):
         digest.add(rng.getrandbits(64))

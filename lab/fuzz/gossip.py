@@ -17,13 +17,13 @@ from sched.role_change import RoleController
 HERE, THERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
 SECONDS = 3
 HEADER_BYTES = 12
-OF_A_KIND = 6
+KEPT_PER_KIND = 6
 KIND_AT = 3
 PASSING_S = (0.001, 0.05, 0.3, 1.1)
-"""What passes after a datagram, in turn: the longest is over every period but that of the lists."""
+"""Time after each datagram, in turn: the longest exceeds every period except that of the lists."""
 
-MOST_PACKETS = 5_000
-"""Of an exchange that one event begins: beyond it the two answer each other for ever."""
+PACKETS_MAX = 5_000
+"""Maximum packets of an exchange that one event starts: with more, the two cores answer each other forever."""
 
 INFO = {"model": "m", "block_size": 16, "root": "aa" * 16, "share": 0}
 
@@ -48,13 +48,13 @@ class GossipTarget:
 
     @staticmethod
     def corpus() -> list[bytes]:
-        """The last few of every kind: most that is said is membership."""
+        """The last few packets of every kind, because most packets are membership."""
         said = GossipTarget().said
         kinds = {kind: [packet for packet in said if packet[KIND_AT] == kind] for kind in Kind}
-        return [packet for packets in kinds.values() for packet in packets[-OF_A_KIND:]]
+        return [packet for packets in kinds.values() for packet in packets[-KEPT_PER_KIND:]]
 
     def feed(self, data: bytes) -> None:
-        """One datagram, then time passes for both, and everything that is read from a core is read."""
+        """Feed one datagram, let time pass for both, and read all state of a core."""
         self._deliver(HERE, Datagram(THERE, data))
         self._deliver(HERE, Datagram(THERE, resealed(data)))
         self._deliver(HERE, Datagram(THERE, forge.packet(Random(data), TAG, INFO, THERE)))
@@ -65,7 +65,7 @@ class GossipTarget:
         self._read(self._cores[HERE])
 
     def _read(self, core: GossipCore) -> None:
-        """As placement, role changes, the live page and metrics do."""
+        """Reads a core like placement, role changes, the live page and metrics."""
         records, members = core.records(self._now), core.membership.alive()
         self._roles.step(self._now, [seen(one, records[one.node_id]) for one in members if one.node_id in records])
         core.table(self._now)
@@ -80,7 +80,7 @@ class GossipTarget:
 
     def _deliver(self, to: Address, event: Event) -> None:
         waiting = [(to, event)]
-        for _ in range(MOST_PACKETS):
+        for _ in range(PACKETS_MAX):
             if not waiting:
                 return
             address, event = waiting.pop(0)
@@ -89,14 +89,14 @@ class GossipTarget:
                     if self._listens:
                         self.said.append(effect.payload)
                     waiting.append((effect.address, Datagram(address, effect.payload)))
-        raise RecursionError(f"{MOST_PACKETS} packets after one event")
+        raise RecursionError(f"{PACKETS_MAX} packets after one event")
 
 
 TAG = tag_of(Member("n1", HERE, info=INFO))
 
 
 def resealed(data: bytes) -> bytes:
-    """As a stranger would send it who knows the protocol: mutations seldom leave the checksum right."""
+    """The packet with a correct checksum, as from a stranger who knows the protocol: mutations rarely keep it right."""
     try:
         unseal(data)
         return data

@@ -34,7 +34,8 @@ def _session(*messages: list[Any]) -> bytes:
 
 
 class LeasesTarget:
-    """Plays a session: a list of [peer, kind of message, first key, number of keys, body], or [peer] for its loss."""
+    """Plays a session: a list of [peer, kind of message, first key, number of keys, body], or [peer] for the peer's
+    loss."""
 
     corpus = (
         _session(["p", "store.pin", 0, 3, {"lease": 2}], ["p", "store.unpin", 0, 0, {"lease": 2, "bad": [1]}]),
@@ -54,7 +55,7 @@ class LeasesTarget:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes when the session says so."""
+    """An event loop whose time passes when the session says so."""
 
     now = 0.0
 
@@ -63,7 +64,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Heard(Channel):
-    """Whose handlers are called without a connection."""
+    """A channel whose handlers are called without a connection."""
 
     def __init__(self, node_id: str) -> None:
         self.handlers: dict[str, Handler] = {}
@@ -89,7 +90,7 @@ async def _play(messages: list[Any]) -> None:
         if not all(task.done() for task in running):
             raise AssertionError("a message is never answered")
         for task in running:
-            task.exception()  # what a message got wrong is its peer's to hear
+            task.exception()  # the peer gets the errors of its messages
         _check(share, local)
         await transfer.close()
         await channel.close()

@@ -1,5 +1,5 @@
-"""What nodes tell each other about requests and pooled blocks, as the control connection hands it to a handler: JSON
-that must become the dataclass of its kind or a BodyError, and the same JSON again when it is written."""
+"""What nodes tell each other about requests and pooled blocks, as a handler gets it from the control connection: JSON
+must become the dataclass of its kind or a BodyError, and the same JSON when it is written again."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ def updates_corpus() -> list[bytes]:
 
 
 def read_updates(data: bytes) -> object:
-    """A TOKENS message."""
+    """Read a TOKENS message."""
     body = orjson.loads(data)
-    if not isinstance(body, dict):  # net/channel/wire.py lets no other one through
+    if not isinstance(body, dict):  # net/channel/wire.py rejects all others
         raise BodyError("no object")
     found = decode_all(body)
     if decode_all(orjson.loads(orjson.dumps(encode_all(found)))) != found:
@@ -137,7 +137,7 @@ def read_updates(data: bytes) -> object:
 
 
 def bodies_corpus() -> list[bytes]:
-    """Each with its kind in front, by number."""
+    """Each body, preceded by the number of its kind."""
     return [bytes([kind]) + orjson.dumps(encode(body)) for kind, body in enumerate(BODIES)]
 
 

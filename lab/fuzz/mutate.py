@@ -10,7 +10,7 @@ MOST_CHANGES = 6
 
 
 def mutated(rng: Random, corpus: Sequence[bytes]) -> bytes:
-    """One of the corpus with up to MOST_CHANGES changes; now and then nothing but chance."""
+    """One input of the corpus with up to MOST_CHANGES changes; sometimes random bytes."""
     if rng.random() < 0.05:
         return rng.randbytes(rng.randrange(200))
     data = bytearray(rng.choice(corpus))
@@ -34,7 +34,7 @@ def _edge(rng: Random, data: bytearray, corpus: Sequence[bytes]) -> None:
     width = rng.choice((1, 2, 4, 8))
     if len(data) >= width:
         at = rng.randrange(len(data) - width + 1)
-        at -= at % rng.choice((1, width))  # where the fields of packed structures are
+        at -= at % rng.choice((1, width))  # the alignment of fields in packed structures
         value = rng.choice(EDGES) % (1 << 8 * width)
         data[at : at + width] = value.to_bytes(width, rng.choice(("little", "big")))
 

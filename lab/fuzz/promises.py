@@ -11,10 +11,10 @@ from jsonschema import Draft202012Validator
 
 
 class Promises:
-    """Of one document."""
+    """The promises of one document."""
 
     def __init__(self, document: dict[str, Any], unsaid: Sequence[str] = ()) -> None:
-        """unsaid: parts of the messages with which an allowed body may be refused."""
+        """unsaid: parts of the messages that may refuse an allowed body."""
         self._unsaid = unsaid
         self._checks = {
             f"{method.upper()} {path}": _validator(operation["requestBody"], document["components"])
@@ -24,7 +24,7 @@ class Promises:
         }
 
     def allows(self, operation: str, text: str) -> bool:
-        """operation: as 'POST /v1/completions'; False for one without a body."""
+        """operation: like 'POST /v1/completions'; False for an operation without a body."""
         check = self._checks.get(operation)
         try:
             return check is not None and bool(check.is_valid(json.loads(text, parse_constant=_no_constant)))
@@ -32,8 +32,8 @@ class Promises:
             return False
 
     def broken(self, operation: str, text: str, status: int, message: str) -> bool:
-        """The document allows this body, and the server refused it with `message`, which is not about anything that
-        the document cannot say."""
+        """Whether the document allows this body, but the server refused it with a `message` about a rule that the
+        document could express."""
         refused = status in (400, 422) and not any(part in message for part in self._unsaid)
         return refused and self.allows(operation, text)
 

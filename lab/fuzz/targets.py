@@ -39,7 +39,7 @@ UNREADABLE = (orjson.JSONDecodeError, BodyError)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`decode` must return or raise one of `errors`, whatever the bytes."""
+    """`decode` must return or raise one of `errors` for any bytes."""
 
     name: str
     decode: Callable[[bytes], object]
@@ -48,7 +48,7 @@ class Target:
 
 
 def targets(folder: Path) -> list[Target]:
-    """`folder`: for decoders that read files."""
+    """`folder`: files for decoders that read files."""
     page = LoadWord().pack() + bytes(64)
     return [
         Target("wire frames", _frames, (wire.FrameError,), _wire_corpus()),
@@ -190,7 +190,7 @@ def _gguf_corpus(folder: Path) -> list[bytes]:
 
 
 def _lmdb(path: Path) -> object:
-    """As the SSD tier reads its file before LMDB may."""
+    """Read the file like the SSD tier does before LMDB opens it."""
     with path.open("rb") as file:
         pages = Pages(file.fileno())
         found = [pages.database(name) for name in ("blocks", "index")]
@@ -205,7 +205,7 @@ def _lmdb_corpus(folder: Path) -> list[bytes]:
     import lmdb
 
     corpus = []
-    for count in (3, 150):  # one leaf; a branch over several
+    for count in (3, 150):  # one leaf; a branch over several leaves
         path = folder / f"lmdb-{count}"
         with lmdb.open(str(path), map_size=8 << 20, max_dbs=2, sync=False) as env:
             names = [env.open_db(name) for name in (b"blocks", b"index")]
@@ -232,7 +232,7 @@ def _trace_corpus(folder: Path) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """An input on which a decoder raised what it must not."""
+    """An input on which a decoder raised an undeclared error."""
 
     target: str
     seed: int
@@ -241,7 +241,7 @@ class Crash:
 
 
 def fuzz(target: Target, inputs: int, seed: int) -> Crash | None:
-    """`inputs` inputs, the first of them the corpus as it is; None when all were decoded or refused in good order."""
+    """Try `inputs` inputs, first the unchanged corpus; None if all were decoded or refused correctly."""
     from lab.fuzz.mutate import mutated
 
     rng = Random(seed)
@@ -257,7 +257,7 @@ def fuzz(target: Target, inputs: int, seed: int) -> Crash | None:
 
 
 def run_all(inputs: int, seed: int, done: Callable[[str], None] = lambda name: None) -> list[Crash]:
-    """Every target; `done` is called after each."""
+    """Fuzz every target; `done` is called after each."""
     crashes = []
     with tempfile.TemporaryDirectory() as folder:
         for target in targets(Path(folder)):

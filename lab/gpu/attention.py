@@ -11,9 +11,9 @@ from lab.gpu.checks import Check
 
 BLOCK_SIZE = 16
 DECODE_GOAL = 0.85
-"""Of the measured copy bandwidth, where a launch moves 100 MB or more."""
+"""Share of the measured copy bandwidth, if a launch moves at least 100 MB."""
 PREFILL_GOAL = 0.60
-"""Of the measured GEMM rate, with chunks of 2,048 and more and heads of 128."""
+"""Share of the measured GEMM rate, with chunks of at least 2,048 and heads of 128."""
 PEER_GOAL = 1.0
 
 
@@ -23,7 +23,7 @@ def measure() -> Iterator[Check]:
 
 
 def ordered(listed: list[Case]) -> list[Case]:
-    """Those with goals first: the section may run out of time."""
+    """Cases with goals first, because the section may run out of time."""
     return sorted(listed, key=lambda case: (case.shape != LLAMA_8B, case.context * case.requests))
 
 

@@ -10,22 +10,23 @@ from dataclasses import dataclass
 class Check:
     """A measured number and its limit.
 
-    A rate should come near its limit from below, a time from above. With a goal the line passes or is short; without
-    one, or without a limit, it informs. A line without a measured number failed, or was skipped; its note says why."""
+    A rate should approach its limit from below, a time from above. A line with a goal passes or is short; a line
+    without a goal or a limit is for information. A line without a measured number failed or was skipped; its note says
+    why."""
 
     section: str
     what: str
     unit: str
     measured: float | None
     limit: float | None = None  # the ceiling of a rate, the floor of a time, the peer's value
-    goal: float | None = None  # the least share
+    goal: float | None = None  # the minimum share
     lower_is_better: bool = False
     note: str = ""
-    skipped: bool = False  # a tool or peer that is not here
+    skipped: bool = False  # a tool or peer is missing
 
     @property
     def share(self) -> float | None:
-        """Of the limit, 1 = reached."""
+        """Share of the limit; 1 = reached."""
         if self.measured is None or self.limit is None:
             return None
         above, below = (self.limit, self.measured) if self.lower_is_better else (self.measured, self.limit)
@@ -41,17 +42,17 @@ class Check:
 
 
 def failed(section: str, what: str, why: str) -> Check:
-    """Something that could not be measured."""
+    """A line for a measurement that failed."""
     return Check(section, what, "", None, note=why)
 
 
 def skipped(section: str, what: str, why: str) -> Check:
-    """Something that this machine has not got."""
+    """A line for something that this machine lacks."""
     return Check(section, what, "", None, note=why, skipped=True)
 
 
 def exit_code(checks: Sequence[Check]) -> int:
-    """0 = everything that has a goal reached it; 1 = something failed or is short."""
+    """0 = all goals were reached; 1 = a line failed or is short."""
     return int(any(check.verdict in ("FAILED", "SHORT") for check in checks) or not checks)
 
 

@@ -5,16 +5,16 @@
   scripts/tools.py gpu-check --only attention,engine      # some of them
   scripts/tools.py gpu-check --json gpu.json              # also written after every section
 
-  kernels     the grid of tests/attention/interpreted on the GPU, against float64
-  sanitizer   a part of it under compute-sanitizer's memcheck, where that is installed
-  attention   decode against the measured copy bandwidth, prefill against the measured GEMM rate, peers
+  kernels     the grid of tests/attention/interpreted on the GPU, compared with float64
+  sanitizer   a part of it under compute-sanitizer's memcheck, if that is installed
+  attention   decode relative to the measured copy bandwidth, prefill to the measured GEMM rate, and peers
   engine      Llama-3-8B's geometry with random weights: decode steps against their floor in bytes, prefill against GEMM
-  serving     nodes with --device cuda: tokens equal to a CPU node's, with CUDA graphs, without, and prefill + decode
-  staging     KV layers between GPU and page-locked host memory, against one plain copy
-  ranks       the same of an arena on two GPUs; nodes with --tensor-parallel-size 2: tokens equal to a CPU node's
+  serving     nodes with --device cuda give a CPU node's tokens, with and without CUDA graphs, and as prefill + decode
+  staging     KV layers between GPU and page-locked host memory, compared with one plain copy
+  ranks       the same for an arena on two GPUs; nodes with --tensor-parallel-size 2 give the tokens of a CPU node
 
-Sections run in processes of their own with a time limit each; one that fails leaves its lines so far and a line that
-says why. Exit code 0: every goal was reached; 1: something failed or is short; 2: there is no GPU here.
+Each section runs in a separate process with a time limit; a section that fails keeps its lines so far and adds a line
+with the reason. Exit code 0: all goals were reached; 1: a line failed or is short; 2: there is no GPU here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
         "--logs", type=Path, metavar="DIR", help="keep the sections' output here; default: a new folder"
     )
     parser.add_argument("--section", choices=tuple(BUDGET_S), help="measure one section in this process")
-    parser.add_argument("--lines", type=Path, metavar="PATH", help="with --section: where its lines go")
+    parser.add_argument("--lines", type=Path, metavar="PATH", help="with --section: file for its lines")
     args = parser.parse_args(arguments)
     args.only = args.only.split(",")
     unknown = [name for name in args.only if name not in BUDGET_S]

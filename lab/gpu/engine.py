@@ -38,12 +38,13 @@ PREFILL = 8192
 DECODE_GOAL, PREFILL_GOAL = 0.85, 0.55
 PEER_BATCH, PEER_CONTEXT = 32, 1024
 KV_SHARE = 0.8
-"""Of the memory that the weights leave; activations and graphs take the rest."""
+"""Share of the memory after the weights; activations and graphs take the rest."""
 REPEATS = 10
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """As engine/checkpoint/weights.py has them for this family; that needs packages a bare GPU machine lacks."""
+    """The shapes of engine/checkpoint/weights.py for this family; that module needs packages that a bare GPU machine
+    lacks."""
     hidden, wide = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     layer: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), "q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden)}
@@ -76,7 +77,7 @@ def kv_token_bytes(config: ModelConfig) -> int:
 
 
 def decode_bytes(config: ModelConfig, batch: int, context: int) -> int:
-    """What a decode step must read: every weight but the embedding's once, and the KV of every context."""
+    """Bytes that a decode step must read: every weight except the embedding's once, and the KV of every context."""
     weights = sum(torch.Size(shape).numel() for name, shape in shapes(config).items() if name != "embed")
     return 2 * weights + batch * context * kv_token_bytes(config)
 
@@ -91,7 +92,7 @@ def prefill_operations(config: ModelConfig, tokens: int) -> int:
 
 
 def median_seconds(run: Callable[[], object]) -> float:
-    """Of whole calls, host side included."""
+    """Median seconds of whole calls, including the host side."""
     times: list[float] = []
     for _ in range(REPEATS + 2):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -125,7 +126,7 @@ def measure() -> Iterator[Check]:
         yield check
     for batch, context in (case for case in DECODES if case not in fitting):
         size = batch * context * kv_token_bytes(CONFIG) / 1e9
-        yield skipped("engine", f"decode {batch} x {context}", f"{size:.0f} GB of KV do not fit beside the weights")
+        yield skipped("engine", f"decode {batch} x {context}", f"{size:.0f} GB of KV do not fit after the weights")
     yield eager_check(model, pool)
     del graphed, model, pool
     gc.collect()
@@ -148,7 +149,7 @@ def decode_check(graphed: GraphedModel, pool: Tensor, batch: int, context: int, 
 
 
 def eager_check(model: Model, pool: Tensor) -> Check:
-    """What the graphs save."""
+    """A step without CUDA graphs, to show what they save."""
     token_ids, ragged, rows = inputs_of(1, 1024, 1)
     seconds = median_seconds(lambda: model.forward(token_ids, ragged, pool, rows).argmax(-1))
     return Check("engine", "decode 1 x 1024 without graphs", "ms", seconds * 1e3)
@@ -170,7 +171,7 @@ def peer_check(ours_ms: float | None) -> Check:
 
     try:
         theirs = decode_step_seconds(CONFIG, PEER_BATCH, PEER_CONTEXT)
-    except Exception as error:  # another project's code: whatever it raises, our lines stand
+    except Exception as error:  # another project's code: any error must not lose our lines
         return skipped("engine", what, f"{type(error).__name__} in transformers: {error}")
     if ours_ms is None:
         return failed("engine", what, "our own step was not measured")

@@ -17,11 +17,11 @@ from lab.gpu.checks import Check, failed
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "attention" / "interpreted"
 WORKERS = 3
-"""Processes per file where pytest-xdist is installed: most of the time is compiling, which the host does."""
+"""Processes per file if pytest-xdist is installed: most of the time the host compiles."""
 
 
 def measure() -> Iterator[Check]:
-    """A line per file, in the order in which they end."""
+    """One line per file, in the order in which they end."""
     files = sorted(TESTS.glob("test_*.py"))
     with tempfile.TemporaryDirectory() as folder:
         running = {file.stem: start(file, Path(folder, file.stem + ".xml")) for file in files}
@@ -45,7 +45,7 @@ def start(file: Path, report: Path) -> subprocess.Popen[bytes]:
 
 
 def check_of(name: str, report: Path) -> Check:
-    """From pytest's JUnit report."""
+    """The line from pytest's JUnit report."""
     if not report.exists():
         return failed("kernels", name, "pytest wrote no report; see the section's output")
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))

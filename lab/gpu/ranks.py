@@ -1,6 +1,6 @@
 """Tensor-parallel ranks: an arena whose heads are on two GPUs, and nodes with --tensor-parallel-size 2.
 
-With one GPU both parts of the arena lie on it, which shows that the bytes are right; nodes of two ranks are skipped.
+With one GPU it holds both parts of the arena, which still checks the bytes; nodes of two ranks are skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lab.gpu.serving import GOAL, answers, lacking, same_tokens, served
 from lab.gpu.staging import BUFFER_BYTES, ROUNDS, gb_per_s
 from net.transfer.common.memory import Region
 
-HEADS, HEAD_BYTES = 8, 4096  # one of 16 tokens of 128 in bfloat16, as in Llama-3-8B
+HEADS, HEAD_BYTES = 8, 4096  # bytes of one head: 16 tokens of 128 numbers in bfloat16, as in Llama-3-8B
 PLANES = 1 << 14
 LAYER_BYTES = 2 * HEADS * HEAD_BYTES
 LAYOUTS = {
@@ -40,7 +40,7 @@ def measure() -> Iterator[Check]:
 
 
 def _split_arena() -> Iterator[Check]:
-    """Layers of blocks out and in through page-locked memory, against one plain copy."""
+    """Copies layers of blocks out and in through page-locked memory, compared with one plain copy."""
     gpus = [0, torch.cuda.device_count() - 1]
     parts = [
         torch.randint(0, 256, (PLANES * HEAD_BYTES * HEADS // 2,), dtype=torch.uint8, device=f"cuda:{gpu}")
@@ -68,10 +68,10 @@ def _split_arena() -> Iterator[Check]:
 def _wrong_bytes(
     device: SplitMemory, parts: list[torch.Tensor], host: Region, layers: list[tuple[int, int, int]]
 ) -> int:
-    """Out, all parts overwritten, in again: what differs in the layers from what was there."""
+    """Copies out, overwrites all parts, copies in again; returns the number of different bytes in the layers."""
     kept = [part.clone() for part in parts]
     for gpu in {part.device for part in parts}:
-        torch.cuda.synchronize(gpu)  # copies do not wait for what fills the parts
+        torch.cuda.synchronize(gpu)  # copies do not wait for the fill
     device.copy_out(host, layers).wait()
     for part in parts:
         part.zero_()
@@ -87,7 +87,7 @@ def _wrong_bytes(
 
 
 def _plain_gb_per_s(source: torch.Tensor, target: torch.Tensor) -> float:
-    """The best of ROUNDS copies of `target`'s size out of one GPU."""
+    """The best rate of ROUNDS copies of `target`'s size out of one GPU."""
     best = 0.0
     for _ in range(ROUNDS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -100,7 +100,7 @@ def _plain_gb_per_s(source: torch.Tensor, target: torch.Tensor) -> float:
 
 
 def _nodes() -> Iterator[Check]:
-    """Tokens of nodes whose ranks have a GPU each, over NCCL, against a CPU node's."""
+    """Compares tokens of nodes with one GPU per rank, over NCCL, with those of a CPU node."""
     with tempfile.TemporaryDirectory(prefix="gpu-ranks-") as folder:
         flags = served(Path(folder))
         expected = answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")

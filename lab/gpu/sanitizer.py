@@ -1,7 +1,7 @@
 """Some of the kernel tests under compute-sanitizer's memcheck: no access outside allocated memory.
 
-torch takes memory from the driver piece by piece meanwhile (PYTORCH_NO_CUDA_MEMORY_CACHING), so that an access beyond a
-tensor leaves an allocation and is seen.
+torch allocates each tensor separately meanwhile (PYTORCH_NO_CUDA_MEMORY_CACHING), so that an access beyond a tensor
+leaves its allocation and is detected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEMCHECK = {
     "test_norm_gate.py": ("test_add_rms_norm", "test_gates"),
     "test_work.py": ("test_queries_are_cut_at_a_fixed_chunk",),
 }
-"""A few sizes of every kernel: everything is some ten times slower under the sanitizer."""
+"""A few sizes of every kernel: the sanitizer makes kernels about ten times slower."""
 
 FOUND_ERRORS = 86
 
@@ -43,12 +43,12 @@ def measure() -> Iterator[Check]:
 
 
 def nodes() -> list[str]:
-    """What pytest is asked to run."""
+    """The test ids for pytest."""
     return [f"{TESTS / file}::{test}" for file, tests in MEMCHECK.items() for test in tests]
 
 
 def verdict(code: int, output: str) -> Check:
-    """From the exit code and the sanitizer's last line."""
+    """The line from the exit code and the sanitizer's last line."""
     summary = re.findall(r"ERROR SUMMARY: (\d+) error", output)
     passed = re.findall(r"(\d+) passed", output)
     if not summary or not passed:

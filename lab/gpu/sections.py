@@ -1,7 +1,7 @@
 """Runs each section in a separate process: a section that crashes, hangs or runs out of memory does not affect the
 others.
 
-A section prints one JSON object per line into a file as it measures, so what it had when it died is kept.
+A section writes one JSON object per line into a file as it measures, so the lines of a section that dies are kept.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from lab.gpu.checks import Check, failed
 
 BUDGET_S = {"kernels": 170, "sanitizer": 70, "attention": 120, "engine": 145, "staging": 15, "serving": 75, "ranks": 75}
-"""Seconds per section, in the order in which they run: under ten minutes together on one GPU, where `ranks` takes some
-seconds."""
+"""Seconds per section, in the order in which they run: under ten minutes together on one GPU, on which `ranks` takes a
+few seconds."""
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "tools.py"
 LAST_LINES = 3
@@ -47,8 +47,8 @@ def run_sections(names: Sequence[str], folder: Path, save: Callable[[Sequence[Ch
 
 
 def run_section(name: str, command: Sequence[str], folder: Path, budget_s: float) -> list[Check]:
-    """The lines that `command` leaves in folder/name.jsonl within `budget_s` seconds, and one that says what went wrong
-    if something did. Its output is in folder/name.log."""
+    """The lines that `command` writes to folder/name.jsonl within `budget_s` seconds, and a line with the reason if it
+    failed. Its output is in folder/name.log."""
     lines, log = folder / f"{name}.jsonl", folder / f"{name}.log"
     lines.unlink(missing_ok=True)
     print(f"{name}: up to {budget_s:.0f} s, output in {log} ...", flush=True)
@@ -71,7 +71,7 @@ def run_section(name: str, command: Sequence[str], folder: Path, budget_s: float
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it started."""
+    """End the process and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,8 @@
 """Serving with --device cuda: real nodes on the GPU answer like a node on the CPU, with and without CUDA graphs, alone
 and as prefill + decode with the pooled store.
 
-A tiny random Llama in float32; a random model has close calls, so the share of equal tokens has a goal below 1.
+A tiny random Llama in float32; a random model has nearly equal logits, so the goal for the share of equal tokens is
+below 1.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def measure() -> Iterator[Check]:
 
 
 def lacking() -> list[str]:
-    """Packages that a node needs and this machine has not got."""
+    """Packages that a node needs and this machine lacks."""
     return [name for name in NEEDS if find_spec(name) is None]
 
 
 def same_tokens(ours: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """(equal tokens, all tokens) of the same prompts."""
+    """(number of equal tokens, number of all tokens) for the same prompts."""
     same = sum(a == b for us, them in zip(ours, expected, strict=True) for a, b in zip(us, them, strict=True))
     return same, sum(len(them) for them in expected)
 

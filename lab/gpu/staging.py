@@ -22,7 +22,7 @@ ROUNDS = 20
 
 def measure() -> Iterator[Check]:
     arena = torch.randint(0, 256, (ARENA_BYTES,), dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()  # copies do not wait for what fills the arena
+    torch.cuda.synchronize()  # copies do not wait for the fill
     device = CudaMemory(arena)
     with Region.shared("staging", BUFFER_BYTES) as host:
         device.pin(host)
@@ -40,7 +40,7 @@ def measure() -> Iterator[Check]:
 
 
 def _content(device: CudaMemory, arena: torch.Tensor, host: Region, layers: Sequence[Move]) -> Iterator[Check]:
-    """Out, then in at the neighbours, and compared on the GPU."""
+    """Copies out, then in at the neighbouring places, and compares on the GPU."""
     device.copy_out(host, layers).wait()
     shifted = [((here + LAYER_BYTES) % ARENA_BYTES, there, length) for here, there, length in layers]
     taken = {here for here, _, _ in layers}
@@ -58,7 +58,7 @@ def _content(device: CudaMemory, arena: torch.Tensor, host: Region, layers: Sequ
 
 
 def gb_per_s(copy: Callable[[Region, Sequence[Move]], CudaCopying], host: Region, moves: Sequence[Move]) -> float:
-    """The best of ROUNDS; two copies are in flight, as with two buffers."""
+    """The best rate of ROUNDS; two copies are in flight, as with two buffers."""
     best = 0.0
     for _ in range(ROUNDS):
         begun = time.perf_counter()

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from engine.model.model_config import ModelConfig
 
 SHORT, LONG = 8, 40
-"""New tokens of the two runs whose difference is LONG - SHORT decode steps, prefill and start-up cancelled."""
+"""New tokens of the two runs. Their difference is LONG - SHORT decode steps, without prefill and start-up."""
 
 
 def decode_step_seconds(config: ModelConfig, batch: int, context: int, device: str = "cuda") -> float:
@@ -52,7 +52,7 @@ def llama(config: ModelConfig, device: str) -> LlamaForCausalLM:
 
 
 def generate(model: LlamaForCausalLM, prompts: list[list[int]], new_tokens: int) -> None:
-    """Raises RuntimeError if a request got fewer tokens than asked for."""
+    """Raises RuntimeError if a request got fewer tokens than requested."""
     wanted = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
     outputs = model.generate_batch(prompts, generation_config=wanted, progress_bar=False)
     short = [key for key, output in outputs.items() if len(output.generated_tokens) < new_tokens]

@@ -4,8 +4,8 @@
         requests.post(cluster.nodes[0].url + "/v1/completions", ...)
         cluster.kill("prefill-1")
 
-`async with` works too. A store node starts first where there is one, because it loads no weights: the others join
-it and load side by side.
+`async with` works too. If there is a store node it starts first, because it loads no weights; the others join it and
+load in parallel.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class NodeDied(Exception):
 
 
 class StartTimeout(Exception):
-    """The cluster was not ready in time; the message says who is missing."""
+    """The cluster was not ready in time; the message names the missing nodes."""
 
 
 class Network(Protocol):
-    """Where nodes run instead of on 127.0.0.1, e.g. lab/faults/namespaces.py."""
+    """The network of the nodes instead of 127.0.0.1, e.g. lab/faults/namespaces.py."""
 
     def prefix(self, name: str) -> Sequence[str]:
-        """Before the command of this node."""
+        """Prefix for the command of this node."""
 
     def host(self, name: str) -> str:
-        """Its --host."""
+        """The node's --host."""
 
 
 class LocalCluster:
     """Starts, watches and stops node processes.
 
-    nodes      what to start, as `parse_nodes` reads it
+    nodes      the nodes to start, in the format of `parse_nodes`
     flags      passed to every node; '{node}' in a flag becomes the node's name
     role_flags role ('store') or node ('store-0') -> more flags for the nodes that have this role, or for this one
     env        added to this process's environment
@@ -59,7 +59,7 @@ class LocalCluster:
     program    command of a node; tests give a stand-in
     port       HTTP port of the first node, the next ones count up; 0 = any free ports
     api_key    used by our own calls, and given to every node unless `flags` name keys
-    network    where the nodes run; None: here
+    network    the network of the nodes; None: 127.0.0.1
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalCluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """In the order of the plan; nodes added later follow."""
+        """All nodes in the order of the plan; nodes added later follow."""
         order = {name: i for i, (name, _) in enumerate(self.plan)}
         return sorted(self._nodes.values(), key=lambda node: order.get(node.name, len(order)))
 
@@ -107,7 +107,7 @@ class LocalCluster:
     # --- start
 
     def starting(self) -> Iterator[None]:
-        """Does the start; yields whenever there is nothing to do but wait. Raises NodeDied, StartTimeout."""
+        """Performs the start; yields whenever it can only wait. Raises NodeDied, StartTimeout."""
         deadline = time.monotonic() + self.start_timeout_s
         first = next((step for step in self.plan if step[1] == "store"), self.plan[0])
         for batch in ([first], [step for step in self.plan if step != first]):
@@ -117,7 +117,7 @@ class LocalCluster:
         yield from self._until(self.formed, deadline, "in one cluster")
 
     def start(self) -> None:
-        """Start all nodes and wait until each sees all the others. On failure everything is stopped again."""
+        """Start all nodes and wait until each sees all the others. On failure all nodes are stopped again."""
         try:
             for _ in self.starting():
                 time.sleep(POLL_S)
@@ -126,7 +126,8 @@ class LocalCluster:
             raise
 
     def add(self, role: str, *flags: str, name: str | None = None) -> Node:
-        """One more node, joined through a living one. Raises NodeDied, StartTimeout; the others live on."""
+        """Start one more node, which joins through a living one. Raises NodeDied, StartTimeout; the others keep
+        running."""
         kind = role.replace(",", "+")
         name = name or next(f"{kind}-{i}" for i in range(10_000) if f"{kind}-{i}" not in self._nodes)
         door = next((node.url for node in self.nodes if node.alive and node.url and node.name != name), None)
@@ -141,15 +142,15 @@ class LocalCluster:
         return node
 
     def restart(self, name: str, *flags: str) -> Node:
-        """Kill the node if it lives, and give the same command again at once: the same name, role, flags and port."""
+        """Kill the node if it lives, and immediately start it again with the same name, role, flags and port."""
         old = self._nodes[name]
         self.kill(name)
         port = ["--port", old.url.rpartition(":")[2]] if old.url else []
         return self.add(old.role, *port, *flags, name=name)
 
     def repeat(self, name: str) -> Node:
-        """Kill the node if it lives, and run its command line again as it was, on the same ports; returns at once. A
-        node without --join, which is the first, is found by the others at its old address."""
+        """Kill the node if it lives, and run the same command line again, on the same ports; returns immediately. The
+        others find a node without --join, which is the first one, at its old address."""
         old = self._nodes[name]
         self.kill(name)
         assert old.control is not None, f"{name} was never ready"
@@ -158,7 +159,7 @@ class LocalCluster:
         return self._nodes[name]
 
     def formed(self) -> bool:
-        """True when every living node counts exactly the living ones as members."""
+        """Whether every living node counts exactly the living ones as members."""
         living = {node.name for node in self._nodes.values() if node.alive}
         try:
             return all(self.members(name) == living for name in living)
@@ -166,14 +167,14 @@ class LocalCluster:
             return False
 
     def members(self, name: str) -> set[str]:
-        """Node ids that this node has not given up, its own among them. Raises RestError."""
+        """Ids of the nodes that this node considers alive, including its own. Raises RestError."""
         cluster = rest.get(self._nodes[name].url + "/cluster", self.api_key)
         return {member["node_id"] for member in cluster["members"] if member["status"] in ("alive", "suspect")} | {name}
 
     # --- stop
 
     def stop(self) -> None:
-        """SIGTERM to all, and SIGKILL to those that live on after stop_timeout_s, or at a second Ctrl-C."""
+        """SIGTERM to all, and SIGKILL to nodes that still run after stop_timeout_s, or at a second Ctrl-C."""
         for node in self._nodes.values():
             node.expected_dead = True
             if node.alive:
@@ -195,7 +196,8 @@ class LocalCluster:
         return node.process.wait(self.stop_timeout_s)
 
     def check(self) -> None:
-        """Raises NodeDied if a node ended that nobody stopped; one that has left is no loss, unless it was the last."""
+        """Raises NodeDied if a node ended that was not stopped; a node that has left is no loss, unless it was the
+        last."""
         for node in self._nodes.values():
             if not node.alive and not node.expected_dead and not (node.left and self.living):
                 tail = "\n".join(f"    {line}" for line in node.last_lines())

@@ -1,4 +1,4 @@
-"""One node process on this machine: its command, a start that lets nothing outlive the launcher, its end."""
+"""One node process on this machine: its command, a start that lets no process outlive the launcher, its end."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Node:
         return bool(self.url) and self.process.poll() == 0
 
     def last_lines(self, count: int = 15) -> list[str]:
-        """End of its log."""
+        """The end of its log."""
         return self.log.read_text(errors="replace").splitlines()[-count:]
 
     @property
     def ready(self) -> bool:
-        """True once its ready line has been seen on stdout; fills in url, control and ready_s."""
+        """Whether its ready line has appeared on stdout; fills in url, control and ready_s."""
         if self.url:
             return True
         for line in self.out.read_text().splitlines(keepends=True):
@@ -87,7 +87,7 @@ class Node:
         return bool(self.url)
 
     def destroy(self) -> None:
-        """SIGKILL to the node and whatever it started; returns when it is gone."""
+        """SIGKILL to the node and its children; returns when it is gone."""
         if self.alive:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -100,7 +100,7 @@ started: list[Node] = []
 def spawn(name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping[str, str]) -> Node:
     """Start `argv` with its stderr in NAME.log (appended) and its stdout in NAME.out.
 
-    It gets a session of its own, so Ctrl-C reaches only the launcher, and dies with the thread that calls this:
+    It gets a separate session, so Ctrl-C reaches only the launcher, and it dies with the thread that calls this:
     util-linux's setpriv asks the kernel for SIGTERM at the parent's death and then becomes the node.
     """
     setpriv = shutil.which("setpriv")
@@ -116,7 +116,8 @@ def spawn(name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping
 
 
 def pin(pid: int, index: int) -> None:
-    """Every thread of the process to one of our cores, counted round; threads it starts later inherit it."""
+    """Pin every thread of the process to one core of this process, `index` modulo their number; new threads inherit
+    it."""
     cores = sorted(os.sched_getaffinity(0))
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {cores[index % len(cores)]})
@@ -129,8 +130,9 @@ def threads_per_node(plan: Sequence[tuple[str, str]], cores: int | None = None) 
 
 
 def thread_environment(plan: Sequence[tuple[str, str]], threads: int) -> dict[str, str]:
-    """For nodes with `threads` each. Where several models share the cores OpenMP workers sleep between two operations:
-    spinning ones take the time of the other nodes. A model that is alone is 1.6 times as fast with them spinning."""
+    """Environment of nodes with `threads` threads each. If several models share the cores, OpenMP workers sleep between
+    two operations, because spinning workers take time from the other nodes. A model that is alone is 1.6 times as fast
+    with spinning workers."""
     engines = sum(role != "store" for _, role in plan)
     waiting = {"OMP_WAIT_POLICY": "PASSIVE"} if engines > 1 else {}
     return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"} | waiting

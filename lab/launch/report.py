@@ -44,7 +44,8 @@ def _transports(paths: Sequence[Mapping[str, Any]]) -> str:
 
 
 def timeline(record: Mapping[str, Any]) -> RenderableType:
-    """The answer of GET /debug/requests/<id>: phases with bars, who did it, what moved, why there, and each event."""
+    """The answer of GET /debug/requests/<id>: phases with bars, the nodes, the moved KV, the reasons of the placement,
+    and each event."""
     summary = record["summary"]
     parts: list[RenderableType] = [
         Text(
@@ -61,8 +62,8 @@ def timeline(record: Mapping[str, Any]) -> RenderableType:
 
 
 def phases(summary: Mapping[str, Any]) -> Table:
-    """Milliseconds of each phase as a bar of its length. Phases may overlap: a transfer runs beside its prefill, and
-    only what is left of it after the prefill's end is not hidden."""
+    """Milliseconds of each phase as a bar of its length. Phases may overlap: a transfer runs in parallel with its
+    prefill, and only its part after the prefill's end is not hidden."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("phase")
     table.add_column("ms", justify="right")
@@ -91,12 +92,12 @@ def events(log: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _brief(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """Of intervals only how many: they are for scripts/tools.py perfetto."""
+    """The detail with the number of intervals in place of the intervals, which are for scripts/tools.py perfetto."""
     return {name: len(value) if name == "intervals" else value for name, value in detail.items()}
 
 
 def _bar(value: float, longest: float) -> str:
-    """In eighths of a character, so that short phases do not look long."""
+    """A bar in eighths of a character, so that short phases do not look long."""
     full, rest = divmod(round(8 * BAR_WIDTH * value / longest), 8) if value > 0 else (0, 0)
     return "█" * full + EIGHTHS[rest]
 

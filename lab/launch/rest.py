@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RestError(Exception):
-    """The node did not answer with 2xx; the message is the node's own."""
+    """The node did not answer with 2xx; the message is the node's."""
 
 
 def get(url: str, key: str | None = None, timeout_s: float = 5.0) -> Any:
@@ -26,7 +26,7 @@ def post(url: str, body: Any, key: str | None = None, timeout_s: float = 600.0) 
 def _send(request: urllib.request.Request, key: str | None, timeout_s: float) -> Any:
     if key is not None:
         request.add_header("Authorization", f"Bearer {key}")
-    # No proxy: a node of ours is never behind one, and http_proxy of the user's shell must not catch 127.0.0.1.
+    # No proxy: our nodes are never behind one, and the user's http_proxy must not apply to 127.0.0.1.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=timeout_s) as answer:

@@ -66,7 +66,7 @@ def own_key(config: Config) -> str | None:
     """For our own calls: --api-key, else the first of --api-key-file. Raises UsageError."""
     if config.api_key is not None or config.api_key_file is None:
         return config.api_key
-    from engine.config.net_options import api_key  # a second of imports that other starts do without
+    from engine.config.net_options import api_key  # a second of imports, which other starts avoid
 
     return api_key(config)
 
@@ -74,7 +74,7 @@ def own_key(config: Config) -> str | None:
 def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
     """Exit code 0 after Ctrl-C or a successful --ask, 1 if a node died or the request failed, 2 for wrong flags.
 
-    `cluster_options` go to LocalCluster: the tests bring a stand-in for the node program.
+    `cluster_options` go to LocalCluster: the tests pass a stand-in for the node program.
     """
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
@@ -103,13 +103,13 @@ def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
         errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)
         return 1
     finally:
-        with suppress(KeyboardInterrupt):  # a second Ctrl-C: stop() has killed what would not end
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C: stop() has killed the remaining nodes
             cluster.stop()
     return 0
 
 
 def bring_up(cluster: LocalCluster, console: Console) -> None:
-    """Start the nodes; says what each is doing, and when it is ready."""
+    """Start the nodes; print the progress of each, and when it is ready."""
     shape = ", ".join(name for name, _ in cluster.plan)
     console.print(f"starting {shape}; logs in {cluster.run_dir}", soft_wrap=True)
     announced: set[str] = set()
@@ -135,7 +135,7 @@ def doing(cluster: LocalCluster) -> str:
 
 
 def serve(cluster: LocalCluster, console: Console) -> None:
-    """Print where everything is, then watch until Ctrl-C or a node dies (NodeDied)."""
+    """Print the addresses, then watch until Ctrl-C or until a node dies (NodeDied)."""
     show_nodes(cluster, console)
     model = model_name(cluster)
     door = cluster.nodes[0].url
@@ -156,7 +156,7 @@ def serve(cluster: LocalCluster, console: Console) -> None:
 
 
 def ask(cluster: LocalCluster, text: str, max_tokens: int, console: Console) -> None:
-    """One chat completion at temperature 0, its answer and its timeline. Raises RestError, NodeDied."""
+    """Print one chat completion at temperature 0 and its timeline. Raises RestError, NodeDied."""
     door, key = cluster.nodes[0].url, cluster.api_key
     body = {
         "model": model_name(cluster),
@@ -170,7 +170,7 @@ def ask(cluster: LocalCluster, text: str, max_tokens: int, console: Console) -> 
         cluster.check()
         raise
     record = rest.get(f"{door}/debug/requests/{answer['id']}", key)
-    show_nodes(cluster, console)  # after the request: its transfers have opened the paths
+    show_nodes(cluster, console)  # after the request, because its transfers open the paths
     console.print(f"\n{answer['choices'][0]['message']['content']}\n", style="bold", markup=False)
     console.print(timeline(record))
 
@@ -188,7 +188,7 @@ def model_name(cluster: LocalCluster) -> str:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    """A terminal that closes and a service manager that says stop mean what Ctrl-C means."""
+    """SIGHUP of a closing terminal and SIGTERM of a service manager act like Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -1,8 +1,8 @@
 """A seeded substitute for the tool&agent trace of FAST'25, if its file is not available.
 
-Agents are few long prompts (tool descriptions, instructions) of very unequal popularity; a task is a session that calls
-its agent again and again with what it has found so far appended. Fitted to the published summary: 8,590 tokens in, 182
-out on average, 6.67 requests/s, and the hit rates of an LRU pool by size (within .03 from 1,000 blocks on).
+Agents are a few long prompts (tool descriptions, instructions) of very unequal popularity. A task is a session that
+calls its agent repeatedly, with its results so far appended. Fitted to the published summary: 8,590 tokens in, 182 out
+on average, 6.67 requests/s, and the hit rates of an LRU pool by size (within .03 from 1,000 blocks upward).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from random import Random
 from lab.loads.trace import BLOCK_TOKENS, TraceRow
 
 AGENTS = 12
-PREFIX_BLOCKS = (4, 9)  # of an agent
-CALLS = 1.6  # of a task, mean
+PREFIX_BLOCKS = (4, 9)  # range of an agent's prompt
+CALLS = 1.6  # mean calls of a task
 RATE_S = 23_608 / 3_540
 
 
 def agents(seed: int, requests: int, rate_s: float = RATE_S) -> list[TraceRow]:
-    """`requests` rows by time."""
+    """`requests` rows, sorted by time."""
     rng, ids = Random(seed), count()
     prefixes = [[next(ids) for _ in range(rng.randint(*PREFIX_BLOCKS))] for _ in range(AGENTS)]
     popularity = [(rank + 1) ** -1.2 for rank in range(AGENTS)]

@@ -1,7 +1,7 @@
 """Seeded changes of a trace: its prefixes, lengths, arrivals or classes; the rest stays.
 
-Each takes (rows, seed) and gives rows by time; those with parameters are made by a function that takes them. New block
-ids lie above all ids of the trace.
+Each change takes (rows, seed) and returns rows sorted by time; a function with parameters makes a change with these
+parameters. New block ids are larger than all ids of the trace.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Change = Callable[[list[TraceRow], int], list[TraceRow]]
 
 
 def above(rows: Sequence[TraceRow]) -> int:
-    """The first block id that no row has."""
+    """The smallest block id above those of all rows."""
     return 1 + max((max(row.hash_ids) for row in rows), default=-1)
 
 
 def unique(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-    """No two prompts share anything."""
+    """No two prompts share a block."""
     ids = count()
     return [replace(row, hash_ids=[next(ids) for _ in row.hash_ids]) for row in rows]
 
 
 def flipped(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-    """From the middle on every prefix is another one."""
+    """From the middle on all prefixes are replaced by others."""
     span, half = above(rows), len(rows) // 2
     return [replace(row, hash_ids=[b + span for b in row.hash_ids]) if i >= half else row for i, row in enumerate(rows)]
 
@@ -69,7 +69,7 @@ def bursty(burst: float = 5.0, share: float = 0.1, mean_s: float = 5.0) -> Chang
         at, moved, bursting = begin, [], rng.random() < share
         until = at + rng.expovariate(1 / lasts[bursting])
         for row in rows:
-            wanted = rng.expovariate(1.0)  # of the integral of the rate
+            wanted = rng.expovariate(1.0)  # value of the integral of the rate
             while (left := (until - at) * (rate := mean * (burst if bursting else calm))) < wanted:
                 wanted, at, bursting = wanted - left, until, not bursting
                 until = at + rng.expovariate(1 / lasts[bursting])
@@ -81,8 +81,8 @@ def bursty(burst: float = 5.0, share: float = 0.1, mean_s: float = 5.0) -> Chang
 
 
 class Filled:
-    """The trace as `of` class, and batch prompts beside it: Poisson, `per_s` of them a second of the trace, lognormal
-    around `tokens`, sharing nothing. A class, so that processes can send it to each other."""
+    """The trace with class `of`, plus batch prompts: Poisson, `per_s` per second of the trace, lognormal around
+    `tokens`, without shared blocks. A class, so that processes can send it to each other."""
 
     def __init__(self, per_s: float, tokens: float = 8000.0, of: str = "interactive") -> None:
         self.per_s, self.tokens, self.of = per_s, tokens, of
@@ -92,15 +92,15 @@ class Filled:
         made = [replace(row, service_class=self.of) for row in rows]
         at, end = (edge(row.timestamp_ms for row in rows) / 1000 for edge in (min, max))
         while self.per_s and (at := at + rng.expovariate(self.per_s)) < end:
-            tokens = min(65_536, max(64, round(self.tokens * rng.lognormvariate(-0.32, 0.8))))  # of mean 1
+            tokens = min(65_536, max(64, round(self.tokens * rng.lognormvariate(-0.32, 0.8))))  # the factor has mean 1
             blocks = [next(ids) for _ in range(-(-tokens // BLOCK_TOKENS))]
             made.append(TraceRow(1000 * at, tokens, 100, blocks, "batch"))
         return sorted(made, key=lambda row: row.timestamp_ms)
 
 
 class Alternating:
-    """Phases of `seconds` by turns: prompts `prompts` times as long, then answers `answers` times: first prefill is the
-    scarce stage, then decode."""
+    """Alternating phases of `seconds`: prompts `prompts` times as long, so that prefill is the scarce stage, then
+    answers `answers` times as long, so that decode is."""
 
     def __init__(self, seconds: float, prompts: float, answers: float) -> None:
         self.seconds, self.prompts, self.answers = seconds, prompts, answers
@@ -118,7 +118,7 @@ class Alternating:
 
 
 def merged(*parts: Sequence[TraceRow]) -> list[TraceRow]:
-    """Traces at once; they share no block."""
+    """Several traces at the same time; they share no block."""
     together: list[TraceRow] = []
     for part in parts:
         span = above(together)

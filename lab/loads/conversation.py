@@ -1,9 +1,9 @@
 """A seeded substitute for the conversation trace of FAST'25, if its file is not available.
 
-A chat is one session: a prompt is the last one with more behind it, or, where the client has rewritten its history,
-with only a part of it before. All begin with the same system prompt. The trace is a window of a running service, so
-chats have begun before it. Fitted to the released trace: lengths, the time between the prompts of a chat and how many
-there are, the rate; hit rates by capacity follow (tests/lab/loads/test_generators.py).
+A chat is one session: each prompt extends the previous one, or only a part of it if the client has rewritten its
+history. All begin with the same system prompt. The trace is a window of a running service, so some chats began before
+it. Fitted to the released trace: lengths, the number of a chat's prompts and the time between them, the rate; hit rates
+by capacity follow (tests/lab/loads/test_generators.py).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from lab.loads.trace import BLOCK_TOKENS, TraceRow
 RATE_S = 12_031 / 3_537
 SYSTEM = 891  # tokens, the shortest prompt
 MOST = 126_195  # tokens, the longest
-WARM_S = 1800.0  # of chats that had begun
+WARM_S = 1800.0  # length of the time before the window in which chats begin
 
-SHORT = 0.25  # of the chats begin with a short question
+SHORT = 0.25  # share of the chats that begin with a short question
 FIRST = {True: (4.1, 1.5), False: (8.87, 1.12)}  # logarithm of a first message's tokens: mean, deviation
 GOES_ON = (1.9, 3.5)  # Beta distribution of a chat's probability of another prompt
-TURNS = 1.76  # of a chat then, mean: (a + b - 1) / (b - 1)
-LONG = 0.2  # of the further messages are long
+TURNS = 1.76  # resulting mean turns of a chat: (a + b - 1) / (b - 1)
+LONG = 0.2  # share of the further messages that are long
 MESSAGE = {True: (8.3, 1.0), False: (6.0, 0.8)}
-REWRITTEN = 0.25  # of the further prompts keep only a part of the last one
-GAP = (4.88, 0.98)  # of the seconds between two prompts of a chat
+REWRITTEN = 0.25  # share of the further prompts that keep only a part of the previous one
+GAP = (4.88, 0.98)  # logarithm of the seconds between two prompts of a chat: mean, deviation
 ANSWER = Quantiles(
     (0, 1), (0.05, 10), (0.1, 24), (0.25, 156), (0.5, 350), (0.75, 472), (0.9, 597), (0.99, 1090), (1, 2000)
 )
 
 
 def conversation(seed: int, requests: int, rate_s: float = RATE_S) -> list[TraceRow]:
-    """`requests` rows by time."""
+    """`requests` rows, sorted by time."""
     rng, ids = Random(seed), count(1)
     rows: list[TraceRow] = []
     start, end = -WARM_S, 1.2 * requests / rate_s

@@ -8,7 +8,7 @@ from random import Random
 
 
 class Quantiles:
-    """Linear between (share below, value) points; the first share must be 0 and the last 1."""
+    """Linear interpolation between (share below, value) points; the first share must be 0 and the last 1."""
 
     def __init__(self, *points: tuple[float, float]) -> None:
         shares = [share for share, _ in points]

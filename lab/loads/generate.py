@@ -1,7 +1,7 @@
 """Seeded request traces in Mooncake's format, if the released ones are not available.
 
-Chats: sessions behind a few popular system prompts, whose prompts grow by the last answer and a new question. Flood:
-prompts that share nothing with anybody, as an offline job sends them.
+Chats: sessions that begin with one of a few popular system prompts; their prompts grow by the last answer and a new
+question. Flood: prompts that share no block with others, as an offline job sends them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def chats(seed: int, requests: int, rate_s: float = 4.0, systems: int = 12, turn
 
 
 def flood(chat: Labelled, seed: int, per_request: float, blocks: int = 24) -> Labelled:
-    """`chat` with `per_request` batch prompts of about `blocks` blocks after each of its rows, twice each at random
-    distances: as work that is retried, and would pay a cache that kept it."""
+    """`chat` with `per_request` batch prompts of about `blocks` blocks after each of its rows. Each prompt comes twice
+    at random distances, like retried work, so a cache that keeps it would benefit."""
     rng = Random(seed)
     ids = count(1 + max(max(row.hash_ids) for row in chat.rows))
     rows, classes = [], []
@@ -77,5 +77,5 @@ def flood(chat: Labelled, seed: int, per_request: float, blocks: int = 24) -> La
 
 
 def as_interactive(rows: Sequence[TraceRow]) -> Labelled:
-    """A trace without classes, taken for chats."""
+    """A trace without classes, treated as chats."""
     return Labelled(list(rows), ["interactive"] * len(rows))

@@ -1,5 +1,5 @@
 """Loads with one property each, seeded: popular prefixes that change, a prefix that goes viral, lengths without a mean,
-three classes at once."""
+three classes together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lab.loads.trace import BLOCK_TOKENS, TraceRow
 def popular(
     seed: int, requests: int, rate_s: float = 20.0, prefixes: int = 100, blocks: int = 16, skew: float = 1.1
 ) -> list[TraceRow]:
-    """Every prompt begins with one of `prefixes` whose popularity is Zipf's with exponent `skew`, and ends with a
-    question of its own of some hundred tokens. In the middle all of them are replaced by others."""
+    """Every prompt begins with one of `prefixes` whose popularity is Zipf's with exponent `skew`, and ends with its own
+    question of some hundred tokens. In the middle of the trace all prefixes are replaced by others."""
     rng, ids = Random(seed), count()
     weights = list(accumulate((rank + 1) ** -skew for rank in range(prefixes)))
     rows, at = [], 0.0
@@ -30,8 +30,8 @@ def popular(
 
 
 def goes_viral(seed: int, requests: int, rate_s: float = 25.0, share: float = 0.8, blocks: int = 16) -> list[TraceRow]:
-    """Prompts of some 1,500 tokens that share nothing; from the middle on a `share` of them has one and the same prefix
-    of `blocks` blocks before."""
+    """Prompts of about 1,500 tokens without shared blocks; from the middle on, a `share` of them begins with the same
+    prefix of `blocks` blocks."""
     rng, ids = Random(seed), count()
     shared, rows, at = [next(ids) for _ in range(blocks)], [], 0.0
     for number in range(requests):
@@ -44,8 +44,8 @@ def goes_viral(seed: int, requests: int, rate_s: float = 25.0, share: float = 0.
 def pareto(
     seed: int, requests: int, alpha: float = 1.2, rate_s: float = 4.0, least: int = 1024, most: int = 131_072
 ) -> list[TraceRow]:
-    """Prompts and answers of Pareto's lengths: P(more than x) = (least / x)^alpha, prompts up to `most`, answers
-    from 48 up to 2,000 tokens. Nothing is shared but the first block."""
+    """Prompts and answers with Pareto lengths: P(more than x) = (least / x)^alpha, prompts up to `most`, answers from
+    48 to 2,000 tokens. They share only the first block."""
     rng, ids = Random(seed), count(1)
     rows, at = [], 0.0
     for _ in range(requests):
@@ -58,8 +58,8 @@ def pareto(
 
 
 def mixed(seed: int, requests: int) -> list[TraceRow]:
-    """Half of the requests interactive chats, a third standard agents' calls, the rest batch: long documents that
-    nobody shares. All at once, at 8 requests a second."""
+    """Half of the requests are interactive chats, a third are agents' calls of class standard, the rest are batch: long
+    documents without shared blocks. Together they are 8 requests per second."""
     total = 8.0
     parts = {"interactive": requests // 2, "standard": requests // 3}
     parts["batch"] = requests - sum(parts.values())
@@ -83,14 +83,14 @@ QUESTION = (5.0, 0.7)  # logarithm of its tokens: mean, deviation
 def _asked(
     rng: Random, ids: count[int], at: float, prefix: list[int], question: tuple[float, float] = QUESTION
 ) -> TraceRow:
-    """`prefix`, and a question behind it."""
+    """A row with `prefix` and a question after it."""
     tokens = len(prefix) * BLOCK_TOKENS + 1 + round(rng.lognormvariate(*question))
     own = [next(ids) for _ in range(-(-tokens // BLOCK_TOKENS) - len(prefix))]
     return TraceRow(1000 * at, tokens, 1 + round(rng.lognormvariate(4.0, 0.6)), [*prefix, *own])
 
 
 def _pareto(rng: Random, alpha: float, least: int, most: int) -> int:
-    """Cut off at `most` by drawing again: no lump of equal lengths at the end."""
+    """Redraws values above `most`, which avoids many equal lengths at the end."""
     while (drawn := least * rng.paretovariate(alpha)) > most:
         pass
     return int(drawn)

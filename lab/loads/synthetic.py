@@ -1,8 +1,8 @@
 """A seeded substitute for the synthetic trace of FAST'25 (ShareGPT, L-Eval, LooGLE 1:1:1), if its file is not
 available.
 
-Somewhat less than half of the prompts come alone, short chats and long ones; the others are questions about documents,
-several about each, a minute or two apart. Arrivals are Poisson. Fitted to the released trace: lengths, questions per
+Slightly less than half of the prompts are single, short and long chats; the others are questions about documents,
+several about each, one or two minutes apart. Arrivals are Poisson. Fitted to the released trace: lengths, questions per
 document, the time between them; hit rates by capacity follow (tests/lab/loads/test_generators.py).
 """
 
@@ -16,7 +16,7 @@ from lab.loads.draws import Quantiles
 from lab.loads.trace import BLOCK_TOKENS, TraceRow
 
 RATE_S = 3_993 / 1_022
-ALONE = 0.4515  # of the prompts share nothing
+ALONE = 0.4515  # share of the prompts that share no block
 PROMPT = Quantiles(
     (0, 19),
     (0.1, 22),
@@ -28,7 +28,7 @@ PROMPT = Quantiles(
     (0.99, 41_155),
     (0.998, 60_000),
     (1, 191_378),
-)  # tokens of those
+)  # tokens of these prompts
 DOCUMENT = Quantiles(
     (0, 600), (0.05, 826), (0.1, 2961), (0.25, 9322), (0.5, 19_494), (0.75, 35_357), (0.9, 43_741), (1, 70_000)
 )
@@ -56,9 +56,9 @@ ASKED = (
     0,
     0,
     2,
-)  # documents with 2, 3, 4, ... questions
+)  # weights of documents with 2, 3, 4, ... questions
 QUESTION = (5.8, 0.6)  # logarithm of its tokens: mean, deviation
-GAP_S = 116.0  # between two questions about a document, mean
+GAP_S = 116.0  # mean time between two questions about a document
 CHAT_ANSWER = Quantiles(
     (0, 1), (0.05, 17), (0.1, 43), (0.25, 140), (0.5, 251), (0.75, 354), (0.9, 513), (0.99, 782), (1, 893)
 )
@@ -66,9 +66,9 @@ ANSWER = Quantiles((0, 1), (0.1, 2), (0.25, 6), (0.5, 15), (0.75, 54), (0.9, 117
 
 
 def synthetic(seed: int, requests: int, rate_s: float = RATE_S) -> list[TraceRow]:
-    """`requests` rows by time."""
+    """`requests` rows, sorted by time."""
     rng, ids, span = Random(seed), count(), requests / rate_s
-    prompts: list[tuple[float, int, int, list[int]]] = []  # when about, tokens, answer, blocks
+    prompts: list[tuple[float, int, int, list[int]]] = []  # approximate time, tokens, answer, blocks
     for _ in range(round(ALONE * requests)):
         tokens = PROMPT.draw(rng)
         prompts.append((span * rng.random(), tokens, CHAT_ANSWER.draw(rng), _blocks(ids, tokens)))

@@ -56,7 +56,7 @@ def _row(line: bytes, where: str) -> TraceRow:
 
 
 def write_trace(path: Path, rows: Iterable[TraceRow]) -> int:
-    """How many rows were written; compressed when the path ends with .xz."""
+    """Write rows, compressed if the path ends with .xz; returns their number."""
     opener = lzma.open if path.suffix == ".xz" else open
     count = 0
     with opener(path, "wb") as file:
@@ -73,8 +73,8 @@ def write_trace(path: Path, rows: Iterable[TraceRow]) -> int:
 
 
 def jittered(rows: Sequence[TraceRow], spread_s: float, seed: int) -> list[TraceRow]:
-    """Sorted by time, each moved by up to `spread_s`: released timestamps come in steps of three seconds, and a burst
-    every three seconds is not how people ask."""
+    """Sorted by time, each moved by up to `spread_s`: released timestamps have steps of three seconds, and people do
+    not ask in bursts every three seconds."""
     rng = Random(seed)
     moved = [replace(row, timestamp_ms=row.timestamp_ms + 1000 * spread_s * rng.random()) for row in rows]
     return sorted(moved, key=lambda row: row.timestamp_ms)

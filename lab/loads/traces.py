@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 HINT = (
-    "no released trace is at hand: take conversation_trace.jsonl from the directory FAST25-release/traces of "
-    "github.com/kvcache-ai/Mooncake and name it by --trace, or put it into shared/traces beside this checkout"
+    "no released trace is available: take conversation_trace.jsonl from the directory FAST25-release/traces of "
+    "github.com/kvcache-ai/Mooncake and give it by --trace, or put it into shared/traces next to this checkout"
 )
 
 
 def find_trace(name: str) -> Path | None:
-    """The file of that trace, None when it is not here."""
+    """The file of that trace; None if it is missing."""
     for parent in Path(__file__).resolve().parents:
         found = sorted((parent / "shared/traces").glob(f"{name}_trace.jsonl*"))
         if found:

@@ -8,11 +8,12 @@
   scripts/tools.py capacity --live --nodes prefill=1,decode=1 --ttft-s 1 --tbt-s 0.05 --seconds 30
   scripts/tools.py capacity --live --url http://127.0.0.1:8000 --ttft-s 1 --tbt-s 0.05
 
-A load is good when the percentile (--percentile, default 90) of TTFT and of the requests' mean time between tokens are
-within the objectives and nothing is refused. Simulated, the load is a replay speed; takes the flags of
-scripts/simulate.py, several placements are searched one after the other. --live, it is requests per second: lognormal
-lengths (--prompt, --answer, --shared), Poisson, a seed of its own for every try, through nodes of the embedded model
-that are started here, a core each (flags for them behind --), or through a running cluster (--url).
+A load is good if the percentile (--percentile, default 90) of TTFT and of the requests' mean time between tokens are
+within the objectives and no request is refused. In the simulator the load is a replay speed; the command takes the
+flags of scripts/simulate.py and searches several placements one after the other. With --live the load is requests per
+second: Poisson arrivals, lognormal lengths (--prompt, --answer, --shared), another seed for every try. They go to nodes
+of the embedded model that this command starts, one core each (flags for them after --), or to a running cluster
+(--url).
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ def parser() -> ArgumentParser:
     made.description = __doc__
     made.add_argument("--ttft-s", type=float, default=30.0, help="objective for the first token (default: 30)")
     made.add_argument("--tbt-s", type=float, default=0.1, help="objective between tokens (default: 0.1)")
-    made.add_argument("--percentile", type=float, default=90.0, help="of the requests (default: 90)")
-    made.add_argument("--tolerance", type=float, help="the answer's, as a share (default: 0.02; --live: 0.1)")
+    made.add_argument("--percentile", type=float, default=90.0, help="percentile of the requests (default: 90)")
+    made.add_argument("--tolerance", type=float, help="relative error of the result (default: 0.02; --live: 0.1)")
     live = made.add_argument_group("--live")
-    live.add_argument("--live", action="store_true", help="real nodes in place of the simulator")
-    live.add_argument("--nodes", default="prefill=1,decode=1", help="what to start (default %(default)s)")
+    live.add_argument("--live", action="store_true", help="real nodes instead of the simulator")
+    live.add_argument("--nodes", default="prefill=1,decode=1", help="nodes to start (default %(default)s)")
     live.add_argument("--url", action="append", default=[], help="a door of a running cluster; repeatable")
-    live.add_argument("--seconds", type=float, default=30.0, help="of requests per try (default %(default)s)")
+    live.add_argument("--seconds", type=float, default=30.0, help="seconds of requests per try (default %(default)s)")
     live.add_argument("--begin", type=float, default=1.0, help="the first rate, requests/s (default %(default)s)")
     live.add_argument("--prompt", type=pair, default=(500.0, 0.8), metavar="MEAN,CV", help="lognormal prompts, tokens")
     live.add_argument("--answer", type=pair, default=(32.0, 0.5), metavar="MEAN,CV", help="and answers")
-    live.add_argument("--shared", type=float, default=0.0, help="share of requests with a prefix of 8 common ones")
-    live.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="flags of every node, behind --")
+    live.add_argument("--shared", type=float, default=0.0, help="share of requests that begin with one of 8 prefixes")
+    live.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="flags of every node, after --")
     return made
 
 
@@ -79,7 +80,7 @@ def try_speed(config: SimConfig, rows: Sequence[TraceRow], args: Namespace, spee
 
 
 def search(args: Namespace, console: Console) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Simulated. (configuration, rows) of the result. Raises OSError, ValueError."""
+    """Searches in the simulator; returns (configuration, rows) of the result. Raises OSError, ValueError."""
     base = SimConfig(**{field.name: getattr(args, field.name) for field in fields(SimConfig)})
     name, rows = simulate.requests(args)
     seconds = (rows[-1].timestamp_ms - rows[0].timestamp_ms) / 1000
@@ -120,7 +121,7 @@ def search_live(args: Namespace, console: Console) -> tuple[dict[str, Any], list
 
 
 def told(console: Console, case: str, unit: str, tried: Tried) -> Tried:
-    """The same, printed."""
+    """Prints a try and returns it."""
     ttft, tbt, refused = (tried.values[name] for name in ("ttft_s", "tbt_s", "refused"))
     verdict = "" if tried.good else f", {refused:.0f} refused: too much" if refused else ", too much"
     console.print(
@@ -138,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not 0 < args.percentile < 100:
             raise ValueError(f"--percentile must be between 0 and 100, got {args.percentile}")
         if (args.url or args.node_flags) and not args.live:
-            raise ValueError("--url and flags of nodes are for --live")
+            raise ValueError("--url and flags of nodes need --live")
         config, found = (search_live if args.live else search)(args, console)
     except (OSError, ValueError, Unreachable, NodeDied, StartTimeout, UsageError) as error:
         console.print(f"capacity: {error}", style="red", markup=False)

@@ -5,10 +5,11 @@ simulated nodes.
   scripts/tools.py check-plan                    # 30 cases of 6000 requests
   scripts/tools.py check-plan --cases 5 --requests 800 --seed 7
 
-A case is good when each role is within one node or 10 % of the simulated minimum, or when a load that the plan calls
-infeasible also misses its objectives on an ample cluster. The simulated minimum of a role is searched with ample nodes
-of the other one: TTFT depends on the prefill nodes, the time between tokens on the decode nodes. Placement is central
-and every prefix comes from the pool, as the formulas assume; regret of other policies is what scripts/ablate.py shows.
+A case is good if each role is within one node or 10 % of the simulated minimum, or if a load that the plan calls
+infeasible also misses its objectives on a large cluster. The simulated minimum of a role is searched with plenty of
+nodes of the other role: TTFT depends on the prefill nodes, the time between tokens on the decode nodes. Placement is
+central and every prefix comes from the pool, as the formulas assume; scripts/ablate.py shows the regret of other
+policies.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from lab.simulator.config import SimConfig
 from lab.simulator.models.step_models import PRESETS
 from lab.simulator.result import kept
 
-POOL_BLOCKS = 200_000  # of a node: nothing is evicted
-REACH = 8  # nodes that the search goes from the plan
-WARM_UP = 0.2  # of the requests find a cluster that is still filling: formulas are about the steady state
-SHARE, EDGE = 0.9, 0.02  # of requests; objectives that an empty cluster just keeps have no stable answer: loosened
-WANTED = 0.9  # of the cases must be good
+POOL_BLOCKS = 200_000  # of a node: large enough that no block is evicted
+SEARCH_DISTANCE = 8  # maximum distance of the search from the plan, nodes
+WARM_UP = 0.2  # share of the requests that warm up the cluster: formulas describe the steady state
+SHARE, SLACK = 0.9, 0.02  # share of requests; slack for objectives that an empty cluster just meets
+WANTED = 0.9  # share of the cases that must be good
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A case: what was asked, nodes by formula and simulated; None = infeasible."""
+    """A case: the question, and the nodes by formula and simulated; None = infeasible."""
 
     model: str
     rate: float
@@ -86,7 +87,7 @@ class Question:
 
 
 def question(seed: int, requests: int) -> Question:
-    """Drawn so that one to twelve prefill nodes are busy, with objectives from hopeless to easy."""
+    """A question drawn so that one to twelve prefill nodes are busy, with objectives from impossible to easy."""
     rng = Random(seed)
     name = rng.choice(("llama3-70b-8xa800", "llama3-8b-h200"))
     model = PRESETS[name]
@@ -100,14 +101,14 @@ def question(seed: int, requests: int) -> Question:
     unloaded = np.sort(alone.service + alone.fetch)
     step_s = model.decode_s(1, round(prompt[0]))
     ttft_s = float(unloaded[int(0.9 * requests)]) * rng.uniform(0.9, 6)
-    if abs(float(np.mean(unloaded <= ttft_s)) - SHARE) < EDGE:
+    if abs(float(np.mean(unloaded <= ttft_s)) - SHARE) < SLACK:
         ttft_s *= 1.3
     objective = Objective(ttft_s, step_s * rng.uniform(1.25, 3), SHARE)
     return Question(name, rows, load_of(rows, rate, POOL_BLOCKS), objective)
 
 
 def simulated(asked: Question, prefill: int, decode: int) -> tuple[float, float]:
-    """(share of requests within the TTFT objective, within the one between tokens)"""
+    """(share of requests within the TTFT objective, share within the objective between tokens)"""
     config = SimConfig(
         model=asked.model, prefill=prefill, decode=decode, placement="mooncake-central-greedy", cache_blocks=0,
         pool_blocks=POOL_BLOCKS // (prefill + decode) + 1,
@@ -122,12 +123,12 @@ def simulated(asked: Question, prefill: int, decode: int) -> tuple[float, float]
 
 
 def search(begin: int, enough: Callable[[int], bool]) -> int | None:
-    """The smallest number near `begin` that is enough; None if none within reach is."""
+    """The smallest sufficient number near `begin`; None if there is none within SEARCH_DISTANCE."""
     if enough(begin):
         while begin > 1 and enough(begin - 1):
             begin -= 1
         return begin
-    for number in range(begin + 1, begin + REACH + 1):
+    for number in range(begin + 1, begin + SEARCH_DISTANCE + 1):
         if enough(number):
             return number
     return None
@@ -167,8 +168,8 @@ def shown(results: Sequence[Checked]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--cases", type=int, default=30)
-    made.add_argument("--requests", type=int, default=6000, help="per simulation (default: 6000)")
-    made.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
+    made.add_argument("--requests", type=int, default=6000, help="requests per simulation (default: 6000)")
+    made.add_argument("--seed", type=int, default=0, help="seed of the first case; the others follow")
     cores = len(os.sched_getaffinity(0))
     made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the cases and the whole configuration")

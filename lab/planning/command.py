@@ -4,11 +4,12 @@
   scripts/tools.py plan                                                   # the conversation trace at its own rate
   scripts/tools.py plan --rate 12 --pool-blocks 50000 --ttft-s 10 --tbt-s 0.1
   scripts/tools.py plan --prompt 4000,1.5 --answer 300,1 --rate 20 --hit-rate 0.4 --model llama3-8b-h200
-  scripts/tools.py plan --prefill-cost 16 --decode-cost 16                # per node and hour; gives cost per million
+  scripts/tools.py plan --prefill-cost 16 --decode-cost 16                # per node and hour; shows the cost per
+                                                                          million
   tokens
 
-The prompts and answers are a trace's, with the prefixes that an LRU pool of --pool-blocks finds or --hit-rate of every
-prompt; or lognormal by mean and coefficient of variation. `scripts/tools.py check-plan` holds plans against the
+Prompts and answers come from a trace, with the prefixes that an LRU pool of --pool-blocks finds or --hit-rate of every
+prompt, or are lognormal by mean and coefficient of variation. `scripts/tools.py check-plan` compares plans with the
 simulator.
 """
 
@@ -30,24 +31,24 @@ from lab.loads.trace import TraceRow, read_trace
 from lab.loads.traces import find_trace
 from lab.simulator.models.presets import preset
 
-SHOWN = 8  # splits of the front
+SPLITS_SHOWN = 8  # splits of the Pareto front
 
 
 def parser() -> ArgumentParser:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
-    made.add_argument("--prompt", type=pair, metavar="MEAN,CV", help="lognormal prompts in place of a trace, tokens")
+    made.add_argument("--prompt", type=pair, metavar="MEAN,CV", help="lognormal prompts instead of a trace, tokens")
     made.add_argument("--answer", type=pair, metavar="MEAN,CV", default=(300.0, 1.0), help="and their answers")
     made.add_argument("--rate", type=float, default=0.0, help="requests per second (default: the trace's)")
-    made.add_argument("--hit-rate", type=float, default=0.0, help="share of every prompt that is found")
-    made.add_argument("--pool-blocks", type=int, metavar="N", help="find prefixes by a replay through a pool of N")
+    made.add_argument("--hit-rate", type=float, default=0.0, help="share of every prompt that is cached")
+    made.add_argument("--pool-blocks", type=int, metavar="N", help="find prefixes by replay through a pool of N blocks")
     made.add_argument("--model", default="llama3-70b-8xa800", help="step times of a node: a preset, or FILE.json")
     made.add_argument("--ttft-s", type=float, default=30.0, help="objective for the first token (default: 30)")
     made.add_argument("--tbt-s", type=float, default=0.1, help="objective between tokens, a request's mean")
-    made.add_argument("--share", type=float, default=0.9, help="of requests that must keep them (default: 0.9)")
-    made.add_argument("--prefill-cost", type=float, default=1.0, help="of a node and hour (default: 1)")
-    made.add_argument("--decode-cost", type=float, default=1.0, help="of a node and hour (default: 1)")
-    made.add_argument("--seed", type=int, default=0, help="of drawn lengths")
+    made.add_argument("--share", type=float, default=0.9, help="share of requests that must meet both (default: 0.9)")
+    made.add_argument("--prefill-cost", type=float, default=1.0, help="cost per node and hour (default: 1)")
+    made.add_argument("--decode-cost", type=float, default=1.0, help="cost per node and hour (default: 1)")
+    made.add_argument("--seed", type=int, default=0, help="seed of drawn lengths")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the plan and the whole configuration")
     return made
 
@@ -61,7 +62,7 @@ def pair(text: str) -> tuple[float, float]:
 
 
 def load(args: Namespace) -> tuple[str, Load]:
-    """(where the requests are from, the load). Raises OSError, ValueError."""
+    """(origin of the requests, the load). Raises OSError, ValueError."""
     name, rows = _rows(args)
     return name, load_of(rows, args.rate, args.pool_blocks, args.hit_rate)
 
@@ -76,10 +77,10 @@ def _rows(args: Namespace) -> tuple[str, list[TraceRow]]:
 
 
 def shown(found: Plan, priced: bool) -> Table:
-    made = Table(title="splits that meet the objectives; no other one is cheaper and faster at once")
+    made = Table(title="splits that meet the objectives; no other split is both cheaper and faster")
     for name in ("prefill", "decode", "TTFT, s", "between tokens, ms", "cost per hour" if priced else "nodes"):
         made.add_column(name, justify="right")
-    for one in found.front[:SHOWN]:
+    for one in found.front[:SPLITS_SHOWN]:
         made.add_row(
             str(one.prefill), str(one.decode), f"{one.ttft_s:.3g}", f"{1000 * one.tbt_s:.3g}", f"{one.cost:.4g}"
         )
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     best = found.best
     console.print(
         f"{best.prefill} prefill and {best.decode} decode nodes; prefill busy {found.prefill_busy:.0%}, "
-        f"{found.batch:.1f} requests decoded at once per node"
+        f"{found.batch:.1f} requests decoded together per node"
     )
     console.print(
         f"cost {best.cost:.4g} per hour: {found.per_million_output:.4g} per million tokens of answers, "

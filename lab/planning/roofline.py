@@ -5,8 +5,8 @@
   scripts/tools.py roofline --model llama3-8b-h200 --nic-gbit-s 100 --plot roofline.svg
   scripts/tools.py roofline --model here                      # measure this machine, then the embedded model on it
 
-Fetching a prefix pays where the network brings its KV faster than prefill computes it. `here` measures memory
-bandwidth, bfloat16 products and a loopback TCP stream, about three seconds, best of many tries.
+Fetching a prefix pays if the network moves its KV faster than prefill computes it. `here` measures memory bandwidth,
+bfloat16 products and a loopback TCP stream: the best of many tries in about three seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOM = 4e9  # bytes for weights and KV on this machine
 
 
 def here(measured: Measured) -> StepModel:
-    """The embedded model by what was measured: the limit, not what its steps take."""
+    """The embedded model with the measured limits, not with its measured step times."""
     hardware = Hardware(measured.flops, measured.memory_bytes_s, ROOM, measured.loopback_bytes_s)
     return roofline("here", EMBEDDED, hardware, 2048)
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = ", ".join(f"{'apart' if apart else 'mixed'} from {length} tokens" for length, apart in changes)
     print(
         f"prompts of {args.prompt} tokens, {1000 * args.tbt_s:g} ms between tokens; what takes less node time by the "
-        f"answer's length, prefill and decode apart or mixed in steps: {told}"
+        f"answer's length, prefill and decode separate or mixed in steps: {told}"
     )
     if args.json:
         rows: list[Row] = []

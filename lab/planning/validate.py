@@ -2,14 +2,14 @@
 """The simulator against real nodes: a step model is fitted to recorded steps, then both get the same requests.
 
   scripts/tools.py validate --nodes mixed=1                      # one node on one core, the client on another
-  scripts/tools.py validate --nodes prefill=1,decode=1           # a core each, the client shares them
+  scripts/tools.py validate --nodes prefill=1,decode=1           # one core each, which the client shares
   scripts/tools.py validate --preset cpu.json --json out.json && scripts/simulate.py --model cpu.json --mixed 2
   scripts/tools.py validate --trace mine.jsonl --rate 2          # a recorded trace, an eighth of its lengths
 
-Nodes of the embedded model are started here, each on a core of its own, and record their steps (--record-steps). First
-requests of many sizes and an open-loop part under --fit-seed: lab/simulator/models/fit.py makes a step model of the
-steps; the way in, the hand-over, and what nodes of one machine take from each other are fitted beside it. Then
---seconds of open-loop requests under --seed, live and simulated. Exit code 1 when a goal is missed: mean time per
+The command starts nodes of the embedded model, each on its own core, which record their steps (--record-steps). They
+first get requests of many sizes and an open-loop part with --fit-seed: lab/simulator/models/fit.py fits a step model to
+the steps, and the command also fits the way in, the hand-over, and the contention of nodes on one machine. Then
+--seconds of open-loop requests with --seed run live and simulated. Exit code 1 if a goal is missed: mean time per
 output token within 5 %, mean time to first token within 10 %, its p99 within 20 %.
 """
 
@@ -52,7 +52,7 @@ METRICS = (
     ("TTFT p99", "ttft_s", "p99", 0.20),
     ("longest gap mean", "longest_gap_s", "mean", None),
 )
-"""(shown, figure, part, largest error allowed)"""
+"""(label, figure, part, maximum error)"""
 IDLE_S = 3.0
 
 
@@ -63,7 +63,7 @@ class Compared:
     metric: str
     live_ms: float
     simulated_ms: float
-    steps_only_ms: float  # simulated without the way in, the hand-over and the contention
+    steps_only_ms: float  # simulated without way in, hand-over and contention
     error: float  # simulated / live - 1
     goal: float | None
 
@@ -78,12 +78,12 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything of the live part."""
+    """The results of the live part."""
 
     calibrated: Calibrated
     held_out: dict[str, Any]  # quality on the steps of the measured requests
     live: dict[str, Any]
-    config: dict[str, Any]  # of a node, resolved
+    config: dict[str, Any]  # resolved Config of a node
     kv_tokens: int
     idle: CpuShares
     loaded: CpuShares
@@ -91,24 +91,24 @@ class Measured:
 
 def parser() -> ArgumentParser:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    made.add_argument("--nodes", default="mixed=1", help="what to start (default %(default)s)")
+    made.add_argument("--nodes", default="mixed=1", help="nodes to start (default %(default)s)")
     made.add_argument("--rate", type=float, default=1.0, help="requests per second (default %(default)s)")
-    made.add_argument("--seconds", type=float, default=100.0, help="of measured requests (default %(default)s)")
-    made.add_argument("--fit-seconds", type=float, default=40.0, help="of open loop to fit to (default %(default)s)")
-    made.add_argument("--seed", type=int, default=1, help="of the measured requests (default %(default)s)")
-    made.add_argument("--fit-seed", type=int, default=2, help="of those it is fitted to (default %(default)s)")
+    made.add_argument("--seconds", type=float, default=100.0, help="seconds of measured requests (default %(default)s)")
+    made.add_argument("--fit-seconds", type=float, default=40.0, help="the same for the fit (default %(default)s)")
+    made.add_argument("--seed", type=int, default=1, help="seed of the measured requests (default %(default)s)")
+    made.add_argument("--fit-seed", type=int, default=2, help="seed of the requests for the fit (default %(default)s)")
     made.add_argument("--prompt", type=pair, default=(500.0, 0.8), metavar="MEAN,CV", help="lognormal prompts, tokens")
     made.add_argument("--answer", type=pair, default=(32.0, 0.5), metavar="MEAN,CV", help="and answers")
-    made.add_argument("--shared", type=float, default=0.5, help="share of requests with a prefix of 8 common ones")
+    made.add_argument("--shared", type=float, default=0.5, help="share of requests that begin with one of 8 prefixes")
     made.add_argument("--trace", type=Path, metavar="FILE", help="take lengths, prefixes and order from a trace")
     made.add_argument("--preset", type=Path, metavar="FILE", help="write the fitted model for --model of the simulator")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
-    made.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="more flags of every node, behind --")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    made.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="more flags of every node, after --")
     return made
 
 
 def rows_of(args: Namespace, seed: int, seconds: float) -> list[TraceRow]:
-    """Requests of a part; a trace's begin where the part before ended. Raises ValueError, OSError."""
+    """Requests of a part; those of a trace begin where the previous part ended. Raises ValueError, OSError."""
     if args.trace is None:
         shape = Shape(args.prompt, args.answer, args.shared, rate=args.rate)
         return requests(shape, seed, seconds)
@@ -147,7 +147,7 @@ def measure(args: Namespace, cluster: LocalCluster, run_dir: Path, rows: list[Tr
 def compare(
     live: dict[str, Any], config: SimConfig, model: StepModel, rows: Sequence[TraceRow]
 ) -> tuple[list[Compared], dict[str, Any]]:
-    """Rows of the table, and the simulated figures."""
+    """Returns the rows of the table and the simulated figures."""
     simulated, _ = simulate(config, model, rows)
     bare, _ = simulate(replace(config, contention=0.0), replace(model, front_s=0.0, handover_s=0.0), rows)
     made = []
@@ -170,7 +170,7 @@ def show(args: Namespace, measured: Measured, compared: Sequence[Compared], simu
     for title, found in (("fitted to", measured.calibrated.quality), ("measured part", measured.held_out)):
         for kind, seen in found.items():
             console.print(
-                f"{title}: {seen.steps} {kind} steps, off by {seen.error:.1%} on average, {seen.bias:+.1%} in sum"
+                f"{title}: {seen.steps} {kind} steps, off by {seen.error:.1%} on average, {seen.bias:+.1%} in total"
             )
     model, idle, loaded = measured.calibrated.model, measured.idle, measured.loaded
     console.print(
@@ -186,12 +186,12 @@ def show(args: Namespace, measured: Measured, compared: Sequence[Compared], simu
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 = all goals met, 1 = one is missed, 2 = it could not be measured."""
+    """0 = all goals met, 1 = one is missed, 2 = the measurement failed."""
     args = parser().parse_args(argv)
     errors = Console(stderr=True)
     try:
         if args.seed == args.fit_seed:
-            raise ValueError("--seed and --fit-seed must differ: a model repeats what it was fitted to")
+            raise ValueError("--seed and --fit-seed must differ: a model reproduces the data it was fitted to")
         rows = rows_of(args, args.seed, args.seconds)
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
             run_dir = Path(folder) / "nodes"
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_preset(args.preset, model, {"commit": commit(), "machine": machine(), "flags": used})
         print(f"written: {args.preset}")
     if args.json:
-        node = measured.config | {"record_steps": "NODE.steps"}  # not where that was
+        node = measured.config | {"record_steps": "NODE.steps"}  # not the temporary path
         told = {"benchmark": "validate", **used, "node": node, "simulator": config.as_dict()}
         told |= {
             "contention": measured.calibrated.contention,

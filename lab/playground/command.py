@@ -6,14 +6,15 @@
   scripts/playground.py attention --backend mine.py:Mine --serve --port 8000        more flags go to mooncake.py
 
 Your file defines a class with the methods of attention/interface.py, or a function that returns such an object; the
-example above is one in thirty lines. Name it after a colon when the file has several.
+example above has thirty lines. Give its name after a colon if the file has several.
 
 check    every step of lab/bench/attention/grid.py: ragged mixes, head sizes, block sizes, three types, windows and
-         soft caps, NaN wherever nothing may be read; |yours - float64| <= 2 |plain torch - float64| + 1e-6. A kernel
-         may refuse a window or a soft cap with NotImplementedError; any other exception is a fault. With
-         reads_codes = True some of it over int8 and fp8 pools, too (lab/bench/attention/quantized.py).
-         The first wrong step is named, and the command ends with 1.
-bench    write_kv + attend, bfloat16, at the geometries of SmolLM2-135M and Llama-3-8B, against every built-in backend
+         soft caps, NaN in memory that must not be read; |yours - float64| <= 2 |plain torch - float64| + 1e-6. A kernel
+         may refuse a window or a soft cap with NotImplementedError; any other exception is a fault. With reads_codes =
+         True it also checks some steps over int8 and fp8 pools (lab/bench/attention/quantized.py). The command names
+         the first wrong step and ends with exit code 1.
+bench    write_kv + attend, bfloat16, at the geometries of SmolLM2-135M and Llama-3-8B, compared with every built-in
+         backend
          that runs here.
 serve    a node with --attention-backend FILE.py:NAME. Your file runs with your rights: serve only what you wrote.
 """
@@ -45,11 +46,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(slots=True)
 class Verdict:
-    """What the grid says about a backend."""
+    """The grid's verdict on a backend."""
 
     right: int = 0
     refused: int = 0
-    faults: list[tuple[str, str]] = field(default_factory=list)  # (step, what is wrong)
+    faults: list[tuple[str, str]] = field(default_factory=list)  # (step, fault)
 
     @property
     def steps(self) -> int:
@@ -73,7 +74,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Namespace, list[str]]:
 
 
 def check(backend: AttentionBackend, device: str, quick: bool, console: Console) -> Verdict:
-    """The whole grid, one fault of each step."""
+    """Check the whole grid; records one fault per step."""
     verdict = Verdict()
     steps = [(point, "") for point in points(quick)]
     if reads_codes(backend):
@@ -91,7 +92,7 @@ def check(backend: AttentionBackend, device: str, quick: bool, console: Console)
             else:
                 verdict.refused += 1
             continue
-        except Exception as error:  # whatever a user's kernel raises is its fault at this step
+        except Exception as error:  # any exception of a user's kernel is a fault at this step
             fault = f"{type(error).__name__}: {error}"
         if fault is None:
             verdict.right += 1
@@ -101,18 +102,18 @@ def check(backend: AttentionBackend, device: str, quick: bool, console: Console)
 
 
 def built_in(device: str) -> dict[str, AttentionBackend]:
-    """Those that run here, `reference` apart: it is there to be right."""
+    """The backends that run here, except `reference`, which exists for correctness."""
     found = {}
     for name in sorted(backends.keys() - {"reference"}):
         try:
             found[name] = choose(name, device)
-        except ValueError:  # it says which device or package it needs; a benchmark of the others goes on
+        except ValueError:  # the backend needs another device or package; compare with the others
             continue
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 = right, 1 = wrong, 2 = no such backend. With --serve it becomes the node."""
+    """0 = right, 1 = wrong, 2 = no such backend. With --serve the process becomes the node."""
     args, node_flags = parse(argv)
     console = Console(stderr=True, highlight=False)
     torch.set_grad_enabled(False)

@@ -2,7 +2,7 @@
 
   scripts/playground.py attention --backend lab/playground/naive_attention.py
 
-attention/interface.py has the contract. RotateThenWrite brings the rotary embedding, so three methods are left.
+attention/interface.py has the contract. RotateThenWrite provides the rotary embedding, so three methods remain.
 """
 
 import torch
@@ -14,7 +14,7 @@ from attention.rotary import RotateThenWrite
 class Naive(RotateThenWrite):
     name = "naive"
 
-    def plan(self, batch):  # once per step; what it returns is handed to the other two for every layer
+    def plan(self, batch):  # once per step; the other two get its result for every layer
         return None
 
     def write_kv(self, k, v, kv, batch, plan):  # kv [blocks, 2, kv_heads, block_size, head_size], a strided view

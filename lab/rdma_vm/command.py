@@ -5,12 +5,12 @@ and runs tests/rdma in it, with this machine's files and this Python.
     scripts/tools.py rdma-vm                      tests/rdma, about two minutes; the first run fetches about 100 MB of
     packages
     scripts/tools.py rdma-vm tests/rdma -k rails  arguments go to pytest
-    scripts/tools.py rdma-vm --script FILE        any bash script instead, as root of the guest
+    scripts/tools.py rdma-vm --script FILE        runs any bash script instead, as root of the guest
 
-It shows that the verbs code is right, not how fast it is: emulated, a 16 MiB write moves at 0.2 GB/s. What it cannot
-show: GPUDirect, on-demand paging, the ordering of real hardware.
+It shows that the verbs code is right, not how fast it is: under emulation a 16 MiB write moves at 0.2 GB/s. It cannot
+show GPUDirect, on-demand paging, and the ordering of real hardware.
 
-Exit code: pytest's (or the script's); 3 = the lab cannot be had here, with the reason; a run of no test fails.
+Exit code: pytest's (or the script's); 3 = the lab is not available here, with the reason; a run without a test fails.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def main() -> int:
         type=float,
         default=900,
         metavar="S",
-        help="for one boot: many times what one needs (900)",
+        help="of one boot, many times what it needs (default 900)",
     )
-    parser.add_argument("--cores", type=int, default=1, help="of the guest; 2 to hunt for races (1)")
-    parser.add_argument("--memory", type=int, default=3072, metavar="MIB", help="of the guest (3072)")
-    parser.add_argument("--cache", type=Path, default=image.cache_directory(), help="for the kernel (%(default)s)")
+    parser.add_argument("--cores", type=int, default=1, help="cores of the guest; 2 to find races (default 1)")
+    parser.add_argument("--memory", type=int, default=3072, metavar="MIB", help="memory of the guest (default 3072)")
+    parser.add_argument("--cache", type=Path, default=image.cache_directory(), help="kernel folder (%(default)s)")
     parser.add_argument("--junit", type=Path, help="copy the junit results here")
-    parser.add_argument("--prepare", action="store_true", help="only install and fetch what is needed")
+    parser.add_argument("--prepare", action="store_true", help="only install and fetch the packages")
     options, arguments = parser.parse_known_args()
     try:
         packages.install_tools()
         boot_image = image.prepare(options.cache)
-        build.module()  # here, where a compiler takes a second, not under emulation
+        build.module()  # here, where compiling takes a second, not under emulation
         if options.prepare:
             return 0
         machine = vm.Machine(options.memory, options.cores)

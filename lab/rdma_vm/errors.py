@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class NoVm(Exception):
-    """Something the lab needs cannot be had on this machine; the text says what."""
+    """This machine lacks something that the lab needs; the text says what."""
 
 
 class LabError(Exception):
-    """The lab was there and failed; the text says where."""
+    """The lab ran and failed; the text says where."""

@@ -1,8 +1,8 @@
 """The two files QEMU boots, made from the unpacked kernel package and kept in a cache directory.
 
 vmlinux: the ELF kernel out of the bzImage. QEMU starts it directly (PVH), which saves ten seconds of decompression
-under emulation. initrd.gz: busybox, the modules for 9p over virtio and for rdma_rxe, and an init that mounts the
-host's root, read-only below a throw-away overlay, and goes on in it.
+under emulation. initrd.gz: busybox, the modules for 9p over virtio and for rdma_rxe, and an init that mounts the host's
+root, read-only below a temporary overlay, and continues in it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _make(package: str, scratch: Path, image: Image) -> None:
 
 
 def elf_of(bzimage: bytes) -> bytes:
-    """The kernel inside a bzImage; its header names the payload's place (Linux boot protocol 2.08)."""
+    """The kernel inside a bzImage; its header has the payload's offset (Linux boot protocol 2.08)."""
     setup_sectors = bzimage[0x1F1] or 4
     offset, length = struct.unpack_from("<II", bzimage, 0x248)
     start = (setup_sectors + 1) * 512 + offset
@@ -129,7 +129,7 @@ def dependencies(modules: Path) -> dict[Path, list[Path]]:
 
 
 def in_order(name: str, needs: dict[Path, list[Path]]) -> list[Path]:
-    """The module called `name`, after everything it needs. Built-in ones (not in the list) need no loading."""
+    """The module called `name`, after everything it needs. Built-in modules (not in the list) need no loading."""
     for path, others in needs.items():
         if path.name.split(".")[0].replace("-", "_") == name.replace("-", "_"):
             return [*reversed(others), path]

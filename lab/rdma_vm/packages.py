@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def install_tools() -> None:
-    """Install what is missing. Raises Unavailable where that cannot be done."""
+    """Install the missing packages. Raises NoVm if that is impossible."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise NoVm(f"the lab boots an x86-64 Debian kernel; this is {sys.platform} on {platform.machine()}")
     if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:

@@ -19,8 +19,8 @@ EXIT_CODE = "VM-EXIT-CODE: "
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Emulated, never KVM: in nested machines /dev/kvm may be there and hang. One core: a second one only adds cost
-    where the host has two. Nehalem is the oldest CPU that numpy's wheels run on."""
+    """Emulated, never KVM: in nested machines /dev/kvm may exist and hang. One core: a second one only adds cost on a
+    host with two. Nehalem is the oldest CPU that numpy's wheels support."""
 
     memory_mib: int = 3072
     cores: int = 1
@@ -29,7 +29,7 @@ class Machine:
 
 def boot(image: Image, script: Path, out: Path, machine: Machine, timeout_s: float, quiet: bool = False) -> int:
     """Run `script` in a guest as root and return its exit code. `out` is /run/out there. Raises LabError."""
-    for _ in range(2):  # an emulator starved of CPU has been seen to lose its first boot
+    for _ in range(2):  # on a busy machine the first boot may fail
         code, booted = _run(_command(image, script, out, machine), timeout_s, quiet)
         if code is not None:
             return code
@@ -59,7 +59,7 @@ def _command(image: Image, script: Path, out: Path, machine: Machine) -> list[st
 
 
 def _run(command: list[str], timeout_s: float, quiet: bool) -> tuple[int | None, bool]:
-    """(the guest's exit code if it gave one, whether it came up)."""
+    """(the guest's exit code or None, whether it booted)."""
     code, booted = None, False
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ

@@ -11,34 +11,34 @@ class Batch:
 
     def __init__(self, model: StepModel) -> None:
         self.running: list[Job] = []
-        self.joining: list[Job] = []  # KV is here, no room yet
-        self.promised_tokens = 0  # KV of everything placed here to decode
-        self.held_tokens = 0  # of what runs
-        self.context = 0  # tokens that a step reads
-        self.held_s = 0.0  # that it waits for prompts (prefill-first)
+        self.joining: list[Job] = []  # their KV is here, but there is no room yet
+        self.promised_tokens = 0  # KV of all requests placed here to decode
+        self.held_tokens = 0  # KV of the running requests
+        self.context = 0  # KV tokens that a step reads
+        self.held_s = 0.0  # time that decode waits for prompts (prefill-first)
         self._model = model
         self._promises: dict[Job, int] = {}
 
     @property
     def promised(self) -> int:
-        """Requests placed here to decode, those that run included."""
+        """Requests placed here to decode, including the running ones."""
         return len(self._promises)
 
     def __contains__(self, job: Job) -> bool:
-        """Whether its KV is here."""
+        """Whether the job's KV is here."""
         return job in self.joining or job in self.running
 
     def promise(self, job: Job) -> None:
-        """It will decode here."""
+        """The job will decode here."""
         self._promises[job] = job.input_tokens + job.output_tokens
         self.promised_tokens += self._promises[job]
 
     def release(self, job: Job) -> None:
-        """It does not decode here any more, or was lost before."""
+        """The job no longer decodes here, or was lost before."""
         self.promised_tokens -= self._promises.pop(job, 0)
 
     def cancel(self, job: Job) -> None:
-        """What is here of it is dropped."""
+        """Drop the job and its KV."""
         if job in self.running:
             self._leave(job)
         if job in self.joining:
@@ -52,7 +52,7 @@ class Batch:
         self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
 
     def admit(self, now: float) -> None:
-        """As many as there is room for begin."""
+        """Start as many joining requests as there is room for."""
         while self.joining and len(self.running) < self._model.max_batch:
             job = self.joining[0]
             tokens = job.input_tokens + job.output_tokens
@@ -65,12 +65,12 @@ class Batch:
             self.running.append(job)
 
     def advance(self, now: float, steps: int, last_s: float, begun: float, first_s: float) -> list[Job]:
-        """`steps` tokens for every running request since `begun`, the first after first_s, the last took last_s; those
-        that have ended."""
+        """Give every running request `steps` tokens since `begun`; the first took first_s, the last last_s. Returns the
+        requests that have ended."""
         done = []
         mean_s = (now - begun) / steps
         for job in self.running:
-            # The gap behind the first token holds the hand-over.
+            # The gap after the first token includes the hand-over.
             gap = begun + first_s - job.prefilled if job.decoded == 1 else self.held_s + first_s
             job.longest_gap = max(job.longest_gap, gap)
             job.gaps.append((1, gap))

@@ -36,7 +36,7 @@ class Cluster:
     """One run. `jobs` are all requests so far, in the order of their arrival."""
 
     def __init__(self, config: SimConfig, model: StepModel | None = None) -> None:
-        """`model` in place of the config's. Raises KeyError for unknown policies, ValueError, OSError."""
+        """`model` replaces the config's. Raises KeyError for unknown policies, ValueError, OSError."""
         model = preset(config.model) if model is None else model
         self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
         self.config = config
@@ -134,7 +134,7 @@ class Cluster:
         )
 
     def _pooled(self, job: Job) -> PooledPrefix:
-        """Of the job's prompt, now."""
+        """The job's prefix in the pool, now."""
         size, blocks = self.config.block_tokens, job.blocks[: self.pool.run(job.blocks)]
         cold = self.pool.cold(blocks)
         return PooledPrefix(
@@ -171,7 +171,7 @@ class Cluster:
         def ready() -> None:
             if job.retries == attempt:
                 job.fetched = self.loop.now - begun if nbytes else 0.0
-                if not cold:  # a disk is none of the way
+                if not cold:  # a disk is not part of the network path
                     self.links.fetched(prefill.name, nbytes, job.fetched)
                 prefill.ready(job)
 
@@ -186,11 +186,12 @@ class Cluster:
         return min(self.caches[node.index].run(job.blocks), (job.input_tokens - 1) // size) * size
 
     def _home(self, job: Job) -> str:
-        """Pooled blocks are spread over all nodes; a prefix comes from many, here from one drawn by its content."""
+        """The source of a pooled prefix. Its blocks are on many nodes; the simulator takes one node drawn by the
+        content."""
         return self.nodes[hash((job.blocks[0], len(job.blocks))) % len(self.nodes)].name
 
     def prefill_begun(self, node: Node, job: Job) -> None:
-        """What another prompt has left here since it was placed is not computed again."""
+        """Skip the tokens that another prompt has computed here since the placement."""
         own = self._own_tokens(node, job)
         if own > job.computed:
             node.found(job, own, self.model.prompt_s(job.input_tokens - own, own))
@@ -233,7 +234,7 @@ class Cluster:
         self.network.send(node.name, job.decode, nbytes, moved)
 
     def _arrived(self, job: Job, attempt: int) -> None:
-        """Overlapped, a hand-over is done when both the last layer is computed and the last byte is there."""
+        """An overlapped hand-over is done when the last layer is computed and the last byte has arrived."""
         if job.retries != attempt:
             return
         if self.config.kv_overlap == "layer":
@@ -262,7 +263,7 @@ class Cluster:
         self.refusals.ended(job)
 
     def changed(self, node: Node) -> None:
-        """Keep the live columns."""
+        """Update the live columns of the node."""
         live, i = self.live, node.index
         self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
@@ -274,7 +275,7 @@ class Cluster:
     # --- what is known
 
     def _slowness(self, index: int) -> float:
-        """Of the steps of that node, now."""
+        """The present slowness of that node's steps."""
         return self.failures.slowness[index] * self.contention.slowness(index)
 
     def _step_soon(self, node: int, seconds: float, tokens: int) -> float:
@@ -287,4 +288,4 @@ class Cluster:
 
 
 def _nothing() -> None:
-    """Blocks are in the pool's books from the end of their prefill on."""
+    """The pool already lists blocks from the end of their prefill on."""

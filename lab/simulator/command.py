@@ -6,9 +6,9 @@
   scripts/simulate.py --placement random,least-load,mooncake,mooncake-central-greedy --gossip-s 1
   scripts/simulate.py --model embedded-cpu --mixed 2 --trace mine.jsonl --jobs jobs.jsonl
 
-Several placements are run one after the other on the same requests and printed side by side. The same seed gives the
-same bytes. --trace takes a file in Mooncake's format; without one the released conversation trace is used where
-../shared/traces is at hand, else a generated one.
+Several placements run one after the other on the same requests and are printed side by side. The same seed gives the
+same bytes. --trace takes a file in Mooncake's format; the default is the released conversation trace if
+../shared/traces has it, else a generated one.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ CHOICES = {
     "batching": tuple(batching_policies),
     "links": KINDS,
 }
-OWN = {"placement"}  # takes several
+OWN = {"placement"}  # takes several values
 
 COMMENT = re.compile(r"^ +(\w+): .+?  # (.+)$", re.MULTILINE)
-"""A field of lab/simulator/config.py and what it says there."""
+"""A field of lab/simulator/config.py and its comment."""
 
 
 def parser() -> ArgumentParser:
-    """A flag for every field of SimConfig, and what to simulate."""
+    """A flag for every field of SimConfig, and flags for the requests and the output."""
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
-    made.add_argument("--generate", choices=tuple(GENERATORS), help="generated requests in place of a trace, by --seed")
+    made.add_argument("--generate", choices=tuple(GENERATORS), help="generated requests instead of a trace, by --seed")
     made.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
     made.add_argument("--speed", type=float, default=1.0, help="replay speed: 2 = half the time between requests")
     made.add_argument(
         "--jitter-s", type=float, default=3.0, help="spread over which a trace's equal timestamps are moved, s"
     )
-    made.add_argument("--jobs", type=Path, metavar="FILE", help="write what became of every request, a JSON line each")
+    made.add_argument("--jobs", type=Path, metavar="FILE", help="write the result of every request, one JSON line each")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the whole configuration")
     made.add_argument("--placement", default="mooncake", help="policies, joined by commas (default: mooncake)")
     meaning = dict(COMMENT.findall(getsource(SimConfig)))
@@ -92,7 +92,7 @@ def requests(args: Namespace) -> tuple[str, list[TraceRow]]:
 
 
 def run(config: SimConfig, rows: Sequence[TraceRow], bar: Progress) -> tuple[Cluster, float]:
-    """(the cluster afterwards, wall seconds)"""
+    """(the cluster after the run, wall seconds)"""
     cluster = Cluster(config)
     begun = time.monotonic()
     task = bar.add_task(config.placement, total=len(rows))
@@ -132,7 +132,7 @@ SHOWN = {
 
 
 def write_jobs(path: Path, cluster: Cluster) -> None:
-    """One JSON object per request; null = it did not get there."""
+    """One JSON object per request; null = it did not reach that point."""
     with path.open("wb") as file:
         for job in cluster.jobs:
             row = {name: value for name, value in asdict(job).items() if name not in ("blocks", "log", "gaps")}
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console().print(side_by_side(results))
     if args.json:
         for result in results.values():
-            del result["simulated_requests_s"]  # of this machine: the file has nothing but the run
+            del result["simulated_requests_s"]  # depends on this machine; the file describes only the run
         out = [row for placement, result in results.items() for row in numbers(placement, result)]
         write_result({"trace": name, "requests": len(rows), "speed": args.speed, **base.as_dict()}, out, args.json)
     return 0

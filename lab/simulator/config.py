@@ -19,52 +19,52 @@ class SimConfig:
     placement: str = "mooncake"  # see sched/placement/table.py
     queue_order: str = "fcfs"  # or edf, srpt, weighted-fair (sched/queueing.py)
     eviction: str = "lru"  # see cache/pool/policies/
-    cache_blocks: int = 6_000  # of a node, in its own memory
-    pool_blocks: int = 0  # of a node's share of the pool
-    ssd_blocks: int = 0  # of a node's SSD, behind its share of the pool
-    ssd_gbyte_s: float = 0.0  # of an SSD; 0 = the model's
-    block_tokens: int = 512  # as in the traces
-    chunk_tokens: int = 0  # of a step; 0 = the model's
-    batching: str = "decode-first"  # sched/batching.py: what of them prompts may have
-    prefill_chunk_tokens: int = 256  # with batching mixed
-    tbt_budget_s: float = 0.1  # with batching dynamic
-    step_prompts: int = 1  # that may share a step; nodes have no limit
-    contention: float = 0.0  # by how much a step is longer while another node computes: nodes of one machine
-    nic_gbit_s: float = 0.0  # 0 = the model's
-    kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or behind it
+    cache_blocks: int = 6_000  # blocks of a node's own cache
+    pool_blocks: int = 0  # blocks of a node's share of the pool
+    ssd_blocks: int = 0  # blocks of a node's SSD, behind its share of the pool
+    ssd_gbyte_s: float = 0.0  # bandwidth of an SSD; 0 = the model's
+    block_tokens: int = 512  # tokens of a block, as in the traces
+    chunk_tokens: int = 0  # prompt tokens of a step; 0 = the model's
+    batching: str = "decode-first"  # how prompts share a step's tokens, see sched/batching.py
+    prefill_chunk_tokens: int = 256  # prompt tokens of a step with batching mixed
+    tbt_budget_s: float = 0.1  # time between tokens to keep with batching dynamic
+    step_prompts: int = 1  # prompts that may share a step; real nodes have no limit
+    contention: float = 0.0  # relative slowdown of a step while another node of the machine computes
+    nic_gbit_s: float = 0.0  # bandwidth of a NIC; 0 = the model's
+    kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or after it
     publish: Literal["none", "home"] = "none"  # whether new blocks cross the network to their homes
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
     gossip_s: float = 0.1  # between two records of a node
-    delivery_s: float = 0.03  # until a record is everywhere
-    digest_s: float = 1.0  # until others know what a node holds
+    delivery_s: float = 0.03  # time until all nodes have a record
+    digest_s: float = 1.0  # time until others know which blocks a node holds
     probe_s: float = 0.5e-3  # a question to a node and its answer
-    lookup_s: float = 0.5e-3  # asking the pool for a prompt's blocks, in addition to the questions to the nodes
-    cell_nodes: int = 0  # most nodes of a cell, see sched/gossip/cells.py; 0 = one cell
-    cell_s: float = 2.0  # until a change of a cell's load is known in the others
-    entry_skew: float = 0.0  # share of the requests that come to acceptors of the first cell only
+    lookup_s: float = 0.5e-3  # time to ask the pool for a prompt's blocks, in addition to the probes
+    cell_nodes: int = 0  # maximum nodes of a cell, see sched/gossip/cells.py; 0 = one cell
+    cell_s: float = 2.0  # time until other cells know a change of a cell's load
+    entry_skew: float = 0.0  # share of the requests that arrive at the first cell only
     intents: bool = True  # prefixes that are being computed are announced, see sched/gossip/intents.py
-    decode_ahead: bool = True  # decode nodes that are asked tell their step with what is promised to them
-    links: str = "exact"  # what is known of transfers, see lab/simulator/links.py
+    decode_ahead: bool = True  # probed decode nodes include promised requests in their step time
+    links: str = "exact"  # knowledge of transfer times, see lab/simulator/links.py
     threshold: float = 1.5  # kvcache balancing threshold
-    max_waiting: int = 100_000  # prompts of a node, then it refuses
+    max_waiting: int = 100_000  # waiting prompts at which a node refuses
     rejection: str = "none"  # or stage-load, early, predicted (sched/rejection.py)
-    recheck: bool = False  # the decode node looks at the time per token again when a prompt has come
+    recheck: bool = False  # the decode node checks the time per token again when a prompt arrives
     slo: str = ""  # objectives other than the classes' own: interactive:ttft=0.5,tbt=0.1;batch:ttft=60
-    slo_scale: float = 1.0  # of the objectives that it judges by
-    tbt_slo_scale: float = 0.0  # of the time per token; 0 = slo_scale
-    predictor: str = "factors"  # of --placement mooncake-learned: factors, perfect, noisy, inverted
+    slo_scale: float = 1.0  # factor on the objectives used for rejection
+    tbt_slo_scale: float = 0.0  # factor on the time per token; 0 = slo_scale
+    predictor: str = "factors"  # for --placement mooncake-learned: factors, perfect, noisy, inverted
     predictor_noise: float = 0.3  # standard deviation of the logarithm
     guard_slack: float = 1.25  # width of the envelope
-    guard_most_error: float = 0.3  # moving relative error from which the predictor is not believed
+    guard_most_error: float = 0.3  # the predictor is ignored from this moving relative error on
     faults: str = ""  # lab/simulator/faults.py: crash:NODE@AT+SECONDS, slow:NODE@AT+SECONDSxFACTOR
-    crash_every_s: float = 0.0  # a node crashes, by seed; 0 = never
-    crash_down_s: float = 30.0  # until it is back
-    detect_s: float = 1.0  # until a crash or a slow node is known
-    retry_s: float = 0.2  # between two tries of a request that met a dead node
-    gossip_loss: float = 0.0  # share of the records that a round does not bring
-    role_changes: bool = False  # all nodes can prefill and decode, and change (lab/simulator/roles.py)
-    role_hold_s: float = 15.0  # how long another layout must be wanted before a node changes
-    seed: int = 0  # of arrivals, draws, faults
+    crash_every_s: float = 0.0  # mean time between crashes, drawn by seed; 0 = never
+    crash_down_s: float = 30.0  # time until a crashed node is back
+    detect_s: float = 1.0  # time until a crash or a slow node is known
+    retry_s: float = 0.2  # pause between tries of a request that met a dead node
+    gossip_loss: float = 0.0  # share of the records that a gossip round loses
+    role_changes: bool = False  # nodes can do both and change roles, see lab/simulator/roles.py
+    role_hold_s: float = 15.0  # time for which another layout must be better before a node changes
+    seed: int = 0  # seed of arrivals, draws, faults
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,7 @@
 """Faults in a cluster: what is lost, which node notices when, and where lost requests go.
 
-A crash loses the node's requests, its cache and its share of the pool. After `detect_s` nobody places on it any more
-and the acceptors send its requests elsewhere: the prompt and the tokens that were already answered are computed again.
+A crash loses the node's requests, its cache and its share of the pool. After `detect_s` no acceptor places on it any
+more, and the acceptors send its requests to other nodes, which compute the prompt and the tokens answered so far again.
 A request that is placed on a dead node before that is tried again every `retry_s`.
 """
 
@@ -27,7 +27,7 @@ from lab.simulator.placing import Placing
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a fault acts on."""
+    """The parts of the cluster that a fault changes."""
 
     nodes: Mapping[str, Node]
     network: Network
@@ -37,7 +37,7 @@ class Parts:
 
 
 class Failures:
-    """Of one run. `slowness` is by node, as it is; the others know `known_slowness` of a node."""
+    """The failures of one run. `slowness` has the true factor of each node; other nodes know its `known_slowness`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Failures:
         changed: Callable[[Node], None],
         place: Callable[[Job], None],
     ) -> None:
-        """jobs: all so far; changed(node): its columns may be wrong now; place: send a request somewhere."""
+        """jobs: all so far; changed(node): its columns may be outdated; place: place a request on nodes."""
         self._config, self._model, self._loop, self._parts = config, model, loop, parts
         self._jobs, self._changed, self._place = jobs, changed, place
         self.slowness = [1.0] * len(parts.nodes)
@@ -80,7 +80,8 @@ class Failures:
         self._loop.after(self._config.detect_s, self._slow_known, node, factor)
 
     def _slow_known(self, node: Node, factor: float) -> None:
-        """Its records say so, as those of nodes do whose steps take longer than their models say."""
+        """The node's records now report the factor, like those of a real node whose steps take longer than its model
+        predicts."""
         self._parts.placing.live.prefill[:, node.index] = np.array(self._model.prefill) * factor
         node.known_slowness = factor
         self._changed(node)
@@ -120,7 +121,7 @@ class Failures:
     def _back(self, node: Node) -> None:
         live = self._parts.placing.live
         self._parts.pool.back(node.index)
-        # New columns here too: what was gossiped while the node was down shares the old ones.
+        # New columns here too: records gossiped while the node was down share the old ones.
         live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
         live.prefills[node.index] = "prefill" in node.roles
         live.decodes[node.index] = "decode" in node.roles

@@ -1,6 +1,6 @@
 """Faults of a run, from text or by seed.
 
-    crash:NODE@AT+SECONDS          its memory is lost; it is back, empty, after so long
+    crash:NODE@AT+SECONDS          its memory is lost; it is back, empty, after SECONDS
     slow:NODE@AT+SECONDSxFACTOR    its steps take FACTOR times as long
 
     rail:NODE@AT+SECONDSxFACTOR    its NIC is FACTOR times as slow

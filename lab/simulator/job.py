@@ -8,43 +8,43 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Times are seconds of the run; NaN = it did not get there. Satisfies sched.queueing.Prompt."""
+    """Times are seconds of the run; NaN = the job did not reach that point. Satisfies sched.queueing.Prompt."""
 
     index: int
     arrival: float
     input_tokens: int
     output_tokens: int
-    blocks: tuple[int, ...]  # ids, each stands for its block and everything before it
+    blocks: tuple[int, ...]  # ids; each identifies its block and everything before it
     service_class: str = "standard"
 
     prefill: str = ""
     decode: str = ""
-    source: str = "none"  # of the prefix: local, pool, none
-    prefix_tokens: int = 0  # not computed
-    computed: int = 0  # of the prompt, prefix included
+    source: str = "none"  # source of the prefix: local, pool, none
+    prefix_tokens: int = 0  # tokens of the prompt that were not computed
+    computed: int = 0  # tokens of the prompt, including the prefix
     decoded: int = 0
     retries: int = 0  # attempts that a crash ended
-    resumed: int = 0  # tokens answered by them, now part of the prompt
-    estimate_s: float = float("nan")  # of TTFT, when it was placed
-    estimates: dict[str, float] = field(default_factory=dict)  # all of the last decision
-    prefill_s: float = 0.0  # estimated work, what it weighs in the queue
+    resumed: int = 0  # tokens answered by those attempts, now part of the prompt
+    estimate_s: float = float("nan")  # of TTFT, at placement
+    estimates: dict[str, float] = field(default_factory=dict)  # all estimates of the last decision
+    prefill_s: float = 0.0  # estimated work, its weight in the queue
     refused: str = ""
 
-    sent: float = float("nan")  # to the nodes of the last attempt, at once
-    placed: float = float("nan")  # the same, after the questions to the nodes
-    begun: float = float("nan")  # prefill
+    sent: float = float("nan")  # start of the last attempt, before its probes
+    placed: float = float("nan")  # the same, after the probes
+    begun: float = float("nan")  # start of prefill
     first_token: float = float("nan")
-    joined: float = float("nan")  # the decode batch
+    joined: float = float("nan")  # when it joined the decode batch
     finished: float = float("nan")
     longest_gap: float = 0.0
-    gaps: list[tuple[int, float]] = field(default_factory=list)  # (so many between tokens, seconds of each)
-    fetched: float = 0.0  # seconds that the prefix took
+    gaps: list[tuple[int, float]] = field(default_factory=list)  # (number of gaps between tokens, seconds of each)
+    fetched: float = 0.0  # seconds to fetch the prefix
     broken: float = float("nan")  # when the last attempt's node crashed
-    prefilled: float = float("nan")  # the last attempt's prompt
+    prefilled: float = float("nan")  # end of the last attempt's prefill
     log: list[tuple[float, str]] = field(default_factory=list)
 
     def restart(self, crashed: float) -> None:
-        """A new attempt: what was answered is part of its prompt."""
+        """Start a new attempt: the tokens answered so far become part of the prompt."""
         self.retries += 1
         self.resumed += self.decoded
         self.input_tokens += self.decoded
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def context(self) -> int:
-        """Tokens with KV while it decodes."""
+        """Tokens that have KV during decoding."""
         return self.input_tokens + self.decoded
 
     @property

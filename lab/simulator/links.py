@@ -13,7 +13,7 @@ KINDS = ("exact", "learnt", "rails")
 
 
 class SimLinks:
-    """`exact` knows the NICs as they are built, and nothing of one that has become slow."""
+    """`exact` knows the nominal speed of the NICs, but not that one has become slow."""
 
     def __init__(self, kind: str, network: Network) -> None:
         """Raises ValueError for a kind that is not among KINDS."""
@@ -22,7 +22,7 @@ class SimLinks:
         self._kind, self._network = kind, network
         line = TransferModel(network.latency_s, network.bytes_s)
         self._exact = UniformLinks(line, line)
-        self._lines: dict[int, Lines] = {}  # of so many nodes, all alike
+        self._lines: dict[int, Lines] = {}  # number of nodes -> lines
         self._measured = MeasuredLinks()
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
@@ -47,7 +47,7 @@ class SimLinks:
         return self._lines[len(nodes)]
 
     def asked(self, nodes: Sequence[str]) -> None:
-        """They answer, and say what their rails give."""
+        """Probed nodes answer, and report the rates of their rails."""
         if self._kind == "rails":
             for node in nodes:
                 speed = self._network.speed(node)

@@ -21,7 +21,7 @@ from sched.queueing import queue_orders
 def nodes(
     config: SimConfig, model: StepModel, loop: Loop, events: Events, slowness: Callable[[int], float]
 ) -> list[Node]:
-    """All of them; slowness(index): of that one now. Raises ValueError for an unknown --batching."""
+    """All nodes; slowness(index): the present factor of one. Raises ValueError for an unknown --batching."""
     if config.batching not in batching_policies:
         raise ValueError(f"--batching must be one of {', '.join(batching_policies)}, got {config.batching!r}")
     if config.step_prompts < 1:
@@ -47,7 +47,7 @@ def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 class _Chunks:
-    """What the batching policy `dynamic` asks of step times."""
+    """The step times that the batching policy `dynamic` needs."""
 
     def __init__(self, model: StepModel, most: int) -> None:
         self._model, self._most = model, most
@@ -65,7 +65,7 @@ class _Chunks:
 
 
 def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache:
-    """Of the node's own memory."""
+    """The cache in the node's own memory."""
     index, known, tell = node.index, placing.exact.apply, placing.told.tell
 
     def changed(block: int, here: bool) -> None:

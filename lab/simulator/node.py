@@ -1,8 +1,8 @@
 """A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch (batch.py) take.
 
-One step at a time, as the engine does: chunks of the first prompts in the queue's order, as many tokens as the batching
-policy allows, together with one token of every running request; without prompts only the latter, many steps at once
-(segment.py).
+One step at a time, like the engine: chunks of the first prompts in the queue's order, up to the tokens that the
+batching policy allows, and one token of every running request. Without prompts the node makes many decode steps in one
+event (segment.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sched.queueing import QueueOrder
 
 
 class Events(Protocol):
-    """What a node tells the cluster."""
+    """The events that a node reports to the cluster."""
 
     def prefill_begun(self, node: Node, job: Job) -> None: ...
 
@@ -49,11 +49,11 @@ class Node:
         policy: BatchingPolicy | None = None,
         prompts: int = 1,
     ) -> None:
-        """chunk_tokens: of a step, at most; slowness: multiplies step times (a slow node); policy: decode-first unless
-        given; prompts: that may share a step."""
+        """chunk_tokens: maximum of a step; slowness: multiplies step times (a slow node); policy: default decode-first;
+        prompts: maximum that share a step."""
         self.index, self.name, self.roles, self.model = index, name, roles, model
         self.queue: list[Job] = []  # prompts that can be computed
-        self.coming: dict[Job, None] = {}  # placed here, their prefix is on its way
+        self.coming: dict[Job, None] = {}  # placed here, but their prefix is on its way
         self.queued_s = 0.0  # estimated prefill work of all of them
         self.batch = Batch(model)
         self.busy_s = 0.0
@@ -85,26 +85,26 @@ class Node:
         return self.model.kv_tokens - self.batch.promised_tokens
 
     def made(self) -> list[int]:
-        """Tokens of each running request by now."""
+        """Tokens of each running request so far."""
         segment = self._segment
         steps = 0 if segment is None else segment.steps_until(self._loop.now - segment.begun) - 1
         return [job.decoded + steps for job in self.batch.running]
 
     def step_s(self) -> float:
-        """A decode step if one more request joined it."""
+        """Seconds of a decode step with one more request."""
         context, batch = self.batch.context, len(self.batch.running)
         return self.known_slowness * self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
 
-    # --- what comes
+    # --- arrivals
 
     def expect(self, job: Job) -> None:
-        """A prompt was placed here; `ready` follows when its prefix has come."""
+        """A prompt was placed here; `ready` follows when its prefix has arrived."""
         self.coming[job] = None
         self.queued_s += job.prefill_s
         self._events.changed(self)
 
     def found(self, job: Job, tokens: int, left_s: float) -> None:
-        """Of a prompt in the queue so many tokens are here after all; what is left takes `left_s`."""
+        """`tokens` tokens of a queued prompt are here already; the rest takes `left_s`."""
         self.queued_s = max(0.0, self.queued_s + left_s - job.prefill_s)
         job.computed, job.prefill_s = tokens, left_s
 
@@ -115,18 +115,18 @@ class Node:
             self._wake()
 
     def promise(self, job: Job) -> None:
-        """It will decode here."""
+        """The job will decode here."""
         self.batch.promise(job)
         self._events.changed(self)
 
     def join(self, job: Job) -> None:
-        """Its KV is here; lost if nobody is."""
+        """The job's KV has arrived; it is lost if the node is down."""
         if not self.down:
             self.batch.joining.append(job)
             self._wake()
 
     def cancel(self, job: Job) -> None:
-        """Another node of its attempt was lost; what is here of it is dropped."""
+        """Another node of the job's attempt was lost; drop the job here."""
         if job in self.coming or job in self.queue:
             self.coming.pop(job, None)
             self.queue = [other for other in self.queue if other is not job]
@@ -135,7 +135,7 @@ class Node:
         self._events.changed(self)
 
     def crash(self) -> None:
-        """Everything here is lost."""
+        """The node loses all its state."""
         self.coming.clear()
         self.batch.clear()
         self.queue, self.queued_s = [], 0.0
@@ -149,12 +149,12 @@ class Node:
     def _wake(self) -> None:
         if self._idle:
             self._idle = False
-            self._loop.after(0.0, self._begin, self._version)  # others may come at the same moment
+            self._loop.after(0.0, self._begin, self._version)  # other jobs may arrive at the same moment
         else:
             self.disturb()
 
     def disturb(self) -> None:
-        """Something new is here, or steps have another length: decode no further than to the end of the present one."""
+        """New work has arrived, or the length of steps has changed: end the segment with the present step."""
         segment = self._segment
         if segment is None:
             return
@@ -183,7 +183,7 @@ class Node:
         self._events.changed(self)
 
     def _chunk(self, now: float) -> None:
-        """A step with prompts in it."""
+        """Make a step with prompts."""
         queue = self._order.order(now, self.queue) if len(self.queue) > 1 else self.queue
         context, running = self.batch.context, len(self.batch.running)
         for job, tokens in self._share(now, queue, context):
@@ -198,8 +198,8 @@ class Node:
         self._loop.after(seconds * self._slowness(now), self._chunked, self._version, now)
 
     def _share(self, now: float, queue: Sequence[Job], context: int) -> list[tuple[Job, int]]:
-        """Who gets how many tokens of the next step; the batch attends to `context`. A prompt that begins may find
-        more of itself computed than when it came."""
+        """Divide the tokens of the next step among prompts; the batch attends to `context` tokens. A prompt that starts
+        may find a longer prefix than when it was queued."""
         self._started(now, queue[0])
         beside = 0 if self._policy.decodes_wait else len(self.batch.running)
         left = max(1, self._chunk_tokens - beside)

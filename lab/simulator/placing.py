@@ -1,8 +1,9 @@
 """The acceptors' knowledge of the nodes, and their placements: the classes of sched/ under virtual time.
 
-Known are records of all nodes of the acceptor's cell as of the last gossip round that has arrived, digests as of
-`digest_s` ago, and the present state of those that are asked. A policy that asks everybody is the central scheduler of
-the paper. Requests come to acceptors of all cells alike, or the share `entry_skew` of them to those of the first cell.
+An acceptor knows the records of all nodes of its cell as of the last gossip round that has arrived, digests as of
+`digest_s` ago, and the present state of the nodes that it probes. A policy that probes all nodes is the central
+scheduler of the paper. Requests arrive at acceptors of all cells evenly, or a share `entry_skew` of them at those of
+the first cell.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from sched.placement.view import Candidate, View
 
 @dataclass(slots=True)
 class Cell:
-    """Nodes that know each other's records, and what they were last told."""
+    """Nodes that know each other's records, and the last records they received."""
 
     number: int
     indices: npt.NDArray[np.intp]  # among all nodes
@@ -48,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`view` is what the placement was made on, in `cell` (None: with everybody asked); `questions`: round trips."""
+    """`view`: the basis of the placement, in `cell` (None: all nodes were probed); `questions`: round trips."""
 
     placement: Placement | Rejected
     view: View
@@ -57,7 +58,7 @@ class Decision:
 
 
 class Placing:
-    """Of one run."""
+    """The placements of one run."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class Placing:
         links: SimLinks,
         step_soon: Callable[[int, float, int], float],
     ) -> None:
-        """step_soon(node, seconds, tokens): its decode step so much later, with a request of so many tokens more."""
+        """step_soon(node, seconds, tokens): the node's decode step after `seconds`, with one more request of `tokens`
+        tokens."""
         size = len(nodes)
         self.config, self.loop, self.rng, self._links = config, loop, rng, links
         self._step_soon = step_soon
@@ -91,7 +93,7 @@ class Placing:
     # --- gossip
 
     def gossip(self) -> None:
-        """A round: all records of now are everywhere a little later, summaries of cells seldom."""
+        """One round: all nodes have the present records a little later; summaries of cells arrive less often."""
         if len(self._cells) == 1 and not self.config.gossip_loss:
             live = self.live
             self.loop.after(self.config.delivery_s, self._arrived, live.table.copy(), live.prefills, live.decodes)
@@ -106,7 +108,7 @@ class Placing:
         self.loop.after(self.config.delivery_s, self._tell, view)
 
     def _arrived(self, *columns: npt.NDArray[Any]) -> None:
-        """Most rounds are followed by the next before anybody decides: a view is made of those that are not."""
+        """Most rounds are followed by the next before a decision, so a view is made only when a decision needs it."""
         self._news = columns
 
     def _known(self, cell: Cell) -> View:
@@ -132,7 +134,7 @@ class Placing:
         return row
 
     def charge(self, cell: Cell | None, placement: Placement) -> None:
-        """An acceptor sees what it sent itself: of as many as there are nodes, one."""
+        """An acceptor sees only its own placements: one of as many acceptors as there are nodes."""
         if cell is not None:
             seconds = placement.estimates["prefill_s"] / len(cell.indices)
             cell.view.charge(self.loop.now, placement.prefill, seconds, 0)
@@ -171,13 +173,13 @@ class Placing:
         return Decision(decision, choice.view, questions, cell)
 
     def _entry(self) -> Cell:
-        """The cell of the acceptor that a request comes to."""
+        """The cell of the acceptor that gets a request."""
         if len(self._cells) == 1 or self.rng.random() < self.config.entry_skew:
             return self._cells[0]
         return self.rng.choice(self._cells)
 
     def _asked(self, chosen: Sequence[int], job: Job, demand: Demand, ahead_s: float) -> tuple[View, Vector]:
-        """What these nodes answer; those that decode, of the time at which the prompt would come."""
+        """The answers of these nodes; decode nodes answer for the time at which the prompt would arrive."""
         self._links.asked([self.live.ids[i] for i in chosen])
         found: Vector = self.exact.depths(self.loop.now, job.blocks)[chosen] * self.config.block_tokens
         view = self.live.only(chosen)
@@ -185,7 +187,8 @@ class Placing:
         return view, found
 
     def _look_ahead(self, view: View, nodes: Sequence[int], demand: Demand, seconds: float) -> None:
-        """`nodes`: those of the view, among all. Those that are slower now than the best will be are not looked at."""
+        """`nodes`: indices of the view's nodes among all. Skips nodes that are now slower than the best node will
+        be."""
         view.step_soon_s[:] = 0.0
         if not self.config.decode_ahead:
             return
@@ -200,7 +203,7 @@ class Placing:
                 best = min(best, max(step, soon))
 
     def _coming(self, demand: Demand, decision: Placement, job: Job) -> dict[str, Coming]:
-        """Leading blocks of the job that nodes compute already; if none do, the decision's node has claimed them."""
+        """Leading blocks of the job that nodes already compute; if there are none, the chosen node claims them."""
         size = self.config.block_tokens
         depths = claimed_depths(decision.prefix_tokens // size, min(len(job.blocks), demand.usable_tokens // size))
         keys = [job.blocks[depth - 1] for depth in depths]

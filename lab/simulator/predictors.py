@@ -13,10 +13,10 @@ from sched.placement.learned import LearnedPlacement, NodeFactors, Predictor
 
 
 class Perfect:
-    """Knows how fast every node really is at this moment, whatever its records say."""
+    """Knows the present true speed of every node, regardless of its records."""
 
     def __init__(self, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
-        """slowness: of the nodes by their index, as it is."""
+        """slowness: the true factor of each node, by index."""
         self._nodes, self._slowness = nodes, slowness
 
     def ttft_s(self, node: str, wait_s: float, transfer_s: float, prefill_s: float) -> float:
@@ -24,11 +24,11 @@ class Perfect:
         return (wait_s + prefill_s) * self._slowness[one.index] / one.known_slowness + transfer_s
 
     def observed(self, node: str, wait_s: float, transfer_s: float, prefill_s: float, ttft_s: float) -> None:
-        """There is nothing to learn."""
+        """Does nothing: there is nothing to learn."""
 
 
 class Noisy(Perfect):
-    """The truth times a lognormal factor, drawn for every answer."""
+    """The truth multiplied by a lognormal factor, drawn for every answer."""
 
     def __init__(self, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
         super().__init__(config, nodes, slowness)
@@ -51,12 +51,12 @@ predictors: dict[str, Callable[[SimConfig, Mapping[str, Node], Sequence[float]],
     "noisy": Noisy,
     "inverted": Inverted,
 }
-"""By the name behind --predictor."""
+"""Predictors by the value of --predictor."""
 
 
 def equip(policy: PlacementPolicy, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
-    """Give a learned placement the predictor and the guard that the configuration names; slowness: of the nodes by
-    their index, as it is. Raises ValueError."""
+    """Give a learned placement the predictor and the guard that the configuration names; slowness: the true factor of
+    each node, by index. Raises ValueError."""
     if not isinstance(policy, LearnedPlacement):
         return
     if config.predictor not in predictors:

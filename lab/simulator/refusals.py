@@ -15,7 +15,8 @@ from sched.rejection import Estimate, OutputLengths, Refusal, rejections, runnin
 
 
 class Refusals:
-    """Of one run. A node does not know how long an answer will be: it expects the mean of those that have ended."""
+    """The refusals of one run. A node does not know the length of an answer: it expects the mean of the finished
+    ones."""
 
     def __init__(self, config: SimConfig, model: StepModel, nodes: Mapping[str, Node]) -> None:
         self._model, self._nodes = model, nodes
@@ -27,7 +28,7 @@ class Refusals:
         self._lengths = OutputLengths()
 
     def at_arrival(self, job: Job, decision: Placement, view: View) -> Refusal | None:
-        """Only of new requests: a client that has tokens has been promised the rest."""
+        """Refuses only new requests: a client that has tokens was promised the rest."""
         if not self._asked or job.retries:
             return None
         node = self._nodes[decision.decode]
@@ -44,7 +45,7 @@ class Refusals:
         return self._rejection.at_arrival(estimate, self._scale, self._tbt_scale)
 
     def after_prefill(self, job: Job, node: Node) -> Refusal | None:
-        """The prompt's KV has come to `node`."""
+        """Called when the prompt's KV has arrived at `node`."""
         if not self._asked or job.retries:
             return None
         alone_s = self._model.decode_s(1, job.input_tokens)
@@ -56,13 +57,14 @@ class Refusals:
         self._lengths.ended(job.resumed + job.output_tokens)
 
     def step_soon(self, node: Node, seconds: float, tokens: int) -> float:
-        """The decode step of `node` so much later with one more request, of so many tokens where nothing runs now."""
+        """Seconds of the decode step of `node` after `seconds`, with one more request; it has `tokens` tokens if no
+        request runs now."""
         made, most = node.made(), self._model.max_batch
         soon = running_soon(made, node.batch.promised - len(made), self._lengths.mean, node.step_s(), seconds, most)
         return self._of(node, soon + 1, tokens)
 
     def _of(self, node: Node, batch: int, tokens: int) -> float:
-        """A step of so many requests as long as those that run."""
+        """Seconds of a step of `batch` requests as long as the running ones."""
         running = len(node.batch.running)
         mean = node.batch.context / running if running else tokens
         return node.known_slowness * self._model.decode_s(batch, round(batch * mean))

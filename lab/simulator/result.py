@@ -18,8 +18,8 @@ SHARES = (0.5, 0.9, 0.99)
 def figures(
     cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None, tail_tbt: bool = False
 ) -> dict[str, Any]:
-    """JSON-ready. Goodput counts requests that keep both objectives: those given, or the ones of their class; the time
-    between tokens is a request's mean, or with `tail_tbt` the mean of its longest tenth, as FAST'25 has it."""
+    """JSON-ready figures. Goodput counts requests that meet both objectives, the given ones or those of their class.
+    The time between tokens is a request's mean, or with `tail_tbt` the mean of its longest tenth, as in FAST'25."""
     jobs, classes = cluster.jobs, with_objectives(cluster.config.slo)
     done = [job for job in jobs if not math.isnan(job.finished)]
     placed = [job for job in jobs if not math.isnan(job.first_token)]
@@ -68,7 +68,7 @@ def kept(
     tail_tbt: bool = False,
     classes: Classes = CLASSES,
 ) -> bool:
-    """Both objectives; a request that did not end kept none."""
+    """Whether the request met both objectives; an unfinished one did not."""
     if math.isnan(job.finished):
         return False
     wanted = classes[job.service_class]
@@ -79,13 +79,13 @@ def kept(
 
 
 def percentile(values: list[float], share: float) -> float:
-    """NaN of nothing."""
+    """The percentile; NaN without values."""
     known = [value for value in values if not math.isnan(value)]
     return float(np.percentile(known, 100 * share)) if known else math.nan
 
 
 def spread(jobs: Sequence[Job], value: Callable[[Job], float]) -> dict[str, float] | None:
-    """Mean, percentiles and the largest; None of nothing."""
+    """Mean, percentiles and maximum; None without values."""
     values = [v for v in map(value, jobs) if not math.isnan(v)]
     if not values:
         return None

@@ -1,8 +1,8 @@
 """Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes.
 engine/node/role_changes.py runs it on gossiped state, which is 0.1 s older.
 
-With `role_changes` every node can prefill and decode, and begins with what its name says. A node that gives up a role
-keeps the requests that it has for it.
+With `role_changes` every node can prefill and decode, and starts with the role in its name. A node that gives up a role
+finishes its requests of that role.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PERIOD_S = 2.0
 
 
 class Roles:
-    """Of one run. `changes`: (when, node, what it does from then on)."""
+    """The role changes of one run. `changes`: (time, node, its new role)."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class Roles:
         changed: Callable[[Node], None],
         unfinished: Callable[[], int],
     ) -> None:
-        """live: the columns that it changes; changed(node): its other columns may be wrong now; unfinished(): requests
-        for which it goes on."""
+        """live: the columns that it changes; changed(node): its other columns may be outdated; unfinished(): number of
+        open requests; changes stop at 0."""
         self.changes: list[tuple[float, str, frozenset[str]]] = []
         self._config, self._loop, self._nodes, self._live = config, loop, nodes, live
         self._changed, self._unfinished = changed, unfinished
@@ -41,7 +41,7 @@ class Roles:
         self._controllers: dict[str, RoleController] = {}
 
     def schedule(self, begin: float) -> None:
-        """From the first request on."""
+        """Start with the first request."""
         if self._config.role_changes:
             self._controllers = {name: RoleController(name, self._config.role_hold_s) for name in self._does}
             self._loop.at(begin, self._step)
@@ -72,7 +72,7 @@ class Roles:
         self._does[node.name] = does
         self.changes.append((self._loop.now, node.name, does))
         live, i = self._live, node.index
-        # New columns: views that were gossiped before share the old ones.
+        # New columns: previously gossiped views share the old ones.
         live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
         live.prefills[i], live.decodes[i] = "prefill" in does, "decode" in does
         live.closed_decode[i] = 0.0 if "decode" in does else np.inf

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Segment:
-    """Decode steps under way whose number may still be cut."""
+    """Running decode steps whose number may still be reduced."""
 
     begun: float
     steps: int
@@ -26,7 +26,7 @@ class Segment:
         return steps * (self.base + self.slope * self.context) + b * steps * (steps - 1)
 
     def steps_until(self, seconds: float) -> int:
-        """Whole steps that take at least so long, at least one."""
+        """The number of whole steps, at least one, that take at least `seconds`."""
         b = self.slope * self.batch / 2
         a = self.base + self.slope * self.context - b
         # The root of k a + k^2 b = seconds, written so that a tiny b loses no digits.

@@ -37,12 +37,12 @@ class RunFailed(RuntimeError):
 
 
 def figures(result: Mapping[str, Any]) -> Figures:
-    """The rows of a result file that have a number."""
+    """The rows of a result file that contain a number."""
     return {(row["case"], row["metric"]): row for row in result["rows"] if isinstance(row["ours"], int | float)}
 
 
 def compared(ours: Sequence[Figures], others: Sequence[Figures]) -> list[Row]:
-    """One row per figure that every round of both has: the medians, and how far our own rounds lie apart."""
+    """One row per figure that all rounds of both contain: the medians, and the spread of our own rounds."""
     rows = []
     for name, row in ours[0].items():
         if not all(name in one for one in (*ours, *others)):
@@ -60,7 +60,7 @@ def run(checkout: Path, command: str, path: Path) -> dict[str, Any]:
     done = subprocess.run(words, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if not path.exists():
         raise RunFailed(f"{command!r} wrote no result in {checkout} (exit {done.returncode}):\n{done.stdout[-2000:]}")
-    if done.returncode:  # as when a goal is missed; what it measured counts
+    if done.returncode:  # for example because a goal was missed; the measurement still counts
         print(f"compare: {command!r} ended with exit code {done.returncode}", file=sys.stderr)
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -71,7 +71,7 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("commands", nargs="+", metavar="COMMAND", help='as "scripts/bench.py host --quick"')
     parser.add_argument("--other", type=Path, required=True, metavar="DIR", help="the other checkout")
     parser.add_argument("--other-command", action="append", default=[], metavar="COMMAND", help="its name there")
-    parser.add_argument("--rounds", type=int, default=3, help="of each command in each checkout (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each command per checkout (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
     args = parser.parse_args(argv)
     if args.rounds < 1:
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             checkouts = ((HERE, command), (args.other, other_command))
             try:
                 ours, others = in_turns(checkouts, args.rounds, Path(folder) / "result.json")
-            except RunFailed as error:  # the other commands are compared all the same
+            except RunFailed as error:  # the other commands are still compared
                 print(f"compare: {error}", file=sys.stderr)
                 failed = True
                 continue

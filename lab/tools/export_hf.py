@@ -5,7 +5,7 @@
   scripts/tools.py export-hf build/mine --model mine.gguf --dtype float32
 
 Writes config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json. The weights are
-what our own loader hands to our own model, so an engine that serves the directory computes with the same numbers.
+those that our loader gives to our model, so an engine that serves the directory computes with the same numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.text.tokenizer import Tokenizer
 
 def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
     """Write `model` (a GGUF file or the embedded one) to `directory`. Raises ModelError. The weights are written last
-    and under their final name only when whole, so a directory with model.safetensors is complete."""
+    and get their final name when complete, so a directory with model.safetensors is complete."""
     source = describe(model)
     if source.format != "gguf":
         raise ModelError(f"{model} is a Hugging Face directory already: give that directory to the other engine")
@@ -49,7 +49,8 @@ def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
 
 
 def export_tokenizer(model: str, directory: Path) -> None:
-    """Of `model`, what a client needs to count tokens: tokenizer.json and tokenizer_config.json. Raises ModelError."""
+    """Write the files of `model` that a client needs to count tokens: tokenizer.json and tokenizer_config.json. Raises
+    ModelError."""
     source = describe(model)
     directory.mkdir(parents=True, exist_ok=True)
     with GGUFFile(source.path) as file:
@@ -97,7 +98,7 @@ def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def hf_name(name: str) -> str:
-    """`layers.3.q` -> `model.layers.3.self_attn.q_proj.weight`: the way back of safetensors_weights.our_name."""
+    """`layers.3.q` -> `model.layers.3.self_attn.q_proj.weight`: the inverse of safetensors_weights.our_name."""
     whole = {ours: theirs for theirs, ours in whole_names.items()}
     parts = {ours: theirs for theirs, ours in layer_names.items()}
     if name in whole:

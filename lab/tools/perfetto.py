@@ -3,10 +3,10 @@
 
   scripts/tools.py perfetto REQUEST_ID --url http://127.0.0.1:8000 -o trace.json
 
---url is any node of the cluster; the one that took the request keeps the last 1,000. A process of the trace is a node,
-a row of it an activity: states, prefill chunks, KV to the decode node, prefix loads, decode steps. Nodes stamp with
-their own clocks; those of one host are equal, others are shifted by what the acceptor estimated from calls, whose error
-is in the process name.
+--url is any node of the cluster; the acceptor of a request keeps the last 1,000. A process of the trace is a node, and
+a row an activity: states, prefill chunks, KV to the decode node, prefix loads, decode steps. Nodes use their own
+clocks. Those of one host are equal; others are shifted by the acceptor's estimate from calls, whose error is in the
+process name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _names(pid: int, node: str, clocks: Mapping[str, Any]) -> list[dict[str, Any
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("request_id", help="as in the answer's id")
+    parser.add_argument("request_id", help="the id in the answer")
     add_flags(parser, "any node of the cluster")
     parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), help="default %(default)s")
     args = parser.parse_args(argv)

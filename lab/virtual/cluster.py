@@ -14,7 +14,7 @@ from sched.membership.member import Address, Member, Preset, Rng
 
 
 class GossipNode(VirtualNode[GossipCore]):
-    """A node and the load it tells."""
+    """A node and the load it reports."""
 
     load: NodeRecord
 
@@ -29,7 +29,7 @@ class GossipNode(VirtualNode[GossipCore]):
 
 
 class VirtualCluster(VirtualNetwork[GossipCore]):
-    """`rng_of(bits)` makes a generator from a seed: every core has one of its own, as every process has."""
+    """`rng_of(bits)` makes a generator from a seed: every core has its own, like every process."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class VirtualCluster(VirtualNetwork[GossipCore]):
         self._ports = count(1)
 
     def load_of(self, node: GossipNode) -> NodeRecord:
-        """What the node tells of its load in this state period; a simulator overrides it."""
+        """The load that the node reports in this state period; a simulator overrides it."""
         return node.load
 
     def node(self, name: str) -> GossipNode:
@@ -73,7 +73,7 @@ class VirtualCluster(VirtualNetwork[GossipCore]):
         return node
 
     def acquaint(self, nodes: Iterable[GossipNode] | None = None) -> None:
-        """Make all of these nodes know each other, as after a join of each."""
+        """Make all of these nodes know each other, as if each had joined."""
         known = [self.node(name) for name in self.nodes] if nodes is None else list(nodes)
         members = tuple(node.core.membership.me for node in known)
         for node in known:
@@ -95,7 +95,7 @@ class VirtualCluster(VirtualNetwork[GossipCore]):
         return [self.node(name) for name, node in self.nodes.items() if node.up]
 
     def converged(self) -> bool:
-        """Every node that is up sees exactly the nodes that are up."""
+        """Whether every node that is up sees exactly the nodes that are up."""
         up = self.up()
         names = {node.name for node in up}
         return all(node.sees() == names for node in up)

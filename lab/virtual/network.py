@@ -1,8 +1,8 @@
 """A network of sans-IO cores in virtual time, with every fault a real one has; all of it follows from the seed. Pure.
 
 A core is anything with `handle(now, event) -> effects` and `wake_at()`; the same objects run under asyncio
-(net/gossip/driver.py). Each node has a clock of its own with an arbitrary offset, so a core that compares two nodes'
-times fails here. Time advances from event to event: an idle hour costs as much as its probes.
+(net/gossip/driver.py). Each node has its own clock with an arbitrary offset, so a core that compares two nodes' times
+fails here. Time advances from event to event: an idle hour costs as much as its probes.
 
     packets   lost, delayed (which reorders them), duplicated; cut in one direction or both
     nodes     paused (packets wait in the socket), crashed, restarted under the same or another name
@@ -41,7 +41,7 @@ class Weather:
 
 @dataclass(slots=True, eq=False)
 class VirtualNode(Generic[C]):
-    """One process. `up` ends with a crash and does not come back: a restart is another VirtualNode."""
+    """One process. `up` ends with a crash and never returns: a restart is another VirtualNode."""
 
     name: str
     core: C
@@ -53,11 +53,11 @@ class VirtualNode(Generic[C]):
     tick_at: float = float("inf")  # the Tick that counts; others in the queue are outdated
     packets_sent: int = 0
     bytes_sent: int = 0
-    log: list[tuple[float, Effect]] = field(default_factory=list)  # all effects but packets, in true time
+    log: list[tuple[float, Effect]] = field(default_factory=list)  # all effects except packets, in true time
 
 
 Watch = Callable[[VirtualNode[Any], Event], None]
-"""Called after every event a node has handled: where invariants are checked."""
+"""Called after every event that a node has handled, to check invariants."""
 
 
 class VirtualNetwork(Generic[C]):
@@ -79,7 +79,7 @@ class VirtualNetwork(Generic[C]):
     # --- what is done to it
 
     def place(self, node: VirtualNode[C]) -> None:
-        """Start a node; one that had the same address is no more."""
+        """Start a node; it replaces a node that had the same address."""
         former = self._at.get(node.address)
         if former is not None:
             former.up = False
@@ -96,11 +96,11 @@ class VirtualNetwork(Generic[C]):
         self.at(node.paused_until, lambda: self._resume(node))
 
     def cut(self, sources: Iterable[str], targets: Iterable[str]) -> None:
-        """Packets from any of `sources` to any of `targets` are lost; the other way they pass."""
+        """Packets from any of `sources` to any of `targets` are lost; packets in the other direction pass."""
         self._cuts |= {(a, b) for a in sources for b in list(targets)}
 
     def partition(self, *sides: Iterable[str]) -> None:
-        """Cut both ways between all sides; replaces the cuts there are."""
+        """Cut both ways between all sides; replaces the present cuts."""
         self._cuts.clear()
         parts = [list(side) for side in sides]
         for part in parts:
@@ -118,7 +118,7 @@ class VirtualNetwork(Generic[C]):
         self._arm(node)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Do something at a point of virtual time."""
+        """Call `action` at `time` in virtual time."""
         self._push(time, None, action)
 
     def record_trace(self) -> None:
@@ -169,7 +169,7 @@ class VirtualNetwork(Generic[C]):
         heapq.heappush(self._queue, (time, self._order, node, what))
 
     def _step(self) -> None:
-        """What is in the queue: an action, a Tick (None) or a packet on its way to a node."""
+        """Handle the next entry of the queue: an action, a Tick (None) or a packet on its way to a node."""
         self.now, _, node, what = heapq.heappop(self._queue)
         if node is None:
             what()
@@ -186,7 +186,7 @@ class VirtualNetwork(Generic[C]):
                 self.feed(node, what)
 
     def _arm(self, node: VirtualNode[C]) -> None:
-        """Queue the next Tick. It comes a little late, so that no core can spin at one instant."""
+        """Queue the next Tick. It fires a little late, so that no core can spin at one instant."""
         wake = max(node.core.wake_at() - node.clock_offset, self.now)
         if wake + self.weather.timer_late_s < node.tick_at:
             node.tick_at = wake + 1e-6 + self.rng.random() * self.weather.timer_late_s
@@ -209,7 +209,7 @@ class VirtualNetwork(Generic[C]):
     def _resume(self, node: VirtualNode[C]) -> None:
         """Timers and socket are served in either order, as an event loop may."""
         if self.now < node.paused_until:
-            return  # it was paused again meanwhile
+            return  # the node was paused again meanwhile
         inbox, node.inbox = node.inbox, []
         events: list[Event] = [Tick(), *inbox] if self.rng.random() < 0.5 else [*inbox, Tick()]
         for event in events:

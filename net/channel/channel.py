@@ -1,7 +1,7 @@
 """Channel: control messages between nodes: calls with an answer, and posts without one.
 
-Messages to one peer arrive, and their handlers start, in the order they were sent. Every call has a deadline. A call
-whose caller gave up still runs to its end on the other side.
+Messages to one peer arrive in the order they were sent, and their handlers start in that order. Every call has a
+deadline. If the caller gives up, the handler on the other side still runs to its end.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger("mooncake.net")
 
 Body = dict[str, Any]
 Handler = Callable[[str, Body, memoryview], Awaitable[Body | tuple[Body, Sequence[Buffer]] | None]]
-"""(peer id, body, data) -> body, or (body, data), or None for {}. The data is the handler's own; what it returns is
-copied before any other task has a turn."""
+"""(peer id, body, data) -> body, or (body, data), or None for {}. The handler owns the data; the channel copies the
+returned value before any other task runs."""
 
 BACKLOG_MAX = 4096  # posts waiting for one peer's connection
 
@@ -46,8 +46,8 @@ class Channel:
         check: Callable[[dict[str, Any]], str | None] = lambda hello: None,
         cluster_key: ClusterKey | None = None,
     ) -> None:
-        """`check` sees the hello of every peer before anything else is exchanged: a reason to refuse it, or None.
-        With a `cluster_key` every connection is sealed, and peers without one of its keys are refused."""
+        """`check` gets every peer's hello before anything else is exchanged; it returns a reason to refuse the peer or
+        None. With a `cluster_key`, every connection is sealed, and peers without one of its keys are refused."""
         self.node_id = node_id
         self.links = Links(node_id, hello, check, cluster_key)
         self.links.accept("control", self._opened)
@@ -63,13 +63,13 @@ class Channel:
         self._closed = False
 
     async def start(self, host: str, port: int = 0) -> tuple[str, int]:
-        """Listen; returns the address for `connect` and `introduce`. Raises OSError when the port is taken."""
+        """Listen; returns the address for `connect` and `introduce`. Raises OSError if the port is in use."""
         return await self.links.start(host, port)
 
     def handle(self, kind: str, handler: Handler) -> None:
-        """Calls and posts of `kind` start a task that runs `handler`. A RemoteError it raises reaches the caller,
-        a BodyError as one with the code bad_request; any other exception is logged here and reaches the caller as an
-        internal error."""
+        """Calls and posts of `kind` start a task that runs `handler`. Its RemoteError reaches the caller; its BodyError
+        becomes a RemoteError with the code bad_request; any other exception is logged here and reaches the caller as
+        an internal error."""
         self._handlers[kind] = handler
 
     async def connect(self, address: tuple[str, int]) -> str:
@@ -77,16 +77,16 @@ class Channel:
         return await self.links.connect(address)
 
     def introduce(self, peer_id: str, address: tuple[str, int]) -> None:
-        """Where to find `peer_id`. Nothing is dialed before the first message."""
+        """Set the address of `peer_id`. The first message dials it."""
         self.links.introduce(peer_id, address)
 
     def hello_of(self, peer_id: str) -> dict[str, Any]:
-        """What the peer said of itself; KeyError before the first connection."""
+        """The peer's description of itself. Raises KeyError before the first connection."""
         return self.links.hello_of(peer_id)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call back with the id of a peer whose connection broke, or to whom posts could not be delivered. Not
-        called when the peer closes in good order, nor by our own close."""
+        """Call back with the id of a peer whose connection broke or to which posts could not be delivered. Not called
+        if the peer closes in good order, or after our own close."""
         self.links.on_lost(callback)
 
     def on_closed(self, callback: Callable[[str], None]) -> None:
@@ -94,7 +94,7 @@ class Channel:
         self.links.on_closed(callback)
 
     def drop(self, peer_id: str, reason: str) -> None:
-        """Cut the connections to a peer that others have found dead; `on_lost` fires if there were any."""
+        """Cut the connections to a peer that others have declared dead; `on_lost` fires if there were any."""
         self.links.drop(peer_id, reason)
 
     async def call(
@@ -123,8 +123,8 @@ class Channel:
         return frame.header["b"], frame.data
 
     def post(self, peer_id: str, kind: str, body: Body, data: Sequence[Buffer] = ()) -> None:
-        """Send without an answer, in order with everything else to this peer. A peer that cannot be reached shows up
-        through `on_lost`, never here. Raises TypeError when the body has no JSON form."""
+        """Send without an answer, in order with all messages to this peer. `on_lost` reports a peer that cannot be
+        reached; this method does not. Raises TypeError if the body has no JSON form."""
         if self._closed:
             log.debug("closing: dropping a %r to %s", kind, peer_id)
             return
@@ -134,7 +134,7 @@ class Channel:
             with suppress(PeerLost):  # it broke in this turn of the loop: `on_lost` follows
                 line.send(header, data)
             return
-        orjson.dumps(body)  # the caller's mistake is the caller's exception, not the delivery's
+        orjson.dumps(body)  # a body without a JSON form must raise here, in the caller, not at delivery
         backlog = self._backlog.setdefault(peer_id, [])
         if len(backlog) >= BACKLOG_MAX:
             log.warning("%d messages are waiting for %s: treating it as lost", BACKLOG_MAX, peer_id)
@@ -158,7 +158,7 @@ class Channel:
         await self.links.close()
 
     def _opened(self, connection: Connection) -> Channel:
-        with suppress(PeerLost):  # it broke during its hellos: its end tells `on_lost`
+        with suppress(PeerLost):  # it broke during its hellos: its end calls `on_lost`
             for header, data in self._backlog.pop(connection.peer_id, ()):
                 connection.send(header, data)
         return self
@@ -188,7 +188,7 @@ class Channel:
         return answer if answer is not None and not answer.done() and peer_id == connection.peer_id else None
 
     def _fail_calls(self, lost_id: str) -> None:
-        """Calls that still wait for a connection are not in `_calls`: the dial decides about those."""
+        """Calls that still wait for a connection are not in `_calls`: the dial ends those."""
         reason = self.links.why_lost(lost_id)
         for peer_id, answer in self._calls.values():
             if peer_id == lost_id and not answer.done():
@@ -202,7 +202,7 @@ class Channel:
         task.add_done_callback(self._tasks.discard)
 
     async def _reach(self, peer_id: str) -> None:
-        """Connect for the sake of the backlog, which `opened` sends."""
+        """Connect to send the backlog; `_opened` sends it."""
         try:
             await self.links.control(peer_id)
         except (PeerLost, PeerRefused) as error:
@@ -211,6 +211,8 @@ class Channel:
             self.links.report_lost(peer_id)
 
     async def _run(self, line: Connection | _Loopback, header: Header, data: memoryview) -> None:
+        if line.is_cut and self.links.control_now(line.peer_id) is None:
+            return  # the peer was lost in this turn of the loop: its handlers of `on_lost` have run already
         kind, call_id = header["k"], header.get("i")
         try:
             handler = self._handlers.get(kind)
@@ -225,7 +227,7 @@ class Channel:
             reason, code, facts = error.reason, error.code, error.facts
         except BodyError as error:
             reason, code, facts = str(error), "bad_request", {}
-        except Exception:  # a body without a JSON form is the handler's mistake, too
+        except Exception:  # also an answer without a JSON form: the handler's mistake
             log.exception("handler of %r failed on a message from %s", kind, line.peer_id)
             reason, code, facts = f"internal error in {kind}", "internal", {}
         if call_id is not None:
@@ -236,12 +238,14 @@ class Channel:
 
 
 def _reply(line: Connection | _Loopback, answer: Header, payload: Sequence[Buffer] = ()) -> None:
-    with suppress(PeerLost):  # the caller no longer waits for it
+    with suppress(PeerLost):  # the caller no longer waits
         line.send(answer, payload)
 
 
 class _Loopback:
-    """Messages of a node to itself: the same path without a socket, and with the same copies."""
+    """Messages of a node to itself: the same path and the same copies, without a socket."""
+
+    is_cut = False
 
     def __init__(self, channel: Channel) -> None:
         self.peer_id = channel.node_id

@@ -11,7 +11,7 @@ from net.channel.keyring import Keyring, parse
 
 log = logging.getLogger("mooncake.net")
 
-LOOK_S = 1.0  # between two looks at the file
+CHECK_PERIOD_S = 1.0  # between two checks of the file
 
 
 class KeyFileError(Exception):
@@ -19,25 +19,25 @@ class KeyFileError(Exception):
 
 
 class ClusterKey:
-    """Raises KeyFileError at start; later a file that cannot be read leaves the keys as they are and is logged.
+    """Raises KeyFileError at start. Later, an unreadable file is logged and leaves the keys unchanged.
 
     To rotate: add the new key as a second line on every node, then make it the first line on every node, then remove
-    the old one. Connections that stand keep their own keys until they end.
+    the old one. Open connections keep their own keys until they end.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp = _stamp(path)
         self._ring = _load(path)
-        self._look_at = time.monotonic() + LOOK_S
+        self._check_at = time.monotonic() + CHECK_PERIOD_S
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             log.warning("other users can read --cluster-key-file %s: run chmod 600 on it", path)
 
     def ring(self) -> Keyring:
-        """The keys now; the file is looked at again once a second at most."""
+        """The current keys; the file is checked at most once per second."""
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_S
+        if now >= self._check_at:
+            self._check_at = now + CHECK_PERIOD_S
             self._reload()
         return self._ring
 

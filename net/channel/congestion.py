@@ -1,7 +1,7 @@
 """Chooses the congestion control of data connections.
 
-Between processes of one host nothing is lost and nobody else's packets wait, so the plainest one does best: with BBR,
-which paces, and with CUBIC, bursts of 12 MB took twice as long there.
+Between processes of one host no packet is lost and no other host's packets wait, so the simplest control is the
+fastest: with BBR, which paces, and with CUBIC, bursts of 12 MB took twice as long.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ WITHIN_HOST = "reno"  # in every kernel, and allowed to every user
 
 
 def chosen(wanted: str, within_host: bool) -> str | None:
-    """What a connection is to use; None = the kernel's default. wanted: a name, or "auto"."""
+    """The congestion control for a connection; None: the kernel's default. wanted: a name, or "auto"."""
     if wanted != "auto":
         return wanted
     return WITHIN_HOST if within_host else None
 
 
 def check(wanted: str) -> None:
-    """Raises ValueError when the kernel does not have it, or does not let this process use it."""
+    """Raises ValueError if the kernel does not have it or does not let this process use it."""
     if wanted == "auto":
         return
     with socket.socket() as probe:

@@ -5,8 +5,8 @@
     judge: refused, close  <─────
        or  welcome  ────────────>  open on both sides
 
-The side that refuses sends its reason first, so the other side can log it. Frames go to a Receiver. A connection ends
-with a `bye` (closed in good order) or without one (broken).
+The side that refuses sends its reason first, so that the other side can log it. A Receiver gets the frames. A
+connection ends with a `bye` (closed in good order) or without one (broken).
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ HELLO_MAX = 64 << 10  # bytes a stranger may make us allocate
 
 
 class Receiver(Protocol):
-    """Who the frames of a connection are for. All methods run on the event loop and do not block."""
+    """Takes the frames of a connection. All methods run on the event loop and do not block."""
 
     def place(self, connection: Connection, header: Header, nbytes: int) -> Sequence[memoryview]:
-        """Where the payload of the frame that begins with `header` goes: a net.channel.wire.Place."""
+        """The destination of the payload of the frame that begins with `header`: a net.channel.wire.Place."""
 
     def frame(self, connection: Connection, frame: Frame) -> None:
         """A complete frame."""
 
     def closed(self, connection: Connection, reason: str | None) -> None:
-        """The last call. reason: why it broke; None: the peer said bye. Not called after our own close or abort."""
+        """The last call. reason: why it broke; None: the peer sent bye. Not called after our own close or abort."""
 
 
 class Greeter(Protocol):
     """The node's side of every handshake."""
 
     def sealing(self, dialed: bool) -> SealedStream | None:
-        """How a new connection is sealed; None without a cluster key."""
+        """The sealing of a new connection; None without a cluster key."""
 
     def greeting(self, purpose: str) -> Header:
         """Our hello for a connection of this purpose."""
@@ -58,10 +58,10 @@ class Greeter(Protocol):
         """A stranger has connected."""
 
     def settled(self, connection: Connection) -> None:
-        """It is none any more: its hello is done, or it has ended. May be called twice."""
+        """The stranger has finished its hello, or its connection has ended. May be called twice."""
 
     def opened(self, connection: Connection) -> Receiver:
-        """The handshake is done: who gets the frames?"""
+        """The handshake is done. Returns the receiver of the frames."""
 
     def ended(self, connection: Connection, reason: str | None) -> None:
         """An open connection was closed (None) or broken by the other side."""
@@ -77,10 +77,11 @@ class Connection(Stream):
         self.dialed = purpose is not None
         super().__init__(allocate(0), HELLO_MAX, greeter.sealing(self.dialed))
         self.purpose = purpose or ""
-        self.instance = ""  # of the peer's process: another one means it has restarted
-        self.hello: dict[str, Any] = {}  # the peer's, as its owner gave it
+        self.instance = ""  # of the peer's process: a different one means that the peer has restarted
+        self.hello: dict[str, Any] = {}  # the peer's description of itself
         self.peer_address: tuple[str, int] | None = None  # where the peer listens
         self.is_open = False
+        self.is_cut = False  # it ended without a bye
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # it may have no awaiter
@@ -96,7 +97,7 @@ class Connection(Stream):
     # --- ending
 
     def close(self) -> None:
-        """Close in good order: what was sent arrives, then a bye."""
+        """Close in good order: all queued frames are sent, then a bye."""
         if self.is_open and not self._ended:
             with suppress(PeerLost):
                 self.send({"bye": True})
@@ -106,21 +107,22 @@ class Connection(Stream):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close now; nothing more is sent, and nothing received after this is looked at."""
+        """Close immediately; nothing more is sent or handled."""
         self._cut()
         self._greeter.left(self)
 
     def crowded_out(self) -> None:
-        """Others want to say their hello, too, and this one has waited longest."""
+        """Break this connection: too many wait for a hello, and this one has waited longest."""
         self._break("too many connections without a hello")
 
     def _cut(self) -> None:
+        self.is_cut = True
         self._end()
         if self._transport is not None:
             self._transport.abort()
 
     def _break(self, reason: str) -> None:
-        """The connection is unusable: tell the owner, if it is still interested."""
+        """The connection is unusable: notify its receiver if it was open."""
         if self._ended:
             return
         opened, receiver = self.is_open, self._receiver
@@ -169,7 +171,7 @@ class Connection(Stream):
             self.send(self._greeter.greeting(self.purpose))
 
     def _refuse(self, reason: str) -> None:
-        """Said in clear: the peer could not read it sealed."""
+        """Sends the reason in clear, because the peer could not read a sealed one."""
         if not self.dialed:
             self._transport_or_raise().write(encode({"refused": reason, "instance": ""}))
             self._end()

@@ -1,7 +1,7 @@
 """The cluster key: secrets shared by all nodes. The first one is used to send; all are tried on receipt. Pure.
 
-A secret is never used itself: every use derives its own key from it (HKDF-SHA256, RFC 5869), so a key of one
-connection says nothing about another or about the secret. The file holds one secret a line, the first is primary:
+No secret is used directly: every use derives its own key from it (HKDF-SHA256, RFC 5869), so the key of one connection
+reveals nothing about another key or the secret. The file contains one secret per line; the first is the primary:
 
     # openssl rand -hex 32
     3f6c...   64 hex digits
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 SECRET_BYTES = 32
 ID_BYTES = 4
-KEYS_MAX = 8  # in one file; a handshake names them all
+KEYS_MAX = 8  # in one file; a handshake lists the ids of all
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Keyring:
         return next((key for key in self.keys if key.id == key_id), None)
 
     def common(self, key_ids: Sequence[bytes]) -> tuple[int, Key] | None:
-        """The first of a peer's keys that is ours too, and its index."""
+        """The first of a peer's keys that is also in this keyring, and its index."""
         for index, key_id in enumerate(key_ids):
             if (key := self.find(key_id)) is not None:
                 return index, key

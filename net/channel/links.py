@@ -1,8 +1,8 @@
 """Links: all TCP connections of one node: the addresses of peers, which side connects, and when a peer counts as lost.
 
-One listening port serves every purpose: "control" messages and, so that those never wait behind bulk, connections of
-their own for "data". A vital connection that breaks means that the peer is lost: the others to it are dropped and
-`on_lost` fires once, on both sides if both live. When two nodes dial each other at the same moment both connections
+One listening port serves every purpose: "control" messages, and separate "data" connections so that control messages
+never wait behind bulk data. If a vital connection breaks, the peer is lost: its other connections are dropped, and
+`on_lost` fires once, on both sides if both are alive. If two nodes dial each other at the same moment, both connections
 stay; each side sends on the one it saw first, so its messages keep their order.
 """
 
@@ -28,13 +28,13 @@ from net.loop.tasks import spawn
 log = logging.getLogger("mooncake.net")
 
 CONNECT_S = 10.0  # TCP connection and hellos
-CLOSE_S = 1.0  # to send what is queued when closing
-NAME_MAX = 256  # characters of a node's id, instance, host and of a purpose
+CLOSE_S = 1.0  # to send queued frames when closing
+NAME_MAX = 256  # characters of a node's id, instance and host, and of a purpose
 ANY_HOST = ("", "0.0.0.0", "::")
 
 
 class Links:
-    """The connections of the node `node_id`. `check` sees a peer's hello and gives a reason to refuse it, or None."""
+    """The connections of the node `node_id`. `check` returns a reason to refuse the peer with this hello, or None."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Links:
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._vital: set[str] = set()
         self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether this peer may open connections that are not for control now."""
-        self._everyone: set[Connection] = set()  # also those still shaking hands
+        """Whether this peer may now open connections other than control."""
+        self._everyone: set[Connection] = set()  # including connections in their handshake
         self._doorstep: Doorstep[Connection] = Doorstep()
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
@@ -62,15 +62,15 @@ class Links:
         self._closing = False
 
     async def start(self, host: str, port: int = 0) -> Address:
-        """Listen. Returns the address peers are told to use. Raises OSError when the port is taken."""
+        """Listen. Returns the address sent to peers. Raises OSError if the port is in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(partial(Connection, self, self._everyone), host or None, port)
         self.address = (host, self._server.sockets[0].getsockname()[1])
         return self.address
 
     def accept(self, purpose: str, acceptor: Callable[[Connection], Receiver], vital: bool = True) -> None:
-        """Give every opened connection of this purpose, dialed by either side, the receiver of its frames. When one
-        breaks that is not `vital`, only its receiver is told; the peer is not lost."""
+        """`acceptor` returns the receiver of each opened connection of this purpose, dialed by either side. If a
+        connection that is not `vital` breaks, only its receiver is notified; the peer is not lost."""
         self._acceptors[purpose] = acceptor
         if vital:
             self._vital.add(purpose)
@@ -84,11 +84,11 @@ class Links:
         self._on_closed.append(callback)
 
     def introduce(self, peer_id: str, address: Address) -> None:
-        """Where to dial `peer_id` from now on."""
+        """Set the address at which to dial `peer_id` from now on."""
         self._peer(peer_id).address = (address[0], address[1])
 
     def hello_of(self, peer_id: str) -> dict[str, Any]:
-        """The hello of a peer that has been connected; KeyError before that."""
+        """The hello of a peer. Raises KeyError before its first connection."""
         peer = self._peers[peer_id]
         if not peer.instance:
             raise KeyError(peer_id)
@@ -112,21 +112,21 @@ class Links:
 
     @property
     def sealed(self) -> bool:
-        """There is a cluster key."""
+        """Whether this node has a cluster key."""
         return self._cluster_key is not None
 
     @property
     def alone(self) -> bool:
-        """No other node is known."""
+        """Whether no other node is known."""
         return not self._peers
 
     def control_now(self, peer_id: str) -> Connection | None:
-        """The control connection if there is one."""
+        """The control connection, or None."""
         peer = self._peers.get(peer_id)
         return peer.control() if peer else None
 
     async def control(self, peer_id: str) -> Connection:
-        """The control connection, dialed if need be. Raises PeerLost, PeerRefused."""
+        """The control connection, dialed if necessary. Raises PeerLost, PeerRefused."""
         peer = self._peer(peer_id)
         if (ready := peer.control()) is not None:
             return ready
@@ -153,7 +153,7 @@ class Links:
         return connection
 
     def drop(self, peer_id: str, reason: str) -> None:
-        """Give the peer up: cut every connection to it and tell `on_lost`. Nothing happens if it has none."""
+        """Give up the peer: cut all its connections and call `on_lost`. Does nothing if there are no connections."""
         peer = self._peers.get(peer_id)
         if peer is None or not peer.connections:
             return
@@ -267,7 +267,7 @@ class Links:
         if purpose not in self._acceptors:
             return f"this node has no {purpose!r} connections"
         if not (connection.dialed or purpose == "control" or self.admits(str(node))):
-            return f"this node has lost {node!r} meanwhile"
+            return f"this node has given up {node!r}"
         return self._check(body)
 
     def came(self, connection: Connection) -> None:

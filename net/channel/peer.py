@@ -13,7 +13,7 @@ Address = tuple[str, int]
 
 @dataclass(slots=True)
 class Peer:
-    """What this node knows of another."""
+    """This node's knowledge of another node."""
 
     peer_id: str
     address: Address | None = None
@@ -25,18 +25,18 @@ class Peer:
     lost_because: str = ""
 
     def control(self) -> Connection | None:
-        """The connection our messages go out on."""
+        """The connection on which our messages are sent."""
         return next((one for one in self.connections if one.purpose == "control"), None)
 
     def answer(self, connection: Connection) -> None:
-        """There is a control connection: those who wait get it."""
+        """Give the new control connection to all waiters."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(connection)
         self.waiters.clear()
 
     def fail(self, error: Exception) -> None:
-        """There will be none."""
+        """There will be no control connection: all waiters raise `error`."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_exception(error)

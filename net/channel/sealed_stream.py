@@ -5,11 +5,11 @@
               <──  "Mk3y" | version | index of that key | X25519 key 32
     records in both directions, from here on
 
-A record is its length (u32, little endian) and AES-256-GCM of at most RECORD bytes with a tag of 16; the nonce counts
-the records. The two AES keys, one per direction, are derived (HKDF) from the cluster key, the X25519 secret and both
-greetings. Each side draws a fresh X25519 key, so no earlier record fits this connection, none can be repeated, left
-out or moved, and who learns the cluster key later cannot read what was recorded before. The hellos are the first
-records: without the cluster key nobody can make one that opens.
+A record is its length (u32, little endian) and AES-256-GCM of at most RECORD_MAX bytes with a tag of 16 bytes;
+the nonce counts the records. The two AES keys, one per direction, are derived (HKDF) from the cluster key, the X25519
+secret and both greetings. Each side draws a fresh X25519 key, so records of earlier connections do not open here, and
+no record can be repeated, omitted or moved. An attacker who learns the cluster key later cannot read recorded traffic.
+The hellos are the first records: forging one that opens requires the cluster key.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from net.channel.keyring import ID_BYTES, KEYS_MAX, Key, Keyring
-from net.channel.wire import FIRST, SEALED_MAGIC, Buffer, Decoder, Frame, FrameError, KeyMismatch, nbytes_of
 from net.channel.wire import MAGIC as PLAIN_MAGIC
+from net.channel.wire import SEALED_MAGIC, STAGING_MIN, Buffer, Decoder, Frame, FrameError, KeyMismatch, nbytes_of
 from net.errors import ONE_KEY, OTHER_KEY
 
 VERSION = 1
-RECORD = 128 << 10  # bytes of plaintext in one record: stays in the second-level cache between cipher and socket
-TAG = 16
-JOIN_MAX = 16 << 10  # bytes of pieces that are copied into one record rather than sealed in one of their own
-STAGING = 4 * (RECORD + TAG + 4)
+RECORD_MAX = 128 << 10  # bytes of plaintext of one record: fits the second-level cache between cipher and socket
+TAG_BYTES = 16
+JOIN_MAX = 16 << 10  # bytes: smaller pieces are copied into one record instead of getting separate records
+STAGING_BYTES = 4 * (RECORD_MAX + TAG_BYTES + 4)
 
 _GREETING = Struct("<4sBB32s")
 _LENGTH = Struct("<I")
 
 
 class SealedStream:
-    """One end of one connection. Feed what arrives through `buffer` and `frames`; nothing may be sealed before
-    `ready`. `private` are 32 fresh random bytes."""
+    """One end of one connection. Feed arriving bytes through `buffer` and `frames`; seal nothing before `ready`.
+    `private`: 32 fresh random bytes."""
 
     def __init__(self, ring: Keyring, dialed: bool, private: bytes) -> None:
         self.ready = False
-        self.answer = b""  # what the accepting side has to send before its first record
+        self.answer = b""  # the accepting side must send it before its first record
         self._ring = ring
         self._dialed = dialed
         self._private = X25519PrivateKey.from_private_bytes(private)
         self._offered = [key.id for key in ring.keys]
-        self._staging = memoryview(bytearray(FIRST))  # grows with what comes until a record has opened
+        self._staging = memoryview(bytearray(STAGING_MIN))  # grows with arriving bytes until a record has opened
         self._start = self._end = 0
-        self._refused = False  # a dialed peer answers in plain frames: it can only say why it refuses us
+        self._refused = False  # a dialed peer answers in plain frames: these may only contain its reason to refuse us
         self._sent = self._received = 0  # records
         self._ours: AESGCM | None = None
         self._theirs: AESGCM | None = None
 
     def greeting(self) -> bytes:
-        """What the dialing side sends first; nothing on the accepting side."""
+        """The first bytes that the dialing side sends; empty on the accepting side."""
         if not self._dialed:
             return b""
         public = self._private.public_key().public_bytes_raw()
@@ -72,7 +72,7 @@ class SealedStream:
         for buffer in buffers:
             nbytes = nbytes_of(buffer)
             if nbytes <= JOIN_MAX:
-                if joined + nbytes > RECORD:
+                if joined + nbytes > RECORD_MAX:
                     self._record(b"".join(small), out)
                     small, joined = [], 0
                 small.append(buffer)
@@ -82,27 +82,27 @@ class SealedStream:
                 self._record(b"".join(small), out)
                 small, joined = [], 0
             view = memoryview(buffer)
-            for start in range(0, nbytes, RECORD):
-                self._record(view[start : start + RECORD], out)
+            for start in range(0, nbytes, RECORD_MAX):
+                self._record(view[start : start + RECORD_MAX], out)
         if joined:
             self._record(b"".join(small), out)
         return out
 
     def _record(self, plain: Buffer, out: list[bytes]) -> None:
         assert self._ours is not None
-        out.append(_LENGTH.pack(nbytes_of(plain) + TAG))
+        out.append(_LENGTH.pack(nbytes_of(plain) + TAG_BYTES))
         out.append(self._ours.encrypt(self._sent.to_bytes(12, "little"), plain, None))
         self._sent += 1
 
     # --- receiving
 
     def buffer(self) -> memoryview:
-        """Where the next bytes of the connection belong; never empty. Valid until `frames`."""
+        """The destination of the connection's next bytes; never empty. Valid until `frames`."""
         return self._staging[self._end :]
 
     def frames(self, nbytes: int, decoder: Decoder) -> Iterator[Frame]:
-        """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume it whole, and look at
-        `ready` and `answer` afterwards."""
+        """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume the whole iterator;
+        then check `ready` and `answer`."""
         self._end += nbytes
         if not self.ready and not self._refused and not self._greeted():
             return
@@ -119,8 +119,10 @@ class SealedStream:
         if have < _LENGTH.size:
             return None
         (nbytes,) = _LENGTH.unpack_from(self._staging, self._start)
-        if not TAG < nbytes <= RECORD + TAG:
-            raise FrameError(f"a sealed record of {nbytes} bytes is not between {TAG + 1} and {RECORD + TAG}")
+        if not TAG_BYTES < nbytes <= RECORD_MAX + TAG_BYTES:
+            raise FrameError(
+                f"a sealed record of {nbytes} bytes is not between {TAG_BYTES + 1} and {RECORD_MAX + TAG_BYTES}"
+            )
         if have < _LENGTH.size + nbytes:
             self._reserve(_LENGTH.size + nbytes)
             return None
@@ -129,8 +131,8 @@ class SealedStream:
         return self._staging[begin : self._start]
 
     def _reserve(self, needed: int) -> None:
-        """Make room for a record. Who has not shown that it has the key gets no more memory than it has filled."""
-        size = STAGING if self._received else min(needed, max(FIRST, 2 * (self._end - self._start)))
+        """Make room for a record. A peer that has not proved the key gets at most twice the memory that it filled."""
+        size = STAGING_BYTES if self._received else min(needed, max(STAGING_MIN, 2 * (self._end - self._start)))
         if size > len(self._staging):
             self._compact()
             grown = memoryview(bytearray(size))
@@ -138,10 +140,10 @@ class SealedStream:
             self._staging = grown
 
     def _open(self, record: memoryview, decoder: Decoder) -> Iterator[Frame]:
-        """Straight into the destination where that is large enough; a forged record may leave bytes in the memory of
-        a transfer that then fails, never in any that completes."""
+        """Decrypts directly into the destination if it is large enough. A forged record may write to the memory of a
+        transfer that then fails, but never to one that completes."""
         assert self._theirs is not None
-        nonce, nbytes = self._received.to_bytes(12, "little"), len(record) - TAG
+        nonce, nbytes = self._received.to_bytes(12, "little"), len(record) - TAG_BYTES
         self._received += 1
         target = decoder.buffer()
         try:
@@ -168,7 +170,7 @@ class SealedStream:
     # --- the greetings
 
     def _greeted(self) -> bool:
-        """Take the peer's greeting; False when more of it is needed."""
+        """Take the peer's greeting; False if more bytes are needed."""
         data = bytes(self._staging[: self._end])
         magic = data[: len(SEALED_MAGIC)]
         if magic != SEALED_MAGIC[: len(magic)]:
@@ -217,7 +219,7 @@ class SealedStream:
         self.ready = True
 
     def _refusal(self, decoder: Decoder) -> Iterator[Frame]:
-        """An unsealed answer may say why we are refused, and nothing else."""
+        """An unsealed answer may only contain the reason why the peer refuses us."""
         data, self._end = bytes(self._staging[: self._end]), 0
         while data:
             target = decoder.buffer()

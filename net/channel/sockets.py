@@ -34,8 +34,8 @@ CONTROL_PORT_OFFSET = 10_000
 
 
 def control_port(host: str, http_port: int) -> int:
-    """The same for the same HTTP port, if TCP and UDP are free there, else 0: a node that is started again by the same
-    command is found at its old address by those that knew it. Call it before anything binds that port."""
+    """The control port of this HTTP port if it is free for TCP and UDP, else 0. A node that restarts with the same
+    command thus keeps its address for its peers. Call it before anything binds that port."""
     port = http_port + CONTROL_PORT_OFFSET
     if not 0 < http_port <= port <= 65_535:
         return 0

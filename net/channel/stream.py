@@ -1,6 +1,6 @@
 """Stream: one TCP connection as frames in both directions, in clear or sealed with the cluster key.
 
-What the frames mean, and how a connection begins and ends, is its subclass's matter: net.channel.connection.
+The subclass, net.channel.connection, defines the meaning of frames and how a connection begins and ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import cast
 from net.channel import congestion
 from net.channel.sealed_stream import SealedStream
 from net.channel.turns import Turns
-from net.channel.wire import FIRST, Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head
+from net.channel.wire import STAGING_MIN, Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head
 from net.errors import PeerLost
 from net.loop.polling import NEXT, REST, Polling
 
@@ -22,26 +22,26 @@ log = logging.getLogger("mooncake.net")
 
 UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread counts as broken
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
-BURST_BYTES = 4 << 20  # bytes received in one turn of the loop: libuv would go on as long as the peer fills its buffers
-SILENCE_MS = 20_000  # sent data unacknowledged for so long breaks the connection
+BURST_BYTES = 4 << 20  # received in one turn of the loop: libuv would continue while the peer fills its buffers
+SILENCE_MS = 20_000  # sent data that stays unacknowledged this long breaks the connection
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
 
 class Stream(asyncio.BufferedProtocol):
-    """`seal` is None where there is no cluster key. Frames may be sent from `_usable` on."""
+    """`seal` is None without a cluster key. Frames may be sent from `_usable` on."""
 
     def __init__(self, place: Place, header_max: int, seal: SealedStream | None) -> None:
         self.peer_id = ""
-        self.decoder = Decoder(place, header_max, FIRST)
+        self.decoder = Decoder(place, header_max, STAGING_MIN)
         self.turns = Turns()
-        self.polling: Polling | None = None  # set by who wants answers quickly
-        self.expects: Collection[object] = ()  # what the peer has yet to say something to; only for polling
-        self.queued = 0  # bytes given to the transport so far: all but `unsent` are the socket's
-        self.watch: Callable[[], None] | None = None  # called as more of a large payload has come
+        self.polling: Polling | None = None  # set by owners that need answers quickly
+        self.expects: Collection[object] = ()  # requests that the peer has not answered yet; only for polling
+        self.queued = 0  # bytes given to the transport so far: the socket has all except `unsent`
+        self.watch: Callable[[], None] | None = None  # called when more of a large payload has arrived
         self._seal = seal
         self._transport: asyncio.Transport | None = None
         self._ended = False
-        self._resumed: asyncio.Future[None] | None = None  # present while the transport asks us to pause
+        self._resumed: asyncio.Future[None] | None = None  # set while the transport asks for a pause
         self._room = 0  # bytes of the buffer that is being filled
         self._burst = 0  # bytes received without a pause
 
@@ -56,11 +56,11 @@ class Stream(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def _refuse(self, reason: str) -> None:
-        """The peer is one of ours, but has not our cluster key."""
+        """The peer is a Mooncake node without our cluster key."""
         raise NotImplementedError
 
     def _break(self, reason: str) -> None:
-        """The connection cannot be used any more."""
+        """The connection is no longer usable."""
         raise NotImplementedError
 
     # --- sending
@@ -78,17 +78,17 @@ class Stream(asyncio.BufferedProtocol):
         return bool(ours[0] == theirs[0])
 
     def use_congestion(self, name: str) -> None:
-        """The congestion control of what is sent from now on (net/channel/congestion.py). Raises OSError."""
+        """Sets the congestion control for data sent from now on (net/channel/congestion.py). Raises OSError."""
         assert self._transport is not None
         congestion.use(self._transport.get_extra_info("socket"), name)
 
     def unsent(self) -> int:
-        """Bytes that are still to be handed to the socket."""
+        """Bytes not yet passed to the socket."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     @property
     def congested(self) -> bool:
-        """More is unsent than `drain` lets pass."""
+        """More bytes are unsent than `drain` allows."""
         return self.unsent() > HIGH_WATER
 
     def send(self, header: Header, payload: Sequence[Buffer] = ()) -> None:
@@ -162,7 +162,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if nbytes < self._room:
-            self._burst = 0  # the socket is empty: the loop turns to others by itself
+            self._burst = 0  # the socket is empty: the loop continues with other work
         else:
             self._take_breath(nbytes)
         if self._seal is None and self.decoder.continues(nbytes):
@@ -193,7 +193,7 @@ class Stream(asyncio.BufferedProtocol):
             self.await_bytes()
 
     def await_bytes(self) -> None:
-        """From now on it matters how soon the next bytes are seen, if any are expected."""
+        """Start polling if bytes are expected: from now on, their latency matters."""
         if self.polling is None or self._ended:
             return
         if self.decoder.incoming is not None:
@@ -210,10 +210,10 @@ class Stream(asyncio.BufferedProtocol):
             self._usable()
 
     def _take_breath(self, nbytes: int) -> None:
-        """After a buffer was filled to its end libuv reads on at once, up to 32 times."""
+        """Pause reading after a long burst: libuv reads again after each full buffer, up to 32 times."""
         self._burst += nbytes
         if self._burst >= BURST_BYTES and self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()  # the loop sees to others before we read on
+            self._transport.pause_reading()  # the loop handles other events before we read on
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:

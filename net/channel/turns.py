@@ -7,8 +7,8 @@ from collections import deque
 
 
 class Turns:
-    """However many transfers are under way, a turn of the loop hands one large frame to the socket: that bounds how
-    long the loop is away."""
+    """With any number of transfers, a turn of the loop passes one large frame to the socket. This bounds how long the
+    loop is busy with sending."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -4,8 +4,8 @@
             magic  version   0    header length   0      payload length   header (a JSON object), then payload (raw)
             4s     u8        3x   u32             4x     u64              all little endian
 
-The decoder tells its caller where to put the next bytes (`buffer`), so a socket reads large payloads straight into
-their destination. Small pieces go through a staging buffer instead: one read then fills many of them.
+The decoder gives its caller the destination of the next bytes (`buffer`), so a socket reads large payloads directly
+into their destination. Small pieces pass through a staging buffer: one read fills many of them.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ Buffer = bytes | bytearray | memoryview
 Header = dict[str, Any]
 
 MAGIC = b"MOON"
-SEALED_MAGIC = b"Mk3y"  # how a connection begins that the cluster key seals: net.channel.sealed_stream
+SEALED_MAGIC = b"Mk3y"  # begins a connection sealed with the cluster key: net.channel.sealed_stream
 VERSION = 1
 PREFIX = Struct("<4sB3xI4xQ")
 HEADER_MAX = 16 << 20  # bytes
 PAYLOAD_MAX = 256 << 20  # bytes of a payload without a given destination
-STAGING = 256 << 10  # bytes
-DIRECT_MIN = 64 << 10  # bytes: smaller pieces are staged, a read per piece would cost more than the copy
-REST_MIN = 16 << 10  # bytes: a smaller rest of a large piece is staged too, together with what follows it
-FIRST = 2 << 10  # bytes of staging for a peer that has not said who it is
+STAGING_BYTES = 256 << 10
+DIRECT_MIN = 64 << 10  # bytes: smaller pieces are staged, because a read per piece would cost more than the copy
+REST_MIN = 16 << 10  # bytes: a smaller rest of a large piece is also staged, together with the following bytes
+STAGING_MIN = 2 << 10  # bytes, for a peer that has not sent its hello
 READ_MAX = 2 << 20  # bytes: bounds how long one read holds the event loop, about 0.7 ms
 ALIGN = 64
-"""Bytes: heads are padded with spaces to a multiple, so that payload keeps its alignment in the kernel's buffers: 4 %
-less CPU for its two copies."""
-LOOK = PREFIX.size + 488  # bytes read ahead of a payload that will be placed directly
+"""Bytes: heads are padded with spaces to a multiple, so that the payload stays aligned in the kernel's buffers: its two
+copies need 4 % less CPU."""
+READ_AHEAD_BYTES = PREFIX.size + 488  # read before a payload that will be placed directly
 
 
 class FrameError(ValueError):
-    """The stream is not ours, is damaged, or asks for more memory than allowed; it cannot be read any further."""
+    """The stream is not Mooncake's, is damaged, or needs more memory than allowed; it cannot be read further."""
 
 
 class KeyMismatch(FrameError):
-    """One of ours, but of another cluster key, or of none where we have one. The text fits both sides."""
+    """The peer is a Mooncake node, but has a different cluster key, or only one side has a key. The text fits both."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """One message: its header and where its payload is now."""
+    """One message: its header and the current location of its payload."""
 
     header: Header
     payload: Sequence[memoryview]
@@ -65,7 +65,7 @@ Place = Callable[[Header, int], Sequence[memoryview]]
 
 
 def head(header: Header, payload_nbytes: int = 0) -> bytes:
-    """Everything of a frame but its payload. Raises TypeError when the header has no JSON form."""
+    """A frame without its payload. Raises TypeError if the header has no JSON form."""
     text = orjson.dumps(header)
     text += b" " * (-(PREFIX.size + len(text)) % ALIGN)
     if len(text) > HEADER_MAX:
@@ -74,12 +74,12 @@ def head(header: Header, payload_nbytes: int = 0) -> bytes:
 
 
 def encode(header: Header, payload: Sequence[Buffer] = ()) -> bytes:
-    """A whole frame, the payload copied."""
+    """A whole frame; copies the payload."""
     return b"".join((head(header, sum(map(nbytes_of, payload))), *payload))
 
 
 def nbytes_of(buffer: Buffer) -> int:
-    """Its size, also where its items are larger than bytes."""
+    """The size in bytes, also of a memoryview with larger items."""
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
@@ -94,35 +94,35 @@ def allocate(limit: int = PAYLOAD_MAX) -> Place:
     return place
 
 
-_nowhere = memoryview(bytearray(STAGING))
+_nowhere = memoryview(bytearray(STAGING_BYTES))
 
 
 def nowhere(nbytes: int) -> list[memoryview]:
     """Views into which a payload is read to be discarded."""
-    whole, rest = divmod(nbytes, STAGING)
+    whole, rest = divmod(nbytes, STAGING_BYTES)
     return [_nowhere] * whole + ([_nowhere[:rest]] if rest else [])
 
 
 class Decoder:
-    """Cuts a byte stream into frames. Put bytes into `buffer()`, then iterate `received(n)`; `place` may be replaced
+    """Splits a byte stream into frames. Put bytes into `buffer()`, then iterate `received(n)`. `place` may be replaced
     between two frames."""
 
-    def __init__(self, place: Place, header_max: int = HEADER_MAX, staging: int = STAGING) -> None:
-        """staging: bytes taken at once. With fewer it reads in smaller pieces, until `widen`."""
+    def __init__(self, place: Place, header_max: int = HEADER_MAX, staging: int = STAGING_BYTES) -> None:
+        """staging: bytes per read. A smaller value means smaller reads, until `widen`."""
         self.place = place
         self.header_max = header_max
         self.incoming: Frame | None = None  # the frame whose payload is arriving
         self._staging = memoryview(bytearray(staging))
         self._start = 0  # staged bytes not yet used: _staging[_start:_end]
         self._end = 0
-        self._limit = STAGING  # how far to read when a prefix comes next
-        self._piece = 0  # the payload view being filled, and how much of it is
-        self._filled = 0
+        self._limit = STAGING_BYTES  # end of the staging buffer to read to if a prefix follows
+        self._piece = 0  # index of the payload view being filled
+        self._filled = 0  # bytes of it that are filled
         self._missing = 0  # payload bytes to come
         self._rest: memoryview | None = None  # of the large piece that is being filled
 
     def buffer(self) -> memoryview:
-        """Where the next bytes of the stream belong; never empty. Valid until `received`."""
+        """The destination of the stream's next bytes; never empty. Valid until `received`."""
         rest = self._rest or self._large()
         if rest is not None:
             return rest if len(rest) <= READ_MAX else rest[:READ_MAX]
@@ -135,7 +135,7 @@ class Decoder:
         return self._staging[self._end :]
 
     def _large(self) -> memoryview | None:
-        """What is left of a large piece, when that comes next."""
+        """The rest of a large piece if it is next."""
         if self.incoming is None or self._start != self._end:
             return None
         view = self.incoming.payload[self._piece]
@@ -145,8 +145,8 @@ class Decoder:
         return self._rest
 
     def continues(self, nbytes: int) -> bool:
-        """The same as `received` in little time, where these bytes are in the middle of one large piece, or end one
-        of many, as most of a large payload do; False, and nothing is done, where they do not."""
+        """A fast `received` for bytes in the middle of one large piece or at the end of one of several, as most of a
+        large payload are. Otherwise does nothing and returns False."""
         rest = self._rest
         if rest is None:
             return False
@@ -159,12 +159,12 @@ class Decoder:
             self._filled = 0
         else:
             return False
-        self._limit = LOOK
+        self._limit = READ_AHEAD_BYTES
         self._missing -= nbytes
         return True
 
     def received(self, nbytes: int) -> Iterable[Frame]:
-        """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume it whole."""
+        """The frames completed by `nbytes` more bytes in `buffer()`. Raises FrameError. Consume the whole iterable."""
         rest = self._rest
         if rest is None:
             self._end += nbytes
@@ -176,13 +176,13 @@ class Decoder:
         return (frame,) if self._start == self._end else self._several(frame)
 
     def _several(self, frame: Frame | None) -> Iterator[Frame]:
-        """The next one is looked for when the one before has been handled: that may decide where its payload goes."""
+        """Parses each frame after the caller has handled the previous one, which may change the destination."""
         while frame is not None:
             yield frame
             frame = self._next()
 
     def _next(self) -> Frame | None:
-        """The next frame that has arrived whole."""
+        """The next frame that has arrived completely."""
         frame = self.incoming or self._parse()
         if frame is None:
             return None
@@ -196,18 +196,18 @@ class Decoder:
 
     @property
     def missing(self) -> int:
-        """Bytes of the arriving payload that are not here yet."""
+        """Bytes of the current payload that have not arrived yet."""
         return self._missing
 
     def discard(self) -> None:
-        """Throw the rest of the arriving payload away; its destination is not written any more."""
+        """Discard the rest of the arriving payload; its destination is not written any more."""
         if self.incoming is not None:
             self.incoming.payload = nowhere(self._missing)
             self._piece = self._filled = 0
             self._rest = None
 
     def _parse(self) -> Frame | None:
-        """Take one prefix and header out of the staging buffer; None when more bytes are needed."""
+        """Take one prefix and header out of the staging buffer; None if more bytes are needed."""
         start = self._start
         have = self._end - start
         if have < PREFIX.size:
@@ -234,17 +234,17 @@ class Decoder:
             if (room := sum(map(len, payload))) != missing:
                 raise FrameError(f"a payload of {missing} bytes got a buffer of {room} bytes")
         self._missing, self._piece, self._filled = missing, 0, 0
-        self._limit = STAGING
+        self._limit = STAGING_BYTES
         frame = self.incoming = Frame(header, payload)
         return frame
 
     def widen(self) -> None:
-        """The peer has said who it is: read in large pieces."""
-        self._grow(STAGING)
+        """The peer has sent its hello: read in large pieces."""
+        self._grow(STAGING_BYTES)
 
     def _reserve(self, needed: int) -> None:
-        """Make room for a header that is longer than the staging buffer, by and by: a stranger gets no more memory than
-        it has filled."""
+        """Make room step by step for a header longer than the staging buffer: a stranger gets at most twice the memory
+        that it filled."""
         self._grow(min(needed, 2 * (self._end - self._start)))
 
     def _grow(self, size: int) -> None:
@@ -260,7 +260,7 @@ class Decoder:
         self._start, self._end = 0, staged
 
     def _unstage(self, frame: Frame) -> None:
-        """Copy staged bytes to where the payload belongs."""
+        """Copy staged bytes to the payload's destination."""
         staging, start, piece, filled = self._staging, self._start, self._piece, self._filled
         end = self._start = min(self._end, start + self._missing)
         self._missing -= end - start
@@ -276,9 +276,9 @@ class Decoder:
         self._piece, self._filled = piece, filled
 
     def _advance(self, rest: memoryview, nbytes: int) -> None:
-        """These bytes went straight into the large piece of which `rest` was left."""
+        """The bytes were read directly into `rest`, the rest of a large piece."""
         assert self.incoming is not None
-        self._limit = LOOK
+        self._limit = READ_AHEAD_BYTES
         self._missing -= nbytes
         left = len(rest) - nbytes
         self._rest = rest[nbytes:] if left >= REST_MIN else None

@@ -47,9 +47,9 @@ class JoinRefused(Exception):
 class Gossip:
     """Membership and load records of a cluster, seen from this node.
 
-    `me.address` is what peers are told, a numeric IP address; an empty host or port 0 is filled in by `start`.
+    `me.address` is the numeric IP address and port sent to peers; `start` replaces an empty host or port 0.
     `record` is called in the event loop once per state period. `rng` must be seeded differently in every process.
-    With a `cluster_key` every packet is sealed, and others are dropped. Use as `async with`, or call `close`.
+    With a `cluster_key`, every packet is sealed and unsealed ones are dropped. Use as `async with`, or call `close`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Gossip:
     ) -> None:
         self._guard = PacketGuard(cluster_key)
         self.traffic = {"sent": (0, 0), "received": (0, 0)}  # (packets, bytes) of payload
-        self.lost: Counter[str] = Counter()  # members that went, by why: dead, left, restarted
+        self.lost: Counter[str] = Counter()  # lost members by reason: dead, left, restarted
         self._suspicions = 0
         self._me, self._preset, self._rng, self._record = me, preset, rng, record
         self._core: GossipCore | None = None
@@ -79,9 +79,9 @@ class Gossip:
     # --- life
 
     async def start(self, host: str, port: int = 0) -> Address:
-        """Listen on UDP; returns the address peers are told.
+        """Listen on UDP; returns the address sent to peers.
 
-        Raises OSError when the port is taken, ValueError when peers would be told a wildcard address.
+        Raises OSError if the port is in use, ValueError if the address for peers would be a wildcard.
         """
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(lambda: _Socket(self._received), local_addr=(host, port))
@@ -118,13 +118,13 @@ class Gossip:
             self._handle(GiveUp())
 
     async def leave(self) -> None:
-        """Tell the others that this node goes, twice against packet loss. `close` comes next."""
+        """Tell the others twice, against packet loss, that this node leaves. Call `close` next."""
         self._handle(Leave())
         await asyncio.sleep(self._preset.gossip_period_s / 2)
         self._handle(Leave())
 
     async def close(self) -> None:
-        """Stop at once; without `leave` the others will find this node dead. Idempotent."""
+        """Stop immediately; without `leave`, the others will declare this node dead. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -139,16 +139,16 @@ class Gossip:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # --- what is known
+    # --- state
 
     @property
     def me(self) -> Member:
-        """This node as it is told, with its present incarnation."""
+        """This node's own member entry, with its current incarnation."""
         return self.core.membership.me
 
     @property
     def members(self) -> list[Member]:
-        """This node and all others not known to be dead, ordered by id; a suspect shows by its status."""
+        """This node and all others not known to be dead, ordered by id; suspects have their own status."""
         return self.core.membership.alive()
 
     @property
@@ -166,11 +166,11 @@ class Gossip:
 
     @property
     def table(self) -> tuple[list[str], Rows]:
-        """The same of the own cell as arrays, by node key; see ClusterView.table."""
+        """The load of this node's own cell as arrays, by node key; see ClusterView.table."""
         return self.core.table(asyncio.get_running_loop().time())
 
     def elsewhere(self, rng: Rng) -> list[Member]:
-        """Members of other cells to ask for their load too: see sched/gossip/elsewhere.py."""
+        """Members of other cells whose load this node asks for: see sched/gossip/elsewhere.py."""
         return self.core.elsewhere(asyncio.get_running_loop().time(), rng)
 
     @property
@@ -186,10 +186,10 @@ class Gossip:
             raise RuntimeError("gossip is not running: await start(host, port) first")
         return self._core
 
-    # --- what others tell it, and what it tells them
+    # --- callbacks and reports
 
     def on_up(self, callback: Callable[[Member], None]) -> None:
-        """Called in the loop for every other node that enters or comes back."""
+        """Called in the loop for every other node that joins or returns."""
         self._on_up.append(callback)
 
     def on_down(self, callback: Callable[[Member, str], None]) -> None:
@@ -197,22 +197,22 @@ class Gossip:
         self._on_down.append(callback)
 
     def on_suspected(self, callback: Callable[[str], None]) -> None:
-        """Called in the loop with the id of a node that may be dead, before that is known."""
+        """Called in the loop with the id of a node that may be dead, before this is confirmed."""
         self._on_suspected.append(callback)
 
     def suspect(self, node_id: str) -> None:
-        """A connection to this node broke: let it prove that it lives. Unknown nodes are ignored."""
+        """The connection to `node_id` broke: it must prove that it is alive. Unknown nodes are ignored."""
         self._handle(Suspect(node_id))
 
     def cached(self, block_key: bytes, held: bool) -> None:
-        """The own cache took in or dropped a block: the others learn it by digest."""
+        """This node's cache has added or dropped a block; the digest tells the other nodes."""
         own = self.core.digests.own
         (own.add if held else own.discard)(key64(block_key))
 
     # --- the shell
 
     def _tick(self) -> None:
-        """Feed a Tick; `_handle` sets the timer again. One that fails is made up for a few times."""
+        """Feed a Tick; `_handle` sets the timer again. After a failed Tick, `Restarts` decides about a retry."""
         self._timer = None
         try:
             self._handle(Tick())
@@ -225,13 +225,13 @@ class Gossip:
                 self._timer = loop.call_at(self._due, self._tick)
 
     def _arm(self, now: float) -> None:
-        """Have the next Tick fed when it is due, never more often than every millisecond."""
+        """Schedule the next Tick for its due time, at least one millisecond from now."""
         due = max(self.core.wake_at(), now + 0.001)
         if self._timer is not None and self._due <= due:
             return  # an early Tick is harmless, and cheaper than a timer per datagram
         if self._timer is not None:
             self._timer.cancel()
-        self._due = due  # kept here: uvloop's handle of a time that has passed cannot tell it
+        self._due = due  # stored: uvloop's handle does not report a time that has passed
         self._timer = asyncio.get_running_loop().call_at(due, self._tick)
 
     def _received(self, payload: bytes, source: Address) -> None:
@@ -240,7 +240,7 @@ class Gossip:
             return
         try:
             self._handle(Datagram(source, packet))
-        except Exception as error:  # the sender must neither end the gossip nor fill the log
+        except Exception as error:  # a sender must not be able to stop the gossip or fill the log
             self._guard.dropped["failed"] += 1
             if self._complaints.failed(asyncio.get_running_loop().time()) is not None:
                 tell("gossip packet", error, 0.0)
@@ -289,7 +289,7 @@ class Gossip:
             self._joining.set_exception(error)
 
     def _call(self, callbacks: list[Callable[..., None]], *arguments: Any) -> None:
-        """A callback that fails is a bug of its owner, and must not stop the gossip."""
+        """A failing callback is a bug of its owner and must not stop the gossip."""
         for callback in callbacks:
             try:
                 callback(*arguments)
@@ -298,7 +298,7 @@ class Gossip:
 
 
 class _Socket(asyncio.DatagramProtocol):
-    """Hands datagrams on. ICMP errors of dead peers end up in error_received and are left to the failure detector."""
+    """Passes datagrams on. error_received gets ICMP errors of dead peers; the failure detector handles dead peers."""
 
     def __init__(self, received: Callable[[bytes, Address], None]) -> None:
         self._received = received

@@ -1,8 +1,8 @@
 """Reads and claims load words of other nodes; sched/gossip/load_word.py defines their layout and meaning.
 
-Where the path to a peer is one-sided (RDMA; shared memory for reading) a probe is a READ of its page and a claim a
-FETCH_ADD: the peer's Python takes no part, so a probe does not wait for its event loop. Everywhere else, and before a
-path is open, both are calls on the control channel. Which way it went is counted in `counters`.
+If the path to a peer is one-sided (RDMA; shared memory for reading), a probe is a READ of its page and a claim is a
+FETCH_ADD: neither waits for the peer's Python or event loop. Otherwise, and before a path is open, both are calls on
+the control channel. `counters` counts each way.
 
     load.read{}              ──>  <── {} + page
     load.claim{amount}       ──>  <── {previous}
@@ -45,11 +45,11 @@ log = logging.getLogger("mooncake.net")
 
 PAGE = "load"  # names of regions
 INBOX = "load-inbox"
-READERS = 64  # one-sided reads at a time
+READS_MAX = 64  # concurrent one-sided reads
 READ_TRIES = 4  # of a word that is being written
 PROBE_S = 0.25
 CLAIM_TTL_S = 5.0
-PERIOD_S = 0.05  # between two words of a node that tells its load by `start`
+PUBLISH_PERIOD_S = 0.05  # between two words of a node that called `start`
 
 UNREACHABLE = (PeerLost, PeerRefused, RemoteError, TransferError, TimeoutError)
 
@@ -60,14 +60,14 @@ class Claim:
 
     peer: str
     amount: int  # in sched.gossip.load_word.CLAIM_UNIT_S
-    previous: int  # the claims before this one: `Load.claimed`, unless another acceptor came in between
-    expires_at: float  # by this node's clock; the owner has forgotten it soon after
+    previous: int  # the claims before this one: `Load.claimed`, unless another acceptor claimed in between
+    expires_at: float  # by this node's clock; the owner drops the claim soon after
     one_sided: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Of a claim, or of its release."""
+    """The amount of a claim or of its release."""
 
     amount: int
 
@@ -78,13 +78,13 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The answer to a claim: what had been claimed before."""
+    """The answer to a claim: the sum of earlier claims."""
 
     previous: int
 
 
 class LoadWords:
-    """This node's load word and its way to those of others. One per node; make it before the node serves."""
+    """This node's load word, and its access to the words of others. One per node; make it before the node serves."""
 
     def __init__(
         self,
@@ -93,16 +93,16 @@ class LoadWords:
         claim_ttl_s: float = CLAIM_TTL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """claim_ttl_s: how long a claim counts whose request does not come; the same on all nodes."""
+        """claim_ttl_s: seconds that a claim counts if its request does not arrive; the same on all nodes."""
         self.counters: Counter[str] = Counter()  # read, claimed; one_sided or message; torn; asked_message: by probes
         self._channel = channel
         self._transfer = transfer
         self._clock = clock
         self._ledger = ClaimLedger(claim_ttl_s)
         self._page = Region.shared(PAGE, 4096)
-        self._inbox = Region.private(INBOX, READERS * PAGE_BYTES)
+        self._inbox = Region.private(INBOX, READS_MAX * PAGE_BYTES)
         self._slots = asyncio.Queue[int]()
-        for number in range(READERS):
+        for number in range(READS_MAX):
             self._slots.put_nowait(number * PAGE_BYTES)
         self._word = LoadWord()
         self._source: Callable[[], LoadWord] | None = None
@@ -116,10 +116,10 @@ class LoadWords:
         channel.handle("load.release", typed(Amount, self._on_release))
         self.publish(self._word)
 
-    # --- our own load
+    # --- this node's load
 
     def publish(self, word: LoadWord) -> None:
-        """Tell `word`, whose version, time and settled claims are filled in here."""
+        """Publish `word`; this method fills in its version, time and settled claims."""
         if self._page.closed:
             return
         self._look()
@@ -128,9 +128,9 @@ class LoadWords:
         self._word = stamped
         self._page.memory[:WORD_BYTES] = stamped.pack()
 
-    def start(self, source: Callable[[], LoadWord], period_s: float = PERIOD_S) -> None:
-        """Publish `source()` every `period_s` while others are known, and before each answer to a probe that comes as a
-        call."""
+    def start(self, source: Callable[[], LoadWord], period_s: float = PUBLISH_PERIOD_S) -> None:
+        """Publish `source()` every `period_s` seconds while other nodes are known, and before each answer to a probe
+        that arrives as a call."""
         self._source = source
         self._publisher = keep(partial(self._publish, period_s), "telling the load")
 
@@ -151,12 +151,12 @@ class LoadWords:
 
     @property
     def outstanding(self) -> int:
-        """Claims on this node whose requests have not come yet, in CLAIM_UNIT_S."""
+        """Claims on this node whose requests have not arrived yet, in CLAIM_UNIT_S."""
         self._look()
         return self._ledger.outstanding
 
     def arrived(self, amount: int) -> None:
-        """The request of a claim is here, and its work counts in the next word: the claim is over."""
+        """The request of a claim has arrived. Its work counts in the next word, so the claim ends."""
         self._look()
         self._ledger.end(amount)
         self._refresh()
@@ -178,10 +178,10 @@ class LoadWords:
         by_card, _, by_message, _ = COUNTERS.unpack_from(self._page.memory, WORD_BYTES)
         return int(by_card + by_message)
 
-    # --- others'
+    # --- other nodes' load
 
     async def probe(self, peers: Iterable[str], timeout_s: float = PROBE_S) -> dict[str, Load]:
-        """The load of each peer that answers in time, all asked at once."""
+        """The load of each peer that answers in time; all are asked concurrently."""
         names = list(dict.fromkeys(peers))
         found = await asyncio.gather(*(self._read(peer, timeout_s) for peer in names), return_exceptions=True)
         loads: dict[str, Load] = {}
@@ -194,9 +194,9 @@ class LoadWords:
         return loads
 
     async def reserve(self, peer: str, amount: int, timeout_s: float = PROBE_S) -> Claim:
-        """Announce work of `amount` > 0. Compare `previous` with the probe's `claimed`: the difference came in between.
-        Raises PeerLost, PeerRefused, RemoteError, TransferError, TimeoutError; the claim may stand then, until its time
-        is over."""
+        """Announce work of `amount` > 0. `previous` minus the probe's `claimed` was claimed in between.
+        Raises PeerLost, PeerRefused, RemoteError, TransferError, TimeoutError; the claim may then exist until it
+        expires."""
         if not 0 < amount <= CLAIM_MAX:
             raise ValueError(f"a claim must be between 1 and {CLAIM_MAX}, got {amount}")
         expires_at = self._clock() + self._ledger.ttl_s
@@ -214,7 +214,7 @@ class LoadWords:
         return Claim(peer, amount, by_card + self._by_message.get(peer, 0), expires_at, one_sided=True)
 
     async def release(self, claim: Claim) -> None:
-        """The work does not come after all. Nothing is raised, for the claim ends by itself too."""
+        """The announced work will not arrive. Raises nothing, because the claim also expires without this call."""
         if self._clock() >= claim.expires_at:
             return  # it would end another acceptor's claim
         if claim.peer == self._channel.node_id:
@@ -255,7 +255,7 @@ class LoadWords:
         raise TornWord(f"{READ_TRIES} reads of the load word of {peer!r} met a write in progress")
 
     def open_soon(self, peer: str) -> None:
-        """So that the next probe of this peer can be one-sided."""
+        """Open the path to this peer, so that its next probe can be one-sided."""
         if self._transfer.may_be_one_sided(peer) and peer not in self._opening:
             task = spawn(self._open(peer), "opening the path to a load word")
             self._opening[peer] = task
@@ -268,7 +268,7 @@ class LoadWords:
         except UNREACHABLE as error:
             log.debug("load words of %s by messages: %s", peer, error)
 
-    # --- what others ask here
+    # --- calls from other nodes
 
     def _check_open(self) -> None:
         if self._page.closed:
@@ -290,7 +290,7 @@ class LoadWords:
         self._count(0, body.amount)
 
     async def close(self) -> None:
-        """Before the transfer engine. Idempotent."""
+        """Call it before the transfer engine's `close`. Idempotent."""
         tasks = list(self._opening.values())
         if self._publisher is not None:
             tasks.append(self._publisher)

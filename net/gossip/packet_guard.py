@@ -15,11 +15,11 @@ log = logging.getLogger("mooncake.net")
 Address = tuple[str, int]
 
 REASONS = {"no key": ONE_KEY, "key": ONE_KEY, "other key": OTHER_KEY}
-LOGGED_MAX = 256  # (address, reason) pairs that are logged, once each: strangers must not fill the log
+LOGGED_MAX = 256  # (address, reason) pairs, each logged once: strangers must not fill the log
 
 
 class PacketGuard:
-    """Without a key, packets pass unchanged, except sealed ones, which this node cannot read."""
+    """Without a key, packets pass unchanged, except that sealed ones are dropped: this node cannot read them."""
 
     def __init__(self, cluster_key: ClusterKey | None) -> None:
         self._cluster_key = cluster_key
@@ -31,7 +31,7 @@ class PacketGuard:
         return packet if self._cluster_key is None else self._seal.seal(self._cluster_key.ring(), packet)
 
     def incoming(self, datagram: bytes, source: Address) -> bytes | None:
-        """The packet, or None when it is dropped."""
+        """The packet, or None if it is dropped."""
         if self._cluster_key is None:
             if datagram[: len(MAGIC)] != MAGIC:
                 return datagram

@@ -2,10 +2,10 @@
 
     "Ms" | key id 4 | session 12 | counter u64 | AES-256-GCM of the packet with the header as associated data, tag 16
 
-Every process draws a session at random and counts its packets; the AES key is derived from the cluster key and the
-session, so no two processes ever use a nonce under one key. A receiver keeps a window of counters per session: a packet
-that comes twice, or so late that the window has moved on, is dropped. A receiver that has restarted has no windows, so
-a packet recorded before can reach it once more; incarnations and versions inside make it stale.
+Every process draws a random session and counts its packets. The AES key is derived from the cluster key and the
+session, so no two processes use the same nonce with the same key. A receiver keeps a window of counters per session and
+drops a packet that arrives twice or after the window has passed it. A restarted receiver has no windows, so it accepts
+a recorded packet once more; incarnations and versions in the packet make it stale.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAGIC = b"Ms"
 SESSION_BYTES = 12
 TAG_BYTES = 16
 OVERHEAD_BYTES = len(MAGIC) + ID_BYTES + SESSION_BYTES + 8 + TAG_BYTES
-WINDOW = 1024  # packets that may overtake each other
-SESSIONS_MAX = 4096  # senders with a window; the one unheard for longest goes first
+WINDOW_PACKETS = 1024  # packets that may overtake each other
+SESSIONS_MAX = 4096  # senders with a window; the sender with the oldest last packet is dropped first
 
 _HEADER = Struct(f"<2s{ID_BYTES}s{SESSION_BYTES}sQ")
 
 
 class SealError(Exception):
-    """A datagram that is dropped; `str` is the short reason it is counted under."""
+    """A datagram is dropped; `str` is the short reason under which it is counted."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class Window:
     seen: int = 0  # bit i: top - i was seen
 
     def accept(self, counter: int) -> bool:
-        """Whether it is new; False too when it is too old to know."""
+        """Whether `counter` is new; also False if it is too old to tell."""
         ahead = counter - self.top
         if ahead > 0:
-            self.seen = ((self.seen << ahead) | 1) & ((1 << WINDOW) - 1) if ahead < WINDOW else 1
+            self.seen = ((self.seen << ahead) | 1) & ((1 << WINDOW_PACKETS) - 1) if ahead < WINDOW_PACKETS else 1
             self.top = counter
             return True
-        if -ahead >= WINDOW or self.seen >> -ahead & 1:
+        if -ahead >= WINDOW_PACKETS or self.seen >> -ahead & 1:
             return False
         self.seen |= 1 << -ahead
         return True
@@ -60,8 +60,8 @@ class _Sender:
 
 
 class PacketSeal:
-    """One process's end. `session` is SESSION_BYTES drawn at random once per process. The keyring is an argument of
-    every call, for it may have changed since the last one."""
+    """One process's end. `session`: SESSION_BYTES random bytes, drawn once per process. Every call takes the keyring,
+    because it may have changed since the last call."""
 
     def __init__(self, session: bytes) -> None:
         if len(session) != SESSION_BYTES:
@@ -82,7 +82,7 @@ class PacketSeal:
         return header + cipher.encrypt(nonce, packet, header)
 
     def open(self, ring: Keyring, datagram: bytes) -> bytes:
-        """The packet. Raises SealError for "no key", "other key", "forged" and "replayed" ones."""
+        """The packet. Raises SealError with "no key", "other key", "forged" or "replayed"."""
         if len(datagram) < OVERHEAD_BYTES or datagram[: len(MAGIC)] != MAGIC:
             raise SealError("no key")
         header = datagram[: _HEADER.size]

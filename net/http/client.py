@@ -16,7 +16,7 @@ from net.http.common.joining import NONCE_BYTES, SEALED_TYPE, NotOurs, Question
 Json = dict[str, Any]
 
 IDENTITY = ("model", "root", "block_size", "dtype", "pool_dtype", "wire_dtype")
-"""Of the answer: what nodes compare before they talk. Who only asks says the same."""
+"""Fields of the answer that nodes compare before they connect; a node that only asks sends the same."""
 
 
 class ClusterError(Exception):
@@ -26,8 +26,8 @@ class ClusterError(Exception):
 async def fetch_cluster(
     address: str, api_key: str | None = None, timeout_s: float = 10.0, cluster_key: ClusterKey | None = None
 ) -> Json:
-    """The answer of GET http://`address`/cluster. With a cluster key the question proves it, no API key is sent, and
-    the answer comes sealed. A node that just starts is given time; raises ClusterError."""
+    """The answer of GET http://`address`/cluster. With a cluster key, the question proves the key, no API key is sent,
+    and the answer is sealed. Retries for `timeout_s`, because the node may still start. Raises ClusterError."""
     deadline = time.monotonic() + timeout_s
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
         while True:
@@ -45,18 +45,20 @@ async def fetch_cluster(
 
 
 async def _plain(session: aiohttp.ClientSession, address: str, api_key: str | None) -> Json:
-    """Raises ValueError for an answer that is no cluster, ClusterError for a refusal that no time mends."""
+    """Raises ValueError if the answer does not describe a cluster, ClusterError for a refusal that retries cannot
+    change."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with session.get(f"http://{address}/cluster", headers=headers) as response:
         if response.status == 401:
             raise ClusterError(
-                f"--join {address}: the cluster wants another API key (--api-key, or the first line of --api-key-file)"
+                f"--join {address}: the cluster requires another API key (--api-key, or the first line of "
+                "--api-key-file)"
             )
         return _cluster(response.status, await response.read())
 
 
 async def _sealed(session: aiohttp.ClientSession, address: str, cluster_key: ClusterKey) -> Json:
-    """One question per key of the file, the primary first: while keys are rotated a node may lack one."""
+    """Asks once per key of the file, the primary first: during a key rotation, a node may lack one."""
     for key in cluster_key.ring().keys:
         question = Question(key, os.urandom(NONCE_BYTES))
         headers = {"Authorization": question.header()}

@@ -13,7 +13,7 @@ from net.http.info import json_response
 
 
 class DrainBody(BaseModel):
-    """Times in seconds; timeout_s None = the node's --drain-timeout-ms."""
+    """Times in seconds; timeout_s None: the node's --drain-timeout-ms."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -23,7 +23,7 @@ class DrainBody(BaseModel):
 
 
 class Drain:
-    """Without --api-key only clients of this host may ask; with it the middleware has checked the key."""
+    """Without API keys, only clients on this host may ask; with keys, the middleware has checked the key."""
 
     def __init__(self, frontend: Frontend, keyed: bool) -> None:
         self._frontend = frontend
@@ -38,7 +38,7 @@ class Drain:
                 403, "without an API key, only a client on the node's own host may drain it", code="forbidden"
             )
         if "Content-Type" not in request.headers:
-            # A page of another site can send that without asking first; `read_body` refuses what else it can send.
+            # Another site's page can send this without a preflight; `read_body` refuses its other simple requests.
             raise ApiError(415, "send the body as 'Content-Type: application/json'")
         body, _ = await read_body(request, DrainBody)
         try:

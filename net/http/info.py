@@ -116,11 +116,11 @@ class Info:
         return json_response(await self._frontend.live())
 
     async def live_request(self, request: web.Request) -> web.Response:
-        """As /debug/requests/<id>, whichever node accepted the request."""
+        """Like /debug/requests/<id>, but for requests that any node accepted."""
         return await self._timeline(request.match_info["request_id"], self._frontend.find_timeline)
 
     async def cluster(self, request: web.Request) -> web.Response:
-        """Sealed for who has the cluster key (net/http/common/joining.py)."""
+        """Sealed if the asker proves the cluster key (net/http/common/joining.py)."""
         question = joining(request, self._cluster_key)
         if question is None:
             return json_response(self._frontend.cluster())

@@ -33,20 +33,20 @@ JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
 class Operation:
     summary: str
     body: type[BaseModel] | None = None
-    types: tuple[str, ...] = (JSON,)  # of a 200; none: there is no 200
+    types: tuple[str, ...] = (JSON,)  # content types of a 200; empty: there is no 200
     open: bool = False  # needs no key
-    answer: str = ""  # the component that its JSON is; "" = an object
+    answer: str = ""  # the component that describes its JSON; "": any object
 
 
 HEADERS: dict[str, tuple[str, Json]] = {
-    "X-Request-Id": ("The id of this request, echoed; a new one when it has other characters", {"type": "string"}),
-    CLASS_HEADER: ("Wins over service_class and priority of the body", {"enum": [*SERVICE_CLASSES]}),
+    "X-Request-Id": ("The id of this request, returned in the answer; replaced if malformed", {"type": "string"}),
+    CLASS_HEADER: ("Overrides service_class and priority of the body", {"enum": [*SERVICE_CLASSES]}),
     RESUME_HEADER: (
-        "Output tokens received from a node that was lost; with the X-Request-Id of then, for one choice",
+        "Output tokens already received from a lost node; needs the original X-Request-Id and a single choice",
         {"type": "string", "pattern": "^[0-9]{1,9}$"},
     ),
 }
-"""What may come with a request that is answered with a stream, if it likes: name -> (what it is for, its schema)."""
+"""Optional headers of requests whose answer may be a stream: name -> (purpose, schema)."""
 
 # fmt: off
 OPERATIONS = {
@@ -65,10 +65,10 @@ OPERATIONS = {
     "GET /debug/state": Operation("Everything this node knows about itself"),
     "GET /debug/requests/{request_id}": Operation("Timeline of a request that this node accepted"),
     "GET /cluster": Operation("Members, roles and addresses"),
-    "GET /live": Operation("The cluster as it is now, every node in its own words"),
+    "GET /live": Operation("The current state of the cluster, as each node reports it"),
     "GET /live/requests/{request_id}": Operation("Timeline of a request that any node accepted"),
     "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody, answer="Drain"),
-    "GET /drain": Operation("How far leaving has come", answer="Drain"),
+    "GET /drain": Operation("Progress of leaving", answer="Drain"),
     "GET /": Operation("The live page", types=("text/html",), open=True),
 } | {
     f"GET /{name}": Operation("A file of the live page", types=(TYPES[name[name.rindex("."):]],), open=True)
@@ -78,11 +78,11 @@ OPERATIONS = {
 
 
 def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool, values: Mapping[str, Json]) -> Json:
-    """The document of these routes. `with_key`: clients must send one. `values`: net.http.openai.rules.values. Raises
-    LookupError."""
+    """The document of these routes. `with_key`: clients must send an API key. `values`: net.http.openai.rules.values.
+    Raises LookupError."""
     paths: dict[str, Json] = {}
     for route in routes:
-        if route.method == "HEAD":  # comes with every GET
+        if route.method == "HEAD":  # every GET has one
             continue
         path = route.resource.canonical if route.resource is not None else ""
         name = f"{route.method} {path}"
@@ -102,7 +102,7 @@ def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool, 
 
 
 def _operation(path: str, operation: Operation, with_key: bool) -> Json:
-    error = {"description": "An error as OpenAI has them", "content": {JSON: {"schema": _reference("Error")}}}
+    error = {"description": "An error in OpenAI's format", "content": {JSON: {"schema": _reference("Error")}}}
     whole = _reference(operation.answer) if operation.answer else {"type": "object"}
     content = {kind: {"schema": whole if kind == JSON else {}} for kind in operation.types}
     answers: Json = {"200": {"description": operation.summary, "content": content}} if content else {"400": error}
@@ -127,8 +127,8 @@ def _operation(path: str, operation: Operation, with_key: bool) -> Json:
 
 
 def _told(name: str, schema: Json, is_body: bool) -> Json:
-    """With what pydantic does not know; of a body also what `served_fields` lets through: null for every optional
-    field, fields that are ignored, and fields that may only ask for nothing."""
+    """Adds the rules that pydantic does not know. A body also gets everything that `served_fields` accepts: null for
+    every optional field, ignored fields, and fields that accept only neutral values."""
     properties = schema["properties"] | FIELDS.get(name, {})
     if is_body:
         required = set(schema.get("required", ()))

@@ -38,10 +38,10 @@ def create_app(
     version: str = "unknown",
     cluster_key: ClusterKey | None = None,
 ) -> web.Application:
-    """The whole API over `frontend`. With keys, every route wants one but those in OPEN_PATHS; without, LOCAL_PAGES are
-    for this machine. read_timeout_s: for the head of a request, and for its body; rate_limit: POST requests a second
-    and client, 0 = any number; allowed_origins: web pages that may call; cluster_key: who has it may ask for /cluster
-    instead of an API key."""
+    """The whole API over `frontend`. With keys, every route except OPEN_PATHS requires one; without keys, LOCAL_PAGES
+    answer only this machine. read_timeout_s: for the head of a request, and again for its body; rate_limit: POST
+    requests per second and client, 0: unlimited; allowed_origins: origins of web pages that may call; cluster_key: its
+    owners may ask for /cluster without an API key."""
     middlewares = [identify, limit_connections(max_connections)]
     cors = Cors(allowed_origins) if allowed_origins else None
     if cors is not None:
@@ -98,15 +98,15 @@ def _document(
 class HttpServer:
     """An app on a listening socket.
 
-    handler_cancellation makes aiohttp cancel a handler as soon as its client hangs up, also while it waits for the
-    first token: that is how a hang-up reaches `Frontend.generate`.
+    With handler_cancellation, aiohttp cancels a handler as soon as its client disconnects, also before the first token.
+    This is how `Frontend.generate` learns of a disconnect.
     """
 
     def __init__(
         self, app: web.Application, *, shutdown_timeout_s: float = 1.0, max_header_bytes: int = 16 * KiB
     ) -> None:
-        """shutdown_timeout_s: how long `close` waits for requests in progress to finish, and once more for them to end
-        by being cancelled. max_header_bytes: of the request line, and of each header."""
+        """shutdown_timeout_s: how long `close` waits for running requests to finish, and once more for cancelled ones
+        to end. max_header_bytes: limit of the request line and of each header."""
         self._runner = Runner(
             app,
             app[rooms_key],
@@ -120,13 +120,13 @@ class HttpServer:
         )
 
     async def start(self, host: str, port: int = 0) -> tuple[str, int]:
-        """Listen; port 0 takes a free one. Returns the address in use. Raises OSError when the port is taken."""
+        """Listen; port 0 takes any free port. Returns the bound address. Raises OSError if the port is in use."""
         await self._runner.setup()
         # On Linux SO_REUSEADDR only skips TIME_WAIT; a port in use still fails.
         return await self._serve(web.TCPSite(self._runner, host, port, reuse_address=os.name == "posix", backlog=1024))
 
     async def start_on(self, sock: socket.socket) -> tuple[str, int]:
-        """Serve on a socket that listens already, and own it from now on. Returns its address."""
+        """Take over a listening socket and serve on it. Returns its address."""
         await self._runner.setup()
         return await self._serve(web.SockSite(self._runner, sock))
 

@@ -7,16 +7,16 @@ import time
 
 
 class Clock:
-    """The machine's."""
+    """The machine's clock."""
 
     def now(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Seconds since an arbitrary moment; never decreases."""
         return time.perf_counter()  # uvloop caches loop.time() per turn
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     async def until(self, moment: float) -> None:
-        """Return at `moment` and not before: a loop may wake a sleeper up to a millisecond early."""
+        """Return at `moment`, never earlier: a loop may wake a sleeper up to a millisecond early."""
         while (left := moment - self.now()) > 0:
             await self.sleep(left)

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Deadline:
-    """Of the task that asked for it."""
+    """The deadline of one task's wait."""
 
     task: asyncio.Task[object]
     at: float  # time.monotonic()
     cancelling: int  # requests to cancel the task that are not ours
     expired: bool = False
-    taken_back: bool = False  # our request to cancel
+    taken_back: bool = False  # our request to cancel was withdrawn
 
     def was_hit(self) -> bool:
-        """Call it on CancelledError: whether it stands for this deadline and should become a TimeoutError."""
+        """Call it on CancelledError: whether this deadline caused it, so that it should become a TimeoutError."""
         self.take_back()
         return self.expired and self.task.cancelling() <= self.cancelling
 
     def extend(self, seconds: float) -> None:
-        """From now; it is not brought forward by less."""
+        """Expire `seconds` from now, but never earlier than before."""
         self.at = max(self.at, time.monotonic() + seconds)
 
     def take_back(self) -> None:
@@ -41,7 +41,7 @@ class Deadlines:
         self._timer_at = 0.0
 
     def start(self, timeout_s: float) -> Deadline:
-        """From now on for the current task; `end` it in any case."""
+        """Start a deadline for the current task; the caller must always `end` it."""
         task = asyncio.current_task()
         assert task is not None
         deadline = Deadline(task, time.monotonic() + timeout_s, task.cancelling())
@@ -66,7 +66,7 @@ class Deadlines:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at - time.monotonic()), self._due)
 
     def _due(self) -> None:
-        """Ends of waits are not followed by the timer, so it may find nothing to do."""
+        """Cancel tasks whose time is up. The timer ignores waits that end, so it may find nothing to do."""
         self._timer = None
         now = time.monotonic()
         for deadline in [one for one in self._running if one.at <= now]:

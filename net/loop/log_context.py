@@ -9,4 +9,4 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 trace_headers: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
-"""W3C trace context as the client sent it, unchecked; None without."""
+"""W3C trace context as the client sent it, unchecked; None if there is none."""

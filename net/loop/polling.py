@@ -1,13 +1,13 @@
 """Busy polling: keeps the event loop awake if the next bytes are likely to arrive within microseconds.
 
-A loop that sleeps in epoll is woken by an interrupt to its core. Under a hypervisor that takes tens of microseconds on
-both sides: the sender pays for it in the middle of its send, once for every piece that the receiver was too quick to
-wait for. While a payload arrives, or an answer is due, the next bytes come sooner than that.
+An interrupt to its core wakes a loop that sleeps in epoll. Under a hypervisor, this costs tens of microseconds on both
+sides: the sender pays in the middle of its send, once for each piece that finds the receiver asleep. While a payload
+arrives or an answer is due, the next bytes arrive sooner than that.
 
-Waits are of two kinds, for the rest of a payload and for the next message. One in which nothing came for `most_s` was
-polled in vain: the peer is slow or seldom asks, or it needs the core on which this loop polls. The next waits of its
-kind then sleep: 2 of them, after the next failure 4, up to SKIP_MAX. Bytes that come while the loop polls start that
-anew. On a link whose packets come within `most_s` of each other that is the whole transfer: a core is awake for it.
+There are two kinds of waits: for the rest of a payload (REST) and for the next message (NEXT). Polling fails if nothing
+arrives within `most_s` seconds: the peer is slow or seldom asks, or it needs the core on which this loop polls. The
+next 2 waits of that kind then sleep, after the next failure 4, up to SKIP_MAX. Bytes that arrive while the loop polls
+reset this count. If packets arrive within `most_s` of each other, a core stays awake for the whole transfer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SKIP_MAX = 64
 
 
 class Polling:
-    """Of one connection; tell it when a wait begins and when bytes have come."""
+    """The polling of one connection; call it when a wait begins and when bytes have arrived."""
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
@@ -33,7 +33,7 @@ class Polling:
         self._next_skip = [2, 2]
 
     def begin(self, kind: int) -> None:
-        """Nothing more is here, and something is expected."""
+        """All received bytes are handled, and more are expected."""
         self._kind = kind
         self._waiting = not self._skip[kind]
         if not self._waiting:
@@ -45,7 +45,7 @@ class Polling:
             self._loop.call_soon(self._turn)
 
     def go_on(self) -> None:
-        """Bytes have come, and the rest of that payload is expected."""
+        """Bytes have arrived, and the rest of that payload is expected."""
         if self._waiting and self._kind == REST:
             if self._since:
                 self._since = 0.0
@@ -55,20 +55,20 @@ class Polling:
             self.begin(REST)
 
     def end(self) -> None:
-        """Bytes have come."""
+        """Bytes have arrived."""
         if self._waiting:
             self._waiting = False
             if self._since:
                 self._next_skip[self._kind] = 2
 
     def stop(self) -> None:
-        """None are expected any more."""
+        """No more bytes are expected."""
         self._waiting = False
 
     def _turn(self) -> None:
         """A callback that is ready keeps the loop from sleeping."""
         now = time.monotonic()
-        if self._waiting and not self._since:  # only now what this turn of the loop had to send is on its way
+        if self._waiting and not self._since:  # only now has this turn of the loop sent all its data
             self._since = now
         if self._waiting and now - self._since <= self._most_s:
             self._loop.call_soon(self._turn)

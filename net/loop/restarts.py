@@ -10,7 +10,7 @@ FIRST_PAUSE_S = 0.5
 
 
 class Restarts:
-    """Of one task: `most` restarts within `window_s`, each after twice the pause of the one before."""
+    """The restarts of one task: at most `most` within `window_s` seconds; each pause is twice the previous one."""
 
     def __init__(
         self, most: int = MAX_RESTARTS, window_s: float = WINDOW_S, first_pause_s: float = FIRST_PAUSE_S

@@ -6,7 +6,7 @@ PERIOD_S = 10.0
 
 
 class Seldom:
-    """One line a period, with the number of those that were left out."""
+    """Allows one line per period, with the number of omitted lines."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -14,7 +14,7 @@ class Seldom:
         self._left_out = 0
 
     def now(self, now: float) -> int | None:
-        """None: leave this one out. Else how many were left out since the last one."""
+        """None: omit this line. Otherwise the number of lines omitted since the last one."""
         if now < self._next_at:
             self._left_out += 1
             return None

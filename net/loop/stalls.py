@@ -1,14 +1,13 @@
 """StallMonitor: measures how long an event has to wait for the event loop, and why.
 
-A thread sends the loop a callback every PERIOD_S and takes the time from when it was due until it runs: while another
-thread has the interpreter lock, the sender cannot send either. Lateness has three causes, told apart by what Linux
-counts for the loop's thread meanwhile:
+A thread sends the loop a callback every PERIOD_S and measures from its due time until it runs: while another thread
+holds the interpreter lock, the sender cannot send either. Linux's counts for the loop's thread separate three causes:
 
     computing   a handler ran: processor time of the thread
-    core        it could run and had no core: the scheduler's run delay (/proc/.../schedstat)
-    lock        the rest: the interpreter lock in another thread's hands, or a blocking call
+    core        the thread was ready but had no core: the scheduler's run delay (/proc/.../schedstat)
+    lock        the rest: another thread held the interpreter lock, or a call blocked
 
-While a callback is late, the thread notes where the loop's thread is.
+While a callback is late, the thread records the position of the loop's thread.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from types import FrameType
 from typing import Any
 
 PERIOD_S = 0.05
-"""At 50 times a second, watching took one percent of a core."""
+"""Watching 50 times per second took one percent of a core."""
 
 SLOW_S = 0.002
-"""Our promise: nothing keeps the loop longer. Beyond it the place is noted."""
+"""Our promise: no handler holds the loop longer. Above it, the place is recorded."""
 
 LEAD_S = 0.001
-"""The counts are read so long before a callback is due: a loop that kept the lock until then must be seen computing."""
+"""The counts are read this long before a callback is due, to include a loop that held the lock until then."""
 
 WAKING_S = 0.0003
-"""Until the sender runs after its sleep; not the loop's lateness."""
+"""The sender may wake this late after its sleep; it does not count as the loop's lateness."""
 
 KEPT_SAMPLES = 1200
 MAX_PLACES = 100
@@ -44,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One wait for the loop, seconds; the causes sum up to it."""
+    """One wait for the loop, in seconds; `late` is the sum of the causes."""
 
     late: float
     computing: float
@@ -54,7 +53,7 @@ class Stall:
 
 @dataclass(slots=True)
 class Place:
-    """Stalls that were seen at one line of our code."""
+    """Stalls at one line of our code."""
 
     count: int = 0
     seconds: float = 0.0
@@ -62,7 +61,7 @@ class Place:
 
 
 class StallMonitor:
-    """Watches the running loop from `start` to `close`. `observe` gets every wait, short ones too, on the loop."""
+    """Watches the running loop from `start` to `close`. `observe` is called on the loop with every wait."""
 
     def __init__(self, observe: Callable[[Stall], None] = lambda stall: None) -> None:
         self._observe = observe
@@ -71,7 +70,7 @@ class StallMonitor:
         self._count = 0
         self._places: dict[str, Place] = {}
         self._answered = threading.Event()
-        self._answered_s = 0.0  # when it was, on the monotonic clock
+        self._answered_s = 0.0  # time of the answer on the monotonic clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -93,9 +92,9 @@ class StallMonitor:
         return self._longest.late
 
     def state(self) -> dict[str, Any]:
-        """For /debug/state, milliseconds; percentiles of the last KEPT_SAMPLES for each cause by itself."""
+        """For /debug/state, in milliseconds; separate percentiles of the last KEPT_SAMPLES for each cause."""
         stalls = list(self._stalls)
-        places = self._places.copy()  # at once: the thread may add one
+        places = self._places.copy()  # one atomic call: the thread may add a place
         return {
             "samples": self._count,
             **{f"{f.name}_ms": _percentiles([getattr(s, f.name) for s in stalls]) for f in fields(Stall)},
@@ -118,7 +117,7 @@ class StallMonitor:
             if self._stop.is_set():
                 break
             self._answered.clear()
-            # While the sender has no core, nothing can be said of the loop.
+            # A sender without a core learns nothing about the loop.
             overdue = time.perf_counter() - due - (own.read().delayed - mine.delayed)
             sent = time.perf_counter() - (overdue if overdue > WAKING_S else 0.0)
             try:
@@ -157,14 +156,14 @@ class StallMonitor:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Of one thread since it began, seconds."""
+    """Times of one thread since its start, in seconds."""
 
     computed: float  # on a processor
     delayed: float  # ready to run, without a core
 
 
 class Usage:
-    """What Linux counts for a thread of this process. A kernel without scheduler statistics counts no delay."""
+    """Linux's counts for a thread of this process. A kernel without scheduler statistics reports no delay."""
 
     def __init__(self, thread: int, native_id: int) -> None:
         """The thread's `ident` and `native_id`."""
@@ -186,7 +185,7 @@ class Usage:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost line of our code that the frame is in, and the function it called; 'the event loop' when none."""
+    """The innermost line of our code on the stack, and the function that it called; else 'the event loop'."""
     inner = frame
     while frame is not None:
         path = Path(frame.f_code.co_filename)

@@ -17,10 +17,10 @@ UNNAMED = "unnamed"  # 'Task exception was never retrieved', an exception in a c
 
 
 class Supervisor:
-    """Install it inside the running loop, and once in a process: threads have one handler for all."""
+    """Install it inside the running loop, once per process: all threads share one handler."""
 
     def __init__(self, count: Callable[[str], None], give_up: Callable[[str], None]) -> None:
-        """count(name): a background task of that name failed; give_up(reason): the node cannot go on."""
+        """count(name): a background task of that name failed; give_up(reason): the node cannot continue."""
         self._count = count
         self._give_up = give_up
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -39,7 +39,7 @@ class Supervisor:
             self._loop = None
 
     def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """As asyncio calls it. `context` may have the keys of net/loop/tasks.py."""
+        """The handler that asyncio calls. `context` may contain the keys of net/loop/tasks.py."""
         name = context.get(TASK, UNNAMED)
         self._count(name)
         error = context.get("exception")
@@ -49,7 +49,7 @@ class Supervisor:
             self._give_up(f"background task {name!r} failed: {type(error).__name__}: {error}")
 
     def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
-        """On the thread that ends."""
+        """Runs on the thread that ends."""
         name = failed.thread.name if failed.thread is not None else UNNAMED
         loop = self._loop
         if loop is None or failed.exc_type is SystemExit:

@@ -1,12 +1,12 @@
 """Background tasks. The program creates every task here, so that no failure is silent.
 
-    spawn(work, "fence")          not awaited: its exception is reported at once
-    keep(run, "repair")           a loop of the node: started again when it raises, a few times a minute at most; one
-                                  that fails more often ends, and the node leaves
+    spawn(work, "fence")          not awaited: its exception is reported immediately
+    keep(run, "repair")           a loop of the node: restarted when it raises, a few times per minute at most; if it
+                                  fails more often, it ends and the node leaves
     awaited(work)                 awaited: the caller gets its exception
 
-"Reported" means a call of the event loop's exception handler: asyncio's own writes an error line; a node has a
-Supervisor (net/loop/supervisor.py) there, which also counts it and lets the node leave.
+"Reported" means a call of the event loop's exception handler. asyncio's own handler writes an error line; a node
+installs a Supervisor (net/loop/supervisor.py), which also counts the failure and lets the node leave.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from net.loop.restarts import Restarts
 T = TypeVar("T")
 
 TASK = "background_task"  # keys of the handler's context: the name of the task,
-FINAL = "final"  # and True when the node cannot do without it and it does not run any more
+FINAL = "final"  # and True if the node needs the task and it does not run any more
 
 
 def spawn(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Begin work that is not awaited. The caller must keep the task, or asyncio may drop it."""
+    """Start work that is not awaited. The caller must keep the task, or asyncio may drop it."""
     task = awaited(work)
     task.add_done_callback(partial(_ended, name))
     return task
 
 
 def keep(run: Callable[[], Awaitable[None]], name: str, restarts: Restarts | None = None) -> asyncio.Task[None]:
-    """Have `run` running until it returns or the task is cancelled."""
+    """Keep `run` running until it returns or the task is cancelled."""
     return awaited(_kept(run, name, restarts or Restarts()))
 
 
@@ -42,7 +42,7 @@ def awaited(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def tell(name: str, error: BaseException, pause_s: float | None, then: str = "the node leaves") -> None:
-    """The background work `name` raised `error`; it goes on after `pause_s` seconds, or, if that is None, never."""
+    """Report that the background work `name` raised `error`; it restarts after `pause_s` seconds, or never if None."""
     end = f"not started again: {then}" if pause_s is None else f"started again in {pause_s:g} s"
     context = {"message": f"background task {name!r} failed and is {end}", "exception": error}
     asyncio.get_running_loop().call_exception_handler(context | {TASK: name, FINAL: pause_s is None})

@@ -18,14 +18,14 @@ from net.metrics.watched import Aliases, Watched, WatchedCollector
 
 
 class Metrics:
-    """One node's metrics in a registry of its own, so that several nodes fit into one process (tests, simulator).
+    """One node's metrics in a separate registry, so that several nodes fit into one process (tests, simulator).
 
-    Every metric carries the labels model_name and engine (the node id). Times are seconds, measured with one
+    Every metric has the labels model_name and engine (the node id). Times are seconds, measured with one
     monotonic clock in one process.
     """
 
     def __init__(self, model_name: str, engine: str, max_model_len: int = 1 << 17) -> None:
-        """max_model_len: where the buckets of token counts end."""
+        """max_model_len: the upper end of the buckets of token counts."""
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": engine}
         self._metrics: dict[str, Any] = {}
@@ -38,19 +38,19 @@ class Metrics:
         self.registry.register(self._watched)
 
     def text(self) -> bytes:
-        """The exposition format of Prometheus. May run in a thread, `read` comes first."""
+        """The metrics in Prometheus's exposition format. Call `read` first. May run in a thread."""
         return generate_latest(self.registry)
 
     # --- the engine's state and steps
 
     def set_load(self, running: int, waiting: int, kv_usage: float) -> None:
-        """running, waiting: requests on this node; kv_usage: share of KV blocks in use, 0..1."""
+        """running, waiting: requests on this node; kv_usage: fraction of KV blocks in use, 0..1."""
         self._child("vllm:num_requests_running").set(running)
         self._child("vllm:num_requests_waiting").set(waiting)
         self._child("vllm:kv_cache_usage_perc").set(kv_usage)
 
     def set_waiting(self, by_class: Mapping[str, int]) -> None:
-        """Requests on this node that wait, counted by service class."""
+        """Waiting requests on this node by service class."""
         for name, count in by_class.items():
             self._child("mooncake:requests_waiting", service_class=name).set(count)
 
@@ -72,7 +72,7 @@ class Metrics:
         self._child("vllm:num_preemptions").inc()
 
     def count_prefix_lookup(self, queried_tokens: int, hit_tokens: int) -> None:
-        """Per request: prompt tokens looked up, and how many of them were found in any tier."""
+        """Per request: prompt tokens looked up, and those found in any tier."""
         self._child("vllm:prefix_cache_queries").inc(queried_tokens)
         self._child("vllm:prefix_cache_hits").inc(hit_tokens)
 
@@ -87,7 +87,7 @@ class Metrics:
     # --- requests
 
     def count_prompt_tokens(self, tokens: int) -> None:
-        """Prompt tokens whose prefill is done, cached ones included."""
+        """Prompt tokens whose prefill is done, including cached tokens."""
         self._child("vllm:prompt_tokens").inc(tokens)
 
     def count_generation_tokens(self, tokens: int) -> None:
@@ -99,7 +99,7 @@ class Metrics:
         self._child("mooncake:time_to_first_token_seconds", service_class=service_class).observe(seconds)
 
     def observe_itl(self, seconds: float, service_class: str) -> None:
-        """Between two successive tokens of one request."""
+        """Time between two successive tokens of one request."""
         self._child("vllm:inter_token_latency_seconds").observe(seconds)
         self._child("mooncake:inter_token_latency_seconds", service_class=service_class).observe(seconds)
 
@@ -141,20 +141,20 @@ class Metrics:
     # --- the cluster, transfers, the pooled store
 
     def set_members(self, alive: Mapping[str, int]) -> None:
-        """Members this node believes alive, counted by role."""
+        """Number of members that this node considers alive, by role."""
         for role, count in alive.items():
             self._child("mooncake:cluster_members", role=role).set(count)
 
     def watch_transfers(self, snapshot: Callable[[], list[dict[str, Any]]]) -> None:
-        """Show the transfer engine's rows (net.transfer.engine.TransferEngine.snapshot) per peer in every scrape."""
+        """Add the transfer engine's rows per peer (net.transfer.engine.TransferEngine.snapshot) to every scrape."""
         self.registry.register(TransferCollector(self._labels, snapshot))
 
     def watch(self, metrics: Iterable[Watched]) -> None:
-        """Show what others count (net/metrics/watched.py), as of the last `read`."""
+        """Add metrics that other parts count (net/metrics/watched.py), as of the last `read`."""
         self._watched.add(metrics)
 
     def read(self) -> None:
-        """Before a scrape, on the event loop: take the values of what is watched."""
+        """Read the values of all watched metrics. Call it on the event loop before a scrape."""
         self._watched.read()
 
     def count_transfer(self, direction: str, transport: str, nbytes: int, seconds: float) -> None:
@@ -164,15 +164,14 @@ class Metrics:
         self._child("mooncake:transfer_seconds", **labels).inc(seconds)
 
     def count_wire_saved(self, nbytes: int) -> None:
-        """KV bytes that did not move to a decode node because the rest was encoded (--wire-dtype)."""
+        """KV bytes that --wire-dtype saved in a transfer to a decode node."""
         self._child("mooncake:wire_saved_bytes").inc(nbytes)
 
     def count_transfer_failure(self, transport: str) -> None:
         self._child("mooncake:transfer_failures", transport=transport).inc()
 
     def count_prefix_load(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
-        """Blocks of a prefix that were found, by tier (dram or ssd of the pool, arena of another node), and those that
-        were not."""
+        """Blocks of a prefix: found ones by tier (dram or ssd of the pool, arena of another node), and missing ones."""
         for tier, blocks in blocks_by_tier.items():
             self._child("mooncake:store_hit_blocks", tier=tier).inc(blocks)
         self._child("mooncake:store_missed_blocks").inc(missed_blocks)
@@ -182,14 +181,14 @@ class Metrics:
         self._child("mooncake:store_put_blocks").inc(blocks)
 
     def observe_stall(self, stall: Stall) -> None:
-        """How long a callback waited for the event loop, sampled; of long ones the cause too."""
+        """Wait of a sampled callback for the event loop; for long waits also the cause."""
         self._child("mooncake:event_loop_stall_seconds").observe(stall.late)
         if stall.late > SLOW_S:
             for cause in ("computing", "core", "lock"):
                 self._child("mooncake:event_loop_long_stall_seconds", cause=cause).inc(getattr(stall, cause))
 
     def set_longest_stall(self, seconds: float) -> None:
-        """The longest since the start."""
+        """The longest stall since the start."""
         self._child("mooncake:event_loop_longest_stall_seconds").set(seconds)
 
     def count_resumed(self) -> None:
@@ -197,7 +196,7 @@ class Metrics:
         self._child("mooncake:requests_resumed").inc()
 
     def observe_estimate(self, name: str, error: float) -> None:
-        """Absolute percentage error, as a ratio, of one estimate (ttft, wait, prefill, ...) behind a placement."""
+        """Absolute error, as a ratio, of one estimate (ttft, wait, prefill, ...) that a placement used."""
         self._child("mooncake:placement_estimate_error", estimate=name).observe(error)
 
     def count_rejected(self, reason: str) -> None:
@@ -207,7 +206,7 @@ class Metrics:
     # --- registration
 
     def _child(self, name: str, **labels: str) -> Any:
-        """Looked up once: every token asks for three."""
+        """The child with these labels, kept because every token needs three of them."""
         key = (name, *labels.values())
         child = self._children.get(key)
         if child is None:
@@ -219,4 +218,4 @@ class Metrics:
         labels = [*self._labels, *one.labels]
         metric = self._metrics[one.name] = one.kind(one.name, one.text, labels, registry=self.registry, **options)
         if not one.labels:
-            metric.labels(**self._labels)  # shown as 0 before the first event, so that rates have a start
+            metric.labels(**self._labels)  # exported as 0 before the first event, so that rates have a start

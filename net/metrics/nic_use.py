@@ -1,8 +1,8 @@
 """How busy the network cards of this machine are, from the kernel's counters: traffic of all processes and, on RDMA
 cards, traffic in which no local process takes part.
 
-Cards whose speed the machine does not know are left out, as those of most virtual machines; so are virtual interfaces,
-whose bytes are those of a card again.
+Cards of unknown speed are skipped, as most cards of virtual machines are. Virtual interfaces are skipped because their
+bytes are already counted for a card.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SYSTEM = Path("/sys/class")
 
 
 class NicUse:
-    """Of all cards together, between one look and the next."""
+    """The use of all cards together between two calls of `look`."""
 
     def __init__(self, system: Path = SYSTEM) -> None:
         self._system = system
@@ -23,8 +23,8 @@ class NicUse:
         self._seen_at: float | None = None
 
     def look(self, now: float) -> tuple[float, float]:
-        """Shares of the cards' speed that were in use, in and out, since the last look; 0 at the first one, and where
-        nothing is known."""
+        """Used fractions of the cards' speed, received and sent, since the last call. Returns 0 for the first call and
+        without known cards."""
         seen, speed, moved = {}, 0.0, [0, 0]
         for name, bytes_per_s, received, sent in self._cards():
             seen[name] = received, sent
@@ -41,7 +41,7 @@ class NicUse:
     def _cards(self) -> Iterator[tuple[str, float, int, int]]:
         """(name, bytes/s, bytes in, bytes out)"""
         for card in sorted(self._system.glob("net/*")):
-            with suppress(OSError, ValueError):  # a card that is down tells no speed
+            with suppress(OSError, ValueError):  # a card that is down reports no speed
                 mbit_s = int((card / "speed").read_text())
                 if (card / "device").exists() and mbit_s > 0:
                     received, sent = (int((card / f"statistics/{way}_bytes").read_text()) for way in ("rx", "tx"))

@@ -35,7 +35,7 @@ ALIASES = {
     "vllm:request_max_num_generation_tokens": "vllm:request_generation_tokens",
     "vllm:prompt_tokens_cached": "vllm:prefix_cache_hits",
 }
-"""What vLLM's dashboards of several versions and the router of its production stack read -> the same figure here."""
+"""Names that several versions of vLLM's dashboards and its production stack's router read -> our name."""
 
 
 def size_buckets(largest: int) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def size_buckets(largest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One metric; besides `labels` it has those of every metric. buckets: of a Histogram."""
+    """One metric. `labels`: in addition to the labels of every metric; buckets: of a Histogram."""
 
     kind: Any
     name: str
@@ -165,7 +165,7 @@ CLUSTER = (
 
 
 def declared(max_model_len: int) -> Iterator[Declared]:
-    """All of them. max_model_len: where the buckets of token counts end."""
+    """All declared metrics. max_model_len: the upper end of the buckets of token counts."""
     sizes = size_buckets(max_model_len)
     yield from ENGINE
     yield from REQUESTS

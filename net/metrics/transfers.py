@@ -13,7 +13,7 @@ from net.transfer.common.traffic import LATENCY_BUCKETS_S
 
 
 class TransferCollector(Collector):
-    """`labels` are on every metric; `snapshot` is net.transfer.engine.TransferEngine.snapshot."""
+    """`labels`: on every metric; `snapshot`: net.transfer.engine.TransferEngine.snapshot."""
 
     def __init__(self, labels: Mapping[str, str], snapshot: Callable[[], list[dict[str, Any]]]) -> None:
         self._labels = labels

@@ -1,6 +1,6 @@
 """Metrics that another part already counts: read from their owner at each scrape, without cost between scrapes.
 
-Owners live on the event loop and the exposition is written in a thread, so `read` takes the values before.
+Owners run on the event loop, but a thread writes the exposition; therefore `read` takes the values first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 Rows = Iterable[tuple[Sequence[str], float]]
-"""(values of the own labels, value)"""
+"""(values of the metric's own labels, value)"""
 
 TIER_EVENTS = ("hits", "misses", "writes", "evictions", "refused", "corrupt", "failures", "renewals")
 TIER_TROUBLES = ("stalled", "failing", "closed")
@@ -22,7 +22,7 @@ STORE_FAULTS = {"corrupt": "damaged", "home_failures": "home"}
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One metric. `name` as the exposition has it, without the _total of a counter."""
+    """One metric. `name`: as in the exposition, but without the _total of a counter."""
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
     name: str
@@ -32,7 +32,7 @@ class Watched:
 
 
 class WatchedCollector(Collector):
-    """`common`: labels of every metric of the node. Shows what the last `read` found."""
+    """Returns the values of the last `read`. `common`: labels of every metric of the node."""
 
     def __init__(self, common: Mapping[str, str]) -> None:
         self._common = common
@@ -57,7 +57,7 @@ class WatchedCollector(Collector):
 
 
 class Aliases(Collector):
-    """Other names of registered metrics: what older dashboards and routers ask for."""
+    """Other names of registered metrics, for older dashboards and routers."""
 
     def __init__(self, metrics: Mapping[str, tuple[Any, str]]) -> None:
         """alias -> (a metric of prometheus_client, its help text)."""
@@ -74,7 +74,7 @@ class Aliases(Collector):
 
 
 def of_load_words(counters: Mapping[str, int]) -> list[Watched]:
-    """net.gossip.load_words.LoadWords.counters, whose names are like read_one_sided."""
+    """counters: net.gossip.load_words.LoadWords.counters, with names such as read_one_sided."""
 
     def rows() -> Rows:
         for name, count in sorted(counters.items()):
@@ -91,8 +91,8 @@ def of_gossip(
     lost: Mapping[str, int],
     oldest_s: Callable[[], float],
 ) -> list[Watched]:
-    """traffic: direction -> (packets, bytes); counters: net.gossip.driver.Gossip.counters; lost: members that went, by
-    why; oldest_s: age of the oldest load record."""
+    """traffic: direction -> (packets, bytes); counters: net.gossip.driver.Gossip.counters; lost: lost members by
+    reason; oldest_s: age in seconds of the oldest load record."""
 
     def events() -> Rows:
         return [((name,), count) for name, count in sorted(counters().items()) if name != "local_health"]
@@ -118,8 +118,8 @@ def of_gossip(
 
 
 def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: int) -> list[Watched]:
-    """stats: cache.tiers.local_store.LocalStore.stats, of this node's share of the pool by tier; slot_bytes: of one
-    block."""
+    """stats: cache.tiers.local_store.LocalStore.stats of this node's share of the pool, by tier; slot_bytes: size of
+    one block."""
 
     def sizes(field: str, unit: int) -> Callable[[], Rows]:
         return lambda: [((tier,), row[field] * unit) for tier, row in stats().items()]
@@ -155,7 +155,7 @@ def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: i
 
 
 def of_store(stats: Callable[[], Mapping[str, Any]]) -> list[Watched]:
-    """stats: cache.store.store.Store.stats, of this node's use of the pool."""
+    """stats: cache.store.store.Store.stats of this node's use of the pool."""
 
     def faults() -> Rows:
         now = stats()
@@ -166,7 +166,7 @@ def of_store(stats: Callable[[], Mapping[str, Any]]) -> list[Watched]:
 
 
 def of_traces(lost: Callable[[], int], sent: Callable[[], int]) -> list[Watched]:
-    """Of --otlp-traces-endpoint."""
+    """Metrics of --otlp-traces-endpoint."""
     counter = CounterMetricFamily
     return [
         Watched(counter, "mooncake:otlp_lost_traces", "Requests whose trace did not reach the collector", (),

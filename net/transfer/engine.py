@@ -7,11 +7,11 @@ does nothing.
 When memory may be reused
 -------------------------
 When `submit` has returned, or raised any error except PeerLost, no byte moves any more on either side. The memory may
-be reused, or returned to its owner, at once. (A cancelled or timed-out WRITE over TCP waits for the peer to confirm
+be reused, or returned to its owner, immediately. (A cancelled or timed-out WRITE over TCP waits for the peer to confirm
 this, and drops a peer that does not confirm.) A WRITE that did not complete may have landed in part.
 
-When `submit` has raised PeerLost, or the peer was reported lost meanwhile, the local side may be reused at once. The
-remote side may not, because a late byte may still land. The owner of that memory learns of the loss from its own
+When `submit` has raised PeerLost, or the peer was reported lost meanwhile, the local side may be reused immediately.
+The remote side may not, because a late byte may still land. The owner of that memory learns of the loss from its own
 `on_lost`. It awaits `fence(peer_id)`, and only then reuses slots that the lost peer may have been writing. Until a
 WRITE completes or its writer is fenced, the owner keeps its slots held. A deadline alone does not free them.
 """
@@ -65,7 +65,7 @@ class TransferEngine:
         clock: Clock | None = None,
     ) -> None:
         """`order`: the transports to try and to offer to peers, best first. `options`: keyword arguments of their
-        constructors, by name. `rail_limit`: maximum bytes per second of all submissions of this node together; 0 = no
+        constructors, by name. `rail_limit`: maximum bytes per second of all submissions of this node together; 0: no
         limit."""
         if not order or any(name not in transports for name in order):
             raise ValueError(f"transports must be some of {', '.join(transports)}, got {list(order)}")
@@ -86,12 +86,12 @@ class TransferEngine:
         channel.on_closed(self._gone)
 
     def refusal(self, transport: str) -> str | None:
-        """Why this node cannot use `transport`, one of its order; None when it can. May open devices."""
+        """Why this node cannot use `transport`, one of its order; None if it can. May open devices."""
         refused = self._transports[transport].offer().get("refused")
         return None if refused is None else str(refused)
 
     def register(self, region: Region) -> None:
-        """Let peers read and write the region. Raises ValueError when the name is already registered."""
+        """Let peers read and write the region. Raises ValueError if the name is already registered."""
         if region.name in self._regions:
             raise ValueError(f"region {region.name!r} is already registered: unregister it first")
         self._regions[region.name] = region
@@ -105,7 +105,7 @@ class TransferEngine:
 
     async def open(self, peer_id: str) -> Path:
         """The path to the peer; the first call, and the first call after a loss, finds it. Raises PeerLost,
-        PeerRefused, TransferError when no transport works, TimeoutError."""
+        PeerRefused, TransferError if no transport works, TimeoutError."""
         if self._finder.closed:
             raise TransferError("the transfer engine is closed")
         if peer_id == self._channel.node_id:
@@ -132,10 +132,10 @@ class TransferEngine:
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
-        returns. `priority` is BULK or URGENT. `landed` knows afterwards, also after an error, which spans have
-        arrived. `epoch`, of the peer's `epoch_of`: nothing moves if it has lost this node since. Cancel the task to
-        cancel the submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError: see the module for what may
-        be reused when."""
+        returns. `priority` is BULK or URGENT. `landed` records which spans have arrived, also after an error.
+        `epoch`, from the peer's `epoch_of`: nothing moves if the peer has lost this node since. Cancel the task to
+        cancel the submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError; the module's docstring
+        defines when memory may be reused."""
         started = self._clock.now()
         peer = self._of(peer_id)
         deadline = self._deadlines.start(timeout_s)
@@ -147,7 +147,7 @@ class TransferEngine:
                 path = await self.open(peer_id)
             if nbytes and self._limit is not None:
                 await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
-                if path is not LOCAL and peer.path is not path:  # lost and found again: its memory is in other hands
+                if path is not LOCAL and peer.path is not path:  # lost and found again: its memory may be reused
                     raise PeerLost(f"lost {peer_id!r} before a transfer began: {self._channel.links.why_lost(peer_id)}")
             region = self._region(local)  # check again, because this call has waited
             if epoch is not None and peer.path is not None and peer.path.epoch != epoch:
@@ -176,7 +176,7 @@ class TransferEngine:
 
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int, timeout_s: float = 10.0) -> int:
         """Add to a 64-bit word of the peer's region `remote` without running its Python; returns the old value. Raises
-        Unusable when no path is open or its transport has no atomics, TransferError and TimeoutError (the add may have
+        Unusable if no path is open or its transport has no atomics, TransferError and TimeoutError (the add may have
         happened), PeerLost."""
         path = self.path_of(peer_id)
         transport = self._transports.get(path.transport) if path is not None else None
@@ -186,7 +186,7 @@ class TransferEngine:
             return await transport.fetch_add(peer_id, remote, offset, add)
 
     async def mapped(self, peer_id: str, remote: str) -> Region | None:
-        """The peer's region `remote`, mapped into this process. None when the path is not shared memory, or when
+        """The peer's region `remote`, mapped into this process. None if the path is not shared memory, or if
         --rail-limit is set, because reads would bypass it. The owner may change the region at any time, so use only
         content with its own checksum. Raises TransferError, PeerLost, PeerRefused, TimeoutError."""
         if self._limit is not None:
@@ -198,12 +198,12 @@ class TransferEngine:
         return await transport.mapped(peer_id, remote) if isinstance(transport, Mapped) else None
 
     def epoch_of(self, peer_id: str) -> str:
-        """For the owner of memory that `peer_id` may write to: the `epoch` that the peer passes to these submissions.
-        A peer that this node has lost, and that does not know it yet, can then not write past the fence."""
+        """The `epoch` that `peer_id` passes to its WRITEs into memory of this node. A peer that does not know yet that
+        this node has lost it then cannot write past the fence."""
         return self._finder.epoch_of(peer_id)
 
     async def fence(self, peer_id: str, timeout_s: float = 10.0) -> None:
-        """For the owner of memory, after `on_lost` has named the peer. Returns when no byte of that peer's earlier
+        """The owner of memory calls this after `on_lost` for the peer. Returns when no byte of the peer's earlier
         WRITEs can land here any more. Raises TimeoutError; the slots must then stay held."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -222,7 +222,7 @@ class TransferEngine:
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
 
     def regions(self) -> dict[str, dict[str, Any]]:
-        """The registered regions by name: nbytes, place ('numa:0', 'cuda:0@PCI address', None = unknown) and nics
+        """The registered regions by name: nbytes, place ('numa:0', 'cuda:0@PCI address', None: unknown) and nics
         (RDMA devices in use near the region)."""
         carded = [one for one in self._transports.values() if isinstance(one, Carded)]
         return {
@@ -244,10 +244,10 @@ class TransferEngine:
         return self.path_of(peer_id) is None and not ONE_SIDED.isdisjoint(self._transports)
 
     def bandwidth(self, peer_id: str) -> dict[str, float]:
-        """Estimated bytes/s of each measured rail to the peer that is up (net/transfer/common/rails.py), by rail name.
-        A transport without rails has one entry under its own name. TCP reports its urgent or its bulk rails, whichever
-        are faster. Empty before the first large transfers, and while no path is open. The sum is the rate of a large
-        transfer, with --rail-limit applied."""
+        """Estimated bytes/s of each rail to the peer that is up and measured (net/transfer/common/rails.py), by rail
+        name. A transport without rails has one entry under its own name. TCP reports its urgent or its bulk rails,
+        whichever are faster. Empty before the first large transfers, and while no path is open. The sum is the rate of
+        a large transfer, with --rail-limit applied."""
         peer, path = self._peers.get(peer_id), self.path_of(peer_id)
         if peer is None:
             return {}

@@ -1,8 +1,8 @@
 """Finds the transport to a peer: asks which transports the peer offers, and answers the same question of peers.
 
-A peer that stood still or was cut off for a while may not know that it was given up. Two things keep what it writes
-then out of memory that has other uses by now: it gets no new way to this node's memory before it has asked for offers
-again, and its answer names the epoch, which a WRITE can be bound to.
+A peer that was paused or cut off may not know that this node has given it up. Two rules keep its writes out of memory
+that has since been reused: it gets no new path to this node's memory before it has asked for offers again, and the
+answer contains the epoch, to which a WRITE can be bound.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from net.transfer.common.path import Path
 from net.transfer.common.transport import Transport, Unusable
 
 OPEN = "transfer.open"  # by which transports can you be reached?
-ANSWER_S = 10.0  # for the peer to say what it offers
+ANSWER_S = 10.0  # for the peer's offers
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
     """The answer to OPEN."""
 
-    offers: dict[str, dict[str, Any]]  # by transport, in its own form: Transport.offer
+    offers: dict[str, dict[str, Any]]  # by transport, in the transport's form: Transport.offer
     epoch: str  # PathFinder.epoch_of
 
 
 class PathFinder:
-    """Both ends, for one node. `transports` are in the order in which they are tried."""
+    """Both ends of the question, for one node. `transports`: in the order in which they are tried."""
 
     def __init__(self, channel: Channel, transports: Mapping[str, Transport]) -> None:
         self.closed = False
@@ -43,18 +43,18 @@ class PathFinder:
         channel.handle(OPEN, typed(Nothing, self._offer))
 
     def epoch_of(self, peer_id: str) -> str:
-        """Names the time since this node last lost the peer. What the peer was told to write in an earlier epoch must
-        not land any more."""
+        """Identifies the time since this node last lost the peer. Writes that were granted in an earlier epoch must not
+        land any more."""
         return self._epochs.setdefault(peer_id, secrets.token_hex(8))
 
     def lost(self, peer_id: str) -> None:
-        """A new epoch. Every connection for transfers from this peer is cut by now."""
+        """Begin a new epoch. All connections for transfers from this peer are already cut."""
         self._epochs.pop(peer_id, None)
         self._admitted.discard(peer_id)
 
     async def find(self, peer_id: str) -> Path:
-        """The first transport that works between the two. Raises PeerLost, PeerRefused, TransferError when there is
-        none, TimeoutError."""
+        """The path over the first transport that works. Raises PeerLost, PeerRefused, TransferError if none works,
+        TimeoutError."""
         try:
             told, _ = await self._channel.call(peer_id, OPEN, encode(Nothing()), timeout_s=ANSWER_S)
             answer = answered(Offers, told)

@@ -25,7 +25,7 @@ def peer_row(peer_id: str, peer: Reached, path: Path | None, rails: RailRows) ->
 
 
 def rates(peer: Reached, path: Path | None, rails: RailRows, most: float | None) -> dict[str, float]:
-    """See TransferEngine.bandwidth. most: bytes/s of all rails together; None = as fast as they go."""
+    """See TransferEngine.bandwidth. most: limit in bytes/s of all rails together; None: no limit."""
     if path is None or path is LOCAL:
         return {}
     lanes: defaultdict[str, dict[str, float]] = defaultdict(dict)

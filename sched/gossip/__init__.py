@@ -10,6 +10,6 @@ Files:
     holders          Finds the holders of a prefix in the digests of all nodes: the depth of a key chain per node
     intents          Records which node is computing a prefix
     load_word        The load word: the 64 bytes in which a node publishes its load
-    record           The node record: what one node tells of its load, 92 bytes of fixed layout
+    record           The node record: the load of one node in 92 bytes of fixed layout, one row of a numpy array
     state            What this node knows of all nodes' load: a table with the newest record of each member
 """

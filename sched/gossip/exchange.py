@@ -11,7 +11,7 @@ same members in the same incarnations, it compares the versions row by row, send
 sender's newer ones. Otherwise it answers with its versions by key, and the same happens in the other direction. Loss
 and reordering only cost freshness: the next exchange offers the same versions again.
 
-A node asks one partner at a time: two asked at once answer with the same news, which would waste a fifth of all
+A node asks one partner at a time: two concurrent answers would contain the same news, which would waste a fifth of all
 records. A node that is asked postpones its own next question. Without this, because partners are random, some nodes
 would take part in half as many exchanges again as others over a few seconds, and an exchange costs both sides about the
 same.

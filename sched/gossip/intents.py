@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sched.gossip.digest import key64
 from sched.gossip.record import node_key
 
-TOLD_S = 2.0
+DIGEST_LAG_S = 2.0
 """A claim expires after twice the compute time plus this; by then the digests have reported the blocks."""
 
 WORTH_S = 0.02
@@ -100,7 +100,7 @@ class Intents:
             if held is not None and held.expires_at > now and held.node_id != instead_of:
                 coming[held.node_id] = Coming(depth, max(0.0, held.ready_at - now))
         if not coming:
-            self._note(now, keys, Claim(node_id, now + ready_s, now + 2 * ready_s + TOLD_S))
+            self._note(now, keys, Claim(node_id, now + ready_s, now + 2 * ready_s + DIGEST_LAG_S))
         return coming
 
     def _note(self, now: float, keys: Sequence[Key], claim: Claim) -> None:

@@ -2,18 +2,18 @@
 
 A node keeps one page in memory that peers may read, by RDMA without its Python taking part:
 
-      0  load word     written by the owner; a reader that met the writer midway sees a checksum that does not fit
-     64  claimed       8 bytes each, little-endian; these two are only ever changed by the cards of peers (FETCH_ADD):
-     72  released      an atomic of a card and a store of the CPU do not know of each other
-     80  claimed       the same two for claims that came as messages; only the owner writes them
+      0  load word     written by the owner; a reader detects a read during a write by the checksum
+     64  claimed       8 bytes each, little-endian; only the cards of peers change these two (FETCH_ADD):
+     72  released      a card's atomics and the CPU's stores are not atomic to each other
+     80  claimed       the same two for claims that arrived as messages; only the owner writes them
      88  released
 
-A *claim* says "work of this much is on its way to you" before the request itself is, so that acceptors which decide at
-the same moment see each other: FETCH_ADD returns what had been claimed before, and so puts them in an exact order. All
-four counters only grow. What was claimed and is neither released, nor arrived, nor older than its time to live is
-*outstanding*; the owner takes the sum of the others off in the word's field `settled`.
+A *claim* announces work before its request arrives, so that acceptors that decide at the same moment see each other:
+FETCH_ADD returns the sum of the earlier claims, which orders them exactly. All four counters only grow. A claim that is
+neither released, nor arrived, nor older than its time to live is *outstanding*; the owner adds up the other claims in
+the word's field `settled`.
 
-(Reference: the record of the scheduler's design; the seqlock there is a checksum here, which also sees a torn read.)
+(Reference: the record of the scheduler's design. A checksum replaces its seqlock, because it also detects a torn read.)
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ CLAIMED_AT, RELEASED_AT = 64, 72  # for FETCH_ADD
 BY_MESSAGE_AT = 80
 
 CLAIM_UNIT_S = 1e-6
-"""Claims are counted in microseconds of predicted prefill at the node that is claimed."""
+"""Claims are counted in microseconds of predicted prefill on the claimed node."""
 
 CLAIM_MAX = 1 << 32
-"""Of one claim, an hour and a bit: so small that the counters of 64 bits never overflow."""
+"""Maximum of one claim, about 72 minutes: the 64-bit counters never overflow."""
 
 ROLE_BITS = {"prefill": 1, "decode": 2, "store": 4}
-DRAINING = 8  # finishes what it has, takes nothing new
-CHANGING = 16  # neither prefills nor decodes for others until it has changed its role
+DRAINING = 8  # finishes its requests, takes no new ones
+CHANGING = 16  # takes no prefill and no decode until it has changed its role
 
 
 class TornWord(ValueError):
-    """The checksum does not fit: the owner was writing. Read again."""
+    """The checksum does not match: the owner was writing. Read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWord:
-    """Load of one node as of `written_ms`. The owner fills in the load; version, written_ms and settled are stamped
-    where it is written (net/gossip/load_words.py)."""
+    """Load of one node as of `written_ms`. The owner fills in the load; the writer (net/gossip/load_words.py) stamps
+    version, written_ms and settled."""
 
-    version: int = 0  # of this incarnation's words; 0 = nothing was written yet
+    version: int = 0  # of this incarnation's words; 0 = no word was written yet
     node: int = 0  # the low 32 bits of sched.gossip.state.node_key
     incarnation: int = 0
     written_ms: int = 0  # the owner's unix clock, modulo 2**32
-    work_s: float = 0.0  # time until the prefill work it has accepted is done
-    queued_tokens: int = 0  # of that work
-    settled: int = 0  # claims that are over
-    decode_step_s: float = 0.0  # predicted decode step if one more request joined it
+    work_s: float = 0.0  # time until its accepted prefill work is done
+    queued_tokens: int = 0  # prefill tokens of that work
+    settled: int = 0  # sum of the claims that are no longer outstanding
+    decode_step_s: float = 0.0  # predicted decode step with one more request
     blocks_used: int = 0  # KV blocks held by requests
     blocks_total: int = 0
     running: int = 0
@@ -75,7 +75,7 @@ class LoadWord:
     flags: int = 0  # ROLE_BITS, DRAINING
     dram_fill: float = 0.0  # share of its DRAM tier in use, in 1/255
     ssd_fill: float = 0.0
-    digest_epoch: int = 0  # another one than before: what it holds has changed much
+    digest_epoch: int = 0  # a new epoch shows that its cached keys changed a lot
 
     @classmethod
     def of(cls, record: NodeRecord, waiting: dict[str, int], flags: int = 0, digest_epoch: int = 0) -> Self:
@@ -103,7 +103,7 @@ class LoadWord:
         return self.waiting_interactive + self.waiting_standard + self.waiting_batch
 
     def age_s(self, their_unix_s: float) -> float:
-        """Seconds since it was written, by the owner's clock; 0 when that says it is not written yet."""
+        """Seconds since it was written, by the owner's clock; 0 if that time is in the future."""
         passed = (int(their_unix_s * 1000) - self.written_ms) % 2**32
         return passed / 1000 if passed < 2**31 else 0.0
 
@@ -155,45 +155,45 @@ class LoadWord:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one read of a node's page says."""
+    """The content of one read of a node's page."""
 
     word: LoadWord
     claimed: int  # sum of all claims ever made, by cards and by messages
-    claimed_by_message: int  # the part of the latter
+    claimed_by_message: int  # the part of the claims by messages
 
     @classmethod
     def unpack(cls, page: bytes) -> Self:
-        """The first PAGE_BYTES of a page. Raises what LoadWord.unpack raises."""
+        """Parses the first PAGE_BYTES of a page. Raises the errors of LoadWord.unpack."""
         by_card, _, by_message, _ = COUNTERS.unpack_from(page, WORD_BYTES)
         return cls(LoadWord.unpack(page[:WORD_BYTES]), by_card + by_message, by_message)
 
     @property
     def outstanding(self) -> int:
-        """Claims whose requests have not come yet, in CLAIM_UNIT_S."""
+        """Claims whose requests have not arrived yet, in CLAIM_UNIT_S."""
         return max(0, self.claimed - self.word.settled)
 
     @property
     def wait_s(self) -> float:
-        """Seconds of work before a request that is sent there now."""
+        """Seconds of work ahead of a request that is sent there now."""
         return self.word.work_s + self.outstanding * CLAIM_UNIT_S
 
 
 class ClaimLedger:
-    """The owner's account of claims. Counters say how much, not whose, so what ends a claim (release, arrival, age)
-    always ends the oldest: the sum is right, and no claim is counted for longer than `ttl_s`."""
+    """The owner's account of claims. Counters do not say whose claims they are, so a release, an arrival or an expiry
+    always ends the oldest claim: the sum is right, and no claim counts for longer than `ttl_s`."""
 
     def __init__(self, ttl_s: float) -> None:
         self.ttl_s = ttl_s
-        self.settled = 0  # goes into the word
+        self.settled = 0  # written to the word
         self._claimed = self._released = 0
-        self._open: deque[tuple[float, int]] = deque()  # (end of its life, amount)
+        self._open: deque[tuple[float, int]] = deque()  # (time of its expiry, amount)
 
     @property
     def outstanding(self) -> int:
         return self._claimed - self.settled
 
     def seen(self, now: float, claimed: int, released: int) -> None:
-        """The counters stand there now."""
+        """Record the present values of the counters."""
         if claimed > self._claimed:
             self._open.append((now + self.ttl_s, claimed - self._claimed))
             self._claimed = claimed
@@ -204,8 +204,8 @@ class ClaimLedger:
             self.settled += self._open.popleft()[1]
 
     def end(self, amount: int) -> None:
-        """Claims of so much have been released, or their requests are here. What is more than outstanding had expired
-        before."""
+        """End claims of `amount` that were released or whose requests have arrived. An excess over the outstanding
+        claims had expired before."""
         while amount > 0 and self._open:
             until, oldest = self._open.popleft()
             taken = min(amount, oldest)

@@ -1,12 +1,12 @@
-"""The node record: what one node tells of its load, 92 bytes of fixed layout, one row of a numpy array. Pure.
+"""The node record: the load of one node in 92 bytes of fixed layout, one row of a numpy array. Pure.
 
-The first 60 bytes are the load word that peers also read one-sided (sched/gossip/load_word.py; a test holds the two
-together), without its checksum, which packets have of their own. Then come what is predicted, what the load word has
-no room for, and the age.
+The first 60 bytes are the load word that peers also read one-sided (sched/gossip/load_word.py; a test compares the
+two), without its checksum, because packets have their own. The rest are predictions, fields for which the load word has
+no room, and the age.
 
 Times in a record are relative: seconds left or passed when it was written. The holder of a record ages it by its own
-steady clock from the moment of arrival, and passes it on aged, so no two clocks are ever compared; the error is the
-time the record spent on the wire.
+steady clock from the moment of arrival, and passes it on aged, so clocks of different nodes are never compared; the
+error is the record's time on the wire.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def _word(name: str) -> int:
 
 FLOAT_WORDS = [_word(name) for name in _NAMES if RECORD[name] == np.dtype("<f4")]
 IDENTITY_WORDS = [_word(name) for name in ("node_low", "node_high", "version", "incarnation")]
-"""As two 64-bit numbers: the node's key, and its order."""
+"""The words of two 64-bit numbers: the node's key, and its order."""
 
 RESIDUAL_WORD = _word("residual")
 """Its high half is the residual."""
 
 Version = tuple[int, int]
-"""(incarnation, version): the greater is the newer."""
+"""(incarnation, version): the greater one is newer."""
 
 
 @lru_cache(maxsize=65536)
@@ -88,37 +88,37 @@ def node_key(node_id: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """Load of one node. The owner fills in all but node, incarnation and version, which the view stamps."""
+    """Load of one node. The owner fills in all fields except node, incarnation and version, which the view stamps."""
 
     node: int = 0  # node_key of its id
     incarnation: int = 0
-    version: int = 0  # counts from 1; 0 = nothing published yet
+    version: int = 0  # counts from 1; 0 = no record was published yet
     running: int = 0  # requests in its batch
-    waiting: int = 0  # requests queued,
+    waiting: int = 0  # queued requests,
     waiting_interactive: int = 0  # of these by class (sched/classes.py); the rest is of the standard class
     waiting_batch: int = 0
     max_running: int = 0
-    running_soon: int = 0  # predicted for when a prefill that starts now hands over
+    running_soon: int = 0  # predicted for the hand-over of a prefill that starts now
     queued_tokens: int = 0  # prefill tokens not yet computed, of waiting and running requests
-    blocks_used: int = 0  # KV blocks held by requests; cached ones nobody holds count as free
+    blocks_used: int = 0  # KV blocks held by requests; cached blocks that no request holds count as free
     blocks_soon: int = 0  # predicted like running_soon
     blocks_total: int = 0
     age_s: float = 0.0  # since its owner wrote it
-    work_s: float = 0.0  # time until the prefill work it has accepted is done
+    work_s: float = 0.0  # time until its accepted prefill work is done
     prefill_a0: float = 0.0  # its PrefillModel: seconds,
     prefill_a1: float = 0.0  # seconds per token,
     prefill_a2: float = 0.0  # seconds per attended token pair (see sched.cost)
-    decode_step_s: float = 0.0  # predicted decode step if one more request joined it
-    residual: float = 0.0  # measured / predicted step time, 0 = not known: a slow node has more than 1
-    dram_fill: float = 0.0  # share of its DRAM tier in use, told in 1/255
+    decode_step_s: float = 0.0  # predicted decode step with one more request
+    residual: float = 0.0  # measured / predicted step time; above 1 the node is slow; 0 = not known
+    dram_fill: float = 0.0  # share of its DRAM tier in use, sent in 1/255
     ssd_fill: float = 0.0
-    nic_in: float = 0.0  # share of its network in use, told in 1/255
+    nic_in: float = 0.0  # share of its network in use, sent in 1/255
     nic_out: float = 0.0
-    health: int = 0  # sched/membership/health.py: 0 = well .. 7
-    flags: int = 0  # of the load word: roles, draining
+    health: int = 0  # sched/membership/health.py: 0 = healthy .. 7
+    flags: int = 0  # as in the load word: roles, draining
     digest_epoch: int = 0  # of its cache digest, the low 16 bits
-    settled: int = 0  # of the load word: claims that are over
-    written_ms: int = 0  # of the load word
+    settled: int = 0  # as in the load word
+    written_ms: int = 0  # as in the load word
 
     @property
     def order(self) -> Version:
@@ -134,7 +134,7 @@ class NodeRecord:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Of a long prompt's first tokens; 0 when nothing was measured yet."""
+        """Rate for the first tokens of a long prompt; 0 without a measurement."""
         return 1 / self.prefill_a1 if self.prefill_a1 > 0 else 0.0
 
     @property

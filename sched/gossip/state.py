@@ -1,8 +1,8 @@
 """What this node knows of all nodes' load: a table with the newest record of each member, merged packet by packet.
 
-Rows are in the order of node keys, the same in every node that knows the same members, which is what lets two nodes
-compare all their versions by position (sched/gossip/exchange.py). Work on many records is numpy's: a packet of fifteen
-records is decoded, checked, compared and merged without a Python loop.
+Rows are in the order of node keys, which is the same on every node that knows the same members, so two nodes can
+compare all their versions by position (sched/gossip/exchange.py). numpy works on many records: it decodes, checks,
+compares and merges a packet of fifteen records without a Python loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEARTBEAT_S = 1.0
 
 WORK_STEP_S = 0.05
 FILL_STEP = 0.05
-"""Moves of the queue (seconds) and of shares (KV use, tiers, network) that are worth a new version."""
+"""Changes of the queue (seconds) and of shares (KV use, tiers, network) that cause a new version."""
 
 LAST_KEY = 2**64 - 1
 _INFINITE = 0x7F800000
@@ -47,24 +47,25 @@ Rows = npt.NDArray[np.intp]
 
 
 RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS = range(3)
-"""Columns of what is noted of a record here: when it came, and the work sent there since, which it cannot know."""
+"""Columns of local facts about a record: the time of its arrival, and the work sent to the node since, which the record
+does not include."""
 
 
 class ClusterView:
-    """The newest record of each member. Records of nodes that were not admitted are turned away."""
+    """The newest record of each member. Rejects records of nodes that were not admitted."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self._own = node_key(node_id)
         self._own_key = np.uint64(self._own)
         self._names: dict[int, str] = {self._own: node_id}
-        self._stale_rows = False  # members changed since the rows were laid out
+        self._stale_rows = False  # members changed since the last layout of the rows
         self._keys: Keys = np.array([self._own], np.uint64)
         self._orders = np.zeros(1, np.uint64)  # incarnation << 32 | version, 0 = no record yet
         self._words: Words = np.zeros((1, RECORD_WORDS), "<u4")
         self._held = np.zeros((1, 3))  # RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS
         self._fingerprint: int | None = None
-        self.rival: int | None = None  # incarnation of an own record that others hold and this process did not write
+        self.rival: int | None = None  # incarnation of a held own record of another process
 
     # --- membership
 
@@ -74,8 +75,8 @@ class ClusterView:
         self._stale_rows = True
 
     def forget(self, node_id: str) -> None:
-        """The node is gone: drop its record and accept no other."""
-        self._lay_out()  # a node that comes back before the next layout must not find its old record
+        """The node is gone: drop its record and accept no more."""
+        self._lay_out()  # a node that returns before the next layout must not find its old record
         if self._names.pop(node_key(node_id), None) is not None:
             self._stale_rows = True
             self._lay_out()
@@ -147,7 +148,8 @@ class ClusterView:
     # --- writing
 
     def publish(self, now: float, incarnation: int, record: NodeRecord) -> None:
-        """Take the own load. It becomes a new version when it differs from what others extrapolate, or as heartbeat."""
+        """Take this node's load. It becomes a new version if it differs from the others' extrapolation, or as a
+        heartbeat."""
         row = self._row(self._own)
         assert row is not None, "a view always has a row for its own node"
         told = NodeRecord.unpack(self._words[row].tobytes()) if self._orders[row] else None
@@ -159,13 +161,13 @@ class ClusterView:
             self._put(np.array([row]), words, np.array([incarnation << 32 | version], np.uint64), now)
 
     def merge(self, now: float, record: NodeRecord) -> bool:
-        """Keep the record if it is of a member and newer than what is held; True if it was kept."""
+        """Keep the record if it is of a member and newer than the held one; returns whether it was kept."""
         return self.merge_packed(now, record.pack())[0] == 1
 
     def merge_packed(self, now: float, data: bytes) -> tuple[int, int]:
-        """`merge` of records packed one after the other; returns how many were (kept, turned away).
+        """`merge` of records packed one after the other; returns the numbers of (kept, rejected) records.
 
-        Raises ValueError, and keeps none, when the length is wrong or a float is negative or not finite.
+        Raises ValueError, and keeps none, if the length is wrong or a float is negative or not finite.
         """
         if not data or len(data) % RECORD_BYTES:
             raise ValueError(f"records have {RECORD_BYTES} bytes each, got {len(data)}")
@@ -188,7 +190,8 @@ class ClusterView:
         return kept, news.size - kept
 
     def _compare_own(self, orders: Keys) -> None:
-        """Records of this node come back from others; one that is not older than the last published is not ours."""
+        """Others return records of this node; one that is at least as new as the last published one is not from this
+        process."""
         published = np.full(orders.size, self._orders[self._row(self._own)])
         foreign = orders[(orders != published) & ~newer_of(published, orders)]
         if foreign.size:
@@ -207,7 +210,8 @@ class ClusterView:
         self._held[rows] = (now, 0.0, 0.0)
 
     def charge(self, node_id: str, work_s: float, requests: int = 1) -> None:
-        """Work was just sent to this node; counts in `get` until its next record (LSQ: own increments)."""
+        """Record that work was just sent to this node; it counts in `get` until the node's next record (LSQ: own
+        increments)."""
         row = self._row(node_key(node_id))
         if row is not None and self._orders[row]:
             self._held[row] += (0.0, work_s, requests)
@@ -216,7 +220,7 @@ class ClusterView:
 
     @property
     def keys(self) -> Keys:
-        """Of all members, ascending: row i of everything below belongs to keys[i]."""
+        """The keys of all members, ascending: row i of all arrays below belongs to keys[i]."""
         self._lay_out()
         return self._keys
 
@@ -237,12 +241,12 @@ class ClusterView:
         return self._fingerprint
 
     def packed(self, now: float, rows: Rows) -> bytes:
-        """The records of these rows as of `now`, without charges: what is passed on."""
+        """The records of these rows as of `now`, without charges, to pass on."""
         return self._aged(rows, now).tobytes()
 
 
 def _differs(told: NodeRecord, fresh: NodeRecord) -> bool:
-    """Whether `fresh` says something that readers of `told` cannot extrapolate, or `told` is too old."""
+    """Whether readers of `told` cannot extrapolate `fresh`, or `told` is too old."""
     blocks = max(1, fresh.blocks_total)
     moves = (
         (fresh.blocks_used - told.blocks_used) / blocks,
@@ -261,6 +265,6 @@ def _differs(told: NodeRecord, fresh: NodeRecord) -> bool:
 
 
 def _counts(record: NodeRecord) -> tuple[int, ...]:
-    """What is news whenever it changes."""
+    """The fields of which every change matters."""
     waiting = (record.waiting, record.waiting_interactive, record.waiting_batch)
     return (*waiting, record.running, record.max_running, record.blocks_total, record.health, record.flags)

@@ -46,7 +46,7 @@ class Kind(IntEnum):
     PICK = 6  # state: rows that are wanted
     HELD = 7  # digests: states held (sched/gossip/digest_exchange.py)
     CHANGES = 8  # digests: a delta
-    COPY = 9  # digests: a page of a whole one
+    COPY = 9  # digests: a page of a full copy
     CELL_AGES = 10  # cells: how old the summaries held are (sched/gossip/cells.py)
     CELLS = 11  # cells: summaries
 

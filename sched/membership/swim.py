@@ -3,13 +3,12 @@
 `Membership.handle(now, event)` returns effects; `wake_at()` returns the time of the next Tick. `now` comes from any
 steady clock of this node: times of different nodes are never compared.
 
-- sched/membership/detector.py finds out who fails: a probe per period, helpers, suspicions that confirmations shorten.
-A suspect
-  is told at once and refutes by raising its incarnation; without refutation it is dead.
-- News travel as rumours on every message, each told a bounded number of times; a periodic comparison of rosters with
-  one other node, and an exchange of the lists when they differ, repairs what loss left over. It also calls on the
-  dead, which heals partitions.
-- A node that notices that it stood still itself moves its deadlines: its own pause is not the others' silence.
+- sched/membership/detector.py detects failures: a probe per period, helpers, suspicions that confirmations shorten.
+  A suspect is told immediately and refutes by raising its incarnation; without a refutation it is dead.
+- News travels as rumours on every message, each sent a bounded number of times. A periodic comparison of rosters with
+  one other node, and an exchange of the lists if they differ, repairs the effects of packet loss. It also contacts dead
+  nodes, which heals partitions.
+- A node that notices its own pause moves its deadlines, because its pause is not the silence of others.
 """
 
 from __future__ import annotations

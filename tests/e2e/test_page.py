@@ -62,7 +62,7 @@ async def test_watch_chat_and_explain(page, cluster):
     await page.locator("#prompt").press_sequentially("<b>How</b> are you?")
     await page.keyboard.press("Enter")
     await expect(page.locator(".message.user")).to_have_text("<b>How</b> are you?")  # text stays text
-    answered = page.get_by_role("button", name="where its blocks came from")
+    answered = page.get_by_role("button", name="show the sources of its blocks")
     await expect(answered).to_be_visible(timeout=60_000)
     await answered.press("Enter")
     bars = page.locator("#request .timeline rect")

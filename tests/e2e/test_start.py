@@ -46,13 +46,17 @@ def test_a_python_without_the_packages_names_the_set_up():
 def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model, tmp_path):
     key = tmp_path / "key"
     key.write_text("5c" * 32)
-    with start("store=1", *tiny_model) as cluster:
+    with start("store=1", *tiny_model, "--transport", "tcp") as cluster:
         door = cluster.nodes[0].url.removeprefix("http://")
         join = [*tiny_model, "--role", "store", "--port", "0", "--join", door]
         for flags, remedy in [
             ([*join, "--block-size", "32"], "--block-size 16"),
             ([*join, "--seed", "1"], "same model"),
             ([*join, "--kv-cache-dtype", "int8"], "pass --kv-cache-dtype float32"),
+            (
+                [*join, "--transport", "shm"],
+                "--transport shm: no transport to 'store-0': shm: the peer does not offer it",
+            ),
             ([*join, "--cluster-key-file", str(key)], "give both nodes the same --cluster-key-file"),
             ([*tiny_model, "--role", "store", "--port", str(host_port(door)[1])], "--port"),
         ]:

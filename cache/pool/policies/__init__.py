@@ -34,8 +34,8 @@ __all__ = ["METHODS", "EvictionPolicy", "choose", "policies"]
 
 
 def choose(name: str, shares: Mapping[str, float] | None = None) -> EvictionPolicy:
-    """A new policy called `name`, or the user's own from 'FILE.py:NAME'; with shares, one for each class of them.
-    Raises ValueError."""
+    """A new policy called `name`, or the user's class from 'FILE.py:NAME'; with shares, one policy per class. Raises
+    ValueError."""
     if is_file(name):
         maker: Callable[[], EvictionPolicy] = load("--eviction", name, METHODS)
     elif name in policies:

@@ -11,7 +11,7 @@ from cache.pool.policy import PLAIN, Facts
 class FIFO:
     def __init__(self) -> None:
         self._arrivals: dict[Hashable, int] = {}
-        self._queue: list[tuple[int, Hashable]] = []  # a heap; may hold items that are pinned, or gone
+        self._queue: list[tuple[int, Hashable]] = []  # a heap; it may hold pinned or removed items
         self._pinned: set[Hashable] = set()
         self._passed: set[Hashable] = set()  # pinned items that `victim` met and took out of the queue
         self._count = 0
@@ -19,10 +19,10 @@ class FIFO:
     def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
         self._count += 1
         self._arrivals[item] = self._count
-        if len(self._queue) > 64 + 2 * len(self._arrivals):  # most of them are gone
+        if len(self._queue) > 64 + 2 * len(self._arrivals):  # most of them were removed
             self._queue = [pair for pair in self._queue if self._arrivals.get(pair[1]) == pair[0]]
             heapify(self._queue)
-        self._queue.append((self._count, item))  # the largest: the heap stays one
+        self._queue.append((self._count, item))  # appending the largest item keeps the heap valid
 
     def touched(self, item: Hashable) -> None:
         pass

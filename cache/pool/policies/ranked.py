@@ -1,7 +1,7 @@
 """Policies that evict the smallest rank: LFU, length-aware, cost-aware. Pure.
 
-One heap with late re-ranking: a use only raises an item's rank, so the heap may keep the old, smaller one and `victim`
-corrects it when it gets to the top. A hit is O(1), an eviction O(log n), amortised.
+One heap with late re-ranking: a use only raises an item's rank, so the heap may keep the old, smaller rank, and
+`victim` corrects it when the item reaches the top. A hit is O(1), an eviction O(log n), amortised.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class Entry:
     uses: int
     rank: Rank
     pinned: bool = False
-    queued: bool = True  # the heap has it
+    queued: bool = True  # the heap contains the item
 
 
 class Ranked:
-    """Subclasses say what the rank is. It must not fall while the item lives, and be different for all items: the clock
-    `self.tick`, which counts uses, as its last part makes it so and breaks ties by age of the last use."""
+    """Subclasses define the rank. It must never fall while the item is cached, and no two items may have the same rank.
+    The clock `self.tick`, which counts uses, as the last part of the rank ensures both and breaks ties by the age of
+    the last use."""
 
     def __init__(self) -> None:
         self.tick = 0
@@ -35,11 +36,11 @@ class Ranked:
         self._num_pinned = 0
 
     def rank(self, facts: Facts, uses: int) -> Rank:
-        """Of an item at its use number `uses` (the first: when it was added), which happens now."""
+        """The rank of an item whose use number `uses` happens now; the first use is when it is added."""
         raise NotImplementedError
 
     def evicting(self, rank: Rank) -> None:
-        """The item of this rank is the next to go."""
+        """Called when the item of this rank is the next victim."""
 
     def added(self, item: Hashable, facts: Facts = PLAIN) -> None:
         self.tick += 1
@@ -60,7 +61,7 @@ class Ranked:
         self._num_pinned += 1
 
     def unpinned(self, item: Hashable) -> None:
-        self.tick += 1  # the end of a use is when it was last used, but no second use
+        self.tick += 1  # the end of a use renews its time, but is no second use
         entry = self._entries[item]
         entry.rank = self.rank(entry.facts, entry.uses)
         entry.pinned = False
@@ -94,14 +95,14 @@ class Ranked:
 
 
 class LFU(Ranked):
-    """Least often used since it came; of equals the one that was not used for longest."""
+    """Evicts the item with the fewest uses since it was added; among equals, the least recently used one."""
 
     def rank(self, facts: Facts, uses: int) -> Rank:
         return (uses, self.tick)
 
 
 class LengthAware(Ranked):
-    """LFU that lets late blocks of a prompt go first among equals (Mooncake, arXiv 2407.00079, table 1)."""
+    """LFU that evicts later blocks of a prompt first among equals (Mooncake, arXiv 2407.00079, table 1)."""
 
     def rank(self, facts: Facts, uses: int) -> Rank:
         return (uses, -facts.position, self.tick)
@@ -109,7 +110,7 @@ class LengthAware(Ranked):
 
 class CostAware(Ranked):
     """GreedyDual-Size-Frequency (Cherkasova, 1998): rank = L + uses * cost / size, where L is the rank of the last
-    victim, so that what was worth much once does not stay for ever. Cost is the time to compute the block again."""
+    victim, so that an item with many old uses does not stay forever. Cost is the time to compute the block again."""
 
     def __init__(self) -> None:
         super().__init__()

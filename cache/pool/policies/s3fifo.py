@@ -1,7 +1,7 @@
 """S3-FIFO (Yang et al., SOSP 2023): three queues. Pure, O(1) amortised.
 
 new ──> small (a tenth) ──used twice──> main ──unused for a round──> gone
-          └──otherwise──> gone, its name to the ghost queue; who comes back from there goes to main at once
+          └──otherwise──> gone, its key to the ghost queue; a key that returns from there goes directly to main
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from cache.pool.policy import PLAIN, Facts
 
 SMALL_SHARE = 0.1
 MOST_USES = 3  # a counter of two bits
-MOVE_USES = 2  # more than one use while in the small queue
+MOVE_USES = 2  # uses in the small queue that move an item to main
 
 
 class S3FIFO:
-    """The cache's size is not told: shares are of what is here now, and the ghost queue remembers as many names."""
+    """The policy does not know the cache's size: shares refer to the present items, and the ghost queue remembers as
+    many keys."""
 
     def __init__(self) -> None:
         self._small: OrderedDict[Hashable, None] = OrderedDict()  # oldest first; both may hold pinned items
         self._main: OrderedDict[Hashable, None] = OrderedDict()
         self._ghost: OrderedDict[Hashable, None] = OrderedDict()
-        self._uses: dict[Hashable, int] = {}  # of all items that are here
+        self._uses: dict[Hashable, int] = {}  # of all present items
         self._pinned: set[Hashable] = set()
         self._passed: set[Hashable] = set()  # pinned items that `victim` met and took out of their queue
         self._named: Hashable = None  # the last victim
@@ -44,7 +45,7 @@ class S3FIFO:
 
     def unpinned(self, item: Hashable) -> None:
         self._pinned.remove(item)
-        if item in self._passed:  # it was in use at its turn
+        if item in self._passed:  # it was pinned at its turn
             self._passed.remove(item)
             self._main[item] = None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from cache.pool.policy import PLAIN, EvictionPolicy, Facts
 
 OTHERS = ""
-"""The classes that no share names; they have what is left."""
+"""All classes without a share of their own; they use the rest."""
 
 
 def parse(text: str) -> dict[str, float]:
@@ -36,14 +36,14 @@ def check(shares: Mapping[str, float]) -> None:
 
 
 class ClassShares:
-    """Wraps one policy per class. An item belongs to the class of the request that brought it."""
+    """Wraps one policy per class. An item belongs to the class of the request that added it."""
 
     def __init__(self, policy: Callable[[], EvictionPolicy], shares: Mapping[str, float]) -> None:
-        """shares: class -> part of the cache. Raises ValueError for shares that cannot be."""
+        """shares: class -> part of the cache. Raises ValueError for impossible shares."""
         check(shares)
         self._shares = {**shares, OTHERS: max(0.0, 1 - sum(shares.values()))}
         self._policies = {name: policy() for name in self._shares}
-        self._sizes = dict.fromkeys(self._shares, 0)  # items, pinned ones, too
+        self._sizes = dict.fromkeys(self._shares, 0)  # items, including pinned ones
         self._blocks = dict.fromkeys(self._shares, 0)  # by `took` and `gave`
         self._class_of: dict[Hashable, str] = {}
 
@@ -84,8 +84,8 @@ class ClassShares:
         self._blocks[self._name(service_class)] -= 1
 
     def victim_for(self, service_class: str) -> Hashable | None:
-        """A class that would be above its share takes nothing from one that is within its own: it gives up what is its
-        own, or waits until others that are above their shares have something to give."""
+        """A class that would exceed its share takes nothing from a class within its share: it evicts its own blocks, or
+        waits until classes above their shares have evictable ones."""
         mine, room = self._name(service_class), sum(self._blocks.values())
         above = {name: self._blocks[name] - share * room for name, share in self._shares.items()}
         givers = [name for name, policy in self._policies.items() if len(policy)]

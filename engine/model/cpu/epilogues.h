@@ -1,8 +1,8 @@
-// What becomes of a row of 32 products (gemm.h): bias, activation, addition, and the one rounding.
+// Epilogues for a row of 32 products (gemm.h): bias, activation, addition, and the only rounding.
 #pragma once
 #include "gemm.h"
 
-// What all have in common: the bias and the end of a row at n outputs.
+// Common to all epilogues: the bias, and the end of a row at n outputs.
 struct Biased {
     const float* bias;  // padded to whole blocks, or null
     int64_t n;
@@ -56,7 +56,7 @@ struct AddTo {  // x + product, in place
 };
 
 template <Activation ACTIVATION>
-struct ActMul {  // of a gated weight: outputs 0-15 of a block are gates, 16-31 their ups; from.n is the padded width
+struct ActMul {  // for a gated weight: outputs 0-15 of a block are gates, 16-31 their ups; from.n is the padded width
     Biased from;
     bf16* y;
     int64_t width;

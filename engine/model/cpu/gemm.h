@@ -1,19 +1,19 @@
 // y = x w^T on the AMX tiles of one thread, for a bfloat16 weight packed once in the order in which it is read.
 //
-// Packed weight: blocks of 32 outputs; inside a block the inputs in steps of 32; a step is two tiles of 16 outputs.
-// A tile is what tdpbf16ps wants of its right operand: 16 rows of input pairs, [16 pairs][16 outputs][2], 1 KiB.
+// Packed weight: blocks of 32 outputs; each block has its inputs in steps of 32; a step is two tiles of 16 outputs.
+// A tile has the layout of tdpbf16ps's right operand: 16 rows of input pairs, [16 pairs][16 outputs][2], 1 KiB.
 //
-//     packed [ceil(n / 32)][ceil(k / 32)][2][16][16][2]      zeros where n or k end inside
+//     packed [ceil(n / 32)][ceil(k / 32)][2][16][16][2]      padded with zeros beyond n and k
 //
-// So a thread that computes a range of outputs reads one ascending stream of memory, whatever the number of rows m:
-// at m = 1 that stream is the whole cost, and at large m a block stays in the L1 or L2 cache while the rows of x pass,
-// and the next block is asked for meanwhile.
+// A thread that computes a range of outputs thus reads one ascending stream of memory for any number of rows m. At
+// m = 1, this stream is the whole cost. At large m, a block stays in the L1 or L2 cache for all rows of x, and the next
+// block is prefetched meanwhile.
 //
-// One thread, 256 rows, weights from memory: 1.3 TFLOP/s; 0.95 when a block was asked for only by its first rows and the
-// epilogue ran alone. Tile products that stay in registers make 3.2 on zeros and 2.5 on other numbers (the clock
-// falls), and with operands from the L2 cache 1.75: 32 x 32 products read 64 bytes a cycle from it.
+// One thread, 256 rows, weights from memory: 1.3 TFLOP/s; 0.95 without prefetching the next block and with an epilogue
+// that did not overlap. Tile products in registers reach 3.2 on zeros and 2.5 on other numbers (the clock falls), and
+// 1.75 with operands from the L2 cache: 32 x 32 products read 64 bytes per cycle from it.
 //
-// Products are accumulated in float32 over all of k and handed, 32 x 32 at a time, to an epilogue that rounds once.
+// Products are accumulated in float32 over all of k. An epilogue takes them, 32 x 32 at a time, and rounds once.
 #pragma once
 #include <immintrin.h>
 
@@ -24,7 +24,7 @@
 #include "vectors.h"
 
 constexpr int64_t STEP_BYTES = 2048;  // two tiles
-constexpr int64_t PREFETCH_BYTES = 1024;  // ahead in the stream; at m = 32 twice as far is 18 % slower, 4 KiB 25 %
+constexpr int64_t PREFETCH_BYTES = 1024;  // ahead in the stream; at m = 32, 2 KiB is 18 % slower, 4 KiB 25 %
 
 struct Weight {
     const bf16* packed;
@@ -35,8 +35,8 @@ struct Weight {
     int64_t blocks() const { return (n + 31) / 32; }
 };
 
-// This thread's tile shapes: tiles 0..3 hold the products, 4 and 5 rows of x, 6 and 7 the weight. What was configured
-// before (oneDNN remembers its own choice) is put back at the end.
+// This thread's tile shapes: tiles 0..3 contain the products, 4 and 5 rows of x, 6 and 7 the weight. The destructor
+// restores the previous configuration, because oneDNN remembers its own.
 class Tiles {
   public:
     Tiles() { _tile_storeconfig(before_); }
@@ -60,7 +60,7 @@ class Tiles {
     }
 
   private:
-    // The compiler's intrinsic claims to read 8 bytes of the 64, so that stores to the others may be dropped.
+    // The compiler's intrinsic claims to read only 8 of the 64 bytes, so the compiler might drop stores to the others.
     static void load(const uint8_t* config) {
         asm volatile("" : : "r"(config) : "memory");
         _tile_loadconfig(config);
@@ -70,9 +70,9 @@ class Tiles {
     int64_t rows_ = 0;
 };
 
-// 32 x 32 products as four tiles: rows 0-15 and 16-31 of x, outputs 0-15 and 16-31 of the block. What becomes of them
-// is worked out row by row beside the tile products of the next ones, which leave the vector units and, at few rows,
-// the time in which the weight comes from memory to it.
+// 32 x 32 products as four tiles: rows 0-15 and 16-31 of x, outputs 0-15 and 16-31 of the block. Their epilogue runs
+// row by row during the next tile products, which do not use the vector units and, at few rows, wait for the weight
+// from memory.
 struct Products {
     alignas(64) float tile[4][256];
     int64_t row, block;  // of the first product
@@ -87,14 +87,14 @@ struct Products {
     }
 };
 
-// What to bring into the L2 cache meanwhile: so many cache lines in each step, from `at` on.
+// The prefetch into the L2 cache: `lines` cache lines in each step, from `at` on.
 struct Ahead {
     const char* at;
     int64_t lines;
 };
 
-// x [rows <= 32, 32 steps] times one block, while `before` is finished and `ahead` asked for. STREAM: the block comes
-// from memory and not from a cache.
+// x [rows <= 32, 32 steps] times one block; meanwhile finishes `before` and prefetches `ahead`. STREAM: the block is
+// read from memory instead of a cache.
 template <bool TWO, bool STREAM, class Epilogue>
 inline void multiply(const bf16* x, int64_t stride, const bf16* block, int64_t steps, Products& c, Products& before,
                      Ahead ahead, const Epilogue& epilogue) {
@@ -137,7 +137,7 @@ void product(const bf16* x, int64_t stride, Range rows, const Weight& w, Range b
     Tiles tiles;
     Products products[2];
     const int64_t steps = w.steps(), pieces = (rows.size() + 31) / 32;
-    const int64_t lines = pieces > 1 ? (STEP_BYTES / 64 + pieces - 2) / (pieces - 1) : 0;  // the first piece asks for none
+    const int64_t lines = pieces > 1 ? (STEP_BYTES / 64 + pieces - 2) / (pieces - 1) : 0;  // the first piece fetches none
     int now = 0;
     for (int64_t b = blocks.begin; b < blocks.end; b++) {
         const bf16* block = w.packed + b * steps * (STEP_BYTES / 2);

@@ -3,8 +3,8 @@
 //     packed [ceil(n / OUTPUTS)][k][OUTPUTS]            elements in memory, float32 products
 //     packed [ceil(n / OUTPUTS)][k / 2][OUTPUTS][2]     bfloat16 with an instruction for products of pairs (vdpbf16ps)
 //
-// A thread that computes a range of outputs reads one ascending stream of memory: at one row that stream is the whole
-// cost. At many rows CHUNK_BYTES of it stay in the first-level cache while the rows of x pass, ROWS at a time.
+// A thread that computes a range of outputs reads one ascending stream of memory: at one row, this stream is the whole
+// cost. At many rows, CHUNK_BYTES of it stay in the first-level cache for all rows of x, ROWS at a time.
 #pragma once
 #include <vector>
 
@@ -21,16 +21,16 @@ constexpr int ROWS = 12;  // 27 of 32
 #endif
 constexpr int OUTPUTS = 2 * WIDTH;
 constexpr int64_t CHUNK_BYTES = 24 << 10;
-constexpr int64_t AHEAD_BYTES = 2048;  // of the stream, asked for at few rows
+constexpr int64_t AHEAD_BYTES = 2048;  // prefetch distance in the stream, at few rows
 
 #if defined(__AVX512BF16__)
 constexpr bool PAIRS = std::is_same_v<Element, Bf16>;
 #else
 constexpr bool PAIRS = false;
 #endif
-constexpr int STEP = PAIRS ? 2 : 1;  // inputs multiplied at once; k is a multiple of it
+constexpr int STEP = PAIRS ? 2 : 1;  // inputs multiplied per instruction; k is a multiple of it
 constexpr int64_t CHUNK = CHUNK_BYTES / (OUTPUTS * (int64_t)sizeof(Element)) / STEP;  // steps
-using Factor = std::conditional_t<PAIRS, Bf16, float>;  // what x is read as
+using Factor = std::conditional_t<PAIRS, Bf16, float>;  // the type of x in products
 
 // What a packed weight consists of: elements, or groups of inputs that share a scale (groups.h).
 enum Kind : int64_t { ELEMENTS = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
@@ -57,8 +57,8 @@ inline Vec multiply(Vec sum, const Factor* x, const Element* w) {
     }
 }
 
-// c [COUNT, OUTPUTS] (+)= x [COUNT, steps] w [steps, OUTPUTS]. A sum is made in the same order for every COUNT, so that a
-// row's result does not depend on the rows beside it.
+// c [COUNT, OUTPUTS] (+)= x [COUNT, steps] w [steps, OUTPUTS]. The order of a sum is the same for every COUNT, so a
+// row's result does not depend on the other rows.
 template <int COUNT>
 inline void tile(const Factor* x, int64_t stride, const Element* w, int64_t steps, float* c, bool add) {
     Vec sum[COUNT][2];
@@ -83,8 +83,8 @@ inline void tiles(const Factor* x, int64_t stride, const Element* w, int64_t ste
         if (rows) tiles<COUNT - 1>(x, stride, w, steps, c, add, rows);
 }
 
-// Rows of x as the products read them: [chunks][rows][CHUNK STEP], widened where products are float32. Not where they
-// lie: rows that are a power of two apart push each other out of the first-level cache.
+// A copy of rows of x in the order of the products, [chunks][rows][CHUNK STEP], widened if products are float32. The
+// copy is needed because rows at distances of a power of two evict each other from the first-level cache.
 class Factors {
   public:
     static constexpr int64_t STRIDE = CHUNK * STEP;
@@ -130,12 +130,12 @@ void product_of_elements(const Element* x, int64_t stride, Range rows, const Wei
     }
 }
 
-// --- what becomes of a row of OUTPUTS sums: bias, activation, addition, and the one rounding
+// --- epilogues for a row of OUTPUTS sums: bias, activation, addition, and the only rounding
 
 struct Biased {
     const float* bias;  // padded to whole blocks, or null
     int64_t n;
-    // use(first output, how many of WIDTH exist, sums) for each half
+    // use(first output, number of outputs left, sums) for each half
     template <class Use>
     void each(int64_t block, const float* sums, const Use& use) const {
         for (int64_t at = block * OUTPUTS, h = 0; h < 2; h++, at += WIDTH)
@@ -167,7 +167,7 @@ struct AddTo {  // x + product, in place
 };
 
 template <Activation ACTIVATION>
-struct ActMul {  // of a gated weight: the first half of a block are gates, the second their ups
+struct ActMul {  // for a gated weight: the first half of a block are gates, the second their ups
     Biased from;
     Element* y;
     int64_t width;

@@ -1,8 +1,9 @@
-// The operations of engine/model/ops_cpu.py: products on AMX tiles (gemm.h) with what follows them in the same pass.
+// The operations of engine/model/ops_cpu.py: products on AMX tiles (gemm.h), with the following operations in the same
+// pass.
 //
-// Few rows (decode): threads share the outputs of a product, so that each reads its part of the weights once, and meet
-// at a barrier between products. Many rows (prefill): threads share the rows, and take them through a whole layer in
-// pieces whose activations stay in the L2 cache, without meeting.
+// Few rows (decode): threads share the outputs of a product, so that each reads its part of the weights once, and wait
+// at a barrier between products. Many rows (prefill): threads share the rows and compute a whole layer for them without
+// barriers, in pieces whose activations stay in the L2 cache.
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,10 +12,10 @@
 namespace {
 
 constexpr int64_t SHARE_ROWS_FROM = 192;  // rows from which threads share rows instead of outputs
-constexpr int64_t PIECE_ROWS = 256;       // rows that go through a layer together
-constexpr int64_t SMALL = 1 << 15;        // elements below which an elementwise operation stays on one thread
+constexpr int64_t PIECE_ROWS = 256;       // rows that pass a layer together
+constexpr int64_t SHARE_ELEMENTS_FROM = 1 << 15;  // smaller elementwise operations run on one thread
 
-inline int elementwise_threads(int64_t elements, int threads) { return elements < SMALL ? 1 : threads; }
+inline int elementwise_threads(int64_t elements, int threads) { return elements < SHARE_ELEMENTS_FROM ? 1 : threads; }
 
 template <Activation ACTIVATION>
 void act_mul_rows(const bf16* gate_up, int64_t m, int64_t width, bf16* y, int threads) {
@@ -45,14 +46,14 @@ void shared_product(const Weight& w, const bf16* x, int64_t stride, int64_t m, i
 
 extern "C" {
 
-// Outputs of a packed block, and what its inputs are a multiple of.
+// Outputs of a packed block, and the number of which its inputs are a multiple.
 int32_t block_outputs() { return 32; }
 int32_t block_inputs() { return 32; }
 
-// Leave of the kernel to use the tiles; 0 = granted. Once per process.
+// Requests the kernel's permission to use the tiles; 0: granted. Once per process.
 int32_t amx_request() { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */); }
 
-// weight [n, k] (contiguous) -> packed. gated: the halves of n are woven together, 16 gates and then their 16 ups.
+// weight [n, k] (contiguous) -> packed. gated: the halves of n are interleaved, 16 gates and then their 16 ups.
 void pack(const bf16* weight, int64_t n, int64_t k, int32_t gated, bf16* packed, int32_t threads) {
     const Weight w{nullptr, nullptr, gated ? (n / 2 + 15) / 16 * 32 : n, k};
     team(threads, [&](int index, int count) {
@@ -73,7 +74,7 @@ void pack(const bf16* weight, int64_t n, int64_t k, int32_t gated, bf16* packed,
     });
 }
 
-// Rows ids[m] of a packed weight, not gated -> y [m, k]. Returns 0, or 1 if an id names no row: y is not complete then.
+// Rows ids[m] of a packed weight, not gated -> y [m, k]. Returns 0, or 1 if an id is out of range: y is incomplete.
 int32_t rows_of(const Weight* w, const int64_t* ids, int64_t m, bf16* y, int32_t threads) {
     for (int64_t i = 0; i < m; i++)
         if (ids[i] < 0 || ids[i] >= w->n) return 1;
@@ -94,7 +95,7 @@ int32_t rows_of(const Weight* w, const int64_t* ids, int64_t m, bf16* y, int32_t
     return 0;
 }
 
-// x [m, k] with row stride `stride` -> y [m, n] bfloat16, or float32 if `wide`. If k is no multiple of 32, x is padded.
+// x [m, k] with row stride `stride` -> y [m, n] bfloat16, or float32 if `wide`. x is padded to a multiple of 32 inputs.
 void linear(const Weight* w, const bf16* x, int64_t stride, int64_t m, void* y, int32_t wide, int32_t threads) {
     const Biased from{w->bias, w->n};
     if (wide)
@@ -135,13 +136,13 @@ void act_mul(const bf16* gate_up, int64_t m, int64_t width, bf16* y, Activation 
                        : act_mul_rows<GELU_TANH>(gate_up, m, width, y, threads);
 }
 
-// What follows attention in a layer. All widths are multiples of 32.
+// The part of a layer after attention. All widths are multiples of 32.
 struct Tail {
     Weight o, gate_up, down;
     const bf16 *norm, *next_norm;
     float eps;
     Activation activation;
-    Weight next;  // the product that the next layer begins with; packed is null after the last layer
+    Weight next;  // the first product of the next layer; packed is null after the last layer
 };
 
 //     x += o(attended)      x += down(act(gate) * up), gate and up of norm(x)      normed = next_norm(x)
@@ -188,7 +189,7 @@ void tail(const Tail* t, const bf16* attended, bf16* x, bf16* normed, bf16* y, i
     });
 }
 
-// The arguments of `tail` in one.
+// The arguments of `tail` in one struct.
 struct TailCall {
     const Tail* layer;
     const bf16* attended;
@@ -204,7 +205,7 @@ struct Call {
     const void* argument;
 };
 
-// One after the other, of this library and of others (layers_cpu.py).
+// Runs calls in order, of this library and of others (layers_cpu.py).
 void run_calls(const Call* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) calls[i].function(calls[i].argument);
 }

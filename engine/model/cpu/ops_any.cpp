@@ -1,19 +1,19 @@
 // The operations of engine/model/ops_cpu.py at levels without tiles, for one type of elements (-DELEMENT): the functions
 // of ops.cpp under the same names, on the products of gemm_any.h and groups.h.
 //
-// Few rows (decode): threads share the outputs of a product, so that each reads its part of the weights once, and meet
+// Few rows (decode): threads share the outputs of a product, so that each reads its part of the weights once, and wait
 // at a barrier between products. Many rows (prefill): threads share the rows.
 #include "groups.h"
 
 namespace {
 
 constexpr int64_t SHARE_ROWS_FROM = 192;  // rows from which threads share rows instead of outputs
-constexpr int64_t PIECE_ROWS = 8 * ROWS;  // rows that go through a layer together
-constexpr int64_t SMALL = 1 << 15;        // elements below which an elementwise operation stays on one thread
+constexpr int64_t PIECE_ROWS = 8 * ROWS;  // rows that pass a layer together
+constexpr int64_t SHARE_ELEMENTS_FROM = 1 << 15;  // smaller elementwise operations run on one thread
 
-inline int elementwise_threads(int64_t elements, int threads) { return elements < SMALL ? 1 : threads; }
+inline int elementwise_threads(int64_t elements, int threads) { return elements < SHARE_ELEMENTS_FROM ? 1 : threads; }
 
-// Pieces of `rows`, PIECE_ROWS at most.
+// Calls body for pieces of `rows`, each of at most PIECE_ROWS.
 template <class Body>
 void pieces(Range rows, const Body& body) {
     for (int64_t at = rows.begin; at < rows.end; at += PIECE_ROWS) body(Range{at, std::min(at + PIECE_ROWS, rows.end)});
@@ -53,11 +53,11 @@ void act_mul_rows(const Element* gate_up, int64_t m, int64_t width, Element* y, 
 
 extern "C" {
 
-// Outputs of a packed block, and what its inputs are a multiple of.
+// Outputs of a packed block, and the number of which its inputs are a multiple.
 int32_t block_outputs() { return OUTPUTS; }
 int32_t block_inputs() { return STEP; }
 
-// weight [n, k] (contiguous) -> packed. gated: the halves of n are woven together, WIDTH gates and then their ups.
+// weight [n, k] (contiguous) -> packed. gated: the halves of n are interleaved, WIDTH gates and then their ups.
 void pack(const Element* weight, int64_t n, int64_t k, int32_t gated, Element* packed, int32_t threads) {
     const Weight w{packed, nullptr, gated ? (n / 2 + WIDTH - 1) / WIDTH * OUTPUTS : n, k};
     team(threads, [&](int index, int count) {
@@ -88,7 +88,7 @@ void pack_groups(const uint8_t* rows, int64_t n, int64_t k, int64_t kind, int32_
     });
 }
 
-// Rows ids[m] of a packed weight, not gated -> y [m, k]. Returns 0, or 1 if an id names no row: y is not complete then.
+// Rows ids[m] of a packed weight, not gated -> y [m, k]. Returns 0, or 1 if an id is out of range: y is incomplete.
 int32_t rows_of(const Weight* w, const int64_t* ids, int64_t m, Element* y, int32_t threads) {
     for (int64_t i = 0; i < m; i++)
         if (ids[i] < 0 || ids[i] >= w->n) return 1;
@@ -148,13 +148,13 @@ void act_mul(const Element* gate_up, int64_t m, int64_t width, Element* y, Activ
                        : act_mul_rows<GELU_TANH>(gate_up, m, width, y, threads);
 }
 
-// What follows attention in a layer. All widths are multiples of STEP.
+// The part of a layer after attention. All widths are multiples of STEP.
 struct Tail {
     Weight o, gate_up, down;
     const Element *norm, *next_norm;
     float eps;
     Activation activation;
-    Weight next;  // the product that the next layer begins with; packed is null after the last layer
+    Weight next;  // the first product of the next layer; packed is null after the last layer
 };
 
 //     x += o(attended)      x += down(act(gate) * up), gate and up of norm(x)      normed = next_norm(x)
@@ -201,7 +201,7 @@ void tail(const Tail* t, const Element* attended, Element* x, Element* normed, E
     });
 }
 
-// The arguments of `tail` in one.
+// The arguments of `tail` in one struct.
 struct TailCall {
     const Tail* layer;
     const Element* attended;
@@ -217,7 +217,7 @@ struct Call {
     const void* argument;
 };
 
-// One after the other, of this library and of others (layers_cpu.py).
+// Runs calls in order, of this library and of others (layers_cpu.py).
 void run_calls(const Call* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) calls[i].function(calls[i].argument);
 }

@@ -19,8 +19,8 @@ inline Range share(int64_t count, int64_t unit, int index, int parts) {
     return {std::min(count, units * index / parts * unit), std::min(count, units * (index + 1) / parts * unit)};
 }
 
-// Where the threads of one parallel region wait for each other: spinning, because the wait is about a microsecond, and
-// giving the core away when it is not.
+// A barrier for the threads of one parallel region. They spin, because the wait is about a microsecond, and yield the
+// core if it takes longer.
 class Barrier {
   public:
     void wait(int threads) {
@@ -51,7 +51,7 @@ class Barrier {
     alignas(64) std::atomic<int> round_{0};
 };
 
-// Memory of one thread that grows and is used again.
+// Reusable memory of one thread that grows on demand.
 template <class T>
 class Scratch {
   public:

@@ -14,7 +14,7 @@ inline void store(bf16* y, __mmask16 mask, __m512 x) {
 }
 inline __mmask16 first(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1; }
 
-// 2^t, 0 below and infinite beyond the exponents of float; relative error 1e-4, and bfloat16 resolves 4e-3.
+// 2^t; 0 below and infinity above the exponents of float. Relative error 1e-4; bfloat16 resolves 4e-3.
 inline __m512 exp2(__m512 t) {
     const __m512 fraction = _mm512_reduce_ps(t, 0x09);  // t - floor(t)
     __m512 p = _mm512_set1_ps(0.07802452f);
@@ -24,7 +24,7 @@ inline __m512 exp2(__m512 t) {
 }
 
 // silu: x / (1 + e^-x)      gelu_tanh: the same with u = 2 sqrt(2 / pi) (x + 0.044715 x^3) in the exponent, because
-// (1 + tanh(u / 2)) / 2 = 1 / (1 + e^-u). The quotient is an estimate of 14 bits.
+// (1 + tanh(u / 2)) / 2 = 1 / (1 + e^-u). The quotient is accurate to 14 bits.
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
 
 template <Activation ACTIVATION>

@@ -1,5 +1,5 @@
-// Elements of the model's type (ELEMENT: float, Bf16 or Fp16) in memory, float32 in registers of any level; ends of rows
-// that fill no vector; activations and the norm of a row.
+// Elements of the model's type (ELEMENT: float, Bf16 or Fp16) in memory, float32 in registers of any level; partial
+// vectors at ends of rows; activations and the norm of a row.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 
 using Element = ELEMENT;
 
-// The first `count` elements, at most WIDTH; zeros behind them.
+// The first `count` elements, at most WIDTH, padded with zeros.
 inline Vec load_first(const Element* p, int64_t count) {
     if (count >= WIDTH) return load(p);
     Element part[WIDTH] = {};

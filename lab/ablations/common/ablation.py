@@ -22,11 +22,11 @@ from lab.simulator.config import SimConfig
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.result import figures
 
-GENERATE = 4000
+DEFAULT_REQUESTS = 4000
 """Default number of requests of a generated load."""
 
 ROWS = {"conversation": 12_031, "synthetic": 3_993, "toolagent": 23_608}
-"""Of the released traces."""
+"""Requests in each released trace."""
 
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """Student's t for 95 %, by degrees of freedom."""
@@ -34,8 +34,8 @@ T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Rows of a released trace, or where it is not at hand of the generator fitted to it (the result says which); a
-    name of lab/loads/generators.py that is none of a trace generates by the seed."""
+    """Rows of a released trace, or, if its file is missing, of the generator fitted to it (the result says which). A
+    name of lab/loads/generators.py that is not a trace generates rows by the seed."""
 
     trace: str = "conversation"
     requests: int | None = None
@@ -55,17 +55,17 @@ class Case:
     label: str
     config: SimConfig
     workload: Workload = Workload()
-    ttft_slo_s: float | None = 30.0  # FAST'25's effective request
+    ttft_slo_s: float | None = 30.0  # the limit of an effective request in FAST'25
     tbt_slo_s: float | None = 0.2
-    tail_tbt: bool = False  # its time between tokens, the mean of the longest tenth, in place of the mean
+    tail_tbt: bool = False  # TBT = the mean of the longest tenth of the gaps instead of the mean
     look: tuple[Look, ...] = ()
-    model: StepModel | None = None  # in place of the configuration's preset
+    model: StepModel | None = None  # replaces the configuration's preset
     series: str = ""
     x: float | None = None
-    flags: str | None = None  # of real nodes: those it ran on
+    flags: str | None = None  # flags of the real nodes it ran on
 
     def settings(self) -> dict[str, object]:
-        """All that a run of it depends on, but for the seed and what its definition says of the requests."""
+        """All settings of a run, except the seed and the requests, which its definition describes."""
         if self.flags is not None:
             return {"nodes": self.flags}
         limits = {"TTFT objective (s)": self.ttft_slo_s, "TBT objective (s)": self.tbt_slo_s}
@@ -74,7 +74,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: it has none."""
+    """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: there is no
+    value."""
 
     mean: float
     half: float
@@ -90,7 +91,7 @@ Metric = Callable[[dict[str, Any]], float]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A number that was to be reached, and what was."""
+    """A target value, and the measured value."""
 
     text: str
     wanted: str
@@ -100,23 +101,23 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """`paper`: by case label, the value of the first metric there; `reading`: what the numbers say, from them; `goals`:
-    those of this project that they answer."""
+    """`paper`: the paper's value of the first metric, by case label; `reading`: an interpretation computed from the
+    numbers; `goals`: goals of this project that the numbers answer."""
 
     name: str
     question: str
     definition: str
-    cases: Callable[[int | None], list[Case]]  # requests at most -> cases
+    cases: Callable[[int | None], list[Case]]  # maximum number of requests -> cases
     metrics: dict[str, Metric]
     reading: Callable[[dict[str, dict[str, Estimated]]], str]
     paper: dict[str, float] = field(default_factory=dict)
     paper_source: str = ""
     goals: Callable[[dict[str, dict[str, Estimated]]], list[Goal]] | None = None
-    x_name: str = ""  # of the cases' x, where they are points of a curve
+    x_name: str = ""  # name of the cases' x, if they are points of a curve
 
 
 def metric(name: str, part: str | None = None, scale: float = 1.0) -> Metric:
-    """A figure of lab.simulator.result or of a look, NaN where there is none."""
+    """A figure of lab.simulator.result or of a look; NaN if there is none."""
 
     def of(result: dict[str, Any]) -> float:
         value = result.get(name)
@@ -135,7 +136,7 @@ class Outcome:
     cases: list[Case]
     values: dict[str, dict[str, Estimated]]  # label -> metric -> value
     raw: dict[str, list[dict[str, Any]]]  # label -> figures by seed
-    source: str  # where the requests came from
+    source: str  # the origin of the requests
 
 
 def run(
@@ -146,8 +147,8 @@ def run(
     done: Callable[[], None],
     kept: Runs | None = None,
 ) -> Outcome:
-    """Every case with seeds 0..seeds-1, but those that are in `kept`, where the others go; `done` is called after each
-    run. Raises ValueError for labels that repeat."""
+    """Runs every case with seeds 0..seeds-1, except runs found in `kept`; new runs are stored there. `done` is called
+    after each run. Raises ValueError for repeated labels."""
     cases = ablation.cases(requests)
     if len({case.label for case in cases}) < len(cases):
         raise ValueError(f"{ablation.name}: labels repeat")
@@ -193,9 +194,9 @@ GENERATED = "generated"
 
 
 def rows_of(work: Workload, seed: int) -> tuple[str, list[TraceRow]]:
-    """(where they are from, rows)"""
+    """(their origin, rows)"""
     if work.trace in GENERATORS and work.trace not in STANDS_FOR:
-        return f"{GENERATED}: {work.trace}", _generated(work.trace, seed, work.requests or GENERATE)
+        return f"{GENERATED}: {work.trace}", _generated(work.trace, seed, work.requests or DEFAULT_REQUESTS)
     return _released(work.trace)
 
 
@@ -221,7 +222,7 @@ def estimated(values: Sequence[float]) -> Estimated:
 
 
 def ratio(values: dict[str, dict[str, Estimated]], name: str, over: str, under: str) -> float:
-    """How many times the metric of `under` that of `over` is; NaN by zero."""
+    """The metric of `over` divided by that of `under`; NaN if the latter is zero."""
     below = values[under][name].mean
     return values[over][name].mean / below if below else math.nan
 

@@ -1,6 +1,6 @@
 """Additional results of a run, computed from its requests: how long a shock lasts, how evenly work is spread.
 
-A shock is at the request in the middle, as lab/loads/changes.py and shapes.py make them. Windows are of `window_s` by
+A shock is at the middle request, as in lab/loads/changes.py and shapes.py. Windows of `window_s` seconds are taken by
 arrival, or by the time at which a node computed.
 """
 
@@ -22,9 +22,10 @@ def recovery(cluster: Cluster, window_s: float = 10.0, share: float = 0.9) -> di
     """Seconds from the shock to the end of the first window whose token hit rate is `share` of the steady one, which
     is that of the quarter of all requests before the shock. Infinite if there is none.
 
-    `unlimited_recovery_s`: the same of a cache without limits that has every prompt as soon as it comes: so long it
-    takes the requests themselves to want again what has been computed since. `caught_up_s`: until of what such a cache
-    finds `share` of the steady part is found; `found_in_60_s`: the part that is found in the minute after the shock."""
+    `unlimited_recovery_s`: the same for a cache without limits that has every prompt as soon as it arrives: only then
+    do requests ask again for prefixes computed since the shock. `caught_up_s`: the time until the share found of what
+    such a cache finds is back at `share` of its steady value; `found_in_60_s`: that share in the minute after the
+    shock."""
     jobs, shock = cluster.jobs, _shock(cluster.jobs)
     steady = [job for job in jobs[len(jobs) // 4 :] if job.arrival < shock]
     best = findable(cluster)
@@ -55,7 +56,8 @@ def recovery(cluster: Cluster, window_s: float = 10.0, share: float = 0.9) -> di
 
 
 def findable(cluster: Cluster) -> dict[int, int]:
-    """Job -> tokens of its prompt that are a prefix of some prompt before it, in whole blocks, one left to compute."""
+    """Job -> leading tokens of its prompt that an earlier prompt shares, in whole blocks, with at least one left to
+    compute."""
     seen: set[int] = set()
     found, size = {}, cluster.config.block_tokens
     for job in cluster.jobs:
@@ -66,8 +68,8 @@ def findable(cluster: Cluster) -> dict[int, int]:
 
 
 def imbalance(cluster: Cluster, after_s: float = 2.0, window_s: float = 10.0) -> dict[str, float]:
-    """The busiest prefill node over their mean, in the worst window that begins `after_s` or later after the shock.
-    Prompts are taken to be computed one after the other (fcfs)."""
+    """The load of the busiest prefill node over their mean, in the worst window that begins at least `after_s` after
+    the shock. Assumes that nodes compute prompts one after the other (fcfs)."""
     names = [node.name for node in cluster.nodes if "prefill" in node.roles]
     jobs = [job for job in cluster.jobs if not math.isnan(job.prefilled)]
     at, last = _shock(cluster.jobs) + after_s, cluster.jobs[-1].arrival
@@ -83,7 +85,8 @@ def imbalance(cluster: Cluster, after_s: float = 2.0, window_s: float = 10.0) ->
 
 
 def placed_imbalance(cluster: Cluster, after_s: float = 2.0) -> dict[str, float]:
-    """The same over all of the time from `after_s` after the shock to the last arrival, of work by its node."""
+    """The same for the work placed on each node, over the whole time from `after_s` after the shock to the last
+    arrival."""
     names = [node.name for node in cluster.nodes if "prefill" in node.roles]
     since, until = _shock(cluster.jobs) + after_s, cluster.jobs[-1].arrival
     busy = dict.fromkeys(names, 0.0)
@@ -108,8 +111,8 @@ def answer_times(cluster: Cluster) -> dict[str, float]:
 
 
 class Back:
-    """Of a fault at `at_s`: seconds until the end of the last window in which less than `share` of the requests were
-    good, which is a first token within ttft_s and no gap between tokens above gap_s. 0 if there is none."""
+    """After a fault at `at_s`: seconds until the end of the last window in which less than `share` of the requests were
+    good: a first token within ttft_s and no gap between tokens above gap_s. 0 if there is no such window."""
 
     def __init__(self, at_s: float, share: float = 0.95, ttft_s: float = 30.0, gap_s: float = 2.0) -> None:
         self.at_s, self.share, self.ttft_s, self.gap_s = at_s, share, ttft_s, gap_s
@@ -130,7 +133,7 @@ class Back:
 
 class Effective:
     """Share of requests with a first token within ttft_s and a TBT, the mean of the longest tenth of the gaps, within
-    each of the limits; and the prefill time per request: of the chunks that were computed, alone on a node."""
+    each of the limits; and the prefill time per request: the time of the computed chunks, alone on a node."""
 
     def __init__(self, limits_s: Sequence[float], ttft_s: float = 30.0) -> None:
         self._limits, self._ttft_s = limits_s, ttft_s
@@ -146,13 +149,13 @@ class Effective:
 
 
 def last_request(cluster: Cluster) -> dict[str, float]:
-    """Of the request that came last."""
+    """Figures of the last request."""
     last = cluster.jobs[-1]
     return {"last_ttft_s": last.ttft, "last_total_s": last.finished - last.arrival}
 
 
 class Copies:
-    """On how many nodes the blocks of these ranks by popularity are at the end."""
+    """The number of nodes that have the blocks of these popularity ranks at the end."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
@@ -165,7 +168,7 @@ class Copies:
 
 
 def guard(cluster: Cluster) -> dict[str, float]:
-    """What a learned placement did: how far it went from the rule at most, and how often."""
+    """The behaviour of a learned placement: how far it departed from the rule at most, and how often."""
     policy = cluster.placing.policy
     if not isinstance(policy, LearnedPlacement):
         return {}
@@ -178,8 +181,8 @@ def guard(cluster: Cluster) -> dict[str, float]:
 
 
 def swing(cluster: Cluster, window_s: float = 10.0) -> dict[str, float]:
-    """How much the stages swing against each other: the correlation over windows of requests in prefill and requests in
-    decode, and the share of the time in which decode had less than half of its mean."""
+    """How much the stages alternate: the correlation over windows between requests in prefill and requests in decode,
+    and the share of the time in which decode had less than half of its mean."""
     jobs = [job for job in cluster.jobs if not math.isnan(job.sent)]
     times = np.arange(cluster.jobs[0].arrival + window_s, cluster.jobs[-1].arrival, window_s / 4)
     prefill = _inside(times, jobs, lambda job: job.sent, lambda job: job.prefilled)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from lab.ablations.common.ablation import Outcome
 
-WIDE = 10.0
-"""Largest over smallest x from which on a curve has a logarithmic axis."""
+LOG_AXIS_RATIO = 10.0
+"""A curve gets a logarithmic axis if its largest x is at least this many times the smallest."""
 
 
 def draw(outcome: Outcome, path: Path) -> None:
-    """The first metric. Raises ImportError where matplotlib is missing (pip install -e .[lab])."""
+    """Plot the first metric. Raises ImportError if matplotlib is missing (pip install -e .[lab])."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mooncake"  # the same outcome, the same bytes
+    mpl.rcParams["svg.hashsalt"] = "mooncake"  # the same outcome gives the same bytes
     from matplotlib import pyplot as plt
 
     ablation = outcome.ablation
@@ -40,7 +40,7 @@ def draw(outcome: Outcome, path: Path) -> None:
             axes.axhline(outcome.values[case.label][name].mean, linestyle=":", label=case.label, color="black")
         axes.legend()
         axes.set_xlabel(ablation.x_name)
-        if max(places) > WIDE * min(places) > 0:
+        if max(places) > LOG_AXIS_RATIO * min(places) > 0:
             axes.set_xscale("log")
             axes.set_xticks(places, [f"{x:g}" for x in places], minor=False)
     else:

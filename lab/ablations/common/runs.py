@@ -11,8 +11,8 @@ Figures = dict[str, Any]
 
 
 class Runs:
-    """One JSON line per run. Only those of the same commit, or of `also`, and number of requests count; numbers come
-    back exactly. `taken` counts those that were known, `made` those that were not."""
+    """One JSON line per run. Only runs of the same commit (or of `also`) and the same number of requests count; numbers
+    are restored exactly. `taken` counts stored runs that were used, `made` new ones."""
 
     def __init__(self, path: Path, commit: str, requests: int | None, also: Sequence[str] = ()) -> None:
         """Raises OSError."""
@@ -23,18 +23,18 @@ class Runs:
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # it was stopped in the middle of this line
+                continue  # the process was stopped in the middle of this line
             if row["requests"] == requests and row["commit"] in (commit, *also):
                 self._known[row["ablation"], row["case"], row["seed"]] = row["figures"]
 
     def get(self, ablation: str, case: str, seed: int) -> Figures | None:
-        """None if it has not been made."""
+        """None if this run is not stored."""
         found = self._known.get((ablation, case, seed))
         self.taken += found is not None
         return found
 
     def put(self, ablation: str, case: str, seed: int, figures: Figures) -> None:
-        """Kept at once."""
+        """Store a run immediately."""
         self.made += 1
         row = {**self._about, "ablation": ablation, "case": case, "seed": seed, "figures": figures}
         with self._path.open("a") as file:

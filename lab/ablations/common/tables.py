@@ -36,7 +36,7 @@ def section(outcome: Outcome, plot: str | None = None) -> str:
 
 
 def requests(outcome: Outcome) -> str:
-    """Where they come from and how many there are of a case."""
+    """The origin of the requests, and their number per case."""
     counts = {found["requests"] for runs in outcome.raw.values() for found in runs if "requests" in found}
     if not counts:
         return outcome.source
@@ -45,7 +45,8 @@ def requests(outcome: Outcome) -> str:
 
 
 def configuration(settings: Sequence[Mapping[str, object]]) -> str:
-    """What is set in every case and is not the simulator's default; then what differs between cases."""
+    """The settings common to all cases that differ from the simulator's defaults; then those that differ between
+    cases."""
     default = SimConfig().as_dict() | {"speed": 1.0}
     names = list(dict.fromkeys(name for one in settings for name in one))
     found = {name: list(dict.fromkeys(one[name] for one in settings if name in one)) for name in names}

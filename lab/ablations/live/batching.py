@@ -24,11 +24,11 @@ def cases() -> tuple[LiveCase, ...]:
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     mixed = [label for label in values if label.startswith("2 mixed")]
     if "1P+1D" not in values or not mixed:
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     best = max(mixed, key=lambda label: (values[label]["effective"].mean, -values[label]["mean TTFT, s"].mean))
     split, other, gap = values["1P+1D"], values[best], "p99 longest gap, ms"
     return (
-        f"The best of those that do both is '{best}': {other['effective'].mean:.1%} effective, mean TTFT "
+        f"The best mixed configuration is '{best}': {other['effective'].mean:.1%} effective, mean TTFT "
         f"{other['mean TTFT, s'].mean:.2f} s, p99 gap {other[gap].mean:.0f} ms; split nodes: "
         f"{split['effective'].mean:.1%}, {split['mean TTFT, s'].mean:.2f} s, {split[gap].mean:.0f} ms."
     )

@@ -1,11 +1,11 @@
 """The data to which a step model of running nodes is fitted: their recorded steps under requests of many sizes, and the
 latencies that a client sees.
 
-Steps        one prompt at a time from short to long, behind known ones too; groups that decode together; then a part
-             of open-loop load as it will be simulated, for steps that do both
-The way in   time to first token of a request alone, less its steps: HTTP, placement, queues between threads
-Contention   steps while another node of the machine computes, less those of a node that is alone
-Hand-over    the gap behind the first token of a request alone, less the gaps after it; nodes of one role only
+Steps        one prompt at a time from short to long, some after a known prefix; groups that decode together; then a
+             part of the open-loop load that will be simulated, for mixed steps
+The way in   time to first token of a lone request minus its steps: HTTP, placement, queues between threads
+Contention   steps while another node of the machine computes, minus those of a node that computes alone
+Hand-over    the gap after the first token of a lone request minus the later gaps; only with nodes of one role
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from lab.simulator.models.step_models import StepModel
 from lab.simulator.models.steps import RecordedStep, read_steps, together
 
 PROMPTS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3000)
-BEHIND = ((1024, 64), (1024, 256), (1024, 768), (2048, 64), (2048, 512))  # (known tokens, new ones)
+BEHIND = ((1024, 64), (1024, 256), (1024, 768), (2048, 64), (2048, 512))  # (known tokens, new tokens)
 TOGETHER = ((2, 100), (2, 1200), (4, 300), (4, 900), (8, 60), (8, 500), (16, 200))  # (requests, tokens of each)
-ANSWER_TOKENS = 6  # of requests alone
+ANSWER_TOKENS = 6  # of lone requests
 GROUP_TOKENS = 40  # of an answer in a group
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The model, and how well it repeats what it was fitted to."""
+    """The model, and how well it reproduces the data it was fitted to."""
 
     model: StepModel
     contention: float  # SimConfig's
@@ -40,7 +40,7 @@ class Calibrated:
 
 
 def alone(seed: int) -> list[Spec]:
-    """Twice every size, and prompts whose beginning was sent before."""
+    """Every size twice, and prompts whose beginning was sent before."""
     source = TokenSource(seed, VOCABULARY)
     made = [Spec(source.tokens(n, SUFFIX, 0, i, n), ANSWER_TOKENS) for n in PROMPTS for i in range(2)]
     for number, (known, new) in enumerate(BEHIND):
@@ -66,8 +66,8 @@ def calibrate(
     apart: bool,
     tell: Callable[[str], None],
 ) -> Calibrated:
-    """files: where the nodes record their steps. load: open loop, other prompts than will be measured. apart: prefill
-    and decode are nodes of their own. Raises ValueError, OSError, Unreachable."""
+    """files: the nodes' step recordings. load: open loop, with prompts that differ from the measured ones. apart:
+    prefill and decode run on separate nodes. Raises ValueError, OSError, Unreachable."""
     tell("one request after the other")
     warmed(urls)
     since = max((step.begin for step in recorded(files)), default=0.0)
@@ -86,12 +86,12 @@ def calibrate(
 
 
 def recorded(files: Mapping[str, Path]) -> list[RecordedStep]:
-    """Of all nodes: they share this machine's clock."""
+    """The steps of all nodes, which share this machine's clock."""
     return together([read_steps(path) for path in files.values()])
 
 
 def way_in(singles: Sequence[Outcome], steps: Sequence[RecordedStep]) -> float:
-    """Median over requests that were alone. Raises ValueError when none succeeded."""
+    """Median over lone requests, seconds. Raises ValueError when none succeeded."""
     beside = []
     for one in singles:
         if one.error is None:
@@ -104,6 +104,6 @@ def way_in(singles: Sequence[Outcome], steps: Sequence[RecordedStep]) -> float:
 
 
 def hand_over(singles: Sequence[Outcome]) -> float:
-    """0 when answers are too short to tell."""
+    """Median seconds over lone requests; 0 if the answers are too short to measure it."""
     gaps = [one.itl_s[0] - median(one.itl_s[1:]) for one in singles if one.error is None and len(one.itl_s) > 2]
     return max(0.0, median(gaps)) if gaps else 0.0

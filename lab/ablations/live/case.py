@@ -14,7 +14,7 @@ from lab.simulator.config import SimConfig
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`specs`: requests of a seed for so many seconds; `before`: sent first and not measured."""
+    """`specs`: requests for a seed and a duration in seconds; `before`: sent first and not measured."""
 
     name: str
     specs: Callable[[int, float], list[Spec]]
@@ -36,7 +36,7 @@ class LiveCase:
 
 @dataclass(frozen=True, slots=True)
 class LiveAblation:
-    """As lab.ablations.common.ablation.Ablation, with clusters for simulated cases."""
+    """Like lab.ablations.common.ablation.Ablation, with clusters instead of simulated cases."""
 
     name: str
     question: str
@@ -57,11 +57,11 @@ class LiveOutcome:
     cases: list[LiveCase]
     values: dict[str, dict[str, Estimated]]  # label -> metric -> value
     raw: dict[str, list[dict[str, Any]]]  # label -> figures by seed
-    configs: dict[str, Any]  # label -> a node's, resolved
+    configs: dict[str, Any]  # label -> resolved Config of one node
     source: str
 
     def shown(self) -> Outcome:
-        """For tables and plots: they look at labels and values. The papers have none for this machine."""
+        """For tables and plots, which use labels and values. The papers have no values for this machine."""
         one = self.ablation
         about = Ablation(
             one.name, one.question, one.definition, lambda requests: [], one.metrics, one.reading, x_name=one.x_name,
@@ -75,5 +75,5 @@ class LiveOutcome:
 
 
 def of_shape(name: str, shape: Shape) -> Workload:
-    """Open loop."""
+    """An open-loop workload of this shape."""
     return Workload(name, lambda seed, seconds: specs(requests(shape, seed, seconds), seed))

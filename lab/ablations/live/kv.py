@@ -15,16 +15,16 @@ POOL_FLAGS = ("--kv-cache-bytes", "80M", "--rail-limit", str(POOL_LIMIT))
 
 def overlap_reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not {"layer", "none"} <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     gap = ratio(values, "mean first gap, ms", "none", "layer")
     cost = ratio(values, "mean TTFT, s", "layer", "none")
-    return f"Without overlap the gap behind the first token is {gap:.1f}x; layer-wise has {cost:.2f}x its mean TTFT."
+    return f"Without overlap the gap after the first token is {gap:.1f}x; layer-wise has {cost:.2f}x its mean TTFT."
 
 
 OVERLAP = LiveAblation(
     "overlap",
     "What does the layer-wise hand-over hide, between two real nodes?",
-    f"1P+1D, a core each, prompts of 1,200 tokens (28 MB of KV) on average, transfers held to {OVERLAP_LIMIT // 10**6} "
+    f"1P+1D, a core each, prompts of about 1,200 tokens (28 MB of KV), transfers limited to {OVERLAP_LIMIT // 10**6} "
     "MB/s by --rail-limit, no prefix cache; the first gap is that between the first two tokens of an answer.",
     tuple(
         LiveCase(
@@ -46,7 +46,7 @@ OVERLAP = LiveAblation(
 
 def quantized_reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not {"16 bits", "fp8", "int8"} <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     names = [name for name in values if name != "16 bits"]
     gains = {name: ratio(values, "mean TTFT, s", name, "16 bits") for name in names}
     told = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
@@ -68,10 +68,10 @@ def quantized_cases() -> tuple[LiveCase, ...]:
 
 QUANTIZED = LiveAblation(
     "quantization",
-    "What do 8-bit blocks bring on real nodes: in the pool and on the way (--pool-dtype), and in the arena, too "
+    "What do 8-bit blocks gain on real nodes: in the pool and on the wire (--pool-dtype), and also in the arena "
     "(--kv-cache-dtype)?",
     "One node that prefills and decodes with 80 MB of KV (3,600 tokens of 16 bits), one store node; every prompt "
-    f"begins with half of its length from one of 8 texts, transfers held to {POOL_LIMIT // 10**6} MB/s by "
+    f"begins with half of its length from one of 8 texts, transfers limited to {POOL_LIMIT // 10**6} MB/s by "
     "--rail-limit. Quality: scripts/bench.py quantization.",
     quantized_cases(),
     {

@@ -1,6 +1,6 @@
 """Requests for nodes of this machine, as rows of a trace: the simulator takes the same rows.
 
-Open loop, Poisson. A block has 64 tokens, four of a node's: prompts share whole blocks.
+Open loop, Poisson. A block has 64 tokens, four blocks of a node: prompts share whole blocks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Shape:
     answer: tuple[float, float] = (32.0, 0.5)
     shared: float = 0.5
     documents: int = 8
-    most: int = 3000  # tokens of a prompt
+    most: int = 3000  # maximum tokens of a prompt
     rate: float = 1.0  # requests per second
 
 
 def requests(shape: Shape, seed: int, seconds: float) -> list[TraceRow]:
-    """By time. Raises ValueError for a rate that brings none."""
+    """Sorted by time. Raises ValueError if the rate gives no request."""
     rng, fresh = Random(seed), count(1_000_000)
     rows: list[TraceRow] = []
     at = rng.expovariate(shape.rate) if shape.rate > 0 else seconds
@@ -48,14 +48,14 @@ def requests(shape: Shape, seed: int, seconds: float) -> list[TraceRow]:
         at += rng.expovariate(shape.rate)
     if not rows:
         raise ValueError(
-            f"no request comes within {seconds:g} s at {shape.rate:g} requests/s: raise --seconds or --rate"
+            f"no request arrives within {seconds:g} s at {shape.rate:g} requests/s: raise --seconds or --rate"
         )
     return rows
 
 
 def scaled(rows: Iterable[TraceRow], rate: float, seconds: float, most: int = 3000) -> list[TraceRow]:
-    """A recorded trace for a small model: an eighth of its lengths, so that its blocks have 64 tokens, its order and
-    spacing at `rate` requests per second, cut after `seconds`."""
+    """A recorded trace for a small model: an eighth of its lengths, so that its blocks have 64 tokens; the same order
+    and relative spacing at `rate` requests per second, cut after `seconds`."""
     rows = sorted(rows, key=lambda row: row.timestamp_ms)
     span = (rows[-1].timestamp_ms - rows[0].timestamp_ms) / 1000 if len(rows) > 1 else 0.0
     if not span or not rate > 0:
@@ -73,7 +73,7 @@ def scaled(rows: Iterable[TraceRow], rate: float, seconds: float, most: int = 30
 
 
 def specs(rows: Sequence[TraceRow], seed: int) -> list[Spec]:
-    """Prompts as token ids: equal blocks are equal tokens, under another seed all are others."""
+    """Prompts as token ids: equal blocks have equal tokens; another seed changes all tokens."""
     source = TokenSource(seed, VOCABULARY)
     made = []
     for row in rows:

@@ -19,7 +19,7 @@ LABELS = {
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not {"random", "Algorithm 1"} <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     gain = ratio(values, "mean TTFT, s", "random", "Algorithm 1")
     hits = {name: values[name]["hit rate"].mean for name in ("random", "Algorithm 1")}
     return (
@@ -30,7 +30,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 SCHEDULING = LiveAblation(
     "scheduling",
-    "What does the choice of the node bring, on two nodes of this machine?",
+    "What does the choice of the node gain, on two nodes of this machine?",
     "Two nodes that prefill and decode, a core each, 96 MB of KV (4,300 tokens) each, no pool; 90 % of the prompts "
     "begin with half of their length from one of 8 texts, 1.2 requests/s through both doors.",
     tuple(

@@ -23,7 +23,7 @@ from lab.simulator.result import SHARES
 
 WARM_TOKENS, WARM_SEED = 600, 999_983
 PATIENCE_S = 60.0
-"""Requests may go on for so long after the last one came, then they count as failed."""
+"""Requests that are unfinished this long after the last arrival count as failed, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Played:
 
     outcomes: list[Outcome]
     seconds: float
-    config: dict[str, Any] | None  # of the first door, where it shows it
+    config: dict[str, Any] | None  # of the first door, if it shows its Config
 
 
 @contextmanager
 def pinned(nodes: str, flags: Sequence[str], run_dir: Path) -> Iterator[LocalCluster]:
-    """A cluster whose i-th node has the i-th core, counted round, and one thread; the client, this process, has the
-    cores that are left, or shares all of them where none is."""
+    """A cluster whose i-th node has one thread on the i-th core, modulo the number of cores. The client, this process,
+    uses the remaining cores, or all cores if none remains."""
     run_dir.mkdir(parents=True)
     cores = os.sched_getaffinity(0)
     one = LocalCluster(nodes, ("--num-threads", "1", *flags), run_dir=run_dir, env={"OMP_NUM_THREADS": "1"})
@@ -53,14 +53,14 @@ def pinned(nodes: str, flags: Sequence[str], run_dir: Path) -> Iterator[LocalClu
 
 
 def doors(cluster: LocalCluster) -> list[str]:
-    """Where requests are sent: to the nodes that run a model, in turn."""
+    """URLs of the nodes that run a model; requests are sent to them in turn."""
     return [node.url for node in cluster.nodes if node.role != "store"]
 
 
 def play(
     urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None] = lambda: None, warm: bool = False
 ) -> Played:
-    """Send every spec at its time, to one door after the other. warm: a request through each door before. Raises
+    """Send every spec at its time, to the doors in turn. warm: first send one request through each door. Raises
     Unreachable."""
     return asyncio.run(_play(urls, specs, on_done, warm))
 
@@ -86,12 +86,13 @@ async def _play(urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[]
 
 
 def warmed(urls: Sequence[str]) -> dict[str, Any] | None:
-    """First requests through every door; the Config of the first, where it shows it. Raises Unreachable."""
+    """Sends the first requests through every door; returns the Config of the first door, if it shows it. Raises
+    Unreachable."""
     return play(urls, [Spec(TokenSource(WARM_SEED, VOCABULARY).tokens(64, SUFFIX, len(urls)), 4)], warm=True).config
 
 
 def one_by_one(url: str, specs: Sequence[Spec]) -> list[Outcome]:
-    """Each when the one before has ended; arrival times do not count."""
+    """Sends each spec when the previous one has ended; arrival times are ignored."""
 
     async def send_all() -> list[Outcome]:
         timeout = aiohttp.ClientTimeout(total=None)
@@ -110,7 +111,7 @@ def _headers() -> dict[str, str]:
 
 
 async def warm_up(clients: Sequence[Client]) -> None:
-    """First steps are slow, first estimates are guesses. Raises Unreachable with the server's own words."""
+    """The first steps are slow, and the first estimates are guesses. Raises Unreachable with the server's message."""
     source = TokenSource(WARM_SEED, VOCABULARY)
     for index, client in enumerate(clients):
         outcome = Outcome()
@@ -120,7 +121,7 @@ async def warm_up(clients: Sequence[Client]) -> None:
 
 
 def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
-    """Those of lab.simulator.result that a client can see, and `errors`: what failed, refusals apart."""
+    """The figures of lab.simulator.result that a client can see, and `errors`: failures except refusals."""
     outcomes = played.outcomes
     good = [one for one in outcomes if one.error is None]
     refused = sum(one.error is not None and one.error.startswith("status 429") for one in outcomes)
@@ -144,7 +145,7 @@ def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, An
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """As lab.simulator.result.spread; None of nothing."""
+    """Like lab.simulator.result.spread; None without values."""
     if not values:
         return None
     at = np.percentile(values, [100 * share for share in SHARES])

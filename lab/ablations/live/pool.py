@@ -39,23 +39,23 @@ def bandwidth_cases() -> tuple[LiveCase, ...]:
 
 def bandwidth_reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not {RECOMPUTE, CHOSEN} <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     line = values[RECOMPUTE]["mean TTFT, s"].mean
     paying = [rate for rate in MBYTE_S if values[label(rate)]["mean TTFT, s"].mean < line]
-    least = f"from {min(paying)} MB/s on" if paying else "at none of these"
+    least = f"from {min(paying)} MB/s on" if paying else "at none of these rates"
     chosen = ratio(values, "mean TTFT, s", CHOSEN, RECOMPUTE)
     return (
-        f"Computing takes {line:.2f} s; fetching is sooner {least}. At {MBYTE_S[0]} MB/s a node that may choose takes "
+        f"Computing takes {line:.2f} s; fetching is faster {least}. At {MBYTE_S[0]} MB/s a node that may choose takes "
         f"{chosen:.2f}x the time of computing. The paper's step is between 24 and 40 Gbit/s, for another model on "
-        "other machines: what decides is KV bytes over seconds of computing them."
+        "other machines: the ratio of KV bytes to the seconds of computing them decides."
     )
 
 
 BANDWIDTH = LiveAblation(
     "bandwidth",
-    "From which bandwidth on does a real node gain from the pool?",
+    "Above which bandwidth does a real node gain from the pool?",
     "One node that prefills and decodes with 80 MB of KV (3,600 tokens), one store node; every prompt begins with half "
-    "of its length from one of 8 texts, transfers held to a rate by --rail-limit; recompute: --prefix-fetch never.",
+    "of its length from one of 8 texts, transfers limited by --rail-limit; recompute: --prefix-fetch never.",
     bandwidth_cases(),
     METRICS,
     bandwidth_reading,
@@ -66,20 +66,20 @@ BANDWIDTH = LiveAblation(
 def pool_reading(values: dict[str, dict[str, Estimated]]) -> str:
     names = ("local, least load", "local, Algorithm 1", "global")
     if not set(names) <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     hits = ", ".join(f"{name} {values[name]['hit rate'].mean:.1%}" for name in names)
     gains = ", ".join(f"{ratio(values, 'mean TTFT, s', name, 'global'):.2f}x" for name in names[:2])
     return (
-        f"Found: {hits}; without the pool the mean TTFT is {gains} of that with it. Two nodes keep less apart than the "
+        f"Found: {hits}; without the pool the mean TTFT is {gains} of that with it. Two nodes gain less than the "
         "paper's ten, and their pool is a third process on the same cores."
     )
 
 
 POOL = LiveAblation(
     "pool",
-    "What does a pool bring over a cache per node, on two real nodes?",
+    "What does a pool gain over a cache per node, on two real nodes?",
     "Two nodes that prefill and decode, a core each, 96 MB of KV (4,300 tokens) each; 90 % of the prompts begin with "
-    "half of their length from one of 8 texts, 1.2 requests/s through both doors. Global: a store node beside them.",
+    "half of their length from one of 8 texts, 1.2 requests/s through both doors. Global: an additional store node.",
     (
         LiveCase("local, least load", TEXTS, "prefill+decode=2", (*FLAGS, "--placement", "least-load")),
         LiveCase("local, Algorithm 1", TEXTS, "prefill+decode=2", (*FLAGS, "--placement", "mooncake")),
@@ -92,18 +92,18 @@ POOL = LiveAblation(
 
 def eviction_reading(values: dict[str, dict[str, Estimated]]) -> str:
     if not set(EVICTIONS) <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     order = sorted(EVICTIONS, key=lambda name: -values[name]["hit rate"].mean)
     hits = ", ".join(f"{name} {values[name]['hit rate'].mean:.1%}" for name in order)
     return (
-        f"Found: {hits}. Texts of equal popularity in half a minute show that the policies work, not which is best: "
+        f"Found: {hits}. Texts of equal popularity for half a minute show that the policies work, not which is best: "
         "hours of a trace are simulated."
     )
 
 
 EVICTION = LiveAblation(
     "eviction",
-    "Which blocks does a real node do best to drop?",
+    "Which blocks should a real node evict?",
     "One node, one core, 32 MB of KV (1,400 tokens), no pool; 90 % of the prompts begin with half of their length from "
     "one of 10 texts, 2 requests/s; --eviction.",
     tuple(

@@ -22,7 +22,7 @@ def run(
     run_dir: Path,
     tell: Callable[[str], None],
 ) -> LiveOutcome:
-    """Seeds 0..seeds-1 of every case, a fresh cluster each. `tell` is called before each run. Raises Unreachable,
+    """Runs seeds 0..seeds-1 of every case, each on a new cluster. `tell` is called before each run. Raises Unreachable,
     NodeDied, StartTimeout."""
     raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in cases}
     configs: dict[str, Any] = {}
@@ -44,7 +44,7 @@ def run(
 
 
 def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[Played, Any]:
-    """(what the clients saw, who had the cores)"""
+    """(the clients' measurements, the CPU time by process)"""
     if case.url:
         return send(case, [case.url], {}, seed, seconds)
     with pinned(case.nodes, case.flags, run_dir) as cluster:
@@ -61,7 +61,7 @@ def send(case: LiveCase, urls: Sequence[str], pids: dict[str, int], seed: int, s
 
 
 def at_urls(ablation: LiveAblation, urls: Sequence[tuple[str, str]]) -> list[LiveCase]:
-    """Running clusters in place of the ablation's own: every workload of it at every (label, url)."""
+    """Cases on running clusters instead of the ablation's own: every workload of it at every (label, url)."""
     loads = list({case.workload.name: case.workload for case in ablation.cases}.values())
     several = len(loads) > 1
     return [

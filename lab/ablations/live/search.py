@@ -14,7 +14,8 @@ from lab.simulator.result import percentile
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """`share` of the requests have their first token, and on average the others, within these."""
+    """Limits that `share` of the requests must meet: for the time to first token, and for the mean gap between
+    tokens."""
 
     ttft_s: float
     tbt_s: float
@@ -22,7 +23,7 @@ class Objectives:
 
 
 def try_rate(urls: Sequence[str], shape: Shape, rate: float, seconds: float, seed: int, wanted: Objectives) -> Tried:
-    """Prompts of another seed are other texts: nothing is found from a try before. Raises Unreachable, ValueError."""
+    """Another seed gives other prompts, so no try finds KV of an earlier one. Raises Unreachable, ValueError."""
     rows = requests(replace(shape, rate=rate), seed, seconds)
     outcomes = play(urls, specs(rows, seed)).outcomes
     good = [one for one in outcomes if one.error is None]

@@ -13,21 +13,21 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class CpuShares:
-    """Cores, on average: 0.1 is a tenth of one. A node's loop is its first thread (HTTP, control, gossip); what its
-    others have is the model's, mostly."""
+    """Average cores: 0.1 is a tenth of one. A node's loop is its first thread (HTTP, control, gossip); most of the time
+    of its other threads is the model's."""
 
     seconds: float
     client: float
     loops: dict[str, float]
     others: dict[str, float]
-    elsewhere: float  # other processes of the machine: what they had, a measurement did not
+    elsewhere: float  # other processes of the machine, which took this from the measurement
 
 
 class Watch:
-    """From when it is made to `end`."""
+    """Measures from construction to `end`."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        """pids: of the nodes, by name; empty for an external cluster."""
+        """pids: process ids of the nodes, by name; empty for an external cluster."""
         self._pids = dict(pids)
         self._begun = time.monotonic(), time.process_time(), self._nodes(), busy_seconds()
 
@@ -43,13 +43,13 @@ class Watch:
 
 
 def busy_seconds() -> float:
-    """Of all cores since the machine's start, everything but idle and waiting for disks."""
+    """Busy seconds of all cores since boot: everything except idle time and waiting for disks."""
     times = [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return TICK_S * (sum(times) - times[3] - times[4])
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
-    """(of the first thread, of all others)"""
+    """(CPU seconds of the first thread, of all others)"""
     first = rest = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         fields = (task / "stat").read_text().rpartition(")")[2].split()

@@ -51,7 +51,7 @@ NODES = "prefill+decode=1"
 
 
 def prompts(seed: int, seconds: float) -> list[list[int]]:
-    """Texts to be repeated, so that looking up what followed the same words pays; no two are alike."""
+    """Prompts that ask to repeat a text, so that n-gram lookup pays; no two are equal."""
     rng = Random(seed)
     made = []
     for number in range(max(2, round(RATE * seconds))):
@@ -71,13 +71,13 @@ def load(seed: int, seconds: float) -> list[Spec]:
 
 
 def seen(seed: int, seconds: float) -> list[Spec]:
-    """The same prompts, so that their KV is there."""
+    """The same prompts, so that their KV is cached."""
     return [Spec(tokens, 1) for tokens in prompts(seed, seconds)]
 
 
 @lru_cache(maxsize=1)
 def _tokenizer() -> Tokenizer:
-    """Loaded where prompts are needed: not for --list."""
+    """Loaded only when prompts are needed, not for --list."""
     from engine.checkpoint.model_source import describe
     from engine.config.config import EMBEDDED_MODEL
     from engine.text.tokenizer import Tokenizer
@@ -91,12 +91,12 @@ COLD, WARM = Workload("cold", load), Workload("warm", load, seen)
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     labels = {f"{method}, {heat}" for method in ("none", "ngram") for heat in ("cold", "warm")}
     if not labels <= set(values):
-        return "Running clusters, as they are configured."
+        return "These are running clusters with their own configuration."
     gains = {heat: ratio(values, "mean TPOT, ms", f"ngram, {heat}", f"none, {heat}") for heat in ("cold", "warm")}
     ttft = ratio(values, "mean TTFT, s", "none, warm", "none, cold")
     return (
-        f"n-grams bring the time per token to {gains['cold']:.2f}x with cold and {gains['warm']:.2f}x with warm KV: "
-        f"warmth shortens the first token (to {ttft:.2f}x), the guesses the others."
+        f"n-grams change the time per token to {gains['cold']:.2f}x with cold and {gains['warm']:.2f}x with warm KV: "
+        f"warm KV shortens the time to the first token (to {ttft:.2f}x), drafts that to the others."
     )
 
 

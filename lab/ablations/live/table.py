@@ -15,15 +15,15 @@ LIVE: dict[str, LiveAblation] = {
 
 ELSEWHERE = {
     "regret": "the goals are about 64 and 256 nodes; a machine has a few, where every policy knows everything",
-    "ratio": "sixteen nodes are split in every way; live there are as many nodes as cores",
-    "overload": "the variants differ on clusters that are loaded for minutes; scripts/bench.py overload goes on there",
-    "orders": "slowdown at a tail needs thousands of requests, which one node of this machine takes hours for",
-    "shifts": "a flip of prefixes over 64 nodes, and a minute to recover",
-    "failure": "scripts/faults.py kill-roles kills real nodes and counts what clients see",
+    "ratio": "it splits sixteen nodes in every way; a live run has as many nodes as cores",
+    "overload": "the variants differ on clusters that are loaded for minutes; scripts/bench.py overload measures that",
+    "orders": "slowdown at the tail needs thousands of requests, which take hours on one node of this machine",
+    "shifts": "it needs a flip of prefixes over 64 nodes, and a minute to recover",
+    "failure": "scripts/faults.py kill-roles kills real nodes and counts the effects on clients",
 }
-"""Name -> why not here."""
+"""Name -> the reason why there is no live form."""
 
-DEFAULT_REASON = "its nodes and hours are simulated; no live form of it is written"
+DEFAULT_REASON = "it needs more nodes and hours than a live run has"
 
 
 def why_not(name: str) -> str:

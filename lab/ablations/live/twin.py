@@ -17,7 +17,7 @@ from lab.simulator.result import figures
 
 
 def base_model(name: str, config: Mapping[str, Any], kv_tokens: int) -> StepModel:
-    """What a model of these nodes is before it is fitted: their limits. config: a node's own."""
+    """The model of these nodes before it is fitted: their limits. config: the Config of a node."""
     return replace(
         EMBEDDED_CPU,
         name=name,
@@ -29,7 +29,7 @@ def base_model(name: str, config: Mapping[str, Any], kv_tokens: int) -> StepMode
 
 
 def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int, contention: float = 0.0) -> SimConfig:
-    """Of the nodes that run a model; `nodes` as LocalCluster takes it."""
+    """The simulated nodes for those that run a model; `nodes` as for LocalCluster."""
     kinds = Counter(_kind(role) for _, role in parse_nodes(nodes) if role != "store")
     return SimConfig(
         prefill=kinds["prefill"],
@@ -45,12 +45,12 @@ def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int, contention: floa
         tbt_budget_s=float(config["tbt_budget_ms"]) / 1000,
         step_prompts=int(config["max_num_seqs"]),
         contention=contention,
-        probe_s=0.0,  # in the model's front_s
+        probe_s=0.0,  # included in the model's front_s
     )
 
 
 def simulate(config: SimConfig, model: StepModel, rows: Sequence[TraceRow]) -> tuple[dict[str, Any], Cluster]:
-    """(figures, the cluster afterwards)"""
+    """(figures, the cluster after the run)"""
     cluster = Cluster(config, model)
     for _ in cluster.run(rows):
         pass
@@ -58,7 +58,7 @@ def simulate(config: SimConfig, model: StepModel, rows: Sequence[TraceRow]) -> t
 
 
 def _kind(role: str) -> str:
-    """'prefill', 'decode' or 'mixed': what of a model it runs."""
+    """'prefill', 'decode' or 'mixed': the part of the model's work that this role does."""
     roles = set(role.split(","))
     if "mixed" in roles or {"prefill", "decode"} <= roles:
         return "mixed"

@@ -14,10 +14,10 @@ Files:
     overload     V3 Table 3: which requests are refused at twice the load, and where the variants differ
     pool         FAST'25 Fig
     ratio        FAST'25 Fig
-    regret       The cost of decentralization: this scheduler against one that knows everything at once
+    regret       The cost of decentralization: this scheduler against one that knows everything immediately
     roles        Nodes that change their role when the kind of load changes: the gain over a fixed split
     scheduling   FAST'25 Fig
-    shifts       Loads that are hard for caches: prefixes that are all new, that change at once
+    shifts       Loads that are hard for caches: prefixes that are all new, that change together
     signals      The scheduler's signals in addition to load records, each with and without
     speculative  Speculative decoding with prompts found in the pool, and without
     ssd          The pool's SSD tier: its benefit with little DRAM, and how fast it must be
@@ -76,4 +76,4 @@ ABLATIONS: dict[str, Ablation] = {
 }
 
 WITH_GOALS = [name for name, one in ABLATIONS.items() if one.goals is not None]
-"""Those that answer a number which this project wants to reach."""
+"""Ablations that answer a goal of this project."""

@@ -23,12 +23,12 @@ def cases(requests: int | None) -> list[Case]:
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     line = values["recompute"]["mean TTFT, s"].mean
     paying = [gbit for gbit in GBIT if values[f"{gbit} Gbit/s"]["mean TTFT, s"].mean < line]
-    least = f"{min(paying)} Gbit/s" if paying else "none of these"
+    least = f"{min(paying)} Gbit/s" if paying else "none of these rates"
     return (
         f"Recomputing takes {line:.2f} s (paper 2.62); reuse pays from {least} on (paper: between 24 and 40). "
         f"Without reuse our prefill nodes are {values['recompute']['prefill utilisation'].mean:.0%} busy, so that "
         "prompts queue; at the paper's 2.62 s they do not. "
-        "Algorithm 1 refuses fetches that take longer than computing: a slow network costs little here, much there."
+        "Algorithm 1 refuses fetches slower than computing: a slow network costs little here, but much there."
     )
 
 

@@ -22,7 +22,7 @@ def overlap_reading(values: dict[str, dict[str, Estimated]]) -> str:
     gap = ratio(values, "mean longest gap, ms", "at the end", "layer-wise")
     return (
         f"Without overlap the longest gap of a request is {gap:.2f}x; the first token needs no hand-over. The paper "
-        "says of it that a prefill takes as long as the longer of loading and computing; here, too, a copy costs the "
+        "says that a prefill takes as long as the longer of loading and computing; here, too, a copy costs the "
         "step nothing, which real nodes do not reach (--live)."
     )
 
@@ -36,8 +36,8 @@ def quantized_cases(requests: int | None) -> list[Case]:
 def quantized_reading(values: dict[str, dict[str, Estimated]]) -> str:
     gain = ratio(values, "mean TTFT, s", "8 bits", "16 bits")
     return (
-        f"At {GBIT:g} Gbit/s 8-bit blocks bring mean TTFT to {gain:.2f}x: half the bytes, and twice the blocks fit. "
-        "The time to quantize is left out, and on a faster network there is less to gain."
+        f"At {GBIT:g} Gbit/s 8-bit blocks change mean TTFT to {gain:.2f}x: half the bytes, twice the blocks. "
+        "The time to quantize is not simulated, and a faster network leaves less to gain."
     )
 
 
@@ -58,7 +58,7 @@ OVERLAP = Ablation(
 )
 QUANTIZED = Ablation(
     "quantization",
-    "What do 8-bit blocks in the pool and on the wire bring?",
+    "What do 8-bit blocks in the pool and on the wire gain?",
     f"8P+8D at {GBIT:g} Gbit/s, synthetic trace, every reused prefix crosses the network. Quality is not simulated: "
     "scripts/bench.py quantization measures it.",
     quantized_cases,

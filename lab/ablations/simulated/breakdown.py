@@ -20,7 +20,7 @@ APART_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """In place of the rows: a prompt whose first `hit` has been computed long before."""
+    """Replaces the rows by one prompt, of which the leading share `hit` was computed long before."""
 
     tokens: int
     hit: float
@@ -37,7 +37,7 @@ def label(hit: float, ktokens: int) -> str:
 
 
 def cases(requests: int | None) -> list[Case]:
-    # The pool is all there is, so that what is found crosses the network.
+    # Nodes keep no KV of their own, so every hit crosses the network.
     config = SimConfig(prefill=1, decode=1, cache_blocks=0, pool_blocks=6000)
     return [
         Case(
@@ -71,7 +71,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 BREAKDOWN = Ablation(
     "breakdown",
     "Where does the time of one request go?",
-    f"1P+1D, idle; answers of {ANSWER} tokens; of the prompt nothing or 95 % is in the pool.",
+    f"1P+1D, idle; answers of {ANSWER} tokens; none or 95 % of the prompt is in the pool.",
     cases,
     {"TTFT, s": metric("last_ttft_s"), "whole request, s": metric("last_total_s")},
     reading,

@@ -71,7 +71,7 @@ def mixed_cases(requests: int | None) -> list[Case]:
 
 
 def of_class(name: str, part: str) -> Callable[[dict[str, Any]], float]:
-    """TTFT of one class."""
+    """The TTFT of one class."""
 
     def of(result: dict[str, Any]) -> float:
         found = result["by_class"].get(name)

@@ -33,7 +33,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         "; ".join(said)
         + f"; split nodes reach {split['effective'].mean:.1%} at {split[gap].mean:.0f} ms. The paper's vLLM "
-        "with chunked prefill has 9.4 %: it had no pool, no placement by cache and a chunk that is not printed."
+        "with chunked prefill has 9.4 %: it had no pool, no placement by cache and an unpublished chunk size."
     )
 
 
@@ -41,7 +41,7 @@ COLOCATED = Ablation(
     "colocated",
     "Is disaggregation better than well-tuned chunked prefill?",
     "16 nodes, conversation trace; effective = TTFT <= 30 s and TBT (mean of a request's longest tenth of gaps) <= 100 "
-    "ms; every shape with its own best chunk.",
+    "ms; every shape has its best chunk size.",
     cases,
     {
         "effective": metric("goodput"),

@@ -10,7 +10,7 @@ from lab.simulator.config import SimConfig
 TRACES = ("conversation", "toolagent", "synthetic")
 LIMITS_S = (0.2, 0.1, 0.3)
 MOONCAKE = "Mooncake"
-OWN_BLOCKS = 1270  # of a vLLM node: half of its KV memory keeps prefixes
+OWN_BLOCKS = 1270  # of a vLLM node: half of its KV memory holds prefixes
 SYSTEMS = {
     MOONCAKE: SimConfig(pool_blocks=6000),
     "vLLM": SimConfig(prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=0, batching="prefill-first"),
@@ -57,7 +57,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         f"At 200 ms: {'; '.join(said)}. The paper's other values in %, at 100/300 ms, in the order of the cases: "
         f"{others}. The rivals here are one scheduler with vLLM's policies over the same step times, not vLLM 0.5.1: "
-        "prefill first and whole prompts, or chunks of 512 tokens beside every decode; requests go to the node with "
+        "prefill first with whole prompts, or chunks of 512 tokens per decode step; requests go to the node with "
         "the least queue."
     )
 
@@ -66,7 +66,7 @@ EFFECTIVE = Ablation(
     "effective",
     "How many requests are served well on the same 16 nodes?",
     "16 nodes, 8P+8D or mixed; effective = TTFT <= 30 s and TBT (mean of a request's longest tenth of gaps) <= 100, "
-    f"200 or 300 ms. vLLM + prefix keeps {OWN_BLOCKS:,} blocks per node, half of its KV memory. Prefill time: of the "
+    f"200 or 300 ms. vLLM + prefix keeps {OWN_BLOCKS:,} blocks per node, half of its KV memory. Prefill time: for the "
     "tokens that were not found, on an idle node.",
     cases,
     {name_of(limit): metric(f"effective_{1000 * limit:.0f}") for limit in LIMITS_S}

@@ -23,16 +23,16 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     hits = {policy: values[policy]["hit rate"].mean for policy in POLICIES}
     first = sorted(POLICIES, key=lambda policy: -hits[policy])
     return (
-        f"Most is found with {first[0]}, then {first[1]} ({hits[first[0]]:.3f} and {hits[first[1]]:.3f}); the paper's "
+        f"{first[0]} finds most, then {first[1]} ({hits[first[0]]:.3f} and {hits[first[1]]:.3f}); the paper's "
         "order is lru, lfu, length-aware, its rates are of blocks and of the arXiv trace. Rates of blocks at all "
-        "sizes, without timing and held against another program's: scripts/tools.py cache-policies."
+        "sizes, without timing and compared with another program's: scripts/tools.py cache-policies."
     )
 
 
 EVICTION = Ablation(
     "eviction",
     "Which blocks should go when the pool is full?",
-    f"8P+8D, conversation trace; nothing is kept but in a pool of {BLOCKS:,} blocks.",
+    f"8P+8D, conversation trace; only a pool of {BLOCKS:,} blocks keeps KV.",
     cases,
     {
         "hit rate": metric("token_hit_rate"),

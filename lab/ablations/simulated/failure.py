@@ -40,8 +40,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     back = [f"{name} {values[name]['good again after, s'].mean:.0f} s" for name in LOST]
     return (
         "Good again (95 % of the requests that arrive): " + ", ".join(back)
-        + ". Against no fault, goodput and mean TTFT: " + "; ".join(lost) + ". That a node is lost is known after a "
-        "fixed time here, on real nodes when a connection breaks or gossip says so: scripts/faults.py kill-roles."
+        + ". Against no fault, goodput and mean TTFT: " + "; ".join(lost) + ". The loss of a node is known after a "
+        "fixed time here; on real nodes, when a connection breaks or gossip reports it: scripts/faults.py kill-roles."
     )  # fmt: skip
 
 
@@ -53,9 +53,9 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 FAILURE = Ablation(
     "failure",
     "What do a lost node, a slow node and lost gossip cost?",
-    "8P+8D, conversation trace; a lost node is back, empty, after 60 s (30 s when crashes come by seed), and its loss "
+    "8P+8D, conversation trace; a lost node is back, empty, after 60 s (30 s with random crashes), and its loss "
     "is known after 1 s. Good = TTFT <= 30 s and no gap above 2 s, by windows of 5 s of arrival; a "
-    "record that a gossip round does not bring stays as it was.",
+    "record that a gossip round does not deliver stays unchanged.",
     cases,
     {
         "mean TTFT, s": metric("ttft_s", "mean"),

@@ -38,15 +38,15 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         "Mean TTFT over central: "
         + "; ".join(said)
         + ". Loss makes records older by 1 / (1 - loss) periods on average; "
-        "the nodes that are asked answer with their present load, so old records only choose whom to ask."
+        "the probed nodes answer with their present load, so old records only choose which nodes to probe."
     )
 
 
 GOSSIP = Ablation(
     "gossip",
     "How often must nodes gossip, and how much of it may be lost?",
-    "32P+32D, four copies of the conversation trace; a round brings every record 0.3 periods later, or not, each by "
-    "chance; whether nodes are alive is not told by these records.",
+    "32P+32D, four copies of the conversation trace; a round delivers each record 0.3 periods later or never, by "
+    "chance; these records do not say whether nodes are alive.",
     cases,
     {"mean TTFT, s": metric("ttft_s", "mean"), "p99 TTFT, s": metric("ttft_s", "p99"), "goodput": metric("goodput")},
     reading,

@@ -43,10 +43,10 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         f"{name} {ratio(values, 'mean TTFT, s', name, 'Algorithm 1, speeds unknown') - 1:+.1%}" for name in LEARNERS
     ]
     return (
-        "Mean TTFT against Algorithm 1 that does not know the speeds: "
+        "Mean TTFT against Algorithm 1 without knowledge of the speeds: "
         + ", ".join(said)
         + ". The guard bounds a single "
-        "choice by its estimate, not the mean TTFT of a run: what a bad choice adds to a queue, later requests pay."
+        "choice by its estimate, not the mean TTFT of a run: a bad choice also delays later requests in the queue."
     )
 
 
@@ -58,8 +58,8 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 
 LEARNED = Ablation(
     "learned",
-    "What may a predictor bring or break, if it chooses only inside the envelope of Algorithm 1?",
-    "8P+8D, conversation trace; every other prefill node computes 1.6 times as long as its records say, and nobody is "
+    "What may a predictor gain or break if it chooses only inside the envelope of Algorithm 1?",
+    "8P+8D, conversation trace; every other prefill node computes 1.6 times as long as its records say, and no node is "
     f"told. Guard: estimates within {BOUND:g} of the least, and belief only below 30 % error or the rule's own.",
     cases,
     {

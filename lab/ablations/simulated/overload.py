@@ -20,13 +20,13 @@ TTFT_SCALE = 6.0  # of the class's 5 s
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """The trace `speed` times as fast, `tbt_s` per token, and whether decode nodes tell what is promised to them."""
+    """The trace `speed` times as fast, `tbt_s` per token, and whether decode nodes report the load promised to them."""
 
     speed: float
     tbt_s: float
     ahead: bool = True
     change: Change | None = None
-    nobody: bool = False  # whether to show that nobody is refused
+    nobody: bool = False  # whether to add a case without refusals
 
 
 BOTH, PRESENT = "both scarce", "both scarce, decode by present load"
@@ -67,26 +67,26 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         for name, refused in ((BOTH, baseline), (PRESENT, before))
     }
     return (
-        "Baseline / early / predicted: " + "; ".join(said) + ". Where both stages are scarce prediction changes the "
+        "Baseline / early / predicted: " + "; ".join(said) + ". If both stages are scarce, prediction changes the "
         f"refusals by {less[PRESENT]} if decode nodes are chosen by their present load (paper: -14 %), because "
-        f"fewer prompts are computed in vain, and by {less[BOTH]} if by what is promised to them. There early "
-        "rejection by the present load does not part from the baseline: the decode node that placement "
-        "chose is the emptiest, and it is full only when the prompt comes (in the paper the load is that of the whole "
-        f"pool: -10 %). Worth more is to choose the decode node by what is promised to it: by its present load alone "
-        f"the baseline refuses {before:.0f} and not {baseline:.0f}. Where only prefill is scarce there is nothing "
-        "to predict. The paper's trace (23,608 requests of 7,590 tokens) is not at hand; ours is fitted to its "
+        f"fewer prompts are computed in vain, and by {less[BOTH]} if by their promised load. There early "
+        "rejection by the present load does not differ from the baseline: the decode node that placement "
+        "chose is the emptiest, and is full only when the prompt arrives (in the paper the load is that of the whole "
+        f"pool: -10 %). Choosing the decode node by its promised load gains more: by its present load alone "
+        f"the baseline refuses {before:.0f} instead of {baseline:.0f}. If only prefill is scarce there is nothing "
+        "to predict. The paper's trace (23,608 requests of 7,590 tokens) is not available; ours is fitted to its "
         "published statistics, and its load had to be set so that both stages are scarce."
     )
 
 
 OVERLOAD = Ablation(
     "overload",
-    "Whom to refuse when everybody cannot be served?",
+    "Which requests to refuse when not all can be served?",
     "8P+8D, the tool&agent trace; TTFT <= 30 s. Both scarce: 4 times as fast, 45 ms per token; once with the decode "
-    "node chosen by its present load and not by what is promised to it. Prefill scarce: 5 times as fast, 100 ms. Each "
+    "node chosen by its present instead of its promised load. Prefill scarce: 5 times as fast, 100 ms. Each "
     "in turn: twice as fast, 100 ms, and for two minutes each prompts are 1.5 times or answers 6 times as long. "
-    "Baseline: prefill is looked at before it and decode after it; the others look at both before, and, as in the "
-    "paper, the decode node looks again when the prompt has come.",
+    "Baseline: checks prefill before it and decode after it; the others check both before, and, as in the "
+    "paper, the decode node checks again when the prompt arrives.",
     cases,
     {
         "refused": metric("refused"),

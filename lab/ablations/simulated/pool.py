@@ -9,7 +9,7 @@ from lab.loads.changes import one_token
 from lab.simulator.config import SimConfig
 
 BLOCKS = 5860  # 3M tokens of 512
-NODES = 12  # 10 prefill, and 2 more that have nothing to decode
+NODES = 12  # 10 prefill, and 2 decode nodes without work
 TRACES = ("conversation", "synthetic")
 LOCAL = {
     "round-robin": "local, in turn",
@@ -38,9 +38,9 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         work = [ratio(values, "prefill s per request", f"{GLOBAL}, {trace}", f"{label}, {trace}") for trace in TRACES]
         said.append(f'over "{label}" hits {hits[0]:.2f}x and {hits[1]:.2f}x, work {work[0]:.2f} and {work[1]:.2f}')
     return (
-        "The pool brings " + "; ".join(said) + " (paper: hits 2.22x and 2.36x, work 0.76 and 0.52). How the paper's "
-        "local caches were routed to is not printed beyond 'cache-aware'; Algorithm 1 keeps a chat on its node and "
-        "leaves the pool less to add, routing by load alone scatters it as the paper's hits of 17 % suggest."
+        "The pool brings " + "; ".join(said) + " (paper: hits 2.22x and 2.36x, work 0.76 and 0.52). The paper prints "
+        "only 'cache-aware' about its routing to local caches; Algorithm 1 keeps a chat on its node and "
+        "leaves less for the pool to add; routing by load alone scatters it, as the paper's hits of 17 % suggest."
     )
 
 
@@ -54,9 +54,9 @@ def busy(result: dict[str, object]) -> float:
 
 POOL = Ablation(
     "pool",
-    "What does one global cache bring over a cache per node?",
+    "What does one global cache gain over a cache per node?",
     "10 prefill nodes with 3M tokens each, answers of one token, timestamps as released (bursts every 3 s), as in the "
-    "paper: each node's memory its own, by three ways of routing, or all of it one pool. Hit rate: prompt tokens whose "
+    "paper: a cache per node, with three ways of routing, or one pool of all memory. Hit rate: prompt tokens whose "
     "KV was found, over all.",
     cases,
     {

@@ -1,4 +1,4 @@
-"""The cost of decentralization: this scheduler against one that knows everything at once."""
+"""The cost of decentralization: this scheduler against one that knows everything immediately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab.simulator.config import SimConfig
 SIZES = (16, 64, 256)
 AGES_S = (0.05, 0.2, 1.0, 5.0)
 ROWS = {16: 4000, 64: 2000, 256: 800}
-"""Rows of the trace, of which every 16 nodes get a copy."""
+"""Rows of the trace; every 16 nodes get a copy."""
 
 
 def cases(requests: int | None) -> list[Case]:
@@ -29,7 +29,7 @@ def cases(requests: int | None) -> list[Case]:
 
 
 class Grown:
-    """`factor` copies of the trace at once, each with prefixes of its own."""
+    """`factor` simultaneous copies of the trace, each with its own prefixes."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor

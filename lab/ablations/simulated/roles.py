@@ -15,7 +15,8 @@ SPLITS = (5, 8, 11)
 
 
 def tides(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-    """By turns as recorded, nearly all prefill, and with a quarter of the input and OUTPUT times the output."""
+    """Alternates: as recorded, which is nearly all prefill, and with a quarter of the input and OUTPUT times the
+    output."""
     made = []
     for row in rows:
         if int(row.timestamp_ms / 1000 / SPEED // TIDE_S) % 2 == 0:
@@ -60,13 +61,13 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
     return (
         f"{told}; 16 mixed {share['16 mixed']:.1%}, {share['16 mixed that change']:.1%}. The paper changes roles only "
-        "on large shifts of load and prints no figure; these tides are as large as can be, and a change takes no time."
+        "on large shifts of load and prints no figure; these shifts are extreme, and a change takes no time."
     )
 
 
 ROLES = Ablation(
     "roles",
-    "What do nodes gain that change between prefill and decode?",
+    "What is gained if nodes change between prefill and decode?",
     f"16 nodes, conversation trace {SPEED:g} times as fast, its nature changing every {TIDE_S:g} s: as recorded, then "
     f"a quarter of the input and {OUTPUT} times the output; effective = TTFT <= 10 s and mean TBT <= 100 ms.",
     cases,

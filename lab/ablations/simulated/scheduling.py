@@ -35,7 +35,7 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def ordered(values: dict[str, dict[str, Estimated]]) -> bool:
-    """Whether the paper's four stand as in the paper."""
+    """Whether the paper's four policies have the paper's order."""
     means = [values[name]["mean TTFT, s"].mean for name in PAPER]
     return means == sorted(means, reverse=True)
 
@@ -46,8 +46,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     copies = [values["global cache-aware, decentralized"][f"copies of key {rank}"].mean for rank in RANKS]
     order = "as in the paper" if ordered(values) else "not that of the paper"
     return (
-        f"The order of the paper's four is {order}; local over global is {local:.2f} (paper 1.17), and doing without "
-        f"the centre costs {regret:+.1%}. Of the 8 prefill nodes {copies[0]:.0f}, {copies[1]:.0f} and {copies[2]:.0f} "
+        f"The order of the paper's four is {order}; local over global is {local:.2f} (paper 1.17), and the lack of "
+        f"a centre costs {regret:+.1%}. Of the 8 prefill nodes {copies[0]:.0f}, {copies[1]:.0f} and {copies[2]:.0f} "
         "have the 1st, 10th and 100th most wanted block at the end (decentralized; FAST'25 Fig. 11: the hottest are on "
         "nearly all, the 10th on up to 8). Absolute times differ: the Conductor, its threshold and load are not public."
     )
@@ -61,9 +61,9 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 
 SCHEDULING = Ablation(
     "scheduling",
-    "What does the choice of the prefill node bring?",
+    "What does the choice of the prefill node gain?",
     "8 prefill and 8 decode nodes, the conversation trace at its own speed; 6,000 blocks (3M tokens) per prefill node; "
-    "global policies have a pool as well, of as much on every node.",
+    "global policies also have a pool of the same size on every node.",
     cases,
     {
         "mean TTFT, s": metric("ttft_s", "mean"),

@@ -1,4 +1,4 @@
-"""Loads that are hard for caches: prefixes that are all new, that change at once, or that all requests share."""
+"""Loads that are hard for caches: prefixes that are all new, that change together, or that all requests share."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     cost = ratio(values, "mean TTFT, s", "all unique", "all unique, cache off") - 1
     chats, popular = values["prefix flip"], values[FLIP]
     return (
-        f"Unique prefixes cost {cost:+.1%} of TTFT. Popular prefixes are found again "
+        f"Unique prefixes cost {cost:+.1%} of TTFT. Popular prefixes are found "
         f"{popular['recovered after, s'].mean:.0f} s after all of them changed. With chats hits are at 90 % of steady "
-        f"after {chats['recovered after, s'].mean:.0f} s, but an unlimited cache that has every prompt at once would "
+        f"after {chats['recovered after, s'].mean:.0f} s, but an unlimited cache that has prompts on arrival would "
         f"need {chats['unlimited cache, s'].mean:.0f} s: a chat's prefix is wanted again only when its user answers, "
         "half of the hits two minutes or more after the turn before. Of what such a cache finds in the minute after "
         f"the change {chats['found in 60 s'].mean:.0%} are found, of what it finds in steady state "
         f"{chats['found steady'].mean:.0%}; nine tenths of that share are reached again after "
         f"{chats['caught up after, s'].mean:.0f} s. Under a viral prefix the busiest node has "
         f"{values[VIRAL][WORST].mean:.2f}x the mean load in the worst 10 s; on the conversation trace single prompts "
-        f"take longer than a window, viral or not ({values['as recorded'][WORST].mean:.1f}x as recorded)."
+        f"take longer than a window in any case ({values['as recorded'][WORST].mean:.1f}x as recorded)."
     )
 
 
@@ -57,11 +57,11 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 
 SHIFTS = Ablation(
     "shifts",
-    "What do loads cost that caches do not like?",
+    "What do loads that are hard for caches cost?",
     "8P+8D, conversation trace with its prefixes changed, and two generated loads of 20 and 25 requests/s with "
-    "prefixes of 8,192 tokens: 100 of Zipf's popularity which all change at half, or one that 80 % want from then on. "
-    "Cache off = nothing is kept anywhere; with it every new block also crosses the network to its home. Found: tokens "
-    "found over those that an unlimited cache finds which has every prompt as soon as it comes.",
+    "prefixes of 8,192 tokens: 100 with Zipf popularity that all change halfway, or one that 80 % want from then on. "
+    "Cache off = no node keeps KV; with caches every new block also crosses the network to its home. Found: tokens "
+    "found over those found by an unlimited cache that has every prompt as soon as it arrives.",
     cases,
     {
         "mean TTFT, s": metric("ttft_s", "mean"),

@@ -20,11 +20,11 @@ OFF = {
     "all KV in the pool": {"links": "learnt"},
     "a node 4 times slower": {"detect_s": NEVER},
 }
-"""What is taken away in each situation."""
+"""The change that removes the signal in each situation."""
 
 
 def bursts(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-    """The trace, and every few seconds a new document of 16k tokens about which many ask at once."""
+    """The trace plus, every few seconds, a burst of requests about a new document of 16k tokens."""
     rng, last = Random(seed), max(row.timestamp_ms for row in rows) / 1000
     made, at, block = list(rows), 0.0, 1 << 40
     while (at := at + BURST_EVERY_S) < last:
@@ -40,7 +40,7 @@ def bursts(rows: list[TraceRow], seed: int) -> list[TraceRow]:
 def cases(requests: int | None) -> list[Case]:
     count = min(requests or 2400, 2400)
     pooled, alone = SimConfig(pool_blocks=6000), SimConfig(prefill=16, decode=16)
-    # 64 nodes in cells of 16 at most; every request comes to acceptors of the first one.
+    # 64 nodes in cells of at most 16; every request arrives at acceptors of the first cell.
     cells = SimConfig(prefill=32, decode=32, cell_nodes=16, entry_skew=1.0)
     remote = replace(pooled, cache_blocks=0, nic_gbit_s=200.0, links="rails")
     slow = replace(pooled, faults="slow:prefill-0@60+100000x4")
@@ -66,7 +66,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         for name in OFF
     ]
     return (
-        "Mean TTFT when the signal is not heard: " + "; ".join(parts) + ". But for the plain trace every load is made "
+        "Mean TTFT without the signal: " + "; ".join(parts) + ". Except the plain trace, every load is made "
         "so that its signal matters."
     )
 
@@ -75,8 +75,8 @@ SIGNALS = Ablation(
     "signals",
     "What is each of the scheduler's signals worth?",
     "Pairs on the conversation trace: claims on new prefixes (bursts of 16 requests about one new document of 16k "
-    "tokens on 16P+16D, and the plain trace), summaries of cells (32P+32D in cells of 16, all requests come to one "
-    "cell), rails (8P+8D, nothing kept but in the pool, 200 Gbit/s; without them a path is known by its transfers), "
+    "tokens on 16P+16D, and the plain trace), summaries of cells (32P+32D in cells of 16, all requests arrive at one "
+    "cell), rails (8P+8D, KV kept only in the pool, 200 Gbit/s; without them a path is learned from its transfers), "
     "residuals (one of 8 prefill nodes becomes 4 times slower).",
     cases,
     {

@@ -36,15 +36,15 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         gains = [ratio(values, "mean answer, s", f"{kv}, {name}", f"{kv}, no drafts") for name in list(DRAFTS)[1:]]
         said.append(f"{kv} KV {gains[0]:.2f}x with n-grams and {gains[1]:.2f}x with a draft model")
     return (
-        "Time from arrival to the last token against no drafts: " + ", ".join(said) + ". Warm KV shortens what "
-        "drafts cannot, the prompt. Acceptance is assumed, not simulated; scripts/bench.py speculative measures it."
+        "Time from arrival to the last token against no drafts: " + ", ".join(said) + ". Warm KV shortens the prompt, "
+        "drafts the answer. Acceptance is assumed, not simulated; scripts/bench.py speculative measures it."
     )
 
 
 SPECULATIVE = Ablation(
     "speculative",
-    "What do drafts bring with cold and with warm KV?",
-    f"8P+8D, conversation trace; cold = nothing is kept anywhere. {DRAFTED} drafted tokens: n-grams of the prompt, "
+    "What do drafts gain with cold and with warm KV?",
+    f"8P+8D, conversation trace; cold = no node keeps KV. {DRAFTED} drafted tokens: n-grams of the prompt, "
     "free, 30 % accepted; a draft model of the 8B shape on the same nodes, 70 %.",
     cases,
     {

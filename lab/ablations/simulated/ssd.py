@@ -32,16 +32,16 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     best = values[label(3.0)]["hit rate"].mean, values[NONE]["hit rate"].mean
     return (
         f"Mean TTFT against DRAM only: {gains}, all in DRAM {ratio(values, 'mean TTFT, s', ALL, NONE):.2f}x; hits "
-        f"{best[1]:.3f} without and {best[0]:.3f} with SSDs. A prefix is read from all nodes' SSDs at once. Placement "
-        "knows how long that takes now, and has computed instead what is quicker to compute."
+        f"{best[1]:.3f} without and {best[0]:.3f} with SSDs. All nodes' SSDs read a prefix in parallel. Placement "
+        "knows how long that takes now, and recomputes blocks when that is faster."
     )
 
 
 TIERS = Ablation(
     "ssd",
-    "What does an SSD tier bring behind a small pool?",
+    "What does an SSD tier behind a small pool gain?",
     f"8P+8D, conversation trace; {DRAM} blocks in the memory of each node and as many of the pool in its DRAM, {SSD} "
-    "on its SSD, written behind and read from there by all nodes at once (bandwidth shared, 500,000 IOPS).",
+    "on its SSD, written behind and read by all nodes in parallel (bandwidth shared, 500,000 IOPS).",
     cases,
     {
         "mean TTFT, s": metric("ttft_s", "mean"),

@@ -26,7 +26,7 @@ SMOLLM2 = Shape("SmolLM2 9/3/64", 9, 3, 64)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`requests` equal rows of `chunk` new tokens (1 = decode) at context `context`, the new tokens included."""
+    """`requests` equal rows of `chunk` new tokens (1 = decode) at context `context`, which includes the new tokens."""
 
     shape: Shape
     requests: int
@@ -61,7 +61,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def batch_of(case: Case, block_size: int, device: str) -> tuple[RaggedBatch, int]:
-    """The batch, with blocks in shuffled order, and how many blocks its pool needs."""
+    """The batch, with blocks in shuffled order, and the number of blocks its pool needs."""
     per_request = -(-case.context // block_size)
     num_blocks, rows = case.requests * per_request, case.requests * case.chunk
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))

@@ -5,7 +5,7 @@ peers.
   scripts/bench.py attention                  # on a GPU: measure
   scripts/bench.py attention --aot            # without one: compile for --capability, report registers and memory
   scripts/bench.py attention --aot --every-tile   # every tile with every type of KV; exit code 1: one lacks something
-  scripts/bench.py attention --device cpu     # the C++ kernels, every level of this CPU, beside the torch backend, for
+  scripts/bench.py attention --device cpu     # the C++ kernels, every level of this CPU, and the torch backend, for
                                               # each of --threads; exit code 1: one is slower than torch
   scripts/bench.py attention --quick --json attention.json
 
@@ -14,10 +14,10 @@ medians of CUDA-graph replays over rotating inputs that together exceed the L2 c
 not profiled: decode moves K, V, q and out once; prefill needs 4 heads head_size multiply-adds per visible (row, key).
 
 Peers are torch's SDPA (flash and cuDNN), FlexAttention and, where it is installed, FlashInfer. SDPA and FlexAttention
-get K and V as dense tensors: they are spared the block table, which ours pays for. One that refuses a shape is missing.
+get K and V as dense tensors, so they save the block table, which ours pays for. A peer that refuses a shape is missing.
 
-No figure has been taken on a GPU yet. lab/bench/attention/on_cpu.py says what is measured on the CPU, and what came
-out.
+No figure has been measured on a GPU yet. lab/bench/attention/on_cpu.py describes the measurement on the CPU and its
+results.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from lab.bench.common.results import Row, add_result_flags, report
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
-    """The command line. Exits with a remedy when there is nothing to measure on."""
+    """The command line. Exits with a remedy if there is no device to measure on."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
     parser.add_argument("--aot", action="store_true", help="compile only; needs no GPU")
     parser.add_argument(
-        "--capability", type=int, choices=(80, 86, 90), help="what --aot compiles for; default 90, --every-tile: each"
+        "--capability", type=int, choices=(80, 86, 90), help="target of --aot; default 90, with --every-tile: each"
     )
     parser.add_argument(
         "--every-tile", action="store_true", help="with --aot: every head size and type of queries and KV (minutes)"
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
     args = parser.parse_args(arguments)
     if args.every_tile and not args.aot:
-        parser.error("--every-tile goes with --aot")
+        parser.error("--every-tile needs --aot")
     if args.capability is None and not args.every_tile:
         args.capability = 90
     if args.device == "cpu" and not args.aot:
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def device_name(args: Namespace) -> str:
-    """What the numbers were taken on."""
+    """The device on which the numbers were measured."""
     if args.aot:
         return "none"
     if args.device == "cuda":

@@ -11,7 +11,7 @@ from lab.bench.attention.every_tile import KERNELS, LLAMA, SHARED_BYTES, attenti
 from lab.bench.common.results import Row
 
 REGISTERS = 255
-"""Most registers that a thread can have; more spill."""
+"""Maximum registers of a thread; more spill."""
 
 
 def compiled_rows(capability: int, block_size: int, quick: bool) -> list[Row]:
@@ -28,7 +28,7 @@ def compiled_rows(capability: int, block_size: int, quick: bool) -> list[Row]:
 
 
 def launches_of(case: Case, capability: int, block_size: int) -> list[aot.Launch]:
-    """What the backend launches for `case`, noted instead of made."""
+    """The backend's launches for `case`, recorded instead of executed."""
     batch, num_blocks = batch_of(case, block_size, "meta")
     q, kv = tensors_of(case, num_blocks, block_size, "meta")
     tiles = find_tiles(case.shape.head_size, q.itemsize, SHARED_BYTES[capability])
@@ -37,7 +37,8 @@ def launches_of(case: Case, capability: int, block_size: int) -> list[aot.Launch
 
 
 def tile_rows(capability: int) -> tuple[list[Row], list[str]]:
-    """Registers of every kernel, head size and type of queries and KV, the rest in notes; what any of them lacks."""
+    """A row with the registers of every kernel, head size and type of queries and KV, with the other resources in
+    notes; and what any of them lacks."""
     rows, lacking = [], []
     for head_size, dtype, kv_dtype, tiles in every_pair(capability):
         launches = attention_launches(head_size, dtype, tiles, LLAMA, kv_dtype)
@@ -53,7 +54,7 @@ def tile_rows(capability: int) -> tuple[list[Row], list[str]]:
 
 
 def rows_of(case: str, capability: int, used: aot.Resources) -> list[Row]:
-    """What one kernel takes."""
+    """The resources of one kernel."""
     most, shared = SHARED_BYTES[capability] / 1024, used.shared_bytes / 1024
     return [
         Row(case, "registers", "per thread", used.registers, limits={"most": REGISTERS}),

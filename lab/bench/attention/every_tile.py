@@ -1,9 +1,9 @@
 """Compiles every row of the tile table with every type of KV, without a GPU, for the GPUs of the row.
 
-`shortfall` says what a kernel is held to: no register spills, shared memory within the GPU's limit, tensor cores of the
-right generation, 16-byte loads, and copies in flight while the main loop computes.
-tests/attention/triton/test_triton_aot.py holds kernels to it that differ in more (heads, block sizes, windows, soft
-caps); this covers all pairs of a head size and a type of KV, with the heads of Llama-3-8B.
+`shortfall` checks the requirements of a kernel: no register spills, shared memory within the GPU's limit, tensor cores
+of the right generation, 16-byte loads, and copies in flight while the main loop computes.
+tests/attention/triton/test_triton_aot.py checks kernels with more variation (heads, block sizes, windows, soft caps);
+this covers all pairs of a head size and a type of KV, with the heads of Llama-3-8B.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SHARED_BYTES = {80: SM80, 86: SM86, 90: SM90}
 
 KERNELS = ("decode_kernel", "prefill_kernel")
 KV_TYPES = ("", *DTYPES)
-"""Of the pool; "" = as the queries."""
+"""Types of the pool; "" = the queries' type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What else a kernel is compiled for."""
+    """Further parameters that a kernel is compiled for."""
 
     num_heads: int
     num_kv_heads: int
@@ -55,7 +55,7 @@ def quantized(*shape: int, kv_dtype: str) -> Tensor:
 def attention_launches(
     head_size: int, dtype: torch.dtype, tiles: Tiles, variant: Variant, kv_dtype: str = ""
 ) -> dict[str, aot.Launch]:
-    """Two decodes and two chunks of 128, as the backend launches them; kv_dtype: of KV_TYPES."""
+    """Two decodes and two chunks of 128, as the backend launches them; kv_dtype: one of KV_TYPES."""
     i32, i64 = torch.int32, torch.int64
     rows = 2 + 2 * 128
     batch = RaggedBatch(
@@ -82,7 +82,7 @@ def attention_launches(
 
 
 def shortfall(name: str, tiles: Tiles, dtype: torch.dtype, kv_dtype: str, capability: int, used: aot.Resources) -> str:
-    """What the kernel `name` of KERNELS, compiled for this, lacks; "" = nothing."""
+    """The requirements that the kernel `name` of KERNELS misses, compiled for these parameters; "" = none."""
     tile: Tile = getattr(tiles, name.removesuffix("_kernel"))
     lacking = {
         f"spills {used.spill_bytes} bytes": used.spill_bytes > 0,

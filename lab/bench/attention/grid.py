@@ -1,12 +1,12 @@
 """The reference grid: random steps on which every attention backend must be correct, on any device.
 
-The rule, for each step, with the reference backend in float64 as truth and in the dtype under test as plain torch:
+The rule for each step; truth is the reference backend in float64, plain is the same in the dtype under test:
 
     max |ours - truth| <= 2 max |plain - truth| + SLACK
 
-All slots of the pool that hold no token of the step are NaN, block 0 (which pads the tables) and the neighbouring
-layer among them: whoever reads one shows it in the output. A step is also wrong if its keys go anywhere but into their
-slots, or if `attend` changes the pool.
+All slots of the pool that hold no token of the step are NaN, including block 0 (which pads the tables) and the
+neighbouring layer: a read of one shows in the output. A step is also wrong if its keys are written outside their slots,
+or if `attend` changes the pool.
 
 tests/attention holds the built-in backends to this grid, scripts/playground.py yours.
 """
@@ -41,10 +41,10 @@ GEOMETRIES = [(heads, kv_heads, size) for heads, kv_heads in ((3, 3), (9, 3), (8
 BLOCK_SIZES = (16, 32, 64)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MASKS = ((40, 0.0), (0, 5.0), (40, 5.0))
-"""(window, soft cap) beside (0, 0.0)."""
+"""(window, soft cap), in addition to (0, 0.0)."""
 
 SLACK = 1e-6
-"""Outputs are of the order of 1: in float32 the fused kernel's exp is good to a few units in the last place."""
+"""Outputs are of the order of 1: in float32 the fused kernel's exp is accurate to a few units in the last place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class Point:
 
 
 def points(quick: bool = False) -> Iterator[Point]:
-    """Every combination without window and soft cap, then those on two geometries. `quick`: a tenth of it."""
+    """Every combination without window and soft cap, then windows and soft caps on two geometries. `quick`: a tenth of
+    the points."""
     geometries, blocks = (GEOMETRIES[5:6], BLOCK_SIZES[:1]) if quick else (GEOMETRIES, BLOCK_SIZES)
     for dtype, block_size, (heads, kv_heads, size), mix in product(DTYPES, blocks, geometries, MIXES):
         yield Point(mix, heads, kv_heads, size, block_size, dtype)
@@ -110,7 +111,7 @@ class Case:
         return cls(MIXES[point.mix], *geometry, point.block_size, point.dtype, device)
 
     def run(self, backend: AttentionBackend, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0) -> Tensor:
-        """Write and attend with inputs and a copy of the pool in `dtype`."""
+        """Write and attend, with the inputs and a copy of the pool in `dtype`."""
         kv = self.kv.to(dtype, copy=True)
         plan = backend.plan(self.batch)
         backend.write_kv(self.k.to(dtype), self.v.to(dtype), kv, self.batch, plan)
@@ -149,8 +150,8 @@ def moved(batch: RaggedBatch, device: str) -> RaggedBatch:
 
 
 def find_fault(backend: AttentionBackend, point: Point, device: str = "cpu") -> str | None:
-    """What is wrong at this point, in one line; None = right. NotImplementedError passes through: a backend may refuse
-    a window or a soft cap, but not compute it wrongly."""
+    """The fault at this point, in one line; None = correct. NotImplementedError passes through: a backend may refuse a
+    window or a soft cap, but not compute it wrongly."""
     case, reference = Case.at(point, device), ReferenceBackend()
     mask: dict[str, Any] = {"window": point.window, "soft_cap": point.soft_cap}
     if fault := _write_fault(backend, case):
@@ -171,7 +172,7 @@ def find_fault(backend: AttentionBackend, point: Point, device: str = "cpu") -> 
 
 
 def far_off(ours: Tensor, truth: Tensor, plain: float) -> str | None:
-    """What is wrong with an output whose float64 value is `truth`; plain torch of its dtype is off by `plain`."""
+    """The fault of an output whose float64 value is `truth`; plain torch of its dtype is off by `plain`."""
     if not ours.isfinite().all():
         return "attend returns NaN or infinity: it reads a slot that holds no token of the request"
     error = float((ours.double() - truth).abs().max())
@@ -182,7 +183,7 @@ def far_off(ours: Tensor, truth: Tensor, plain: float) -> str | None:
 
 
 def _write_fault(backend: AttentionBackend, case: Case) -> str | None:
-    """The two ways of writing, against the reference; the last two rows are padding."""
+    """Checks both ways of writing against the reference; the last two rows are padding."""
     batch = replace(case.batch, slot_mapping=case.batch.slot_mapping.clone())
     if len(case.k) > 2:
         batch.slot_mapping[-2:] = -1
@@ -209,5 +210,5 @@ def _write_fault(backend: AttentionBackend, case: Case) -> str | None:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal, NaN where the other is NaN."""
+    """Whether both are equal, with NaN in the same places."""
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))

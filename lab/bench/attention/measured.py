@@ -21,7 +21,7 @@ def measured_rows(block_size: int, quick: bool) -> list[Row]:
 
 
 def measure(block_size: int, listed: list[Case]) -> Iterator[tuple[Case | None, Row]]:
-    """Row after row, with the case that it is about; first the ceilings. Needs a GPU."""
+    """Yields each row with its case; the ceilings come first. Needs a GPU."""
     copy_gb_s, gemm_tflop_s = copy_rate(), gemm_rate()
     yield None, Row("ceiling", "device copy", "GB/s", copy_gb_s, note="copy counts bytes read and written")
     yield None, Row("ceiling", "bf16 GEMM 8192", "TFLOP/s", gemm_tflop_s)
@@ -42,7 +42,7 @@ def to_us(seconds: float | None) -> float | None:
 
 
 def time_ours(case: Case, block_size: int) -> float:
-    """One layer's attend, its plan made beforehand as for every layer but the first."""
+    """Seconds of one layer's attend, with the plan made before, as for every layer except the first."""
     batch, num_blocks = batch_of(case, block_size, "cuda")
     backend, scale = TritonBackend(), case.shape.head_size**-0.5
     plan = backend.plan(batch)

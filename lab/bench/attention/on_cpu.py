@@ -1,24 +1,24 @@
 """Timing of attention on the CPU: the cpu backend at each level of this CPU against the torch backend, in the same run.
 
 One call is one layer's `attend`; calls walk over the layers of a page-major pool of up to 30 layers, so that no decode
-finds the KV of the one before in the cache. All levels and torch take turns; the best of some rounds counts, so other
-work on the machine disturbs all alike and little.
+finds the KV of the previous one in the cache. All levels and torch take turns, and the best of several rounds counts,
+so other work on the machine disturbs all of them equally and little.
 
 Limits, for the same number of threads:
-    read   GB/s of summing as many bytes as the pool holds, in order: what decode could reach
+    read   GB/s of summing as many bytes as the pool holds, in order: the limit of decode
     GEMM   GFLOP/s of a product 512 x 576 x 3072 by torch, in bfloat16 for levels that multiply it, else in float32:
-           what prefill could reach if the softmax were free
+           the limit of prefill if the softmax were free
 
-On a Zen 4 (EPYC, AVX-512 with bfloat16), one thread, a short run beside other work: lab/results/
-2026-11-22-attention-cpu.json. Time beside torch's: decode 0.17-0.31, prefill 0.20-0.53. Prompts of 512 tokens run at
-74-80 GFLOP/s at avx2 and avx512, where the CPU time of torch's product says 100, and at 135 (71 % of the product's) at
-avx512_bf16; prompts of 128 at 57-63 and 98, because many of a short prompt's keys are hidden. Decode reads 12-15 GB/s
-where reading in order makes 20 to 30: every block lies elsewhere, in small pages.
+On a Zen 4 (EPYC, AVX-512 with bfloat16), one thread, a short run with other work on the machine: lab/results/
+2026-11-22-attention-cpu.json. Time relative to torch's: decode 0.17-0.31, prefill 0.20-0.53. Prompts of 512 tokens run
+at 74-80 GFLOP/s at avx2 and avx512, while torch's product reaches 100 by its CPU time, and at 135 (71 % of the
+product's) at avx512_bf16; prompts of 128 at 57-63 and 98, because many of a short prompt's keys are masked. Decode
+reads 12-15 GB/s, while reading in order reaches 20 to 30, because the blocks are scattered over small pages.
 
 On AMX (engine-cpu.md; one and two threads of a Xeon): decode 0.12-0.60 and prefill 0.39-0.52 of torch's time. Prefill
-stays below half of the GEMM rate there because a score costs two products of 64 multiply-adds but also an exponential,
-and vector arithmetic runs at half its rate beside tile instructions. Decode is bound by memory: 83 % of the rate at
-which the same blocks can be read at all.
+stays below half of the GEMM rate there, because a score costs an exponential in addition to two products of 64
+multiply-adds, and vector arithmetic runs at half its rate next to tile instructions. Decode is bound by memory: 83 % of
+the rate at which the same blocks can be read at all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAYERS = 30
 POOL_BYTES = 400 << 20
 """Larger pools get fewer layers."""
 SECONDS = 0.4
-"""Of measuring for each number, at least one round."""
+"""Measuring time for each number; at least one round."""
 DTYPES = (torch.float32, torch.bfloat16)
 MULTIPLIES_BF16 = ("amx", "avx512_bf16")
 NOISE = 1.1
@@ -71,7 +71,7 @@ def cpu_rows(block_size: int, threads: list[int], quick: bool, levels: list[str]
 def case_rows(
     case: Case, block_size: int, threads: int, dtype: torch.dtype, gemm: dict[torch.dtype, float], levels: list[str]
 ) -> list[Row]:
-    """Each level's time beside torch's, and its rate beside the limit."""
+    """Each level's time with torch's, and its rate with the limit."""
     batch, num_blocks = batch_of(case, block_size, "cpu")
     shape = case.shape
     per_layer = num_blocks * 2 * shape.num_kv_heads * block_size * shape.head_size * dtype.itemsize
@@ -106,12 +106,12 @@ def case_rows(
 
 
 def slower_than_torch(rows: list[Row]) -> list[str]:
-    """The cases in which ours took longer, beyond what noise explains."""
+    """The cases in which ours took longer, by more than the noise."""
     return [row.case for row in rows if row.ours and (row.peers.get("torch") or row.ours) * NOISE < row.ours]
 
 
 def best_seconds(*calls: Callable[[], object]) -> list[float]:
-    """Of each call, in turns."""
+    """The best seconds of each call; the calls take turns."""
     for call in calls:
         call()
     best, began = [float("inf")] * len(calls), time.perf_counter()

@@ -1,7 +1,7 @@
 """The peers in the measurement: torch's fused attention, FlexAttention and, if installed, FlashInfer.
 
-SDPA and FlexAttention get K and V as dense tensors: they are spared the block table, which ours and FlashInfer pay for.
-A peer that is not installed, or refuses a shape, gives None.
+SDPA and FlexAttention get K and V as dense tensors, so they save the block table, which ours and FlashInfer pay for. A
+peer that is not installed, or refuses a shape, gives None.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def peer_seconds(case: Case, block_size: int) -> dict[str, float | None]:
 
 
 def time_sdpa(case: Case, backend: SDPBackend) -> float | None:
-    """torch's fused attention on K and V that are dense already; None where the back end refuses. A chunk over a past
-    has no causal form in torch, so it is given the chunk alone plus the past without mask: equal work, not equal
+    """torch's fused attention on K and V that are dense already; None if the back end refuses. torch has no causal form
+    for a chunk after a past, so it gets the chunk alone plus the past without a mask: equal work, but another
     result."""
     shape, past = case.shape, case.context - case.chunk
     if case.chunk == 1:
@@ -62,7 +62,7 @@ def time_sdpa(case: Case, backend: SDPBackend) -> float | None:
 
 
 def time_flex(case: Case) -> float | None:
-    """FlexAttention, compiled for the case; a chunk sees its past and itself, causally, as ours does."""
+    """FlexAttention, compiled for the case; a chunk attends to its past and, causally, to itself, as ours does."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     shape, past = case.shape, case.context - case.chunk

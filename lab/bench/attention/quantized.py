@@ -1,9 +1,8 @@
 """The reference grid over quantized pools (attention/codes.py), for backends that read codes.
 
-The rule of grid.py, with what codes and scales stand for in place of the pool: the reference backend in float64 over
-those values is the truth, in the dtype under test it is plain torch. Slots that hold no token of the step have scales
-of NaN, and NaN for codes where fp8 has one. What is written must lie within the bound of its type of k and v, in its
-slots and nowhere else.
+The rule of grid.py, with the decoded values in place of the pool: the reference backend over those values is the truth
+in float64, and plain torch in the dtype under test. Slots that hold no token of the step have scales of NaN, and codes
+of NaN if fp8 has one. Written k and v must be within the rounding bound of their type, in their slots and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lab.bench.attention.grid import SLACK, Case, Point, far_off
 
 
 def quantized(pool: Tensor, kv_dtype: str) -> Tensor:
-    """A pool [..., head_size] in `kv_dtype`; rows with NaN are left out, so that theirs is what they stand for."""
+    """A pool [..., head_size] in `kv_dtype`; rows with NaN stay NaN when decoded."""
     row_bytes = pool.shape[-1] + SCALE_BYTES
     memory = torch.full((pool[..., 0].numel() * row_bytes,), 0xFF, dtype=torch.uint8, device=pool.device)
     out = pool_in(memory, pool.shape[1:], kv_dtype)
@@ -33,12 +32,12 @@ def quantized(pool: Tensor, kv_dtype: str) -> Tensor:
 
 
 def values(pool: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of a quantized pool; as they are in any other."""
+    """The decoded values of a quantized pool; the unchanged values of any other."""
     return rows_of(pool, lambda part: part, dtype)
 
 
 def find_quantized_fault(backend: AttentionBackend, point: Point, kv_dtype: str, device: str = "cpu") -> str | None:
-    """What is wrong at this point, in one line; None = right. See grid.find_fault."""
+    """The fault at this point, in one line; None = correct. See grid.find_fault."""
     case, reference = Case.at(point, device), ReferenceBackend()
     mask: dict[str, Any] = {"window": point.window, "soft_cap": point.soft_cap}
     pool = quantized(case.pool, kv_dtype)
@@ -66,7 +65,7 @@ def raw(pool: Tensor) -> Tensor:
 
 
 def _write_fault(backend: AttentionBackend, case: Case, pool: Tensor) -> str | None:
-    """The two ways of writing; the last two rows are padding."""
+    """Checks both ways of writing; the last two rows are padding."""
     batch = replace(case.batch, slot_mapping=case.batch.slot_mapping.clone())
     if len(case.k) > 2:
         batch.slot_mapping[-2:] = -1
@@ -100,7 +99,8 @@ def pool_like(pool: Tensor) -> Tensor:
 def _misplaced(
     written: Tensor, before: Tensor, batch: RaggedBatch, k: Tensor, v: Tensor, rounding: float
 ) -> str | None:
-    """Whether the slots of layer 1 hold k and v [T, num_kv_heads, head_size] float64, and the rest what it held."""
+    """The fault unless the slots of layer 1 hold k and v [T, num_kv_heads, head_size] float64 and the rest is
+    unchanged."""
     rows = torch.nonzero(batch.slot_mapping >= 0).flatten()
     slots = batch.slot_mapping[rows]
     block, offset = slots // batch.block_size, slots % batch.block_size

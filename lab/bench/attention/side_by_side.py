@@ -1,7 +1,7 @@
 """Times of one backend and of the built-in ones, on any device.
 
-A step is what a layer costs: write_kv and attend, with the plan made beforehand. Backends take turns, repeat by repeat,
-so that slow drifts of the machine meet all of them; a time is the median of the repeats.
+A step is the work of one layer: write_kv and attend, with the plan made before. Backends take turns in every repeat, so
+that slow drifts of the machine affect all of them; a time is the median of the repeats.
 """
 
 from __future__ import annotations

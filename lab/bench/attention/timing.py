@@ -12,7 +12,7 @@ L2_BYTES = 128 << 20
 
 
 def median_seconds(calls: Sequence[Callable[[], object]]) -> float:
-    """Median over replays of one CUDA graph per call; the calls compute the same on different memory."""
+    """Median seconds over replays of one CUDA graph per call; the calls do the same computation on different memory."""
     graphs = []
     for call in calls:
         call()  # compiles, and fills the caches of libraries
@@ -33,7 +33,7 @@ def median_seconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def copies_for(num_bytes: int) -> int:
-    """How many input sets together exceed the cache; at most 16."""
+    """The number of input sets that together exceed the cache; at most 16."""
     return min(16, 1 + L2_BYTES // max(num_bytes, 1))
 
 

@@ -4,13 +4,13 @@
   scripts/bench.py tune-attention --head-size 128                         # on a GPU: the row for it, printed to paste
   scripts/bench.py tune-attention --head-size 128 --write                 # the same, written into
   attention/triton/tiles.py
-  scripts/bench.py tune-attention --head-size 128 --dry-run               # without a GPU: what the compiler says of
+  scripts/bench.py tune-attention --head-size 128 --dry-run               # without a GPU: the compiler's report on
   each
 
-A candidate that spills registers, needs more shared memory than there is, or does not compile is out. Times are
-geometric means over a few decodes, or prefill chunks, of 32 query heads and 8 KV heads; a new one must win by --margin.
---quick looks at the first candidates only. --json has a row for each candidate: its time, or, with --dry-run, its
-registers.
+A candidate is rejected if it spills registers, needs more shared memory than the GPU has, or does not compile. Times
+are geometric means over a few decodes, or prefill chunks, of 32 query heads and 8 KV heads; a new one must win by
+--margin. --quick tries the first candidates only. --json has a row for each candidate: its time, or, with --dry-run,
+its registers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "attention" / "triton" / "tiles.py"
 QUICK_LIMIT = 4
 MEASURED = {True: ("registers", "per thread"), False: ("time", "us")}
-"""Whether only the compiler was asked -> metric and unit of a candidate's row."""
+"""--dry-run given -> metric and unit of a candidate's row."""
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--head-size", type=int, required=True, choices=(64, 128, 256), help="largest that the row holds"
+        "--head-size", type=int, required=True, choices=(64, 128, 256), help="largest head size of the row"
     )
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="element type")
     parser.add_argument("--kind", choices=("decode", "prefill"), help="only this kernel's tile; default: both")
@@ -55,9 +55,9 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     if not args.dry_run and not torch.cuda.is_available():
         parser.error("no GPU is visible: use --dry-run to compile without one")
     if args.dry_run and args.write:
-        parser.error("--dry-run has no times to write; leave --write away")
+        parser.error("--dry-run has no times to write: omit --write")
     if args.capability and not args.dry_run:
-        parser.error("--capability goes with --dry-run; on a GPU its own is taken")
+        parser.error("--capability needs --dry-run; a GPU's own capability is used")
     return args
 
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def own_capability() -> int:
-    """The table's row for this GPU."""
+    """The capability of this GPU's row in the table."""
     major, minor = torch.cuda.get_device_capability()
     return 90 if major >= 9 else 86 if minor >= 6 else 80
 

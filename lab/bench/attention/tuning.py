@@ -46,7 +46,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """As it is written in attention/triton/tiles.py."""
+        """The key as written in attention/triton/tiles.py."""
         return f"({self.head_size}, {self.dtype.itemsize}, {NAMES[self.shared_bytes]})"
 
     @property
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the compiler says of a candidate; `problem` is empty if it may be shipped."""
+    """The compiler's report on a candidate; `problem` is empty if it may be shipped."""
 
     tile: Tile
     problem: str
@@ -65,7 +65,7 @@ class Compiled:
 
 
 def candidates(kind: str, target: Target) -> list[Tile]:
-    """The shipped tile first, then everything that is worth a try."""
+    """The shipped tile first, then all promising ones."""
     shipped: Tile = getattr(target.current, kind)
     half = target.dtype.itemsize == 2
     keys = (16, 32, 64, 128) if half else (16, 32)
@@ -89,7 +89,7 @@ def compile_one(kind: str, target: Target, tile: Tile) -> Compiled:
     (launch,) = (launch for launch in launches if launch.kernel.fn.__name__ == f"{kind}_kernel")
     try:
         used = aot.resources(launch, target.capability)
-    except Exception as error:  # the compiler's and the assembler's, of many types: the candidate is out
+    except Exception as error:  # the compiler and the assembler raise many types; the candidate is rejected
         return Compiled(tile, f"does not compile: {type(error).__name__}")
     return Compiled(tile, problem_of(used, target), used.registers, used.shared_bytes)
 
@@ -103,13 +103,13 @@ def problem_of(used: aot.Resources, target: Target) -> str:
 
 
 def compile_all(kind: str, target: Target, tiles: Iterable[Tile], jobs: int) -> Iterator[Compiled]:
-    """In order; in `jobs` processes."""
+    """Compiles in `jobs` processes; yields in order."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(partial(compile_one, kind, target), tiles)
 
 
 def seconds_of(kind: str, target: Target, tile: Tile) -> float:
-    """Geometric mean over CASES, on the GPU at hand."""
+    """Geometric mean of the seconds over CASES, on this GPU."""
     logarithms = [math.log(time_case(case, target, kind, tile)) for case in cases_of(kind, target)]
     return math.exp(sum(logarithms) / len(logarithms))
 

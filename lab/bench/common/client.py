@@ -20,7 +20,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
 class Unreachable(Exception):
-    """A server that cannot be measured, and why."""
+    """A server cannot be measured; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Server:
     name: str
     base_url: str
     model: str
-    max_model_len: int | None  # None = it does not say
+    max_model_len: int | None  # None = unknown
     config: dict[str, Any] | None = None  # its resolved Config, when /debug/state shows one
 
 
@@ -41,7 +41,7 @@ class Outcome:
     sent_s: float = 0.0
     queue_s: float = 0.0  # waited in the client for --max-concurrency; not part of the times below
     ttft_s: float = 0.0  # send to first event with a choice
-    itl_s: list[float] = field(default_factory=list)  # gaps between such events
+    itl_s: list[float] = field(default_factory=list)  # seconds between such events
     e2e_s: float = 0.0  # send to last such event
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -70,12 +70,13 @@ async def find_server(session: aiohttp.ClientSession, name: str, base_url: str, 
 
 
 async def greedy_client(session: aiohttp.ClientSession, name: str, base_url: str) -> Client:
-    """Of the one model of a server: token ids, the most likely tokens, the full length. Raises Unreachable."""
+    """A client for the server's only model: it sends token ids and asks for greedy answers of full length. Raises
+    Unreachable."""
     return Client(session, await find_server(session, name, base_url, None), "openai", GREEDY)
 
 
 async def _config(session: aiohttp.ClientSession, base_url: str) -> dict[str, Any] | None:
-    """Mooncake nodes show their Config; it belongs into every result. Other servers have no such route."""
+    """The Config of a Mooncake node, which belongs in every result. Other servers have no such route."""
     try:
         async with session.get(f"{base_url}/debug/state", timeout=aiohttp.ClientTimeout(total=10)) as response:
             config = orjson.loads(await response.read()).get("config")
@@ -88,7 +89,7 @@ class Client:
     """Sends requests to one server."""
 
     def __init__(self, session: aiohttp.ClientSession, server: Server, backend: str, body: dict[str, Any]) -> None:
-        """backend: a key of ENDPOINTS; body: fields of every request beside model, prompt and length."""
+        """backend: a key of ENDPOINTS; body: fields of every request in addition to model, prompt and length."""
         self.server = server
         self._session = session
         self._backend = backend
@@ -100,7 +101,7 @@ class Client:
     ) -> tuple[list[Outcome], float]:
         """Send every spec at its time. Returns outcomes in order and the seconds from start to the last one.
 
-        Requests still running `deadline_s` after the start are given up and count as failed.
+        Requests that still run `deadline_s` after the start are aborted and count as failed.
         """
         gate = asyncio.Semaphore(max_concurrency or len(specs) or 1)
         start = time.perf_counter()
@@ -125,7 +126,7 @@ class Client:
         return outcomes, time.perf_counter() - start
 
     async def send(self, spec: Spec, outcome: Outcome) -> None:
-        """Send one request now and fill `outcome`; errors end up in it."""
+        """Send one request now and fill `outcome`, also with errors."""
         outcome.error = "not finished before the deadline"
         outcome.sent_s = last = time.perf_counter()
         outcome.prompt_tokens = len(spec.token_ids)

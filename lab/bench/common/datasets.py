@@ -27,14 +27,14 @@ def natural(text: str) -> int:
 
 
 def add_dataset_flags(parser: ArgumentParser) -> None:
-    """Everything that `build_specs` reads."""
+    """The flags that `build_specs` reads."""
     load = parser.add_argument_group("load")
-    load.add_argument("--num-prompts", type=positive, default=100, help="requests in all (default 100)")
-    load.add_argument("--request-rate", type=float, default=INF, help="requests/s; inf = all at once, trace: its times")
+    load.add_argument("--num-prompts", type=positive, default=100, help="number of requests (default 100)")
+    load.add_argument("--request-rate", type=float, default=INF, help="requests/s; inf = all together; trace: as in it")
     load.add_argument(
-        "--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 = Poisson, less: bursts"
+        "--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 = Poisson, smaller = bursts"
     )
-    load.add_argument("--seed", type=natural, default=0, help="of prompts, lengths and arrivals")
+    load.add_argument("--seed", type=natural, default=0, help="seed of prompts, lengths and arrivals")
 
     data = parser.add_argument_group("dataset")
     data.add_argument("--dataset-name", choices=("random", "prefix_repetition", "trace"), default="random")

@@ -1,7 +1,7 @@
 """Latency, throughput and goodput from outcomes, defined as `vllm bench serve` defines them.
 
 TTFT   send to first streamed event with a choice
-TPOT   (E2EL - TTFT) / (output tokens - 1), only of requests with more than one output token
+TPOT   (E2EL - TTFT) / (output tokens - 1), only for requests with more than one output token
 ITL    every gap between such events, of all requests together
 E2EL   send to the last such event
 TBT    Mooncake's: per request the mean of its longest 10 % of gaps
@@ -31,7 +31,7 @@ class Measured:
 
 
 def tpot_s(outcome: Outcome) -> float:
-    """0 for a single token."""
+    """Seconds per token after the first; 0 for a single token."""
     gaps = outcome.output_tokens - 1
     return (outcome.e2e_s - outcome.ttft_s) / gaps if gaps > 0 else 0.0
 
@@ -62,8 +62,8 @@ def meets(outcome: Outcome, limits_ms: dict[str, float]) -> bool:
 def summarize(
     runs: Sequence[Measured], wanted: Sequence[str], percentiles: Sequence[float], goodput_ms: dict[str, float]
 ) -> dict[str, tuple[float, str]]:
-    """metric -> (value, unit) over all runs together; peaks are the largest of any run. Latencies without a sample
-    (no request had two tokens, say) are left out."""
+    """metric -> (value, unit) over all runs together; peaks are the largest of any run. Omits latencies without a
+    sample (for example if no request had two tokens)."""
     good = [o for run in runs for o in run.outcomes if o.error is None]
     duration = sum(run.duration_s for run in runs)
     prompt, output = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
@@ -97,7 +97,8 @@ def summarize(
 
 
 def peak_tokens(run: Measured) -> int:
-    """Most tokens in any second since the run's first send. A request's tokens are spread evenly over its events."""
+    """The most tokens in any second since the run's first send. A request's tokens are spread evenly over its
+    events."""
     good = [o for o in run.outcomes if o.error is None]
     if not good:
         return 0
@@ -111,7 +112,7 @@ def peak_tokens(run: Measured) -> int:
 
 
 def peak_concurrency(run: Measured) -> int:
-    """Most requests in flight at one moment."""
+    """The most requests in flight at one moment."""
     changes = [(o.sent_s, 1) for o in run.outcomes if o.error is None]
     changes += [(o.sent_s + o.e2e_s, -1) for o in run.outcomes if o.error is None]
     level = peak = 0

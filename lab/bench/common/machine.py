@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 BUSY_LOAD = 0.5
-"""One-minute load average above which a machine does not count as quiet."""
+"""A machine with a higher one-minute load average is not quiet."""
 
 LOAD_BEFORE = os.getloadavg()[0]
 """Read when this module is imported, before the benchmark itself loads the machine."""
@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu(path: Path = Path("/proc/cpuinfo")) -> tuple[str, list[str]]:
-    """(name, features) of the first CPU; ("unknown", []) where the file cannot be read."""
+    """(name, features) of the first CPU; ("unknown", []) if the file cannot be read."""
     try:
         text = path.read_text().split("\n\n")[0]
     except OSError:
@@ -48,5 +48,5 @@ def cpu(path: Path = Path("/proc/cpuinfo")) -> tuple[str, list[str]]:
 
 
 def busy_note(found: dict[str, Any]) -> str:
-    """What a result on a busy machine says of itself."""
+    """The note in the result of a busy machine."""
     return f"the machine was busy before this run (load {found['load_before']:.2f}, quiet is <= {BUSY_LOAD})"

@@ -1,4 +1,4 @@
-"""--peer-python: the interpreters that peers are installed in, each in an environment of its own."""
+"""--peer-python: the interpreters that peers are installed in, each in its own environment."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FLAG = "--peer-python"
 def add_peer_python(parser: ArgumentParser, peers: Sequence[str], aliases: Sequence[str] = ()) -> None:
     """--peer-python [NAME=]PATH, the same in every benchmark that starts peers.
 
-    Without a name PATH is for all peers that have none of their own. For a peer of `aliases` --NAME-python PATH means
-    --peer-python NAME=PATH.
+    Without a name, PATH is for all peers that have no PATH of their own. For a peer in `aliases`, --NAME-python PATH
+    means --peer-python NAME=PATH.
     """
     about = f"an interpreter that has the peer NAME ({', '.join(peers)}), or all of them; repeatable"
     parser.add_argument(FLAG, type=_of(peers), action="append", default=[], metavar="[NAME=]PATH", help=about)
@@ -25,7 +25,7 @@ def add_peer_python(parser: ArgumentParser, peers: Sequence[str], aliases: Seque
 
 
 def python_of(args: Namespace, peer: str) -> Path | None:
-    """Its interpreter: the last one that was named for it, else the last one for all, else $MOONCAKE_PEER_PYTHON."""
+    """The peer's interpreter: the last one given for it, else the last one for all, else $MOONCAKE_PEER_PYTHON."""
     named = dict(args.peer_python)
     variable = os.environ.get(f"MOONCAKE_{peer.upper().replace('-', '_')}_PYTHON")
     return named.get(peer) or named.get("") or (Path(variable) if variable else None)

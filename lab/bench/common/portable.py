@@ -14,7 +14,7 @@ _PATH = re.compile(r"(?<![\w.:/-])/([\w.-]+)(?:/[^\s'\",:;/]+)+/?")
 
 
 def portable(value: Any) -> Any:
-    """The same value with the folders taken off every path of this machine, in strings at any depth."""
+    """The same value without the folders of this machine's paths, in strings at any depth."""
     if isinstance(value, Path):
         return portable(str(value))
     if isinstance(value, str):

@@ -3,10 +3,10 @@
 {"config": {..., "machine": {...}}, "commit": "...",
  "rows": [{"case", "metric", "unit", "ours", "peers", "limits", "note"}]}
 
-A program may add fields of its own to a row.
+A program may add more fields to a row.
 
-A peer that could not be measured has the value null and is printed as 'missing': never a made-up number. `machine` says
-what the CPU can do and how busy the machine was before the benchmark began (see `lab.bench.common.machine`).
+A peer that could not be measured has the value null and is printed as 'missing', never as an invented number. `machine`
+has the features of the CPU and the load of the machine before the benchmark began (see `lab.bench.common.machine`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lab.bench.common.portable import portable
 
 Value = float | None
 UNITS = {"requests_s": "1/s", "tokens_s": "1/s", "bytes_s": "bytes/s", "_s": "s", "_ms": "ms", "bytes": "bytes"}
-"""How the name of a figure ends -> its unit; the first that fits."""
+"""End of a figure's name -> its unit; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured number beside its peers' and its limits (a ceiling, an offered load)."""
+    """One measured number with its peers' numbers and its limits (a ceiling, an offered load)."""
 
     case: str
     metric: str
@@ -47,14 +47,14 @@ def add_result_flags(parser: ArgumentParser) -> None:
 
 
 def quicken(args: Namespace, **most: Any) -> Namespace:
-    """The same, with --quick these flags no higher than that; those that are no numbers are that."""
+    """The same flags; with --quick, numbers in `most` are upper bounds, and other values replace the flags."""
     for name, value in most.items() if args.quick else ():
         setattr(args, name, value if isinstance(value, str) else min(getattr(args, name), value))
     return args
 
 
 def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, out: TextIO | None = None) -> None:
-    """Print the table; write the same as JSON when there is a path."""
+    """Print the table; write the same as JSON if there is a path."""
     stream = sys.stdout if out is None else out
     print(table(rows), file=stream)
     for note in dict.fromkeys(row.note for row in rows if row.note):
@@ -64,9 +64,9 @@ def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, ou
 
 
 def write_result(config: Mapping[str, Any], rows: Sequence[Any], path: Path, out: TextIO | None = None) -> None:
-    """The JSON file alone. A row is a dataclass or a mapping with at least the first four fields of Row. Raises
-    ValueError for one that lacks one of them."""
-    import orjson  # here: a GPU machine without it can measure, and write no file
+    """Write the JSON file only. A row is a dataclass or a mapping with at least the first four fields of Row. Raises
+    ValueError for a row that lacks one of them."""
+    import orjson  # here: a GPU machine without it can measure, but writes no file
 
     here = machine()
     if not here["quiet"]:
@@ -79,7 +79,8 @@ def write_result(config: Mapping[str, Any], rows: Sequence[Any], path: Path, out
 
 
 def numbers(case: str, values: Mapping[str, Any]) -> list[Row]:
-    """A row per number of nested `values`: its metric is where it stands, as "ttft_s p50", its unit read off that."""
+    """One row per number of nested `values`: the metric is its path, like "ttft_s p50", and the unit follows from
+    that."""
     found = []
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -21,7 +21,7 @@ QUICK: dict[str, Any] = {
     "length_scale": 1 / 64,
     "deadline_s": 45.0,
 }
-"""Defaults under --quick; flags that are given still win."""
+"""Defaults with --quick; given flags take precedence."""
 
 
 def parse(argv: Sequence[str] | None, description: str) -> Namespace:
@@ -36,7 +36,7 @@ def parse(argv: Sequence[str] | None, description: str) -> Namespace:
         parser.set_defaults(**QUICK)
         args = parser.parse_args(argv)
     if len({name for name, _ in args.peer}) < len(args.peer):
-        parser.error("--peer: every peer needs a name of its own")
+        parser.error("--peer: every peer needs a different name")
     args.rounds = args.rounds or (2 if args.peer and not args.quick else 1)
     args.goodput = dict(args.goodput)
     return args
@@ -52,9 +52,9 @@ def _add_server_flags(parser: ArgumentParser) -> None:
     server.add_argument("--temperature", type=float, default=0.0)
     server.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields for every request")
     server.add_argument("--max-concurrency", type=positive, help="requests in flight at most; others wait here")
-    server.add_argument("--num-warmups", type=natural, default=0, help="beside the one test request")
+    server.add_argument("--num-warmups", type=natural, default=0, help="in addition to the one test request")
     server.add_argument("--rounds", type=positive, help="parts that alternate between servers; 2 with peers, else 1")
-    server.add_argument("--deadline-s", type=float, default=float("inf"), help="for all runs together, then give up")
+    server.add_argument("--deadline-s", type=float, default=float("inf"), help="for all runs together; then abort")
 
 
 def _add_report_flags(parser: ArgumentParser) -> None:

@@ -18,14 +18,14 @@ class Spec:
     token_ids: Tokens
     output_len: int  # tokens
     at_s: float = 0.0  # seconds after the run's start
-    text: str = ""  # the same prompt as text, where a benchmark meets servers that take no ids
+    text: str = ""  # the same prompt as text, for servers that take no ids
 
 
 class TokenSource:
     """Token ids by name: the same (seed, name, length) always gives the same ids."""
 
     def __init__(self, seed: int, vocab_size: int) -> None:
-        """vocab_size: ids are drawn below it; the lowest eighth (at most 1,000) is left out, special ids are there."""
+        """vocab_size: ids are drawn below it, except the lowest eighth (at most 1,000), where special ids are."""
         if vocab_size < 8:
             raise ValueError(f"--vocab-size must be at least 8, got {vocab_size}")
         self._seed = seed
@@ -66,8 +66,8 @@ def random_specs(
 def prefix_repetition_specs(
     source: TokenSource, seed: int, count: int, prefix_len: int, suffix_len: int, num_prefixes: int, output_len: int
 ) -> list[Spec]:
-    """vLLM's `prefix_repetition`: num_prefixes prefixes in equal shares and random order, each followed by a suffix
-    of its own."""
+    """vLLM's `prefix_repetition`: num_prefixes prefixes in equal shares and random order, each followed by a different
+    suffix."""
     if not 1 <= num_prefixes <= count:
         raise ValueError(f"--prefix-repetition-num-prefixes must be in 1..{count} (--num-prompts), got {num_prefixes}")
     prefixes = [source.tokens(prefix_len, PREFIX, index) for index in range(num_prefixes)]
@@ -79,10 +79,11 @@ def prefix_repetition_specs(
 
 
 def with_arrivals(specs: Sequence[Spec], seed: int, request_rate: float, burstiness: float) -> list[Spec]:
-    """Open-loop arrival times with gamma-distributed gaps: burstiness 1 = Poisson, less = burstier, more = steadier.
+    """Open-loop arrival times with gamma-distributed gaps: burstiness 1 = Poisson, smaller = burstier, larger =
+    steadier.
 
-    As in vLLM the gaps are scaled so that the whole takes exactly count / request_rate seconds. An infinite rate
-    sends everything at once.
+    As in vLLM the gaps are scaled so that all of them take exactly count / request_rate seconds. An infinite rate sends
+    all requests together.
     """
     if not request_rate > 0 or not burstiness > 0:
         raise ValueError(f"--request-rate and --burstiness must be positive, got {request_rate} and {burstiness}")

@@ -2,7 +2,7 @@
 
 Files:
     cases    The requests of the engine benchmark: prompts that every server tokenizes alike
-    cells    Stores measured cells on disk at once
+    cells    Stores measured cells on disk immediately
     command  Our engine against vLLM's CPU build and `transformers serve`: the embedded model, two cores
     floors   The machine's ceilings measured with torch in the same run
     run      Runs the servers case by case: they alternate within every round

@@ -1,8 +1,8 @@
 """The requests of the engine benchmark: prompts that every server tokenizes alike, and its cases. No clock.
 
-Prompts are made of words that are one token each, " word", so that a server that takes only text computes the same
-token ids as one that takes ids. They are drawn by (seed, case, round, request): every server gets the same ones, and
-no prompt meets its own KV again in the next round.
+Prompts consist of words of one token each, " word", so that a server that takes only text computes the same token ids
+as one that takes ids. They are drawn by (seed, case, round, request): every server gets the same ones, and no prompt
+finds its own KV in the next round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Prompts:
     """Token ids and their text by name."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        """Raises ValueError if the tokenizer's words do not survive the way through text."""
+        """Raises ValueError if the tokenizer's words do not survive the conversion to text and back."""
         self._tokenizer, self._seed = tokenizer, seed
         ids = range(tokenizer.vocab_size)
         self._words = np.array([i for i in ids if WORD.fullmatch(tokenizer.token_bytes(i).decode("latin-1"))])
@@ -64,7 +64,7 @@ class Case:
     metrics: tuple[str, ...] = field(default=("TTFT",))
 
     def waves(self, prompts: Prompts, round_number: int) -> list[Wave]:
-        """The requests of one round. The same for every server."""
+        """The requests of one round, the same for every server."""
         name = (1 + SECTIONS.index(self.section), self.prompt_len, self.count, round(1000 * self.rate), round_number)
         draw = partial(_draw, prompts, name)
         if self.section == "prefix":
@@ -82,7 +82,7 @@ class Case:
         return [specs]
 
     def samples(self, waves: Sequence[Sequence[Outcome]]) -> Samples:
-        """What one round measured. Every outcome must be a success."""
+        """The measurements of one round. Every outcome must be a success."""
         flat = [outcome for wave in waves for outcome in wave]
         if self.section == "decode":
             return {"TPOT": [steady_tpot_s(flat) * 1000]}
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def timeout_s(self) -> float:
-        """A server that needs longer than this has not kept up with the open loop, or is broken."""
+        """Seconds after which a server has not kept up with the open loop, or is broken."""
         return 2 * self.count / self.rate + 10 if self.rate else 180.0
 
 
@@ -105,8 +105,8 @@ def _draw(prompts: Prompts, name: tuple[int, ...], length: int, *more: int) -> l
 
 def steady_tpot_s(outcomes: Sequence[Outcome]) -> float:
     """Seconds per token of a request while all requests of the batch decode: from the moment the last of them has its
-    first token until the first of them ends. The prefills of a batch that is filling up are left out. Mean over the
-    requests; where an event holds several tokens they count as spread evenly over the events."""
+    first token until the first of them ends. This excludes the prefills while the batch fills. Mean over the requests;
+    tokens of an event with several tokens are spread evenly over the events."""
     start = max(o.sent_s + o.ttft_s for o in outcomes)
     end = min(o.sent_s + o.e2e_s for o in outcomes)
     paces = []

@@ -1,7 +1,7 @@
-"""Stores measured cells on disk at once, so that an interrupted benchmark continues where it stopped.
+"""Stores measured cells on disk immediately, so that an interrupted benchmark continues where it stopped.
 
-A cell is one case on one server in one round. The file has one JSON object per line: first what was asked for, then
-the cells. A file that was asked something else is started anew.
+A cell is one case on one server in one round. The file has one JSON object per line: first the benchmark's question,
+then the cells. A file with another question is replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lab.bench.engine.cases import Samples
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one server did with one case in one round."""
+    """The result of one case on one server in one round."""
 
     server: str
     case: str
@@ -53,17 +53,17 @@ class Cells:
             file.write(orjson.dumps(asdict(cell)) + b"\n")
 
     def finish(self) -> None:
-        """The run is complete: the next one begins anew. The file stays, under another name."""
+        """The run is complete: rename the file, so that the next run starts from the beginning."""
         self.path.replace(self.path.with_name(f"last-{self.path.name}"))
 
     def get(self, server: str, case: str, round_number: int) -> Cell | None:
         return self._cells.get((server, case, round_number))
 
     def of(self, server: str, case: str) -> list[Cell]:
-        """In the order of rounds."""
+        """The cells of one server and case, in the order of rounds."""
         found = [cell for (s, c, _), cell in self._cells.items() if (s, c) == (server, case)]
         return sorted(found, key=lambda cell: cell.round)
 
     def failed(self, server: str, case: str) -> bool:
-        """A server that failed a case is not asked again in later rounds."""
+        """Whether the server failed the case; then later rounds skip it."""
         return any(cell.error is not None for cell in self.of(server, case))

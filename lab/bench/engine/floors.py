@@ -1,7 +1,7 @@
 """The machine's ceilings measured with torch in the same run, and the minimum step time that they imply.
 
     memory   bytes/s of the faster of two reads of 1 GiB: a sum, and a matrix-vector product
-    GEMM     FLOP/s of a product [2048, 576] x [576, 3072], prepacked as the engine may do it, or plain; both in the
+    GEMM     FLOP/s of a product [2048, 576] x [576, 3072], prepacked as in the engine, or plain; both in the
              type that the servers compute in
 
     decode   one step of a batch    max((weights + KV read) / memory, FLOP / GEMM)
@@ -9,9 +9,9 @@
 
 Weights of SmolLM2-135M are 269 MB in bfloat16 and KV 23,040 bytes a token, twice as much in float32; a token costs
 212.3 MFLOP in the layers' matrices plus 4 heads head_size FLOP per layer and visible (row, key) pair. The head is
-computed for the last row only and, like norms and softmax, left out of prefill.
+computed for the last row only; prefill excludes it, as well as norms and softmax.
 
-Run as a module it measures and prints JSON, so that the benchmark's own process loads no torch:
+Run as a module, it measures and prints JSON, so that the benchmark's own process loads no torch:
 
     python -m lab.bench.engine.floors 2 bfloat16
 """
@@ -41,7 +41,7 @@ REPEATS = 7
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the machine can do at most."""
+    """The machine's limits."""
 
     memory_bytes_per_s: float
     gemm_flop_per_s: float
@@ -50,7 +50,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a token of this model costs at the least."""
+    """The minimum work per token of this model."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -83,7 +83,7 @@ class Work:
 
 
 def floor_ms(case: Case, metric: str, work: Work, ceilings: Ceilings) -> float:
-    """Milliseconds. Of the open loop: a request that has the machine to itself."""
+    """The floor in milliseconds. For the open loop: of a request alone on the machine."""
     if metric.startswith("TPOT"):
         batch = case.count if case.section == "decode" else 1
         return 1000 * work.decode_s(ceilings, batch, case.prompt_len + case.output_len / 2)
@@ -93,7 +93,7 @@ def floor_ms(case: Case, metric: str, work: Work, ceilings: Ceilings) -> float:
 
 
 def measure(threads: int, dtype: str = "bfloat16", matrix_rows: int = 1 << 16) -> Ceilings:
-    """In this process. Takes seconds, and 16 or 32 KiB for each row of the matrix that is read."""
+    """Measures in this process. Takes seconds, and 16 or 32 KiB for each row of the matrix that is read."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -107,7 +107,7 @@ def measure(threads: int, dtype: str = "bfloat16", matrix_rows: int = 1 << 16) -
 
 
 def packed_s(x: torch.Tensor, w: torch.Tensor) -> float:
-    """Seconds of the product with oneDNN's own weight layout; infinite where this torch has no such product."""
+    """Seconds of the product with oneDNN's own weight layout; infinite if this torch has no such product."""
     import torch
 
     try:
@@ -122,7 +122,7 @@ def fastest(call: Callable[[], object]) -> float:
 
 
 def measured_elsewhere(threads: int, dtype: str = "bfloat16") -> Ceilings:
-    """In a process of its own. Raises RuntimeError with its error output."""
+    """Measures in a separate process. Raises RuntimeError with its error output."""
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "lab.bench.engine.floors", str(threads), dtype]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)

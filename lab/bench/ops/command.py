@@ -4,10 +4,10 @@
   scripts/bench.py ops                    # products, then whole steps; about two minutes
   scripts/bench.py ops --only steps --threads 2 --json steps.json
 
-A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are taken in the
+A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are measured in the
 same run: reading from huge pages, and AMX tile products that stay in registers or torch's product. Rows of quantized
-weights are times: of the product, of that with the widened weight, and of reading the bytes of the weight. Void if
-anything else uses the cores. Exit code 1: one of ours is slower than F.linear.
+weights are times: of the product, of that with the widened weight, and of reading the bytes of the weight. The results
+are invalid if other processes use the cores. Exit code 1: one of ours is slower than F.linear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads to measure with")
-    parser.add_argument("--only", choices=("products", "quantized", "steps"), help="leave the other parts out")
+    parser.add_argument("--only", choices=("products", "quantized", "steps"), help="run only this part")
     parser.add_argument(
         "--cpu-level", nargs="+", default=levels_here(), help="levels to measure; default: all of this CPU"
     )

@@ -1,4 +1,4 @@
-// What this machine can do at most: bytes read per second, and products of AMX tiles held in registers.
+// The limits of this machine: bytes read per second, and products of AMX tiles held in registers.
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -21,9 +21,10 @@ from lab.bench.common.timing import timed
 HIDDEN, INNER, QKV, VOCAB = 576, 1536, 960, 49152
 SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
 ROTATE_BYTES = 256 << 20
-"""Weights of one shape rotate over this many bytes, as a step goes over a model: few of them are in a cache."""
+"""Weights of one shape rotate over this many bytes, like the weights of a model in a step, so few of them are
+cached."""
 
-SECONDS = 0.15  # of repetitions per figure; the shortest counts
+SECONDS = 0.15  # time of repetitions per figure; the shortest counts
 
 
 def limits(threads: int, level: str, dtype: torch.dtype) -> dict[str, float]:
@@ -73,7 +74,7 @@ def product_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.dty
 
 
 def contenders(name: str, ops: CpuOps) -> dict[str, Callable[[Tensor], Linear]]:
-    """Who multiplies, ours first. gate_up and head end as the model needs them: gated, and in float32."""
+    """The competing products, ours first. gate_up ends gated and head in float32, as the model needs them."""
     gate = (lambda y: F.silu(y[:, :INNER]) * y[:, INNER:]) if name == "gate_up" else None
     finish: Callable[[Tensor], Tensor] = gate or (Tensor.float if name == "head" else lambda y: y)
     ours: Callable[[Tensor], Linear] = ops.linear

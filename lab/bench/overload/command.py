@@ -5,8 +5,8 @@
     python scripts/bench.py overload --live                1 prefill + 1 decode node of the embedded model, 3 minutes
     python scripts/bench.py overload --live --load 1.2 --json out.json
 
-Goodput counts requests that kept both objectives of their class. --live sends requests of the class standard to real
-nodes, its objectives times --slo-scale.
+Goodput counts requests that meet both objectives of their class. --live sends requests of the class standard to real
+nodes, with its objectives multiplied by --slo-scale.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ QUICK = ["--requests", "500", "--seeds", "1"]
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real = parser.add_argument_group("--live")
-    real.add_argument("--live", action="store_true", help="real nodes in place of the simulated cluster")
+    real.add_argument("--live", action="store_true", help="real nodes instead of the simulated cluster")
     real.add_argument("--load", type=float, default=2.0, help="offered load over capacity (default %(default)s)")
     real.add_argument("--seed", type=int, default=1)
-    real.add_argument("--seconds", type=float, default=20.0, help="of requests per variant (default %(default)s)")
-    real.add_argument("--slo-scale", type=float, default=0.6, help="of the nodes (default %(default)s: 3 s and 60 ms)")
-    real.add_argument("--capacity", type=float, help="requests/s, as measured before")
-    real.add_argument("--variants", default=",".join(rejections), help="which, joined by commas (default: all)")
+    real.add_argument("--seconds", type=float, default=20.0, help="seconds per variant (default %(default)s)")
+    real.add_argument("--slo-scale", type=float, default=0.6, help="as of a node (default %(default)s: 3 s and 60 ms)")
+    real.add_argument("--capacity", type=float, help="requests/s, from an earlier measurement")
+    real.add_argument("--variants", default=",".join(rejections), help="variants, joined by commas (default: all)")
     real.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="result files to add to")
     add_result_flags(parser)
     args = parser.parse_args(argv)

@@ -1,7 +1,8 @@
 """Overload of real nodes: one prefill and one decode node of the embedded model, one core each.
 
-The capacity is what the two finish per second while all of it is there from the start; then each rejection variant gets
-requests at --load times that. What prefill was wasted is read off the prefill node's own count of computed tokens.
+The capacity is the number of requests that the two nodes finish per second when all of them arrive at the start; then
+each rejection variant gets requests at --load times that rate. The wasted prefill is computed from the prefill node's
+own count of computed tokens.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ SHAPE = Shape(prompt=(400.0, 0.5), answer=(64.0, 0.5), shared=0.0, most=1500)
 CAPACITY_REQUESTS = 32
 COMPUTED = "vllm:iteration_tokens_total_sum"
 REFUSED, REFUSED_IN_STREAM = "status 429", "in the stream: estimated time per token"
-"""A decode node that refuses does so behind the first token, which the prefill node has made."""
+"""A decode node refuses a request after its first token, which the prefill node has computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One variant's run: what the clients saw of `offered` seconds, and the tokens that the prefill node computed."""
+    """One variant's run: the clients' measurements over `offered` seconds, and the tokens that the prefill node
+    computed."""
 
     outcomes: Sequence[Outcome]
     seconds: float
     computed: float
-    wanted: ServiceClass  # as the nodes had it, scaled
+    wanted: ServiceClass  # the class that the nodes used, scaled
 
 
 def measure(args: Namespace, variants: Sequence[str], folder: Path) -> tuple[dict[str, object], list[Row]]:
@@ -60,7 +62,7 @@ def _flags(args: Namespace, variant: str) -> list[str]:
 
 
 def _capacity(args: Namespace, folder: Path) -> float:
-    """Requests per second of a number that are all there at once."""
+    """Requests finished per second when CAPACITY_REQUESTS arrive together."""
     with pinned(NODES, _flags(args, "none"), folder / "capacity") as cluster:
         warmed(doors(cluster))
         rows = requests(replace(SHAPE, rate=1000.0), args.seed + 1, 1.0)[:CAPACITY_REQUESTS]
@@ -82,7 +84,7 @@ def _overloaded(args: Namespace, variant: str, rate: float, folder: Path) -> See
 
 
 def _computed(cluster: LocalCluster) -> float:
-    """Tokens of all steps of the prefill nodes."""
+    """Tokens computed in all steps of the prefill nodes."""
     open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     texts = [open_url(f"{n.url}/metrics", timeout=10).read().decode() for n in cluster.nodes if n.role == "prefill"]
     lines = [line for text in texts for line in text.splitlines() if line.startswith(COMPUTED)]
@@ -90,14 +92,14 @@ def _computed(cluster: LocalCluster) -> float:
 
 
 def objectives(config: Mapping[str, Any]) -> ServiceClass:
-    """By which a node with this configuration judges the requests that are sent."""
+    """The objectives by which a node with this configuration judges the requests of the benchmark."""
     of_class, scale = with_objectives(config["slo"])[STANDARD.name], float(config["slo_scale"])
     return replace(of_class, ttft_s=of_class.ttft_s * scale, tbt_s=of_class.tbt_s * scale)
 
 
 def rows_of(case: str, seen: Seen, capacity: float) -> list[Row]:
-    """Shares are of the requests, those of prefill of the tokens computed for prompts. Whoever failed in another way
-    than by a refusal is told apart: there should be nobody."""
+    """Shares refer to the requests, and shares of prefill to the tokens computed for prompts. Requests that failed
+    without a refusal are listed separately; there should be none."""
     ttft_s, tbt_s = seen.wanted.ttft_s, seen.wanted.tbt_s
     done = [one for one in seen.outcomes if one.error is None]
     after = [one for one in seen.outcomes if (one.error or "").startswith(REFUSED_IN_STREAM)]

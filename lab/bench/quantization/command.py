@@ -4,24 +4,24 @@
   scripts/bench.py quantization --json quantization.json        # about three minutes on two cores
   scripts/bench.py quantization --model DIRECTORY --windows 32
 
-A window of text is cut in two and its first half computed: the prefix.
+A window of text is cut into two halves, and the first half, the prefix, is computed.
 
-  pool TYPE    its KV is sent through a type of --pool-dtype and back, block by block, as a prefix that is found in the
-               pool; the last block is computed again, as the engine does
-  wire TYPE    all of its KV is sent through a type of --wire-dtype, as from a prefill node to a decode node; the first
-               token comes from the prefill node, so it is that of 16 bit
-  arena TYPE   everything is computed over an arena of that --kv-cache-dtype, from the first token on
-  weights TYPE everything is computed with that --weight-dtype, from the first token on; `stored` only with a GGUF file.
-               Its weights are those of 16 bit, so its change comes from rounded activations alone
+  pool TYPE    its KV is converted to a type of --pool-dtype and back, block by block, like a prefix found in the
+               pool; the last block is computed again, as in the engine
+  wire TYPE    all of its KV is converted to a type of --wire-dtype, as from a prefill node to a decode node; the first
+               token is that of 16 bit, because the prefill node computes it
+  arena TYPE   all tokens are computed over an arena of that --kv-cache-dtype
+  weights TYPE all tokens are computed with that --weight-dtype; `stored` only with a GGUF file. Its weights are
+               those of 16 bit, so only rounded activations change the result
 
 Then
 
-  perplexity       of the second half behind that prefix, beside the same in 16 bit
+  perplexity       of the second half after that prefix, compared with 16 bit
   top-1            share of its tokens for which the most likely next token stays the same
-  greedy           tokens generated until the first that differs from 16 bit, and answers that never differ
-  decode step      of some requests behind that prefix, each in blocks of its own (arena)
+  greedy           tokens generated before the first difference from 16 bit, and answers without a difference
+  decode step      of some requests after that prefix, each in its own blocks (arena)
 
-The text is the language reference inside Python (pydoc_data.topics): English, at hand everywhere, the same for one
+The text is the language reference inside Python (pydoc_data.topics): English, always available, and the same for one
 version of Python.
 """
 
@@ -48,7 +48,7 @@ from lab.bench.quantization.quality import Answer, judged
 
 AS_IS = "bfloat16"
 ROUNDS = 9
-"""Of decode steps: the median counts, and all kinds of arena take turns."""
+"""Rounds of decode steps: the median counts, and all kinds of arena take turns."""
 
 
 def text_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
@@ -60,11 +60,11 @@ def text_tokens(tokenizer: Tokenizer, count: int) -> list[int]:
         tokens += tokenizer.encode(topics[name])
         if len(tokens) >= count:
             return tokens[:count]
-    raise ValueError(f"the text has {len(tokens)} tokens: fewer --windows, or a smaller --window-tokens")
+    raise ValueError(f"the text has {len(tokens)} tokens: use fewer --windows or a smaller --window-tokens")
 
 
 def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
-    """Configuration and rows."""
+    """Returns the configuration and the rows."""
     source = describe(args.model)
     tokens = text_tokens(Tokenizer.load(source, "auto"), args.windows * args.window_tokens)
     windows = [tokens[i * args.window_tokens :][: args.window_tokens] for i in range(args.windows)]
@@ -118,7 +118,7 @@ def quality_rows(name: str, answers: Sequence[Answer], exact: Sequence[Answer]) 
 
 
 def pool_rows(prefixes: Prefixes, name: str) -> list[Row]:
-    """Bytes that move per block, and how fast one thread converts (16-bit bytes per second)."""
+    """Bytes that move per block, and the rate at which one thread converts (16-bit bytes per second)."""
     geometry = prefixes.geometry(name)
     encode_s, decode_s = prefixes.conversion_seconds(name)
     rate = geometry.block_bytes / 1e9
@@ -130,7 +130,7 @@ def pool_rows(prefixes: Prefixes, name: str) -> list[Row]:
 
 
 def size_rows(shapes: Mapping[str, BlockGeometry]) -> list[Row]:
-    """Of a block on its way to a decode node, and in an arena of each type."""
+    """Bytes of a block on its way to a decode node, and in an arena of each type."""
     wide = shapes[AS_IS]
     sizes = {f"wire {name}": replace(wide, wire_dtype=name).wire_bytes for name in ENCODINGS}
     sizes |= {f"arena {name}": shapes[name].block_bytes for name in ENCODINGS}
@@ -138,7 +138,7 @@ def size_rows(shapes: Mapping[str, BlockGeometry]) -> list[Row]:
 
 
 def step_rows(model: Model, prefix: Sequence[int], requests: int) -> list[Row]:
-    """Of `requests` decodes."""
+    """Times of a decode step of `requests` requests."""
     each = {name: Decodes(model, name, prefix, requests) for name in (AS_IS, *ENCODINGS)}
     times = [{name: decodes.step_seconds() for name, decodes in each.items()} for _ in range(ROUNDS)]
     median = {name: 1000 * statistics.median(time[name] for time in times) for name in each}
@@ -148,11 +148,11 @@ def step_rows(model: Model, prefix: Sequence[int], requests: int) -> list[Row]:
 
 def parser() -> ArgumentParser:
     out = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    out.add_argument("--model", default=EMBEDDED_MODEL, help="as for a node (default %(default)s)")
+    out.add_argument("--model", default=EMBEDDED_MODEL, help="the same values as for a node (default %(default)s)")
     out.add_argument("--windows", type=int, default=12, help="pieces of text (default %(default)s)")
     out.add_argument("--window-tokens", type=int, default=1024, help="a multiple of 32 (default %(default)s)")
-    out.add_argument("--new-tokens", type=int, default=48, help="generated behind each prefix (default %(default)s)")
-    out.add_argument("--requests", type=int, default=16, help="of a decode step (default %(default)s)")
+    out.add_argument("--new-tokens", type=int, default=48, help="generated after each prefix (default %(default)s)")
+    out.add_argument("--requests", type=int, default=16, help="requests of a decode step (default %(default)s)")
     add_result_flags(out)
     return out
 

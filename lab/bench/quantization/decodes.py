@@ -16,7 +16,7 @@ BLOCK = 16
 
 
 class Decodes:
-    """Requests that have all computed the same tokens, each in blocks of its own."""
+    """Requests that have all computed the same tokens, each in its own blocks."""
 
     def __init__(self, model: Model, kv_dtype: str, tokens: Sequence[int], requests: int) -> None:
         config, each = model.config, len(tokens) // BLOCK + 1

@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
 def load_model(source: ModelSource, weight_dtype: str = "auto") -> Model:
-    """In bfloat16, with a backend that reads every kind of arena; `weight_dtype` as --weight-dtype."""
+    """Load the model in bfloat16, with a backend that reads every kind of arena; `weight_dtype` as --weight-dtype."""
     backend = choose("auto", "cpu", source.config.head_size, encodings[0])
     dtype, quantized = torch.bfloat16, weight_dtype != "auto"
     ops = choose_ops(backend.name, "cpu", dtype, quantized=quantized)
@@ -41,10 +41,10 @@ def load_model(source: ModelSource, weight_dtype: str = "auto") -> Model:
 
 
 class Prefixes:
-    """Half of the blocks hold the prefix as it was computed, the other half what an answer works with."""
+    """Half of the blocks hold the computed prefix, the other half the working copy of an answer."""
 
     def __init__(self, model: Model, most_tokens: int, kv_dtype: str = "bfloat16") -> None:
-        """kv_dtype: of the arena."""
+        """kv_dtype: type of the arena."""
         config = model.config
         self._model = model
         self._shape = BlockGeometry(config.num_layers, config.num_kv_heads, config.head_size, BLOCK, kv_dtype)
@@ -58,13 +58,13 @@ class Prefixes:
         return replace(self._shape, pool_dtype=pool_dtype)
 
     def compute(self, tokens: Sequence[int]) -> None:
-        """The prefix of the answers that follow: whole blocks."""
+        """Compute the prefix of the following answers: whole blocks."""
         self._prefix = list(tokens)
         self._runner.step([Row(self._prefix, 0, range(self._blocks))])
 
     def answer(self, window: Sequence[int], new_tokens: int, pool_dtype: str = "") -> Answer:
-        """`window` begins with the prefix; pool_dtype: what its blocks go through, "" = they stay as they are. Its last
-        block is computed again: the logits behind it are wanted."""
+        """`window` begins with the prefix; pool_dtype: the type that its blocks are converted to and back, "" = no
+        conversion. Its last block is computed again, because its logits are needed."""
         found = (len(self._prefix) - 1) // BLOCK
         blocks = range(self._blocks, 2 * self._blocks)
         for source, target in zip(range(found), blocks, strict=False):
@@ -76,8 +76,8 @@ class Prefixes:
         return Answer(losses, best, self._generate([], found * BLOCK, blocks, new_tokens))
 
     def answer_elsewhere(self, window: Sequence[int], new_tokens: int, wire_dtype: str, exact: Answer) -> Answer:
-        """The same on a decode node that all blocks of the prefix came to in `wire_dtype`. The first token is that of
-        `exact`: the prefill node makes it before it encodes anything."""
+        """The same on a decode node that received all blocks of the prefix in `wire_dtype`. The first token is that of
+        `exact`, because the prefill node computes it before the conversion."""
         start, blocks = len(self._prefix), range(self._blocks, 2 * self._blocks)
         for source, target in zip(range(start // BLOCK), blocks, strict=False):
             self._converted(self._kv[source], wire_dtype, self._kv[target])
@@ -91,8 +91,8 @@ class Prefixes:
         decode_block(encoded, DTYPES[dtype], out)
 
     def _score(self, window: Sequence[int], start: int, blocks: Sequence[int]) -> tuple[list[float], list[int]]:
-        """Losses and best tokens for what of window[len(prefix):] the KV in front of `start` does not tell yet, one
-        step over what follows `start`."""
+        """Losses and best tokens of window[len(prefix):], from one step over the tokens from `start` on, with the KV
+        before `start`."""
         inputs = InputBuilder(BLOCK, torch.device("cpu")).build([Row(window[start:-1], start, blocks)])
         first = max(start, len(self._prefix) - 1)
         places = torch.arange(first - start, len(window) - 1 - start)
@@ -102,7 +102,7 @@ class Prefixes:
         return losses.tolist(), logits.argmax(-1).tolist()
 
     def _generate(self, said: Sequence[int], start: int, blocks: Sequence[int], count: int) -> list[int]:
-        """`count` tokens behind the prefix, of which `said` are the first; `start`: where computing begins."""
+        """`count` tokens after the prefix, which begin with `said`; `start`: where computing begins."""
         tokens = [*self._prefix, *said]
         while len(tokens) < len(self._prefix) + count:
             row = Row(tokens[start:], start, blocks, SamplingRow(GREEDY, tokens, len(self._prefix)))
@@ -112,7 +112,7 @@ class Prefixes:
         return tokens[len(self._prefix) :]
 
     def conversion_seconds(self, pool_dtype: str, rounds: int = 5) -> tuple[float, float]:
-        """Per block, encoding and decoding: the best of some rounds over the prefix's blocks."""
+        """Seconds per block for encoding and for decoding: the best of `rounds` rounds over the prefix's blocks."""
         dtype, count = DTYPES[pool_dtype], max(1, len(self._prefix) // BLOCK)
         codes = torch.empty(count, self.geometry(pool_dtype).pool_bytes, dtype=torch.uint8)
         times = []

@@ -10,11 +10,11 @@ from itertools import takewhile
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one window."""
+    """The answer for one window."""
 
     losses: list[float]  # negative log likelihood of each token of its second half
     best: list[int]  # most likely token at each of those places
-    generated: list[int]  # greedily, behind the first half
+    generated: list[int]  # greedily, after the first half
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def judged(answers: Sequence[Answer], exact: Sequence[Answer]) -> Verdict:
-    """Window by window. Raises ValueError unless both have the same."""
+    """Compares window by window. Raises ValueError unless both have the same windows."""
     pairs = list(zip(answers, exact, strict=True))
     agreed = [leading(one.generated, other.generated) for one, other in pairs]
     places = [a == b for one, other in pairs for a, b in zip(one.best, other.best, strict=True)]
@@ -48,5 +48,5 @@ def perplexity(answers: Sequence[Answer]) -> float:
 
 
 def leading(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens are the same from the start."""
+    """The number of equal leading tokens."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,7 +1,7 @@
 """The number of requests that one core accepts: from token ids to the messages for prefill and decode node, without a
 network.
 
-The nodes that are asked answer at once and from memory, so this is the acceptor's own work: keys, view, shortlist,
+The probed nodes answer immediately from memory, so this measures only the acceptor's work: keys, view, shortlist,
 probes as messages, choice, packing.
 """
 
@@ -38,7 +38,7 @@ NOBODY_COMPUTES = encode(Intended({}))
 
 
 class Answers:
-    """The channel, gossip, store and load words of a cluster that is all in one process."""
+    """The channel, gossip, store and load words of a cluster in one process."""
 
     def __init__(self, nodes: int, rng: random.Random) -> None:
         self.members = [Member(f"n{i}", ("127.0.0.1", i), roles=("prefill", "decode")) for i in range(nodes)]
@@ -46,7 +46,7 @@ class Answers:
         self.counters: Counter[str] = Counter()
         self.me, self.node_id = self.members[0], self.members[0].node_id
         self.view = SimpleNamespace(charge=lambda *_: None)
-        mates = self.members[1:]  # gossip's list, too, is the same until somebody comes or goes
+        mates = self.members[1:]  # gossip's list is also the same until a node joins or leaves
         self.core = SimpleNamespace(digests=SimpleNamespace(holders=Holders()), mates=lambda: mates)
         rows = np.frombuffer(b"".join(record.pack() for record in self.records.values()), RECORD)
         self.table = list(self.records), rows
@@ -82,7 +82,7 @@ def _record(rng: random.Random) -> NodeRecord:
 
 
 def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) -> float:
-    """Of one core."""
+    """Requests that one core accepts per second."""
     rng = random.Random(seed)
     world = cast(Any, Answers(nodes, rng))
     policy = MooncakePlacement(Limits(), rng)

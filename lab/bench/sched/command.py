@@ -5,9 +5,9 @@
     python scripts/bench.py sched --nodes 16,1024       decisions in clusters of these sizes
     python scripts/bench.py sched --quick --json lab/results/...
 
-A decision is three parts, with hashes given: match the prompt with the digests, shortlist (score all nodes, draw some
-to ask), and choose among the answers. Every policy is timed over all three. Times are wall clock
-of one process: run it on a machine that is otherwise idle. Gossip's traffic and CPU are scripts/bench.py gossip.
+A decision has three parts, with given hashes: match the prompt with the digests, shortlist (score all nodes, draw some
+to probe), and choose among the answers. Every policy is timed over all three. Times are wall clock of one process: run
+it on a machine that is otherwise idle. scripts/bench.py gossip measures gossip's traffic and CPU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def hashing(repeats: int) -> list[Row]:
-    """Keys of a prompt of blocks of 16: packing the list of ids, and the chain itself."""
+    """Times of the keys of a prompt with blocks of 16 tokens: packing the list of ids, and the chain itself."""
     try:
         key_chain.prepare()
     except key_chain.NotCompiled as error:

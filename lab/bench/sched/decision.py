@@ -1,7 +1,7 @@
 """The time of one placement with given hashes: match the digests, score all nodes, draw a shortlist, then decide on the
 answers of the asked nodes.
 
-The cluster is made up: loads and speeds are drawn, a third of the nodes holds the start of the prompt and a few hold
+The cluster is synthetic: loads and speeds are drawn, a third of the nodes hold the start of the prompt and a few hold
 more, as when a prefix has spread.
 """
 
@@ -55,7 +55,7 @@ class Cluster:
         self.places = np.arange(nodes)
 
     def _fill(self, node_id: str) -> None:
-        """A digest with the leading keys that the node holds; other keys only fill its table."""
+        """Gives the node a digest with the leading keys that it holds; other keys only fill its table."""
         digest = CuckooDigest(epoch=1, expected_keys=KEYS_PER_NODE)
         draw, keys = self.rng.random(), self.rng.choice(self.prompts)
         depth = 0 if draw < 0.66 else len(keys) // 2 if draw < 0.95 else self.rng.randrange(len(keys))
@@ -71,7 +71,7 @@ class Cluster:
             self._changing.append((node_id, digest))
 
     def change(self) -> None:
-        """A node takes in the end of a prompt, or drops it: what is kept of former answers is wrong then."""
+        """A node stores or drops the end of a prompt, so that cached answers become wrong."""
         node_id, digest = self.rng.choice(self._changing)
         for key in self.rng.choice(self.prompts)[-64:]:
             (digest.discard if key64(key) in digest else digest.add)(key64(key))
@@ -148,7 +148,8 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 
 def floor_s(nodes: int, repeats: int = 2000) -> float:
-    """One pass of numpy over a column of the nodes and the least of it: less no decision that looks at all can take."""
+    """One pass of numpy over a column of all nodes, and its minimum: the floor of a decision that considers all
+    nodes."""
     first, second, out = np.random.default_rng(0).random((3, nodes))
 
     def once() -> None:

@@ -15,6 +15,6 @@ Files:
     raw             The limits: libc memcpy in one or two threads, and blocking sockets (sendall, recv_into)
     shared          What the benchmarks transfer and store have in common: flags of the grid, the table
     stall           How late an event loop runs: the loop reads a kernel timer that fires every 0.5 ms
-    store_command   The pooled store beside upstream's and beside the limits of this machine, in one run
+    store_command   The pooled store, upstream's store and the limits of this machine, in one run
     verdict         Computes rows and goals from cells, as ratios between contenders of one run
 """

@@ -1,12 +1,12 @@
 """One process of a contender: receives commands on a socket, moves blocks between the two arenas, and measures itself.
 
-Runs under the contender's own interpreter, so it needs nothing but the standard library (and what the contender needs):
+Runs under the contender's own interpreter, so it needs only the standard library (and the contender's own packages):
 
     python -m lab.bench.transfer.agent NAME owner|client --control FD --local FD --remote FD --nbytes N --congestion
     NAME
 
 The owner holds the remote arena. It answers {"ready": info}; the client gets {"owner": info}, answers {"ready": {}},
-and then measures one cell per order. {"cpu": true} asks for the CPU seconds that each thread has used so far.
+and then measures one cell per order. {"cpu": true} requests the CPU seconds of each thread so far.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ STORES = {
     "store-tcp-plain": "ours_store",
     "mooncake-store": "mooncake_store",
 }
-"""The same for those of scripts/bench.py store."""
+"""The same for the contenders of scripts/bench.py store."""
 
 Call = tuple[list[int], list[int]]
 """Offsets of the blocks of one call: in the local and in the remote arena."""
 
 
 class Arena:
-    """A memfd mapped here."""
+    """A memfd that this process maps."""
 
     def __init__(self, memfd: int, nbytes: int) -> None:
         self.memfd, self.nbytes = memfd, nbytes
@@ -68,7 +68,7 @@ class Owner(Protocol):
     """Serves the remote arena."""
 
     def start(self, remote: Arena) -> dict[str, Any]:
-        """What a client must know."""
+        """Start serving; returns the information that a client needs."""
 
 
 class Client(Protocol):
@@ -80,17 +80,17 @@ class Client(Protocol):
         """The arguments of every call, in the contender's own form; not timed."""
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        """Call after call, cycling through `prepared` from its first; seconds of each."""
+        """Makes calls, cycling through `prepared` from its first; returns the seconds of each."""
 
 
 CALLS_MAX = 1 << 15
-"""Distinct calls of a cell: 128 MiB of 4 KiB blocks are cold enough, and more would take long to prepare."""
+"""Maximum of distinct calls of a cell: 128 MiB of 4 KiB blocks are cold enough, and more would take long to prepare."""
 
 
 @cache
 def plan(size: int, batch: int, nbytes: int) -> list[Call]:
-    """Calls that visit every block at most once, in an order in which neighbours do not meet, so that nobody may merge
-    them into one copy. The same for every contender."""
+    """Calls that visit every block at most once, in an order without adjacent neighbours, so that no contender can
+    merge them into one copy. The same for every contender."""
     slots = nbytes // size
     here, there = list(range(slots)), list(range(slots))
     Random(size).shuffle(here)
@@ -102,7 +102,8 @@ def plan(size: int, batch: int, nbytes: int) -> list[Call]:
 
 
 def most_puts(call_bytes: int, arena_bytes: int) -> int:
-    """Calls of one cell that put new keys: with those before and after them they fill an arena, so nobody evicts."""
+    """Maximum calls of one cell that put new keys: with those before and after them they fit into an arena, so no store
+    evicts."""
     return max(1, arena_bytes // call_bytes - 3)
 
 
@@ -128,7 +129,7 @@ def cell(client: Client, order: dict[str, Any], nbytes: int) -> dict[str, Any]:
     calls = plan(size, batch, nbytes)
     prepared = client.prepare(size, calls)
     calls = calls[: len(prepared)]
-    client.measure(order["op"], prepared, 0.0)  # a store loads what will be read
+    client.measure(order["op"], prepared, 0.0)  # a store first stores the blocks that will be read
     before, begun = threads_s(), time.perf_counter()
     took = client.measure(order["op"], prepared, order["seconds"])
     wall_s = time.perf_counter() - begun
@@ -146,10 +147,10 @@ def cell(client: Client, order: dict[str, Any], nbytes: int) -> dict[str, Any]:
 
 
 def threads_s() -> dict[str, float]:
-    """CPU seconds of each thread of this process that is alive, by its id."""
+    """CPU seconds of each live thread of this process, by its id."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the thread has ended meanwhile
             found[task.name] = int((task / "schedstat").read_text().split()[0]) / 1e9
     return found
 

@@ -8,17 +8,17 @@
   scripts/bench.py transfer --only ours-tcp,sockets --sizes 64K,368K --batches 1
 
 Every contender is two processes over the same two arenas of 512 MB (memfds); calls cycle through all of it in a
-shuffled order, so memory is cold and no contender can merge blocks. Contenders take turns cell by cell, in rounds; a
-contender is stopped (SIGSTOP) while it is not its turn. The ends of every block of the destination are overwritten
-before a cell and the blocks of its first and last call are compared after it. CPU seconds are of both processes.
+shuffled order, so memory is cold and no contender can merge blocks. Contenders take turns cell by cell, in rounds;
+SIGSTOP pauses a contender between its turns. The ends of every block of the destination are overwritten before a cell
+and the blocks of its first and last call are compared after it. CPU seconds cover both processes.
 
-All connections use the same congestion control, --congestion: as root in a network of the benchmark's own, else the
-machine's default. Rows say how many threads each contender kept busy on both ends; ours over shared memory stands
-beside memcpy of as many threads.
+All connections use the same congestion control: as root --congestion, in a separate network namespace, else the
+machine's default. Rows show the number of threads that each contender kept busy on both ends; ours over shared memory
+is compared with memcpy of as many threads.
 
-The peers (mooncake-transfer-engine-non-cuda, nixl-cu12) are looked for in the interpreters that --peer-python names.
-One that fails is started again, twice at most per cell; one that cannot be started is listed with the reason. A machine
-drifts by 20-30 % between minutes: only ratios within one run mean anything.
+The peers (mooncake-transfer-engine-non-cuda, nixl-cu12) run in the interpreters that --peer-python names. A contender
+that fails is restarted, at most twice per cell; one that cannot be started is listed with the reason. A machine drifts
+by 20-30 % between minutes: only ratios within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lab.bench.transfer.verdict import Side, result_rows, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M", "64M")
 PEERS = ("mooncake-te", "nixl")
-STALL_SIZE = 1 << 20  # bytes of a block while the loops are watched
+STALL_SIZE = 1 << 20  # bytes of a block while the event loops are measured
 QUICK_MOST = 16 << 20
 VERBS = {"read": "read", "write": "write"}
 
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
 
 
 def stalls(args: Namespace, pairs: list[Pair], arenas: Arenas) -> list[dict[str, Any]]:
-    """How late our two loops run while eight submissions of 1 MiB blocks are under way."""
+    """How late our two event loops run during eight concurrent submissions of 1 MiB blocks."""
     calls = plan(STALL_SIZE, 8, arenas.nbytes)
     out = []
     for pair, op in product([one for one in pairs if one.name.startswith("ours")], args.ops.split(",")):
@@ -75,7 +75,7 @@ def progress(text: str) -> None:
 
 
 def late_rows(late: Sequence[dict[str, Any]]) -> list[Row]:
-    """How late the loops ran."""
+    """Rows of the loops' delays."""
     return [
         Row(f"event loop of the {row['loop']} under {row['op']}, {row['contender']}", metric, "ms", row[f"{metric}_ms"])
         for row in late

@@ -1,7 +1,7 @@
 """All contenders of one run, cell by cell: equal rounds for each, and a new process after a failure.
 
 A cell is (operation, bytes of a block, blocks per call). Contenders take turns in every cell of every round. A cell
-counts only when all of its rounds were measured; what failed is listed in the result, whether a retry mended it or not.
+counts only if all of its rounds were measured; the result lists all failures, including those that a retry fixed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.bench.transfer.pairs import Arenas, Missing, Pair
 from lab.bench.transfer.verdict import size_text
 
 TRIES = 3
-"""Of one cell in one round; each failure starts the contender's processes again."""
+"""Maximum tries of one cell in one round; each failure restarts the contender's processes."""
 
 Case = tuple[str, int, int]
 """Operation (read or write), bytes of a block, blocks per call."""
@@ -29,10 +29,10 @@ Key = tuple[str, str, int, int]
 
 
 class Contenders:
-    """The contenders that run here. `missing`: why the others do not. `failures`: what failed, in order."""
+    """The contenders that run here. `missing`: the reasons why others do not. `failures`: all failures, in order."""
 
     def __init__(self, pythons: Mapping[str, Path | None], arenas: Arenas, congestion: str, stack: ExitStack) -> None:
-        """`pythons`: contender -> its interpreter, None when there is none. Processes end with `stack`."""
+        """`pythons`: contender -> its interpreter, or None. Processes end with `stack`."""
         self.missing: dict[str, str] = {}
         self.failures: list[str] = []
         self._pythons, self._arenas, self._congestion = pythons, arenas, congestion
@@ -63,7 +63,7 @@ class Contenders:
     def measure(
         self, grid: Sequence[Case], rounds: int, seconds: float, on_cell: Callable[[str], None]
     ) -> dict[Key, dict[str, Any]]:
-        """Medians over `rounds` rounds of at most `seconds` each; cells without all rounds are left out."""
+        """Medians over `rounds` rounds of at most `seconds` each; omits cells that lack a round."""
         runs: dict[Key, list[dict[str, Any]]] = {}
         for number, (round_, (op, size, batch)) in enumerate(product(range(rounds), grid), 1):
             on_cell(f"{number}/{rounds * len(grid)} {op} {size_text(size)} x{batch}")
@@ -92,7 +92,7 @@ class Contenders:
 
 
 def _median(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of every number; calls are added up, threads are the most of any round."""
+    """The median of every number; calls are summed, threads are the maximum of any round."""
     speeds = [result["gbs"] for result in results]
     middle = {name: median(result[name] for result in results) for name in results[0] if name not in ("n", "threads")}
     return middle | {

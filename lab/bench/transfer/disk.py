@@ -27,7 +27,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def speed(nbytes: int, work: Callable[[], None]) -> float:
-    """GB/s."""
+    """GB/s of `work`, which moves `nbytes`."""
     begin = time.perf_counter()
     work()
     return nbytes / (time.perf_counter() - begin) / 1e9
@@ -59,7 +59,7 @@ def direct(directory: Path, blocks: int) -> dict[str, float]:
 
 
 def drop_cache(home: Path) -> None:
-    """The clean pages of its files leave the page cache; nobody may have them mapped."""
+    """Drop the clean pages of its files from the page cache; no process may have them mapped."""
     for path in home.iterdir():
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -67,8 +67,8 @@ def drop_cache(home: Path) -> None:
 
 
 def tier(directory: Path, blocks: int, backend: str) -> dict[str, float]:
-    """cache.ssd with the same blocks: put and sync, put over evicted blocks, cold get with one and two threads, from
-    the page cache where the backend has use for it."""
+    """cache.ssd with the same blocks: put and sync, put over evicted blocks, cold get with one and two threads, and get
+    from the page cache if the backend uses it."""
     home = directory / "tier"
     map_bytes = int(blocks * (BLOCK + 8192) / 0.8) + (8 << 20)
     content = [random.Random(i).randbytes(BLOCK) for i in range(16)]
@@ -120,14 +120,14 @@ def tier(directory: Path, blocks: int, backend: str) -> dict[str, float]:
 
 
 class StoreNode:
-    """`mooncake.py --role store --model none` in a process of its own."""
+    """`mooncake.py --role store --model none` in a separate process."""
 
     def __init__(self, *flags: str) -> None:
         self.flags = flags
         self.start()
 
     def start(self) -> None:
-        """Start it, again after `kill`."""
+        """Start the node; also restarts it after `kill`."""
         with listen("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
         command = [sys.executable, str(PROJECT / "mooncake.py"), "--role", "store", "--model", "none"]
@@ -148,8 +148,8 @@ class StoreNode:
 
 
 def small_node(directory: Path, values: int, value_bytes: int, dram_bytes: int, backend: str) -> dict[str, Any]:
-    """Values that are acknowledged by a node whose memory holds a part of them: how many are readable, and how many
-    after kill -9 and a start on the same directory."""
+    """Puts values to a node whose memory holds only a part of them; counts the readable ones before and after kill -9
+    and a restart on the same directory."""
     flags = ["--value-bytes", str(value_bytes), "--dram-bytes", str(dram_bytes), "--ssd-path", str(directory / "node")]
     flags += ["--ssd-backend", backend]
     node = StoreNode(*flags, "--ssd-bytes", str(int(values * value_bytes * 1.4) + (16 << 20)))

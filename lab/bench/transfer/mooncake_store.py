@@ -15,8 +15,8 @@ from typing import Any
 
 from lab.bench.transfer.agent import Arena, Call, most_puts, timed
 
-LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: as ours_store
-FOREVER = str(1 << 24)  # seconds: a holder that rests is not dead
+LOADED_BYTES = 64 << 20  # of blocks of at most 64 KiB, as in ours_store
+FOREVER = str(1 << 24)  # seconds: a paused holder is not dead
 BUFFER_BYTES = 64 << 20
 
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def _setup(segment_bytes: int, master: str) -> Any:
-    from mooncake.store import MooncakeDistributedStore  # of the peer's interpreter
+    from mooncake.store import MooncakeDistributedStore  # installed in the peer's interpreter
 
     store = MooncakeDistributedStore()
     status = store.setup("127.0.0.1", "P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, "tcp", "", master)
@@ -40,7 +40,7 @@ def _setup(segment_bytes: int, master: str) -> Any:
 
 
 class Holder:
-    """One segment, a half larger than what a cell puts there: it evicts from 90 % on, so it never does."""
+    """One segment, half again as large as the blocks that a cell puts: it would evict at 90 %, so it never does."""
 
     def start(self, remote: Arena) -> dict[str, Any]:
         port = free_port()
@@ -62,7 +62,7 @@ class Holder:
 
 
 class Client:
-    """put_from and get_into, with their batch forms. `remote` is set before `connect`, as of ours_store."""
+    """put_from and get_into, with their batch forms. `remote` is set before `connect`, as in ours_store."""
 
     remote: Arena
 
@@ -73,7 +73,7 @@ class Client:
             if status := self._store.register_buffer(arena.address, arena.nbytes):
                 raise RuntimeError(f"register_buffer returned {status}")
         self._run = secrets.token_hex(4)
-        self._loaded = 0  # calls whose blocks are in the store
+        self._loaded = 0  # number of calls whose blocks are in the store
         self._count = 0
 
     def prepare(self, size: int, calls: Sequence[Call]) -> Sequence[Any]:

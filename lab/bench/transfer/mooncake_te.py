@@ -10,7 +10,7 @@ from lab.bench.transfer.agent import Arena, Call, timed
 
 
 def make(name: str, role: str, congestion: str) -> Any:
-    from mooncake.engine import TransferEngine  # of the peer's interpreter
+    from mooncake.engine import TransferEngine  # installed in the peer's interpreter
 
     engine = TransferEngine()
     _check(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), "initialize")

@@ -1,8 +1,8 @@
 """One congestion control for every contender.
 
-Peers open their own sockets, so only the network's default reaches them. As root the benchmark moves into a network
-namespace of its own, whose loopback and default nobody else uses; without the right to do so, every contender uses the
-machine's default.
+Peers open their own sockets, so only the network's default affects them. As root the benchmark moves into its own
+network namespace, so that no other process uses its loopback and its default; without that permission, every contender
+uses the machine's default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 def one_congestion_control(name: str) -> str:
     """Make `name` the default of this process's and its children's sockets; returns the one in force, which is the
-    machine's own default where this process may not change it. Raises ValueError when the kernel lacks `name`."""
+    machine's default if this process may not change it. Raises ValueError when the kernel lacks `name`."""
     if DEFAULT.read_text().strip() == name:
         return name
     try:

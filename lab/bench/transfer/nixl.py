@@ -1,7 +1,7 @@
 """nixl-cu12 with its UCX back end and default transports (shared memory or cross-memory attach on one host).
 
 Descriptor lists of all blocks are prepared once per size; each call makes a request from indices, posts it, polls it
-and releases it, for every call moves other blocks.
+and releases it, because every call moves other blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lab.bench.transfer.agent import Arena, Call, timed
 
 
 def make(name: str, role: str, congestion: str) -> Any:
-    from nixl_cu12._api import nixl_agent, nixl_agent_config  # of the peer's interpreter
+    from nixl_cu12._api import nixl_agent, nixl_agent_config  # installed in the peer's interpreter
 
     agent = nixl_agent(role, nixl_agent_config(backends=["UCX"]))
     return Owner(agent) if role == "owner" else Client(agent)

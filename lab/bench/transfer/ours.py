@@ -21,7 +21,7 @@ from net.channel.cluster_key import ClusterKey
 from net.transfer.common.memory import Region
 from net.transfer.engine import Op, TransferEngine
 
-STREAMS = 8  # submissions under way while stalls are measured
+STREAMS = 8  # concurrent submissions while stalls are measured
 
 
 def make(name: str, role: str, congestion: str) -> Any:
@@ -32,7 +32,7 @@ def make(name: str, role: str, congestion: str) -> Any:
 
 
 def cluster_key() -> ClusterKey:
-    """One that everybody knows."""
+    """A fixed key that both processes know."""
     with NamedTemporaryFile("w") as file:
         file.write("5c" * 32)
         file.flush()
@@ -40,7 +40,7 @@ def cluster_key() -> ClusterKey:
 
 
 class Node:
-    """Owner and client alike: an event loop in a thread of its own."""
+    """Owner or client: an event loop in a separate thread."""
 
     def __init__(self, role: str, transport: str, key: bool, options: dict[str, dict[str, Any]]) -> None:
         self._loop = uvloop.new_event_loop()
@@ -90,8 +90,7 @@ class Node:
             index = (index + 1) % len(prepared)
 
     def stall(self, order: dict[str, Any]) -> dict[str, Any]:
-        """How late this node's loop runs. The client moves blocks of `size` in STREAMS submissions at once meanwhile;
-        the owner only looks on."""
+        """How late this node's loop runs while the client moves blocks of `size` in STREAMS concurrent submissions."""
         return dict(self._run(self._stall(order)))
 
     async def _stall(self, order: dict[str, Any]) -> dict[str, Any]:

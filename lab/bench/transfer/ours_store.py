@@ -1,6 +1,6 @@
 """This project's pooled store: a home with one share in the owner's process, a client without a share in the other.
 
-The home opens another store for every cell: a store has one slot size, and each cell of puts begins with an empty one.
+The home opens a new store for every cell: a store has one slot size, and each cell of puts starts with an empty one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from net.transfer.common.memory import Region
 from net.transfer.common.prefault import Prefault
 from net.transfer.engine import TransferEngine
 
-LOADED_BYTES = 64 << 20  # of blocks of 64 KiB and less: more would take long to put there
+LOADED_BYTES = 64 << 20  # of blocks of at most 64 KiB: more would take long to put
 Options = dict[str, dict[str, Any]]
 HOME = equal_members(["home"])
-ORDERS = {"shm": ("shm", "tcp"), "tcp": ("tcp",)}  # as nodes have them: small puts go over TCP in either case
+ORDERS = {"shm": ("shm", "tcp"), "tcp": ("tcp",)}  # in a node's order: small puts use TCP in either case
 
 
 def make(name: str, role: str, congestion: str) -> Any:
@@ -39,7 +39,7 @@ def make(name: str, role: str, congestion: str) -> Any:
 
 
 class Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -84,7 +84,7 @@ class Home:
 
 
 class Client:
-    """put_from and get_into on the arenas. `remote` is set before `connect`: what is to be read is put from there."""
+    """put_from and get_into on the arenas. `remote` is set before `connect`: the blocks to read are put from there."""
 
     remote: Arena
 
@@ -93,7 +93,7 @@ class Client:
         self._checksums = checksums
         self._open: list[Any] = []
         self._keys: list[list[bytes]] = []
-        self._loaded = 0  # calls whose blocks are in the store
+        self._loaded = 0  # number of calls whose blocks are in the store
 
     def connect(self, info: dict[str, Any], local: Arena) -> None:
         arenas = {"local": local, "remote": self.remote}
@@ -150,7 +150,7 @@ class Client:
                 return took
 
     async def _writes(self, prepared: Sequence[Any], seconds: float) -> list[float]:
-        """Under keys that are new each time. Afterwards the first and the last call are read back, not timed."""
+        """Puts under new keys each time. Afterwards reads back the first and the last call, untimed."""
         most = most_puts(self._block_bytes * len(prepared[0][0]), self.remote.nbytes)
         clock = time.perf_counter
         took: list[float] = []

@@ -19,13 +19,13 @@ from lab.bench.transfer.agent import grown
 
 ROOT = Path(__file__).resolve().parents[3]
 ANSWER_S = 60.0
-EDGE = 64  # bytes at either end of every destination block that are overwritten before a cell
+EDGE = 64  # bytes at both ends of every destination block that are overwritten before a cell
 
 
 BUSY_SHARE = 0.1
-"""Share of a cell's time from which a thread's CPU time counts it as used."""
+"""A thread counts as used if its CPU time is at least this share of the cell's time."""
 
-UNCHECKED = {"stream"}  # its bytes go nowhere
+UNCHECKED = {"stream"}  # it stores no bytes
 
 
 class Missing(Exception):
@@ -55,7 +55,7 @@ class Arenas:
         blocks[:, :EDGE] = blocks[:, -EDGE:] = self._mark
 
     def wrong(self, result: dict[str, Any], size: int) -> int:
-        """How many blocks of the first and last call of the cell did not arrive."""
+        """Number of blocks of the first and last call of the cell that did not arrive."""
         local, remote = self._blocks("local", size), self._blocks("remote", size)
         pairs = [pair for call in ("first", "last") for pair in zip(*result[call], strict=True)]
         return sum(not np.array_equal(local[a // size], remote[b // size]) for a, b in pairs)
@@ -66,7 +66,7 @@ class Arenas:
 
 
 class Process:
-    """One side of a contender, stopped while it is not its turn: some engines poll without pause."""
+    """One side of a contender, stopped between its turns, because some engines poll without pause."""
 
     def __init__(self, name: str, role: str, python: str, arenas: Arenas, congestion: str) -> None:
         ours, theirs = socket.socketpair()
@@ -93,7 +93,7 @@ class Process:
         self._stream.flush()
 
     def hear(self) -> dict[str, Any]:
-        """The next answer. Raises Missing when the process says that it cannot go on, or ends."""
+        """The next answer. Raises Missing when the process reports a failure or ends."""
         try:
             line = self._stream.readline()
         except TimeoutError:
@@ -128,7 +128,7 @@ class Pair:
     """Owner and client of one contender. Raises Missing when it cannot be started."""
 
     def __init__(self, name: str, python: str, arenas: Arenas, congestion: str) -> None:
-        """`congestion`: the congestion control of every connection, of the network's default too."""
+        """`congestion`: the congestion control of every connection, equal to the network's default."""
         self.name = name
         self._arenas = arenas
         self._processes: list[Process] = []

@@ -1,7 +1,7 @@
 """The limits: libc memcpy in one or two threads, and blocking sockets (sendall, recv_into), in plain Python.
 
-"memcpy-2" copies half of every call in a second thread: a call of one block is cut in two.
-"stream" is what iperf measures: the sockets again, but both sides use one hot buffer of 128 KiB instead of cold arenas.
+"memcpy-2" copies half of every call in a second thread; it splits a call of one block in two. "stream" measures like
+iperf: the same sockets, but both sides use one hot buffer of 128 KiB instead of cold arenas.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ACK = b"\1"
 HOT = 128 << 10  # bytes
 
 Copy = tuple[int, int, int]
-"""From this address to that one, bytes."""
+"""(source address, target address, bytes)."""
 
 Views = Callable[[Arena, int, int], list[memoryview]]
-"""(arena, offset, bytes) -> what is sent or received."""
+"""(arena, offset, bytes) -> the memory that is sent or received."""
 
 
 def make(name: str, role: str, congestion: str) -> Any:
@@ -50,7 +50,7 @@ class Idle:
 
 
 class Memcpy:
-    """Both arenas are mapped here: memory copies, inline. The remote arena is set before `connect`."""
+    """Copies memory inline: this process maps both arenas. The remote arena is set before `connect`."""
 
     remote: Arena
 
@@ -90,7 +90,7 @@ class Memcpy:
 
 
 class Second:
-    """A thread that copies beside the caller."""
+    """A thread that copies in parallel with the caller."""
 
     def __init__(self) -> None:
         self._wanted, self._done = threading.Semaphore(0), threading.Semaphore(0)

@@ -20,22 +20,23 @@ CELL = "{gbs:.2f} ({p50_us:.0f}/{p99_us:.0f}; {cpu_s_per_gb:.2f})"
 
 
 def grid_parser(doc: str | None, names: Iterable[str], peers: Sequence[str], sizes: Sequence[str]) -> ArgumentParser:
-    """Contenders `names`, of which all take part by default; `peers` are those of others. `doc` is --help."""
+    """A parser for contenders `names`, which all take part by default; `peers` are those from other projects. `doc` is
+    the text of --help."""
     parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
     parser.add_argument("--congestion", default="reno", help="congestion control of every contender's connections")
     parser.add_argument("--only", default=",".join(names), metavar="NAMES", help="contenders (default: %(default)s)")
-    parser.add_argument("--sizes", default=",".join(sizes), help="of a block (K, M are binary)")
+    parser.add_argument("--sizes", default=",".join(sizes), help="sizes of a block (K, M are binary)")
     parser.add_argument("--batches", default="1,32", help="blocks per call")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, help="of one cell in one round [0.4; quick: 0.2]")
+    parser.add_argument("--seconds", type=float, help="seconds of one cell in one round [0.4; quick: 0.2]")
     add_peer_python(parser, peers)
     parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena, at least 32 blocks")
     return parser
 
 
 def parsed(parser: ArgumentParser, arguments: Sequence[str] | None, known: Iterable[str]) -> Namespace:
-    """`names`, `sizes` (bytes) and `batches` as lists, `seconds` and `rounds` as --quick wants them."""
+    """`names`, `sizes` (bytes) and `batches` as lists, `seconds` and `rounds` adjusted by --quick."""
     args = parser.parse_args(arguments)
     args.names = args.only.split(",")
     if unknown := set(args.names) - set(known):
@@ -60,13 +61,13 @@ def contenders_of(
 
 
 def config_of(args: Namespace, congestion: str, contenders: Contenders) -> dict[str, Any]:
-    """What the result says of the run."""
+    """The configuration of the run in the result."""
     config = {"argv": sys.argv[1:], "rounds": args.rounds, "seconds": args.seconds, "congestion": congestion}
     return config | {"missing": contenders.missing, "failures": contenders.failures}
 
 
 def table(names: Sequence[str], cells: Mapping[Key, Mapping[str, Any]], verbs: Mapping[str, str]) -> str:
-    """A line per operation, batch and size; a column per contender: GB/s (p50/p99 us; CPU s per GB)."""
+    """One line per operation, batch and size; one column per contender: GB/s (p50/p99 us; CPU s per GB)."""
     lines = [["op", "batch", "size", *names]]
     for op, size, batch in dict.fromkeys(key[1:] for key in sorted(cells, key=lambda key: (key[1], key[3], key[2]))):
         found = (cells.get((name, op, size, batch)) for name in names)
@@ -80,7 +81,7 @@ def table(names: Sequence[str], cells: Mapping[Key, Mapping[str, Any]], verbs: M
 
 
 def tell(goals: Sequence[Mapping[str, Any]], missing: Mapping[str, str]) -> None:
-    """Which goals are met, and who could not take part."""
+    """Print which goals are met and which contenders are missing."""
     for row in goals:
         print(f"{'met  ' if row['met'] else 'short'}  {row['ratio']:6.2f}  goal {row['goal']:7}  {row['what']}")
     for name, reason in missing.items():

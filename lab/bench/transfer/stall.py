@@ -20,7 +20,8 @@ class _Timer(ctypes.Structure):
 
 
 class Watch:
-    """Starts when made, on the running loop. libuv's own timers have a resolution of 1 ms, a timerfd has not."""
+    """Starts at construction, on the running loop. Uses a timerfd, because libuv's own timers have a resolution of 1
+    ms."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -35,14 +36,14 @@ class Watch:
         self._loop.add_reader(self._fd, self._fired)
 
     def _fired(self) -> None:
-        """The oldest expiration not read yet says how long the loop was away."""
+        """The oldest unread expiration shows how long the loop was blocked."""
         late = time.monotonic() - self._due
         expirations = int.from_bytes(os.read(self._fd, 8), "little")
         self._due += expirations * PERIOD_S
         self._late.append(max(0.0, late))
 
     def stop(self) -> dict[str, float]:
-        """Milliseconds the loop was late, and how often it was looked at."""
+        """Milliseconds by which the loop was late, and the number of samples."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         rank = sorted(self._late)

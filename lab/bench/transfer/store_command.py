@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""The pooled store beside upstream's and beside the limits of this machine, in one run.
+"""The pooled store, upstream's store and the limits of this machine, in one run.
 
     scripts/bench.py store [--quick] [--json PATH] [--peer-python PATH]    memory: put and get of blocks, one and 32 per
                                                                            call
-    scripts/bench.py store --disk DIR [--quick] [--json PATH]              the SSD tier in both backends, beside direct
+    scripts/bench.py store --disk DIR [--quick] [--json PATH]              the SSD tier in both backends, and direct
                                                                            access
 
 Contenders in memory, each two processes on this host: memcpy (libc, one thread or two) and sockets (blocking, plain
 Python) are the limits; store-shm and store-tcp are cache.store.store; mooncake-store is upstream's (its master, one
 holder, one client; installed in the interpreter that --peer-python names). Every put has new keys and goes into an
-empty store that has room for the whole cell, so nobody evicts; every get finds its block in DRAM of the other process.
-A contender that fails is started again, twice at most per cell; all have equal rounds and the same congestion control.
-Content is compared at the ends of each cell. Checksums are on in ours, off in upstream's (its default). Host drift is
-20-30 %: only ratios within one run mean anything.
+empty store that has room for the whole cell, so no store evicts; every get finds its block in DRAM of the other
+process. A contender that fails is restarted, at most twice per cell; all have equal rounds and the same congestion
+control. The content is compared at the ends of each cell. Checksums are on in ours, off in upstream's (its default).
+Hosts drift by 20-30 %: only ratios within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lab.bench.transfer.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_ro
 SIZES = ("4K", "64K", "368K", "1M", "16M")
 NAMES = ("memcpy", "memcpy-2", "sockets", "store-shm", "store-tcp", "mooncake-store")
 PEERS = ("mooncake-store",)
-PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; by --only
+PLAIN = ("store-shm-plain", "store-tcp-plain")  # without checksums; only by --only
 
 GOALS = (
     Goal("store-shm", "mooncake-store", 3.0, ops=("read",)),
@@ -52,7 +52,7 @@ SIDES = (
 VERBS = {"read": "get", "write": "put"}
 
 CALLS_OF_A_CELL = 5
-"""At least so many fit into an arena: one to warm up, two that are checked, and some to measure."""
+"""At least this many calls fit into an arena: one to warm up, two that are checked, and some to measure."""
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
@@ -71,7 +71,7 @@ def disk(args: Namespace) -> int:
     rows: list[Row] = []
     kept: list[dict[str, Any]] = []
     for backend in backends:
-        limit = direct(args.disk, blocks)  # again for each: hosts drift
+        limit = direct(args.disk, blocks)  # measured again for each backend: hosts drift
         for name, speed in tier(args.disk, blocks, backend).items():
             top = limit["write" if name.startswith("put") else "read"]
             rows.append(Row(f"{backend}, {name}", "speed", "GB/s", speed, limits={"direct": top}))

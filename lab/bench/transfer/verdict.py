@@ -40,7 +40,7 @@ TAIL = 3.0  # p99 over p50 at BLOCK
 
 
 def verdicts(cells: Cells, goals: Sequence[Goal] = GOALS) -> list[dict[str, Any]]:
-    """One row per goal and cell: what, ratio, goal, met. Cells whose contender is missing have none."""
+    """One row per goal and cell: what, ratio, goal, met. Cells without their contender have no row."""
     rows = []
     for goal in goals:
         for (name, op, size, batch), ours in cells.items():
@@ -61,7 +61,7 @@ def verdicts(cells: Cells, goals: Sequence[Goal] = GOALS) -> list[dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way of ours, `name`, and what stands in its rows."""
+    """One transport of ours, `name`, and its labels and peers in the rows."""
 
     name: str
     label: str
@@ -73,8 +73,8 @@ METRICS = {"gbs": "GB/s", "p50_us": "us, p50", "p99_us": "us, p99", "cpu_s_per_g
 
 
 def result_rows(cells: Cells, sides: Sequence[Side], verbs: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row (lab.bench.common.results) per case of ours and metric. `threads`: how many each contender kept busy, on
-    both ends together. `verbs`: what the operations are called."""
+    """A row (lab.bench.common.results) per case of ours and metric. `threads`: the number that each contender kept
+    busy, on both ends together. `verbs`: names of the operations."""
     found = []
     for side in sides:
         for name, op, size, batch in cells:

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# /init of the guest: load modules, mount the host's root below a throw-away overlay, go on in it.
+# /init of the guest: load modules, mount the host's root below a temporary overlay, continue in it.
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
@@ -15,7 +15,7 @@ $b mkdir -p /rw/upper /rw/work
 $b mount -t overlay -o lowerdir=/lower,upperdir=/rw/upper,workdir=/rw/work overlay /newroot || $b poweroff -f
 while read -r module; do
     case $module in
-    dummy.ko) $b insmod "/mod/$module" numdummies=0 ;; # it would make dummy0 by itself
+    dummy.ko) $b insmod "/mod/$module" numdummies=0 ;; # without it the module makes dummy0
     *) $b insmod "/mod/$module" || say "insmod $module failed" ;;
     esac
 done < /mod/rdma.list

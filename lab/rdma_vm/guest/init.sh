@@ -4,7 +4,7 @@ for word in $(< /proc/cmdline); do
     case $word in
     run=*) run=${word#run=} ;;
     python=*) python=${word#python=} ;;
-    cache=*) export XDG_CACHE_HOME=${word#cache=} ;; # the host's: compiled modules are found there
+    cache=*) export XDG_CACHE_HOME=${word#cache=} ;; # the host's cache, which has the compiled modules
     esac
 done
 export PATH=$python:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin

@@ -1,6 +1,6 @@
 # Sourced in the guest. rxe0 on a dummy device (both ends of a connection on it), and two rails: veth pairs with one
 # device per end, rxa0 <-> rxb0 and rxa1 <-> rxb1, at 10.77.RAIL.1 and .2. All ends stay in one network namespace, so the
-# kernel must take packets from its own addresses and the neighbours are fixed by hand.
+# kernel must accept packets from its own addresses, and the neighbour entries are set explicitly.
 sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
 sysctl -qw net.ipv4.conf.all.accept_local=1 net.ipv4.conf.default.accept_local=1
 ip link add dummy0 type dummy

@@ -15,7 +15,7 @@ Vector = npt.NDArray[np.float64]
 
 
 class Cache:
-    """Blocks under one eviction policy; `changed(block, present)` is told of every change."""
+    """Blocks under one eviction policy; `changed(block, present)` is called for every change."""
 
     def __init__(
         self, policy: EvictionPolicy, capacity: int, changed: Callable[[int, bool], None] = lambda block, here: None
@@ -28,7 +28,7 @@ class Cache:
         self._changed = changed
 
     def run(self, blocks: Sequence[int]) -> int:
-        """How many of the leading blocks are here."""
+        """The number of leading blocks that are here."""
         here = self.blocks
         for count, block in enumerate(blocks):
             if block not in here:
@@ -36,8 +36,8 @@ class Cache:
         return len(blocks)
 
     def use(self, blocks: Sequence[int], facts: Sequence[Facts]) -> None:
-        """A prompt was computed: from its last block to its first each is touched, or put in and something else goes,
-        so that of equals a prompt's end goes before its beginning."""
+        """A prompt was computed: touch each of its blocks, from the last to the first, or insert it and evict another,
+        so that among equals a prompt's end is evicted before its beginning."""
         if not self.capacity:
             return
         here, policy, changed = self.blocks, self._policy, self._changed
@@ -58,7 +58,7 @@ class Cache:
         self.drop(list(self.blocks))
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """These, all of them here, are lost."""
+        """These blocks, which must all be here, are lost."""
         for block in blocks:
             self._drop(block)
 
@@ -69,7 +69,7 @@ class Cache:
 
 
 class Directory:
-    """Block -> holders, as a bit mask; what was told counts after `delay_s`, as digests do."""
+    """Block -> holders, as a bit mask. Changes become visible after `delay_s`, as with digests."""
 
     def __init__(self, size: int, delay_s: float = 0.0) -> None:
         self._size = size
@@ -102,7 +102,7 @@ class Directory:
         return found
 
     def apply(self, node: int, block: int, present: bool) -> None:
-        """Counts from now on."""
+        """Apply a change immediately."""
         mask = self._masks.get(block, 0)
         mask = mask | 1 << node if present else mask & ~(1 << node)
         if mask:

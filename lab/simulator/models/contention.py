@@ -8,17 +8,17 @@ from typing import Protocol
 
 
 class Sharing(Protocol):
-    """A node, as far as the others notice it."""
+    """A node as other nodes of the machine see it."""
 
     @property
     def computing(self) -> bool: ...
 
     def disturb(self) -> None:
-        """Its steps have another length from the next one on."""
+        """The length of its steps changes from the next one on."""
 
 
 class Contention:
-    """`factor`: by how much a step is longer while any other node computes; 0 = every node has a machine of its own."""
+    """`factor`: relative slowdown of a step while any other node computes; 0 = every node has its own machine."""
 
     def __init__(self, factor: float, nodes: Sequence[Sharing]) -> None:
         if factor < 0:
@@ -27,14 +27,14 @@ class Contention:
         self._computing = [False] * len(nodes)
 
     def slowness(self, index: int) -> float:
-        """Of a step of that node that begins now."""
+        """The factor of a step of that node that begins now."""
         if not self._factor:
             return 1.0
         others = sum(self._computing) - self._computing[index]
         return 1.0 + self._factor * (others > 0)
 
     def changed(self, index: int) -> None:
-        """That node may have begun or ended to compute."""
+        """That node may have started or stopped computing."""
         now = self._nodes[index].computing
         if not self._factor or now == self._computing[index]:
             return

@@ -15,7 +15,7 @@ class Transfer:
 
 
 class Disk:
-    """Of one node: processor sharing."""
+    """The SSD of one node: processor sharing."""
 
     def __init__(self, loop: Loop, bytes_s: float, iops: float) -> None:
         self.busy_s = 0.0
@@ -25,14 +25,14 @@ class Disk:
         self._version = 0
 
     def move(self, blocks: int, nbytes: float, done: Callable[[], None]) -> None:
-        """Read or write so many blocks of nbytes together; `done` is called at the end."""
+        """Read or write `blocks` blocks of `nbytes` in total; `done` is called at the end."""
         self._age()
         self._under_way.append(Transfer(self._alone(blocks, nbytes), done))
         self._next()
 
     def seconds(self, blocks: int, nbytes: float) -> float:
-        """How long `move` would take now, if nothing else came: each move under way has its share of the device until
-        the shorter of the two ends."""
+        """How long `move` would take now without new moves: it shares the device with each running move until the
+        shorter of the two ends."""
         self._age()
         alone = self._alone(blocks, nbytes)
         return alone + sum(min(transfer.left, alone) for transfer in self._under_way)

@@ -1,8 +1,8 @@
 """Step models from recorded steps: the regressions of sched.cost over a whole recording. Pure.
 
 Steps of prompts alone give `prefill`, of decodes alone `decode`, of both `mixed`. The regressions are robust, so that a
-hiccup of the machine does not bend the shape; then each is scaled until it predicts the time of its steps in sum: the
-hiccups are part of the time that requests take.
+hiccup of the machine does not distort the shape. Then each is scaled so that it predicts the total time of its steps,
+because hiccups are part of the time that requests take.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from sched.cost import Regression
 
 Vector = npt.NDArray[np.float64]
 
-LEAST = 12
-"""Steps of a kind without which its coefficients are not fitted."""
+MIN_STEPS = 12
+"""Minimum steps of a kind to fit its coefficients."""
 
 
-LEAST_SPREAD = 0.2
-"""Of the shares in which others computed, without which their effect is not looked for."""
+MIN_SPREAD = 0.2
+"""Minimum spread of the shares in which others computed, to fit their effect."""
 
-TURNS = 4
+ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one kind of steps: how far predictions are off."""
+    """The error of predictions for one kind of steps."""
 
     steps: int
     error: float  # mean of |predicted - measured| / measured
-    bias: float  # predicted / measured time in sum, minus 1
+    bias: float  # total predicted / total measured time, minus 1
 
 
 def fit(base: StepModel, recorded: Sequence[RecordedStep]) -> StepModel:
@@ -47,21 +47,21 @@ def fit(base: StepModel, recorded: Sequence[RecordedStep]) -> StepModel:
     a0, a1, a2 = _coefficients(prompts, base.prefill, "prompts alone")
     d0, d1, k = _coefficients(decodes, (w + d, p + e, k), "decodes alone")
     model = replace(base, prefill=(a0, a1, a2), decode=(0.0, 0.0, d0, d1, k), mixed=None)
-    if len(both) < LEAST:
+    if len(both) < MIN_STEPS:
         return model
     c0, c1, c2, c3, c4 = _coefficients(both, (d0, d1, k, a1, a2), "both")
     return replace(model, mixed=(c0, c1, c2, c3, c4))
 
 
 def fit_shared(base: StepModel, recorded: Sequence[RecordedStep]) -> tuple[StepModel, float]:
-    """(a model of a node that is alone, by how much a step is longer while another node of the machine computes). In
-    turns: what the shares say of the model's misses, then the model from times without that."""
+    """(the model of a node that is alone, relative slowdown of a step while another node of the machine computes).
+    Alternates: fits the slowdown to the model's errors, then the model to times without the slowdown."""
     shares, seconds = np.array([s.shared for s in recorded]), np.array([s.seconds for s in recorded])
     contention = 0.0
     model = fit(base, recorded)
-    if float(np.ptp(shares)) < LEAST_SPREAD:
+    if float(np.ptp(shares)) < MIN_SPREAD:
         return model, contention
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         miss = np.clip(seconds / np.array([predict(model, s) for s in recorded]), 0.3, 3.0)
         slope, alone = np.polyfit(shares, miss, 1)
         contention = max(0.0, float(slope / alone))
@@ -70,7 +70,7 @@ def fit_shared(base: StepModel, recorded: Sequence[RecordedStep]) -> tuple[StepM
 
 
 def quality(model: StepModel, contention: float, recorded: Sequence[RecordedStep]) -> dict[str, Quality]:
-    """By kind of step, for the kinds there are."""
+    """Quality by kind of step, for the recorded kinds."""
     found = {}
     for name, kind in (("prefill", (True, False)), ("decode", (False, True)), ("mixed", (True, True))):
         own = [s for s in recorded if (bool(s.chunks), bool(s.batch)) == kind]
@@ -83,7 +83,7 @@ def quality(model: StepModel, contention: float, recorded: Sequence[RecordedStep
 
 
 def predict(model: StepModel, step: RecordedStep) -> float:
-    """Seconds, of a node that is alone."""
+    """Predicted seconds on a node that is alone."""
     if not step.batch:
         return model.chunks_s(step.chunks)
     if not step.chunks:
@@ -92,7 +92,7 @@ def predict(model: StepModel, step: RecordedStep) -> float:
 
 
 def features(step: RecordedStep) -> tuple[float, ...]:
-    """The x of t = sum c x, as models.py has them."""
+    """The x of t = sum c x, as in step_models.py."""
     new = float(sum(tokens for tokens, _ in step.chunks))
     pairs = float(sum(tokens * (tokens + 2 * context) for tokens, context in step.chunks))
     read = float(step.context + sum(context for _, context in step.chunks))
@@ -104,7 +104,7 @@ def features(step: RecordedStep) -> tuple[float, ...]:
 
 
 def _coefficients(own: Sequence[RecordedStep], prior: Sequence[float], what: str) -> tuple[float, ...]:
-    if len(own) < LEAST:
+    if len(own) < MIN_STEPS:
         raise ValueError(f"{len(own)} recorded steps of {what} are too few to fit a model to: record more requests")
     regression = Regression([max(c, 1e-12) for c in prior], window=len(own))
     for step in own:

@@ -27,7 +27,7 @@ class Loop:
         self.at(self.now + seconds, action, *arguments)
 
     def step(self) -> bool:
-        """The next event; False when there is none."""
+        """Run the next event; False when there is none."""
         if not self._heap:
             return False
         self.now, _, action, arguments = heapq.heappop(self._heap)
@@ -36,6 +36,6 @@ class Loop:
         return True
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no event is left."""
         while self.step():
             pass

@@ -1,6 +1,6 @@
 """NICs shared by flows: each flow runs at the smaller of its fair shares at both ends.
 
-Rates change when a flow begins or ends at one of its NICs; only the flows there are looked at again.
+Rates change when a flow begins or ends at one of its NICs; only the flows of these NICs are recomputed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Flow:
 
 
 class Network:
-    """Full duplex: what a node sends does not slow what it receives."""
+    """Full duplex: sending does not slow receiving."""
 
     def __init__(self, loop: Loop, bytes_s: float, latency_s: float) -> None:
         self.bytes_moved = 0.0
         self.bytes_s, self.latency_s = bytes_s, latency_s
-        self.slowness: dict[str, float] = {}  # of NICs that have become slow
+        self.slowness: dict[str, float] = {}  # factor of NICs that have become slow
         self._loop = loop
         self._sending: dict[str, dict[Flow, None]] = {}
         self._receiving: dict[str, dict[Flow, None]] = {}
@@ -45,7 +45,7 @@ class Network:
         self._share(flow)
 
     def speed(self, node: str) -> float:
-        """Bytes/s of its NIC now."""
+        """Present bytes/s of the node's NIC."""
         return self.bytes_s / self.slowness.get(node, 1.0)
 
     def flows(self, node: str) -> int:

@@ -1,7 +1,7 @@
 """The pooled store: the nodes' DRAM as one cache, with their SSDs behind it, inclusive like cache/tiers/local_store.py.
 
-Block b lives on node b mod N. What is put into DRAM is written behind to the SSD; what only the SSD has is read from
-there by its node, all nodes at once, before it crosses the network.
+Block b is on node b mod N. Blocks put into DRAM are written behind to the SSD. Each node reads blocks that only its SSD
+has, in parallel with the other nodes, before they cross the network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lab.simulator.models.disk import Disk
 
 
 class Pool:
-    """Of `nodes` nodes with dram_blocks and ssd_blocks each."""
+    """The pool of all nodes, with dram_blocks and ssd_blocks each."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Pool:
         disks: Sequence[Disk],
         nbytes: float,
     ) -> None:
-        """nbytes: of a block."""
+        """nbytes: bytes of a block."""
         self.dram = Cache(policy(), dram_blocks * len(disks))
         self.ssd = Cache(policy(), ssd_blocks * len(disks))
         self.capacity = self.dram.capacity + self.ssd.capacity
@@ -33,7 +33,7 @@ class Pool:
         self._down: set[int] = set()
 
     def run(self, blocks: Sequence[int]) -> int:
-        """How many of the leading blocks can be had."""
+        """The number of leading blocks that are available."""
         if not self.ssd.capacity:
             return self.dram.run(blocks)
         for count, block in enumerate(blocks):
@@ -42,13 +42,13 @@ class Pool:
         return len(blocks)
 
     def cold(self, blocks: Sequence[int]) -> Counter[int]:
-        """How many of these each node has to read from its SSD, by node."""
+        """The number of these blocks that each node must read from its SSD."""
         if not self.ssd.capacity:
             return Counter()
         return Counter(b % len(self._disks) for b in blocks if b not in self.dram.blocks and self._on_ssd(b))
 
     def read_s(self, cold: Counter[int]) -> float:
-        """How long the slowest of the nodes would read that, from now on; 0 for nothing to read."""
+        """Seconds that the slowest node would take to read these, starting now; 0 if there are none."""
         each = (self._disks[node].seconds(count, count * self._nbytes) for node, count in cold.items())
         return max(each, default=0.0)
 
@@ -79,7 +79,7 @@ class Pool:
         self.ssd.use(blocks, facts)
 
     def lost(self, node: int) -> None:
-        """A crash: its DRAM is empty, its SSD not to be had until it is `back`."""
+        """A crash: its DRAM is empty, and its SSD is unavailable until `back`."""
         self.dram.drop([block for block in self.dram.blocks if block % len(self._disks) == node])
         self._down.add(node)
 
@@ -91,4 +91,4 @@ class Pool:
 
 
 def _nothing() -> None:
-    """Writes in the background: no request waits."""
+    """For writes in the background, for which no request waits."""

@@ -26,7 +26,7 @@ def preset(name: str) -> StepModel:
 
 
 def write_preset(path: Path, model: StepModel, origin: dict[str, Any]) -> None:
-    """`origin`: where the numbers come from; for readers."""
+    """`origin`: the source of the numbers, for readers."""
     data = {"model": asdict(model), "origin": origin}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")

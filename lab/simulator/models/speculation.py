@@ -1,12 +1,12 @@
 """A step model whose decode steps verify drafts (Leviathan et al., arXiv 2211.17192).
 
-Of k drafted tokens, each right with probability a if those before it are, a step keeps on average
+If each of k drafted tokens is correct with probability a, given correct ones before it, a step keeps on average
 
     E = (1 - a^(k + 1)) / (1 - a)
 
-tokens, the one that the target adds included. It computes k + 1 tokens per request instead of one and reads weights and
-KV once; a draft model of `size` times the target's parameters makes k steps of its own before, and its KV is computed
-with every prompt. Steps are spread evenly over their tokens, so that the model stays one of steps of one token.
+tokens, including the one that the target adds. It computes k + 1 tokens per request instead of one and reads weights
+and KV once. A draft model of `size` times the target's parameters first makes k steps, and its KV is computed with
+every prompt. A step's time is spread evenly over its tokens, so that the model still describes steps of one token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def kept_tokens(drafted: int, acceptance: float) -> float:
 
 
 def speculating(model: StepModel, drafted: int, acceptance: float, size: float = 0.0) -> StepModel:
-    """`size` 0: drafts that cost nothing, as n-grams of the prompt do."""
+    """`size` 0: free drafts, like n-grams of the prompt."""
     kept = kept_tokens(drafted, acceptance)
     w, p, d0, d1, k = model.decode
     a0, a1, a2 = model.prefill

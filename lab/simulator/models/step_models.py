@@ -1,11 +1,11 @@
 """Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run.
 
-    prefill chunk   t = a0 + a1 n + a2 n (n + 2 ctx)     n new tokens behind ctx known ones (sched.cost)
+    prefill chunk   t = a0 + a1 n + a2 n (n + 2 ctx)     n new tokens after ctx known ones (sched.cost)
     decode step     t = max(w, p B) + d0 + d1 B + k sum(ctx)
-    both in one     t = c0 + c1 B + c2 sum(ctx) + c3 n + c4 n (n + 2 ctx)      where it was measured (sched.step_cost)
+    both in one     t = c0 + c1 B + c2 sum(ctx) + c3 n + c4 n (n + 2 ctx)      if it was measured (sched.step_cost)
 
-w: weights read once per step; p: products of one token; k: KV read per token of context. For fixed B a decode step is
-a line in the context, so the simulator jumps over the steps between two changes of a batch.
+w: weights read once per step; p: products of one token; k: KV read per token of context. For fixed B the time of a
+decode step is linear in the context, so the simulator skips the steps between two changes of a batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Chunk = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Of one node. Seconds, tokens, bytes."""
+    """The step times of one node. Seconds, tokens, bytes."""
 
     name: str
     prefill: tuple[float, float, float]  # a0, a1, a2
@@ -33,7 +33,7 @@ class StepModel:
     ssd_bytes_s: float = 3e9
     ssd_iops: float = 5e5
     max_batch: int = 256
-    mixed: tuple[float, float, float, float, float] | None = None  # c0 .. c4, where such steps were measured
+    mixed: tuple[float, float, float, float, float] | None = None  # c0 .. c4, if such steps were measured
     front_s: float = 0.0  # from the client to a node's queue, and the first token back
     handover_s: float = 0.0  # from the last byte of a prompt's KV to the decode node's batch
 
@@ -41,12 +41,12 @@ class StepModel:
         return self.chunks_s([(new, context)])
 
     def chunks_s(self, chunks: Sequence[Chunk]) -> float:
-        """Of one or several prompts in one step."""
+        """Seconds of a step with chunks of one or several prompts."""
         a0, a1, a2 = self.prefill
         return a0 + sum(a1 * new + a2 * new * (new + 2 * context) for new, context in chunks)
 
     def prompt_s(self, new: int, context: int) -> float:
-        """All chunks of a prompt."""
+        """Seconds of all chunks of a prompt."""
         a0, a1, a2 = self.prefill
         chunks = max(1, -(-new // self.chunk_tokens))
         return chunks * a0 + a1 * new + a2 * new * (new + 2 * context)
@@ -61,7 +61,8 @@ class StepModel:
         return base + slope * context
 
     def mixed_s(self, chunks: Sequence[Chunk], batch: int, batch_context: int) -> float:
-        """Chunks and a decode step in one: as measured, else weights are read once, products and attention add up."""
+        """Seconds of a step with chunks and decodes: as measured; otherwise weights are read once, and products and
+        attention add up."""
         new = sum(n for n, _ in chunks)
         pairs = sum(n * (n + 2 * context) for n, context in chunks)
         if self.mixed is not None:
@@ -75,13 +76,13 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Of one node: what its GPUs reach together, not what is printed on them."""
+    """The rates that one node's GPUs reach together, not their nominal ones."""
 
     flops: float
     hbm_bytes_s: float
     memory_bytes: float
     nic_bytes_s: float
-    overhead_s: float = 2e-3  # of a step: launches, scheduling, collectives
+    overhead_s: float = 2e-3  # per step: launches, scheduling, collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ LLAMA3_8B = Geometry(8.03e9, 32, 4096, 8, 128)
 H200 = Hardware(989e12 * 0.6, 4.8e12 * 0.8, 141e9, 50e9, 1e-3)
 
 PAPER_NODE = StepModel(
-    # A dummy LLaMA3-70B on 8 A800, fitted to what FAST'25 shows of it: prefill to the 0 % row of Fig. 14 (8k .96 s, 16k
+    # A dummy LLaMA3-70B on 8 A800, fitted to the figures of FAST'25: prefill to the 0 % row of Fig. 14 (8k .96 s, 16k
     # 2.07, 128k 27.5), decode to its 128 tokens (27.7 ms a step at 8k, 38 ms at 128k); the NICs' 87 GB/s are Fig. 12's.
     name="llama3-70b-8xa800",
     prefill=(8e-3, 1.144e-4, 7.28e-10),
@@ -138,7 +139,7 @@ PAPER_NODE = StepModel(
 
 EMBEDDED_CPU = StepModel(
     # SmolLM2-135M in bfloat16 on one core with AMX, as scripts/tools.py validate fitted it to recorded steps of a node
-    # with one thread (lab/results/2026-11-21-embedded-cpu-model.json, which has the steps that do both as well).
+    # with one thread (lab/results/2026-11-21-embedded-cpu-model.json, which also has the mixed steps).
     name="embedded-cpu",
     prefill=(2.29e-2, 2.21e-4, 5.9e-8),
     decode=(0.0, 0.0, 2.34e-2, 3.9e-4, 2.7e-6),
@@ -155,11 +156,11 @@ PRESETS: dict[str, StepModel] = {
     "llama3-8b-h200": roofline("llama3-8b-h200", LLAMA3_8B, H200),
     "embedded-cpu": EMBEDDED_CPU,
 }
-"""By the name behind --model."""
+"""Step models by the value of --model."""
 
 
 def with_bandwidth(model: StepModel, gbit_s: float) -> StepModel:
-    """The same node behind another NIC."""
+    """The same node with another NIC."""
     if not gbit_s > 0 or math.isinf(gbit_s):
         raise ValueError(f"--nic-gbit-s must be a positive number, got {gbit_s}")
     return replace(model, nic_bytes_s=gbit_s * 1e9 / 8)

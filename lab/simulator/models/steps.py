@@ -16,19 +16,19 @@ from lab.simulator.models.step_models import Chunk
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """`seconds` from the end of the step before, or from its own begin where the engine had been idle: what a step
-    costs, the time between two of them included."""
+    """`seconds`: from the end of the previous step, or from its own start if the engine was idle: the cost of a step
+    including the time between two steps."""
 
     begin: float
     seconds: float
     chunks: tuple[Chunk, ...]
     batch: int  # requests that decode
     context: int  # tokens they attend to, together
-    shared: float = 0.0  # of its time, in which another node of the machine computed
+    shared: float = 0.0  # share of its time in which another node of the machine computed
 
 
 def together(by_node: Sequence[Sequence[RecordedStep]]) -> list[RecordedStep]:
-    """The steps of nodes of one machine by time, with the shares in which others computed."""
+    """The steps of all nodes of one machine, sorted by time, with the shares in which other nodes computed."""
     found = []
     for own in by_node:
         others = sorted((s.begin, s.begin + s.seconds) for steps in by_node if steps is not own for s in steps)
@@ -38,10 +38,10 @@ def together(by_node: Sequence[Sequence[RecordedStep]]) -> list[RecordedStep]:
 
 
 class _Busy:
-    """How much of a time lies in a union of intervals."""
+    """How much of a time span a union of intervals covers."""
 
     def __init__(self, intervals: Sequence[tuple[float, float]]) -> None:
-        """By begin."""
+        """intervals: (begin, end) in seconds, sorted by begin."""
         merged: list[list[float]] = []
         for begin, end in intervals:
             if merged and begin <= merged[-1][1]:
@@ -63,7 +63,7 @@ class _Busy:
 
 
 def read_steps(path: Path) -> list[RecordedStep]:
-    """In their order, without those that waited for a prefix. Raises OSError, ValueError naming the line."""
+    """The steps in order, without those that waited for a prefix. Raises OSError, ValueError naming the line."""
     with path.open("rb") as file:
         lines = file.read().splitlines()
     try:
@@ -84,7 +84,8 @@ def steps(lines: Iterable[dict[str, Any]]) -> list[RecordedStep]:
 
 
 def _step(begin: float, seconds: float, rows: Sequence[tuple[int, int]]) -> RecordedStep:
-    """A row of one token is a decode: nobody computes a prompt's last token alone but for a prefix that ends there."""
+    """A row of one token counts as a decode: a prompt's last token is computed alone only if its cached prefix ends
+    there."""
     chunks = tuple((tokens, start) for tokens, start in rows if tokens > 1)
     contexts = [start + 1 for tokens, start in rows if tokens == 1]
     return RecordedStep(begin, seconds, chunks, len(contexts), sum(contexts))

@@ -14,7 +14,7 @@ NUMBER: Json = {"type": "number"}
 
 
 def _object(**fields: Json) -> Json:
-    """Of which every field named is there."""
+    """An object that contains all named fields."""
     return {"type": "object", "required": list(fields), "properties": fields}
 
 

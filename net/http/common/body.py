@@ -14,15 +14,15 @@ from net.http.common.limits import read_timeout_key
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
-LONG_BODY = 16 << 10
-"""Bytes; longer ones are parsed in a thread."""
+LONG_BODY_BYTES = 16 << 10
+"""Longer bodies are parsed in a thread."""
 
 MAX_VALUES = 300_000
-"""In one body: 30 ms of parsing at worst. A prompt of as many token ids is longer than what models read."""
+"""Per body: at most 30 ms of parsing. A prompt of this many token ids exceeds every model's context."""
 
 
 async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
-    """The valid body and how many bytes it had. Raises ApiError 400, 408 or 415, HTTPRequestEntityTooLarge."""
+    """The valid body and its size in bytes. Raises ApiError 400, 408, 413 or 415, HTTPRequestEntityTooLarge."""
     kind_sent = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
     if kind_sent != "application/json" and not kind_sent.endswith("+json"):
         raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
@@ -31,18 +31,18 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
         async with asyncio.timeout(seconds):
             raw = await request.read()
     except TimeoutError:
-        message = f"the request body did not come within {seconds:g} s (--read-timeout-ms)"
+        message = f"the request body did not arrive within {seconds:g} s (--read-timeout-ms)"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
     _check_values(raw)
-    body = _parsed(raw, kind) if len(raw) <= LONG_BODY else await asyncio.to_thread(_parsed, raw, kind)
+    body = _parsed(raw, kind) if len(raw) <= LONG_BODY_BYTES else await asyncio.to_thread(_parsed, raw, kind)
     return body, len(raw)
 
 
 def _check_values(raw: bytes) -> None:
-    """The JSON library holds the interpreter lock while it builds a body's objects, so their number is bounded."""
+    """Bounds the number of objects: the JSON library holds the interpreter lock while it builds them."""
     values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if values > MAX_VALUES:
-        message = f"the request body has about {values} values and commas, more than the {MAX_VALUES} that one may have"
+        message = f"the request body contains about {values} values, more than the limit of {MAX_VALUES}"
         raise ApiError(413, message, code="request_too_large")
 
 

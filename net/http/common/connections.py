@@ -1,9 +1,9 @@
 """The connections of the HTTP server: read deadlines, which connection is closed if there are too many, and the answers
 to clients that do not speak HTTP.
 
-A connection that waits for the head of a request is idle: it costs little, and is the first to go when a new one finds
-no room, the one that never asked anything before those that have. So half-open requests keep nobody out, and /health
-has its own room in addition to the busy connections.
+A connection that waits for the head of a request is idle. If a new connection finds no room, an idle one is closed:
+first those that never sent a request. Half-open requests therefore block no client, and /health has its own room in
+addition to the busy connections.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from net.loop.seldom import Seldom
 
 log = logging.getLogger("mooncake.http")
 
-HEALTH_ROOM = 64
-"""Connections beyond the limit on which nothing but /health is answered."""
+HEALTH_CONNECTIONS_MAX = 64
+"""Connections beyond the limit; they get answers only to /health."""
 
 Respond = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Connection(RequestHandler):
-    """One connection. `head_s`: how long the head of a request may take from its first byte, and the first one from the
-    connection on."""
+    """One connection. `head_s`: time in seconds for the head of a request, from its first byte; for the first request,
+    from the start of the connection."""
 
     _manager: Server | None
 
@@ -91,16 +91,16 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is no HTTP, or did not get as far as a handler: an error as the API gives them, and seldom a line."""
+        """Answers malformed HTTP, and failures outside a handler, with an error in the API's format; rarely logs."""
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer was already sent")
         reason = " ".join((message or "").split("\n", 1)[0].split())[:200].rstrip(":")
         if status < 500:
-            told = f"this is no request that HTTP/1.1 knows: {reason}" + _remedy(reason)
+            told = f"this is not a valid HTTP/1.1 request: {reason}" + _remedy(reason)
             assert self._manager is not None
             self._manager.tell(f"malformed HTTP from {request.remote}: {reason}")
         else:
-            told = "internal error; the server's log has it"
+            told = "internal error; see the server's log"
             log.error("a request from %s failed outside its handler", request.remote, exc_info=exc)
         response = ApiError(status, told).response()
         response.headers["Server"] = "mooncake"
@@ -117,10 +117,10 @@ class Rooms:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._strangers: dict[Connection, None] = {}  # asked nothing yet; oldest first
-        self._idle: dict[Connection, None] = {}  # have been answered; who waits longest first
+        self._strangers: dict[Connection, None] = {}  # no request yet; oldest first
+        self._idle: dict[Connection, None] = {}  # answered before; longest wait first
         self._busy: set[Connection] = set()
-        self._beyond: set[Connection] = set()  # came when all were at work
+        self._beyond: set[Connection] = set()  # arrived when all places were busy
 
     def come(self, connection: Connection) -> None:
         if len(self._strangers) + len(self._idle) + len(self._busy) >= self._most:
@@ -128,7 +128,7 @@ class Rooms:
             if waiting is not None:
                 self.leave(waiting)
                 waiting.force_close()
-            elif len(self._beyond) < HEALTH_ROOM:
+            elif len(self._beyond) < HEALTH_CONNECTIONS_MAX:
                 self._beyond.add(connection)
             else:
                 connection.force_close()
@@ -142,7 +142,7 @@ class Rooms:
         self._beyond.discard(connection)
 
     def begin(self, connection: Connection) -> None:
-        """It has asked something."""
+        """The connection has sent a request."""
         if connection in self._strangers or connection in self._idle:
             self._strangers.pop(connection, None)
             self._idle.pop(connection, None)
@@ -154,7 +154,7 @@ class Rooms:
             self._idle[connection] = None
 
     def beyond(self, connection: object) -> bool:
-        """It came when there was no room: only /health is answered."""
+        """Whether the connection arrived when there was no room: only /health is answered."""
         return connection in self._beyond
 
 
@@ -162,7 +162,7 @@ class Server(web.Server):
     """Makes a Connection per connection."""
 
     def __init__(self, like: web.Server, rooms: Rooms, head_s: float) -> None:
-        """`like`: as the application makes it."""
+        """`like`: the server that the application makes."""
         super().__init__(
             like.request_handler,
             request_factory=like.request_factory,
@@ -180,7 +180,7 @@ class Server(web.Server):
         """Log the line, rate-limited."""
         more = self._seldom.now(time.monotonic())
         if more is not None:
-            log.warning("%s%s", line, f" (and {more} like it since the last line)" if more else "")
+            log.warning("%s%s", line, f" (and {more} similar ones since the last line)" if more else "")
 
 
 class Runner(web.AppRunner):

@@ -17,7 +17,7 @@ from net.http.common.frontend import Overloaded, Unavailable
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
-"""Error messages are cut here, so that a wrong 8 MiB body is not sent back."""
+"""Longer error messages are cut, so that a wrong 8 MiB body is not sent back."""
 
 _types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
 
@@ -63,7 +63,7 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The first thing pydantic found, in one line that names the field."""
+    """pydantic's first error, in one line that names the field."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -81,19 +81,19 @@ def naming(message: str) -> ApiError:
 
 
 def no_route(path: str) -> ApiError:
-    """404 with what the client may have meant."""
+    """404 with a guess at the intended route."""
     meant = next((route for route in ("/chat/completions", "/completions", "/models") if path.endswith(route)), None)
     if meant is not None:
         hint = f"did you mean /v1{meant}? A client's base URL is http://HOST:PORT/v1"
     elif path.endswith("/responses"):
         hint = "the Responses API is not served, use /v1/chat/completions"
     else:
-        hint = "GET /v1/models shows that the API is here, GET /openapi.json has every route"
+        hint = "GET /v1/models tests the base URL, GET /openapi.json lists all routes"
     return ApiError(404, f"no such route; {hint}", code="unknown_url")
 
 
 def from_exception(error: Exception, request_id: str) -> ApiError:
-    """The ApiError that tells the client of `error`. Unforeseen ones are logged and stay inside."""
+    """The ApiError that reports `error` to the client. Unexpected errors are logged and not disclosed."""
     match error:
         case ApiError():
             return error

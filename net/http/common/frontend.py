@@ -13,23 +13,23 @@ class LogprobItem:
 
     token_id: int
     logprob: float
-    top: list[tuple[int, float]]  # the best ids, best first; may be longer than asked, then it is cut
-    rank: int = 0  # 1 + how many ids are likelier; 0 = not known
+    top: list[tuple[int, float]]  # the best ids, best first; the caller cuts a list longer than requested
+    rank: int = 0  # 1 + number of likelier ids; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one or more steps added to a generation. Fields of progress are deltas, counts are totals."""
+    """The progress of one or more steps of a generation. Text, ids and logprobs are deltas; counts are totals."""
 
     text: str  # new text; may be empty while a character or a possible stop string is incomplete
     token_ids: list[int]  # new token ids
-    logprobs: list[LogprobItem] | None  # one per new token id, when asked for
+    logprobs: list[LogprobItem] | None  # one per new token id, if requested
     finish_reason: str | None  # stop, length or abort on the last Output, else None
     num_prompt_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV was found instead of computed
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
     prompt_logprobs: Sequence[LogprobItem] | None = (
-        None  # of prompt tokens 1, 2, ...: on the first Output, if asked for
+        None  # of prompt tokens 1, 2, ...: on the first Output, if requested
     )
 
 
@@ -48,14 +48,14 @@ class Unavailable(_Retry):
 
 
 class Refused(Exception):
-    """This node will not do what it was asked to: HTTP 409."""
+    """This node refuses the operation: HTTP 409."""
 
 
 class Frontend(Protocol):
-    """A node as the HTTP layer sees it. All methods run on the event loop's thread, except `encode` and
-    `render_chat`, which may also run in another thread when their input is long, and `compile_grammar`."""
+    """A node as the HTTP layer sees it. All methods run on the event loop's thread, except `compile_grammar`, and
+    `encode` and `render_chat` for long input; these run in another thread."""
 
-    model_name: str  # what clients call the model
+    model_name: str  # the name that clients use
     model_root: str  # path or id it was loaded from
     max_model_len: int  # prompt + output, tokens
     vocab_size: int
@@ -70,28 +70,27 @@ class Frontend(Protocol):
         ...
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
-        """Messages through the chat template to token ids; `add_generation_prompt` and the client's
-        `chat_template_kwargs` arrive as kwargs. Raises ValueError when the template refuses them."""
+        """Renders messages with the chat template to token ids; kwargs: `add_generation_prompt` and the client's
+        `chat_template_kwargs`. Raises ValueError if the template refuses them."""
         ...
 
     def compile_grammar(self, kind: str, source: str) -> str:
-        """Structured output, as `generate` takes it in sampling["grammar"]. kind "json": source is a JSON schema,
-        "regex": an expression, "choice": a JSON list of strings, "call": a JSON schema, its value in tags
-        <tool_call>. Raises ValueError. May take a second; runs in another
-        thread."""
+        """The grammar for sampling["grammar"] of `generate`. kind "json": source is a JSON schema, "regex": an
+        expression, "choice": a JSON list of strings, "call": a JSON schema whose value is in <tool_call> tags. Raises
+        ValueError. May take a second; runs in another thread."""
         ...
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """What tokenizer_config.json has: eos_token and the other special ones (None = the model has no such), the
-        chat template."""
+        """Entries of tokenizer_config.json: eos_token and the other special tokens (None: the model has none), the chat
+        template."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """One token as text for logprobs; U+FFFD where it is only part of a character."""
+        """One token as text for logprobs; U+FFFD if it is only part of a character."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One token as the UTF-8 bytes it stands for, also when these are only part of a character."""
+        """The UTF-8 bytes of one token, also if they are only part of a character."""
         ...
 
     def generate(
@@ -104,8 +103,8 @@ class Frontend(Protocol):
         cache_salt: str,
         again: bool = False,
     ) -> AsyncGenerator[Output, None]:
-        """Generate from `prompt`; the last Output carries a finish_reason. `again`: the client has sent this request to
-        another node that was lost; the same tokens come, from the first one on.
+        """Generate from `prompt`; the last Output has a finish_reason. `again`: the client sent this request before, to
+        a node that was lost; the node generates the same tokens again, from the first one.
 
         `sampling` holds fields of SamplingParams (stop and stop_token_ids as tuples, logit_bias as {int: float}).
         Closing the generator, or cancelling its consumer, aborts the request on every node.
@@ -115,7 +114,7 @@ class Frontend(Protocol):
         ...
 
     def cluster(self) -> dict[str, Any]:
-        """Members, roles and addresses; what a joining node reads."""
+        """Members, roles and addresses, for a joining node."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -123,27 +122,27 @@ class Frontend(Protocol):
         ...
 
     async def live(self) -> dict[str, Any]:
-        """The cluster as it is now, every node in its own words (engine/observe/live.py)."""
+        """The current state of the cluster, as each node reports it (engine/observe/live.py)."""
         ...
 
     async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
-        """As `timeline`, of a request that any node of the cluster accepted."""
+        """The timeline of a request that any node of the cluster accepted."""
         ...
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """The life of one request across nodes, or None when unknown (never seen, or forgotten)."""
+        """The timeline of one request across nodes, or None if unknown (never seen, or dropped)."""
         ...
 
     def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
-        """Let this node leave and return at once what `draining` does. Raises Refused for the last node of a role."""
+        """Make this node leave; returns `draining` immediately. Raises Refused for the last node of a role."""
         ...
 
     def draining(self) -> dict[str, Any]:
-        """How far it is (engine/node/leaving.py)."""
+        """The progress of leaving (engine/node/leaving.py)."""
         ...
 
     def healthy(self) -> str | None:
-        """None when this node can serve, else the reason why not."""
+        """None if this node can serve, else the reason why not."""
         ...
 
     async def metrics(self) -> bytes:

@@ -3,8 +3,9 @@
     Authorization: Mooncake <key id>.<nonce>.<proof>      hex; the proof is derived from the key and the nonce
     200, application/octet-stream                         iv 12 | AES-256-GCM of the JSON | tag 16
 
-The sealing key is derived from the cluster key and the asker's nonce, so an answer fits one question and cannot be an
-old one. Who listens learns no key and no answer; who repeats the question gets what it cannot open.
+The sealing key is derived from the cluster key and the asking node's nonce, so an answer fits one question only and
+cannot be replayed. An eavesdropper learns neither key nor answer; if it repeats the question, it cannot open the
+answer.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ PROOF_BYTES = 32
 
 
 class NotOurs(Exception):
-    """The answer is not by a node that has the key."""
+    """The answering node does not have the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`nonce`: NONCE_BYTES drawn at random for this question."""
+    """`nonce`: NONCE_BYTES random bytes for this question."""
 
     key: Key
     nonce: bytes
@@ -40,7 +41,7 @@ class Question:
         return f"{SCHEME} {self.key.id.hex()}.{self.nonce.hex()}.{self._proof().hex()}"
 
     def seal(self, answer: bytes, iv: bytes) -> bytes:
-        """`iv`: IV_BYTES drawn at random: the same question can be answered twice, with different words."""
+        """`iv`: IV_BYTES random bytes, because the same question may get two different answers."""
         return iv + self._cipher().encrypt(iv, answer, None)
 
     def open(self, sealed: bytes) -> bytes:
@@ -58,7 +59,7 @@ class Question:
 
 
 def asked(ring: Keyring | None, header: str) -> Question | None:
-    """The question in an Authorization header; None for anything else, and for one without the proof of our keys."""
+    """The question in an Authorization header; None for other headers and for questions that prove none of our keys."""
     scheme, _, rest = header.partition(" ")
     if ring is None or scheme != SCHEME:
         return None

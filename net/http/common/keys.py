@@ -1,7 +1,7 @@
 """API keys: --api-key and the current lines of --api-key-file.
 
-Keys are kept as digests of one length and every comparison looks at all of them, so neither length, content nor place
-of a key shows in the time that a check takes.
+Keys are kept as digests of equal length, and every check compares all of them. The time of a check therefore reveals
+neither length, content nor position of a key.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 log = logging.getLogger("mooncake.http")
 
-LOOK_S = 1.0  # between two looks at the file
+CHECK_PERIOD_S = 1.0  # between two checks of the file
 MIN_CHARS = 8
-"""Of a key in the file; a shorter line is more likely a mistake."""
+"""Of a key in the file; a shorter line is probably a mistake."""
 
 
 class ApiKeyFileError(Exception):
@@ -25,8 +25,8 @@ class ApiKeyFileError(Exception):
 
 
 class ApiKeys:
-    """Who may use the API. Raises ApiKeyFileError at start; later a file that cannot be read leaves the keys as they
-    are and is logged. The file has one key a line; empty lines and lines that begin with # are skipped."""
+    """The API keys. Raises ApiKeyFileError at start; later, an unreadable file is logged and leaves the keys unchanged.
+    The file contains one key per line; empty lines and lines that begin with # are skipped."""
 
     def __init__(
         self, key: str | None = None, path: Path | None = None, clock: Callable[[], float] = time.monotonic
@@ -36,21 +36,21 @@ class ApiKeys:
         self._clock = clock
         self._stamp = None if path is None else _stamp(path)
         self._filed = () if path is None else _read(path)
-        self._look_at = clock() + LOOK_S
+        self._check_at = clock() + CHECK_PERIOD_S
 
     def __bool__(self) -> bool:
-        """Is a key wanted at all?"""
+        """Whether clients must send a key."""
         return bool(self._own) or self._path is not None
 
     def owner(self, given: str) -> bytes | None:
-        """A name for the key, the same for every request with it; None for a wrong one."""
+        """An identifier of the key, the same for all its requests; None for a wrong key."""
         digest = _digest(given)
         same = [hmac.compare_digest(digest, known) for known in (*self._own, *self._from_file())]
         return digest if any(same) else None
 
     def _from_file(self) -> tuple[bytes, ...]:
-        if self._path is not None and self._clock() >= self._look_at:
-            self._look_at = self._clock() + LOOK_S
+        if self._path is not None and self._clock() >= self._check_at:
+            self._check_at = self._clock() + CHECK_PERIOD_S
             try:
                 stamp = _stamp(self._path)
                 if stamp != self._stamp:
@@ -62,8 +62,7 @@ class ApiKeys:
 
 
 def key_to_send(key: str | None, path: Path | None) -> str | None:
-    """Of a node that joins, and of the commands that ask one: `key`, else the first of the file. Raises
-    ApiKeyFileError."""
+    """The key that joining nodes and commands send: `key`, else the first key of the file. Raises ApiKeyFileError."""
     return key if key is not None or path is None else _lines(path)[0]
 
 
@@ -92,5 +91,5 @@ def _lines(path: Path) -> list[str]:
     if not keys:
         raise ApiKeyFileError(f"--api-key-file {path} contains no key: write one key per line (openssl rand -hex 24)")
     if any(len(key) < MIN_CHARS or " " in key for key in keys):
-        raise ApiKeyFileError(f"--api-key-file {path}: a key needs at least {MIN_CHARS} characters and no blanks")
+        raise ApiKeyFileError(f"--api-key-file {path}: a key needs at least {MIN_CHARS} characters and no spaces")
     return keys

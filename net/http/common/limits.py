@@ -21,20 +21,20 @@ from net.http.common.frontend import Overloaded
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 KEPT_CLIENTS = 10_000
-PREFLIGHT_S = 600  # how long a browser may remember the answer
+PREFLIGHT_S = 600  # how long a browser may cache the answer to a preflight
 ANY_ORIGIN = "*"
 
 client_key = web.RequestKey("client", str)
-"""Whom a request is counted for: the digest of its API key; without keys its address."""
+"""The client of a request: the digest of its API key; without keys its address."""
 
 rooms_key: web.AppKey[Rooms] = web.AppKey("rooms", Rooms)
 
 read_timeout_key: web.AppKey[float] = web.AppKey("read_timeout", float)
-"""Seconds that the head of a request may take to come, and its body."""
+"""Seconds for the head of a request to arrive, and again for its body."""
 
 
 class RateLimit:
-    """A bucket of tokens per client: `rate` a second, as many as come in one second at once, one at least."""
+    """A token bucket per client: `rate` tokens per second; the bucket holds the tokens of one second, at least one."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -42,7 +42,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> tokens, when
 
     def take(self, client: str, now: float) -> float:
-        """0 when the client may go on, else the seconds until it may."""
+        """0 if the client may continue, else the seconds until it may."""
         tokens, then = self._buckets.pop(client, (self._most, now))
         tokens = min(self._most, tokens + (now - then) * self._rate)
         wait = 0.0 if tokens >= 1 else (1 - tokens) / self._rate
@@ -53,7 +53,7 @@ class RateLimit:
 
 
 def limit_rate(rate: float) -> Middleware:
-    """`rate` POST requests a second and client; more get 429."""
+    """Allows `rate` POST requests per second and client; further ones get 429."""
     limit = RateLimit(rate)
 
     @web.middleware
@@ -68,13 +68,13 @@ def limit_rate(rate: float) -> Middleware:
 
 
 def limit_connections(most: int) -> Middleware:
-    """Requests on connections that came when `most` others were at work are answered 503, and their connections
-    closed; but not the question whether this node is well."""
+    """Answers 503 on connections that arrived while `most` others were busy, and closes them; /health is still
+    answered."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.app[rooms_key].beyond(request.protocol) and request.path != "/health":
-            message = f"more than {most} connections at work (--max-connections)"
+            message = f"more than {most} busy connections (--max-connections)"
             error = ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"})
             response = error.response()
             response.force_close()
@@ -86,13 +86,13 @@ def limit_connections(most: int) -> Middleware:
 
 LOCAL_PAGES = re.compile(r"/(debug|live)(/.*)?")
 FORWARDED = ("Forwarded", "X-Forwarded-For", "Via")
-"""What proxies say of themselves: then the client is somewhere else."""
+"""Headers that proxies add: the client is on another machine."""
 
 
 def is_local(request: web.Request) -> bool:
-    """Does the request come from this machine: from a loopback address, or from the address that it came to? Not when
-    a proxy passes it on, and not when its Host is a name that anybody may have made up: a web page from elsewhere can
-    let its own name point here (DNS rebinding), and its scripts would run in a browser of this machine."""
+    """Whether the request is from this machine: from a loopback address, or from the address to which it was sent.
+    False if a proxy forwarded it, and if its Host is an arbitrary name: a foreign web page can point its own name here
+    (DNS rebinding), and its scripts run in a browser on this machine."""
     if request.transport is None or any(name in request.headers for name in FORWARDED):
         return False
     own = request.transport.get_extra_info("sockname")
@@ -105,7 +105,7 @@ def is_local(request: web.Request) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """`host` as in the header: an address, 'localhost', or what this machine calls itself; with or without a port."""
+    """Whether `host`, with or without a port, is an address, 'localhost' or this machine's host name."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name in ("localhost", socket.gethostname().lower()) or ip_address(name) is not None
@@ -115,7 +115,7 @@ def _names_this_machine(host: str) -> bool:
 
 @web.middleware
 async def data_is_local(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Without API keys, what a node knows about itself, its cluster and its requests stays on its machine."""
+    """Without API keys, only clients on this machine may read about the node, its cluster and its requests."""
     if LOCAL_PAGES.fullmatch(request.path) and not is_local(request):
         page = request.path.split("/")[1]
         raise ApiError(
@@ -128,7 +128,7 @@ async def data_is_local(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 class Cors:
-    """Lets pages of `origins` ("*" = all) call the API from a browser."""
+    """Allows pages of `origins` ("*": all) to call the API from a browser."""
 
     def __init__(self, origins: Collection[str]) -> None:
         self._origins = frozenset(origins)
@@ -141,7 +141,7 @@ class Cors:
 
     @property
     def middleware(self) -> Middleware:
-        """Answers what browsers ask before a request."""
+        """Answers the preflight requests of browsers."""
 
         @web.middleware
         async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -158,7 +158,7 @@ class Cors:
         return preflight
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """on_response_prepare signal: the browser may show the page this response, streams too."""
+        """on_response_prepare signal: lets the browser give the page this response; also for streams."""
         response.headers.add("Vary", "Origin")
         admitted = self._admitted(request)
         if admitted is not None:

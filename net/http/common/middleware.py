@@ -18,7 +18,7 @@ from net.http.common.page import ASSETS
 from net.loop import log_context
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/", *(f"/{name}" for name in ASSETS)})
-"""Probes and scrapers come without a key, and so does the page: it holds no data and asks its reader for the key."""
+"""Probes and scrapers send no key. The page needs none: it contains no data and asks its reader for the key."""
 
 request_id_key = web.RequestKey("request_id", str)
 _sane_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -27,22 +27,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def request_id_of(request: web.Request) -> str:
-    """The client's X-Request-Id when it is printable and short, else a new one."""
+    """The client's X-Request-Id if it is printable and short, else a new one."""
     given = request.headers.get("X-Request-Id", "")
     return given if _sane_id.fullmatch(given) else secrets.token_hex(12)
 
 
 def trace_headers_of(request: web.Request) -> dict[str, str] | None:
-    """A header sent twice is joined by commas, as W3C wants it of tracestate; a traceparent is wrong then."""
+    """Joins repeated headers by commas, as W3C requires for tracestate; this makes a repeated traceparent invalid."""
     found = {name: ",".join(request.headers.getall(name, ())) for name in log_context.TRACE_HEADERS}
     return found if found["traceparent"] else None
 
 
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Outermost: names the request and turns every exception into an OpenAI error body."""
+    """The outermost middleware: names the request and converts every exception to an OpenAI error body."""
     request_id = request[request_id_key] = request_id_of(request)
-    log_context.request_id.set(request_id)  # a connection's requests follow one another, each sets its own
+    log_context.request_id.set(request_id)  # a connection handles one request at a time; each sets its own id
     log_context.trace_headers.set(trace_headers_of(request))
     try:
         return await handler(request)
@@ -67,7 +67,7 @@ def joining(request: web.Request, cluster_key: ClusterKey | None) -> Question | 
 
 
 def require_key(keys: ApiKeys, cluster_key: ClusterKey | None = None) -> Middleware:
-    """Clients must send 'Authorization: Bearer <key>'; for /cluster the proof of the cluster key will do."""
+    """Clients must send 'Authorization: Bearer <key>'; /cluster also accepts a proof of the cluster key."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -12,7 +12,7 @@ TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".s
 ASSETS = tuple(path.name for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES)
 
 HEADERS = {
-    # The page runs its own files only: what a model writes into the chat box cannot become a script.
+    # The page runs only its own files, so text from a model in the chat box cannot become a script.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

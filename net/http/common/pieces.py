@@ -11,25 +11,25 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-PIECE = 4096
-"""Values that are encoded in one go, about: 0.2 ms."""
+PIECE_VALUES = 4096
+"""Approximate number of values per encoding call: 0.2 ms."""
 
 SENT_BYTES = 256 << 10
-"""Of an answer that are sent in one turn of the event loop, about: 0.1 ms."""
+"""Approximate part of an answer that is sent in one turn of the event loop: 0.1 ms."""
 
-SMALL = 500
-"""Values of an answer that is made at once, on the event loop: some 2 ms."""
+SMALL_VALUES = 500
+"""Answers with at most this many values are encoded on the event loop: about 2 ms."""
 
 VALUE_CHARS = 1000
-"""Characters of a text that cost as much as a value."""
+"""This many characters of text cost as much as one value."""
 
 OPTIONS = orjson.OPT_NON_STR_KEYS
 SCALARS = frozenset({int, float, bool, str, type(None)})
 
 
 class Rows:
-    """A long list of an answer. Its elements are made while it is encoded, a few at a time, and once for all the places
-    where it stands."""
+    """A long list in an answer. Its elements are made during encoding, a few at a time, and only once even if the list
+    appears in several places."""
 
     def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
         self._make = make
@@ -41,12 +41,12 @@ class Rows:
 
 
 async def encoded(size: int, make: Callable[[], Any]) -> list[bytes]:
-    """make() as JSON, in parts of about SENT_BYTES; `size`: about how many values it has."""
-    return [_dumps(make())] if size <= SMALL else await asyncio.to_thread(lambda: parts(make()))
+    """make() as JSON, in parts of about SENT_BYTES; `size`: its approximate number of values."""
+    return [_dumps(make())] if size <= SMALL_VALUES else await asyncio.to_thread(lambda: parts(make()))
 
 
 def parts(value: Any) -> list[bytes]:
-    """JSON of `value`, which may hold Rows, in parts of about SENT_BYTES. Keys of long objects are strings."""
+    """JSON of `value`, which may contain Rows, in parts of about SENT_BYTES. Keys of long objects must be strings."""
     return list(_merged(_written(value)))
 
 
@@ -59,7 +59,7 @@ def answer(data: list[bytes]) -> web.Response:
 
 
 async def in_turns(data: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """A part in each turn of the event loop: a client that reads quickly would be sent all of them in one."""
+    """Yields one part per turn of the event loop: a fast client would otherwise get all parts in one turn."""
     for part in data:
         yield part
         await asyncio.sleep(0)
@@ -78,7 +78,7 @@ def _in_place(value: Any) -> orjson.Fragment:
 def _written(value: Any) -> Iterator[bytes]:
     if isinstance(value, Rows):
         yield from value.parts
-    elif not isinstance(value, dict | list) or _size(value) <= PIECE:
+    elif not isinstance(value, dict | list) or _size(value) <= PIECE_VALUES:
         yield _dumps(value)
     elif isinstance(value, list):
         yield from _listed(value)
@@ -94,7 +94,7 @@ def _written(value: Any) -> Iterator[bytes]:
 def _listed(elements: Iterable[Any]) -> Iterator[bytes]:
     """JSON of a list; its small elements are encoded together."""
     if isinstance(elements, list) and set(map(type, elements)) <= SCALARS:
-        groups: Iterable[list[Any]] = (elements[i : i + PIECE] for i in range(0, len(elements), PIECE))
+        groups: Iterable[list[Any]] = (elements[i : i + PIECE_VALUES] for i in range(0, len(elements), PIECE_VALUES))
     else:
         groups = _grouped(elements)
     before = b"["
@@ -109,14 +109,14 @@ def _listed(elements: Iterable[Any]) -> Iterator[bytes]:
 
 
 def _grouped(elements: Iterable[Any]) -> Iterator[list[Any]]:
-    """Neighbours with PIECE values together; an element with more is by itself."""
+    """Groups neighbours up to PIECE_VALUES values together; a larger element is a group of one."""
     group: list[Any] = []
-    left = PIECE
+    left = PIECE_VALUES
     for element in elements:
         size = _size(element)
         if group and size > left:
             yield group
-            group, left = [], PIECE
+            group, left = [], PIECE_VALUES
         group.append(element)
         left -= size
     if group:
@@ -124,23 +124,23 @@ def _grouped(elements: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _size(value: Any) -> int:
-    """How many values it has, about; of one with more than PIECE only that."""
+    """Approximate number of values; the count stops above PIECE_VALUES."""
     if isinstance(value, str):
         return 1 + len(value) // VALUE_CHARS
     if isinstance(value, Rows):
-        return PIECE + 1
+        return PIECE_VALUES + 1
     if not isinstance(value, dict | list):
         return 1
     size = 1 + len(value)
     for one in value.values() if isinstance(value, dict) else value:
-        if size > PIECE:
+        if size > PIECE_VALUES:
             break
         size += _size(one) - 1
     return size
 
 
 def _merged(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in parts of about SENT_BYTES; a longer one stays as it is."""
+    """The same bytes in parts of about SENT_BYTES; longer pieces stay whole."""
     some: list[bytes] = []
     size = 0
     for piece in pieces:

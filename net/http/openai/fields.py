@@ -2,10 +2,10 @@
 
 Every field of a body is one of
 - served: a field of a model (net/http/openai/schema.py);
-- ignored: harmless to leave out (IGNORED), accepted so that stock clients work;
-- neutral: known but not served (NEUTRAL), accepted only with values that ask for nothing;
+- ignored: harmless (IGNORED), accepted so that stock clients work;
+- neutral: known but not served (NEUTRAL), accepted only with values that have no effect;
 - unknown: refused with 400 naming the field.
-A null means the same as an absent field, as at OpenAI.
+A null means the same as an absent field, as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-MAX_EXACT = 2**53
-"""Beyond it a float stands for several integers."""
+MAX_EXACT_INT = 2**53
+"""Above it, one float represents several integers."""
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 16.0 is the integer 16, and some clients write it so."""
-    exact = isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT
+    """Converts 16.0 to 16: JSON has one kind of number, and some clients write integers this way."""
+    exact = isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT_INT
     return int(value) if exact else value
 
 
 def whole_ids(values: Any) -> Any:
-    """The same of a list; of others what they are. Quick for long lists of integers."""
+    """Converts the elements of a list in the same way; returns other values unchanged. Fast for long integer lists."""
     return list(map(_whole, values)) if isinstance(values, list) and float in set(map(type, values)) else values
 
 
@@ -61,12 +61,12 @@ UpTo20 = Annotated[int, Field(ge=0, le=20), WHOLE]
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal in JSON, where true is no 1."""
+    """Equality in JSON, where true differs from 1."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def served_fields(body: dict[str, Any]) -> dict[str, Any]:
-    """`body` without nulls, ignored and neutral fields. Raises ValueError for a field known but not served."""
+    """`body` without nulls, ignored and neutral fields. Raises ValueError for a known field that is not served."""
     served = {}
     for name, value in body.items():
         if value is None or name in IGNORED:

@@ -8,11 +8,11 @@ from typing import Any
 from net.http.common.frontend import Frontend, LogprobItem
 
 MIN_LOGPROB = -9999.0
-"""JSON has no -inf; OpenAI's value for 'very unlikely'."""
+"""OpenAI's value for 'very unlikely', because JSON has no -inf."""
 
 
-LOST_BYTES = 8
-"""So many bytes of a text may be missing between two tokens: vocabularies do not have all of them."""
+LOST_BYTES_MAX = 8
+"""Bytes of a text that may be missing between two tokens: vocabularies do not contain all bytes."""
 
 
 def finite(logprob: float) -> float:
@@ -20,22 +20,22 @@ def finite(logprob: float) -> float:
 
 
 class TextOffsets:
-    """Where the tokens of a choice begin in its text, in characters. A token that begins inside a character, as a part
-    of its UTF-8 form, has that character's place."""
+    """Positions in characters where the tokens of a choice begin in its text. A token that begins inside the UTF-8 form
+    of a character has that character's position."""
 
     def __init__(self, echo: str) -> None:
-        """echo: the text of the prompt, where the choice's begins with it; else empty."""
+        """echo: the text of the prompt if the choice's text begins with it; else empty."""
         self._echo = echo.encode("utf-8", "surrogatepass")
-        self._passed = 0  # bytes of the echo that belong to tokens seen
+        self._passed = 0  # bytes of the echo that belong to earlier tokens
         self._prompt_at = 0
         self._output_at = len(echo)
 
     def of_prompt(self, raw: bytes) -> int:
-        """Of the prompt's next token, given its bytes. One that is not in the text, like a BOS that the tokenizer has
-        put before it, has no width."""
+        """Position of the prompt's next token, given its bytes. A token that is not in the text, such as a BOS that the
+        tokenizer added, has no width."""
         if not self._passed and not self._echo.startswith(raw):
-            raw = raw.removeprefix(b" ")  # SentencePiece writes one before the first word
-        begin = self._echo.find(raw, self._passed, self._passed + LOST_BYTES + len(raw))
+            raw = raw.removeprefix(b" ")  # SentencePiece adds a space before the first word
+        begin = self._echo.find(raw, self._passed, self._passed + LOST_BYTES_MAX + len(raw))
         if begin < 0:
             return self._prompt_at
         _, self._prompt_at = _step(self._prompt_at, self._echo[self._passed : begin])
@@ -44,27 +44,27 @@ class TextOffsets:
         return at
 
     def of_output(self, raw: bytes) -> int:
-        """Of the next generated token."""
+        """Position of the next generated token."""
         at, self._output_at = _step(self._output_at, raw)
         return at
 
 
 def _step(at: int, raw: bytes) -> tuple[int, int]:
-    """(where the token begins, where the next one does) for `at` characters begun before it."""
+    """(begin of this token, begin of the next one) if `at` characters began before it."""
     inside = bool(raw) and _continues(raw[0])
     return max(0, at - inside), at + sum(not _continues(byte) for byte in raw)
 
 
 def _continues(byte: int) -> bool:
-    """Is it a byte of a character that began before?"""
+    """Whether `byte` continues a character."""
     return byte & 0xC0 == 0x80
 
 
 def prompt_logprobs(
     frontend: Frontend, items: Sequence[LogprobItem], wanted: int
 ) -> Iterator[dict[str, dict[str, Any]] | None]:
-    """As vLLM shows them: per token of the prompt {token id: {logprob, rank, decoded_token}} of the token itself and of
-    the `wanted` best; None for the first token. `items`: of all but the first."""
+    """vLLM's format: per prompt token {token id: {logprob, rank, decoded_token}} of the token itself and of the
+    `wanted` best; None for the first token. `items`: all prompt tokens except the first."""
 
     def told(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": finite(logprob), "rank": rank, "decoded_token": frontend.token_text(token_id)}
@@ -76,17 +76,17 @@ def prompt_logprobs(
 
 
 class CompletionLogprobs:
-    """Those of one choice, as its outputs come."""
+    """The log probabilities of one choice, rendered as its outputs arrive."""
 
     def __init__(self, frontend: Frontend, wanted: int, prompt: list[int], echo: str) -> None:
-        """wanted: number of best tokens shown per token; prompt: its token ids."""
+        """wanted: number of best alternatives per token; prompt: its token ids."""
         self._frontend = frontend
         self._wanted = wanted
         self._prompt = prompt
         self._offsets = TextOffsets(echo)
 
     def render(self, of_prompt: Sequence[LogprobItem] | None, of_output: list[LogprobItem]) -> dict[str, list[Any]]:
-        """of_prompt: of the prompt's tokens but the first, which nothing comes before; None: not shown here."""
+        """of_prompt: all prompt tokens except the first, which has no context; None: not included here."""
         columns: list[tuple[str, float | None, dict[str, float] | None, int]] = []
         if of_prompt is not None:
             text, raw = self._token(self._prompt[0])
@@ -104,7 +104,7 @@ class CompletionLogprobs:
         return self._frontend.token_text(token_id), self._frontend.token_bytes(token_id)
 
     def _top(self, text: str, item: LogprobItem) -> dict[str, float]:
-        """By text. Of two ids with one text the likelier stands; the token itself is always there."""
+        """By text. If two ids have the same text, the likelier one counts; the token itself is always included."""
         text_of = self._frontend.token_text
         best = {text_of(token_id): finite(logprob) for token_id, logprob in reversed(item.top[: self._wanted])}
         return dict(reversed(best.items())) | {text: finite(item.logprob)}

@@ -19,14 +19,14 @@ LONG_TEXT_CHARS = 4_000
 """Longer texts are tokenised in a thread, so that other requests' tokens keep flowing: 4,000 characters take 0.7 ms."""
 
 MAX_TEXT_CHARS = 2_000_000
-"""Characters of one text. The tokenizer lets no other thread run while it makes a list of the ids: 30 ms at one token
-per character. Models with a longer context take MAX_CHARS_PER_TOKEN for each of its tokens."""
+"""Characters of one text. The tokenizer holds the interpreter lock while it makes the list of ids: 30 ms at one token
+per character. For longer contexts the limit is MAX_CHARS_PER_TOKEN per token of the context."""
 
 MAX_CHARS_PER_TOKEN = 8
 
 MAX_CHOICE_BIASES = 65_536
-"""Entries of logit_bias times choices of one request. Each choice is a request of its own and carries them all; 4,096
-entries take 4 ms of the event loop."""
+"""Entries of logit_bias times choices of one request. Each choice is a separate request with all entries; 4,096 entries
+take 4 ms of the event loop."""
 
 MESSAGE_CHARS = 50
 """Cost of a message in addition to its text, in characters of text."""
@@ -37,7 +37,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
-    echo: str  # text to send before the generated one; "" = none
+    echo: str  # text to send before the generated text; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Plan:
     choices: list[dict[str, Any]]  # sampling fields
     service_class: str
     cache_salt: str
-    tool_calls: int = 0  # calls that are looked for in each answer at most
-    resume_from: int | None = None  # output tokens that the client has from another node, which was lost
-    prompt_only: bool = False  # nothing generated is shown
-    echo_logprobs: bool = False  # the prompt's stand before the output's
-    prompt_logprobs: int | None = None  # alternatives per prompt token in vLLM's field; None = not shown
+    tool_calls: int = 0  # the most calls that are parsed from each answer
+    resume_from: int | None = None  # output tokens that the client received from a lost node
+    prompt_only: bool = False  # the answer omits generated tokens
+    echo_logprobs: bool = False  # the prompt's log probabilities precede the output's
+    prompt_logprobs: int | None = None  # alternatives per prompt token in vLLM's field; None: not included
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.n]
@@ -62,7 +62,7 @@ class Plan:
 def check_model(frontend: Frontend, model: str) -> None:
     """Raises 404 unless `model` is empty or the served one."""
     if model and model != frontend.model_name:
-        message = f"The model `{model[:200]}` does not exist; this server has `{frontend.model_name}`"
+        message = f"The model `{model[:200]}` does not exist; this server serves `{frontend.model_name}`"
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -74,15 +74,15 @@ def check_ids(frontend: Frontend, token_ids: Collection[int], param: str) -> Non
 
 
 def check_text(frontend: Frontend, size: int, param: str) -> None:
-    """Raises 413 for a text of `size` characters that is too long to tokenise, or `size` bytes of messages."""
+    """Raises 413 if `size` characters of text, or `size` bytes of messages, are too long to tokenise."""
     most = max(MAX_TEXT_CHARS, MAX_CHARS_PER_TOKEN * frontend.max_model_len)
     if size > most:
-        message = f"{param}: {size} characters are more than the {most} that this server tokenises at once; send parts"
+        message = f"{param}: {size} characters exceed the {most} that this server tokenises per request; send parts"
         raise ApiError(413, message, param=param, code="request_too_large")
 
 
 async def unhurried(size: int, work: Callable[[], T]) -> T:
-    """work(), in a thread when its input of `size` characters is long."""
+    """work(), in a thread if its input of `size` characters is long."""
     return work() if size < LONG_TEXT_CHARS else await asyncio.to_thread(work)
 
 
@@ -94,8 +94,8 @@ async def render_messages(
     tools: Sequence[Tool],
     size: int,
 ) -> list[int]:
-    """Token ids of a chat. `size`: bytes of the body. Raises ApiError 400 when the template refuses messages or
-    arguments."""
+    """Token ids of a chat. `size`: bytes of the body. Raises ApiError 400 if the template refuses messages or
+    arguments, 413 if they are too long."""
 
     check_text(frontend, size, "messages")
     if len(messages) > frontend.max_model_len:  # each has at least one token
@@ -121,7 +121,7 @@ async def plan_completion(frontend: Frontend, body: CompletionBody, size: int) -
             check_text(frontend, len(prompt), "prompt")
             text, ids = prompt, await unhurried(size, partial(frontend.encode, prompt, body.add_special_tokens))
         else:
-            _check_length(frontend, prompt, "prompt")  # before looking at every id
+            _check_length(frontend, prompt, "prompt")  # before the check of every id
             check_ids(frontend, prompt, "prompt")
             text, ids = await unhurried(size, partial(frontend.decode, prompt)) if body.echo else "", prompt
         prompts.append(Prompt(ids, text if body.echo else ""))
@@ -163,8 +163,8 @@ async def _plan(
     entries = len(bias) * body.n * len(prompts)
     if entries > MAX_CHOICE_BIASES:
         message = (
-            f"logit_bias: {len(bias)} entries for each of {body.n * len(prompts)} choices are more than the "
-            f"{MAX_CHOICE_BIASES} that one request may have; ask for fewer choices"
+            f"logit_bias: {len(bias)} entries for each of {body.n * len(prompts)} choices exceed the limit of "
+            f"{MAX_CHOICE_BIASES} per request; ask for fewer choices"
         )
         raise bad_request(message, "logit_bias")
     grammar = await _grammar(frontend, body, size)
@@ -186,8 +186,8 @@ async def _plan(
 def _output_room(
     frontend: Frontend, body: Generation, prompts: list[Prompt], max_tokens: int | None, logprobs: int | None
 ) -> int:
-    """Tokens that each choice may have at most for the sake of the log probabilities in a whole answer. Raises 400
-    when what is asked for does not fit."""
+    """The most tokens per choice that the limit on log probabilities in one answer allows. Raises 400 if the request
+    exceeds the limit."""
     most, tokens = frontend.max_answer_logprobs, sum(len(prompt.token_ids) for prompt in prompts)
     of_prompt = 0
     if body.prompt_logprobs is not None:
@@ -206,8 +206,8 @@ def _output_room(
 
 
 def _scored(plan: Plan, top: int, every: int) -> Plan:
-    """The plan with log probabilities of the prompt and `top` alternatives per token, requested in every `every`-th
-    choice."""
+    """The plan in which every `every`-th choice requests log probabilities of the prompt with `top` alternatives per
+    token."""
 
     def asking(index: int, choice: dict[str, Any]) -> dict[str, Any]:
         if index % every:
@@ -218,7 +218,7 @@ def _scored(plan: Plan, top: int, every: int) -> Plan:
 
 
 def _check_length(frontend: Frontend, token_ids: list[int], param: str) -> int:
-    """How many tokens may follow the prompt: at least one, else 400."""
+    """The number of tokens that may follow the prompt: at least one, else raises 400."""
     if not token_ids:
         raise bad_request(f"{param} is empty", param)
     if len(token_ids) >= frontend.max_model_len:
@@ -232,7 +232,7 @@ def _too_long(frontend: Frontend, wanted: str, param: str) -> ApiError:
 
 
 async def _grammar(frontend: Frontend, body: Generation, size: int) -> str:
-    """What the answer must be; "" = anything. Raises ApiError 400."""
+    """The grammar of the answer; "": none. Raises ApiError 400."""
     try:
         structure = await unhurried(size, partial(_structure, body))
     except ValueError as error:
@@ -247,7 +247,7 @@ async def _grammar(frontend: Frontend, body: Generation, size: int) -> str:
 
 
 def _structure(body: Generation) -> tuple[str, str, str] | None:
-    """(field, kind, source) of what the answer must be. Raises ValueError when the body asks for two."""
+    """(field, kind, source) of the answer's structure. Raises ValueError if the body requests two."""
     structure = body.structure
     if not isinstance(body, ChatBody) or (tools := body.forced) is None:
         return structure
@@ -259,7 +259,7 @@ def _structure(body: Generation) -> tuple[str, str, str] | None:
 def _sampling(
     body: Generation, max_tokens: int, logprobs: int | None, grammar: str, bias: dict[int, float], offset: int
 ) -> dict[str, Any]:
-    """Fields of SamplingParams; the choices of one prompt draw from different streams. `bias` belongs to all."""
+    """Fields of SamplingParams. The choices of one prompt draw from different streams; all share `bias`."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": body.min_tokens,
@@ -281,5 +281,5 @@ def _sampling(
 
 
 def _wrapped(number: int) -> int:
-    """As a signed integer of 64 bits."""
+    """`number` modulo 2**64 as a signed 64-bit integer."""
     return (number + 2**63) % 2**64 - 2**63

@@ -1,6 +1,6 @@
 """Renders outputs as OpenAI JSON: choices of completions and chats, whole and in chunks, logprobs and usage.
 
-Plain dicts all the way to orjson: this runs once per token and request.
+It passes plain dicts to orjson, because it runs once per token and request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Usage:
 
     n: int
     prompt_tokens: dict[int, int] = field(default_factory=dict)  # by prompt
-    cached_tokens: dict[int, int] = field(default_factory=dict)  # by prompt: what its first choice found
+    cached_tokens: dict[int, int] = field(default_factory=dict)  # by prompt: of its first choice
     completion_tokens: int = 0
 
     def add(self, choice: int, output: Output) -> None:
@@ -45,7 +45,7 @@ class Usage:
 
 
 class Renderer:
-    """One request's outputs as JSON. Subclasses say how a choice looks whole and as a chunk."""
+    """One request's outputs as JSON. Subclasses render a choice whole and in chunks."""
 
     kind: str
     chunk_kind: str
@@ -57,14 +57,14 @@ class Renderer:
         self.plan = plan
         self.token_ids = token_ids
         self.usage = Usage(plan.n)
-        self.size = 0  # values in `whole`, about
+        self.size = 0  # approximate number of values in `whole`
         self._head = {"id": f"{self.id_prefix}-{request_id}", "created": created, "model": frontend.model_name}
         self._outputs: list[list[Output]] = [[] for _ in plan.choices]
         self._started: set[int] = set()
         self._shared: dict[tuple[str, int], Rows] = {}
 
     def size_of(self, choice: int, output: Output) -> int:
-        """Values that `chunk` shows of it, about."""
+        """Approximate number of values in the `chunk` of `output`."""
         asked = self.plan.choices[choice]
         size = len(output.token_ids) + (1 + (asked["logprobs"] or 0)) * len(output.logprobs or ())
         if output.prompt_logprobs is not None:
@@ -109,7 +109,7 @@ class Renderer:
         return rendered
 
     def _prompt_logprobs(self, choice: int) -> Rows | None:
-        """vLLM's field, of this choice's prompt; None = not asked for. The prompt's first choice has brought them."""
+        """vLLM's field for this choice's prompt; None: not requested. The prompt's first choice contains the values."""
         wanted, first = self.plan.prompt_logprobs, choice - choice % self.plan.n
         if wanted is None:
             return None
@@ -117,7 +117,7 @@ class Renderer:
         return self._once(("logprobs", first), partial(prompt_logprobs, self.frontend, items, wanted))
 
     def _once(self, name: tuple[str, int], make: Callable[[], Iterable[Any]]) -> Rows:
-        """What all choices of a prompt show is encoded for the first of them."""
+        """Rows shared by all choices of a prompt: encoded once, for the first of them."""
         return self._shared.setdefault(name, Rows(make))
 
     def _choice(self, choice: int, output: Output) -> Json:
@@ -138,7 +138,7 @@ class CompletionRenderer(Renderer):
         self._by_choice = [self._shown(choice) for choice in range(len(plan.choices))]
 
     def _shown(self, choice: int) -> CompletionLogprobs | None:
-        """None: log probabilities are not asked for."""
+        """None: log probabilities are not requested."""
         wanted, prompt = self.plan.choices[choice]["logprobs"], self.plan.prompt_of(choice)
         return None if wanted is None else CompletionLogprobs(self.frontend, wanted, prompt.token_ids, prompt.echo)
 
@@ -181,14 +181,14 @@ class ChatRenderer(Renderer):
         text, calls, output = self._calls(choice, output)
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            # The newlines around calls are no content; whole calls have no index.
+            # Newlines around calls are not content; calls in whole answers have no index.
             whole = [{name: value for name, value in call.items() if name != "index"} for call in calls]
             message |= {"content": text.strip() or None, "tool_calls": whole}
         return self._around(choice, output, "message", message)
 
     def _chunk_choice(self, choice: int, output: Output, first: bool) -> Json:
-        # The role travels with the first token: an event of its own would count as a token in clients that
-        # measure the gaps between events.
+        # The role is sent with the first token: clients that measure the gaps between events would count a separate
+        # event as a token.
         text, calls, output = self._calls(choice, output)
         delta: Json = {"role": "assistant", "content": text} if first else {"content": text}
         if calls:
@@ -196,7 +196,7 @@ class ChatRenderer(Renderer):
         return self._around(choice, output, "delta", delta)
 
     def _calls(self, choice: int, output: Output) -> tuple[str, list[Json], Output]:
-        """(content, calls, the output with the reason that a client shall see)."""
+        """(content, calls, the output with the finish_reason for the client)."""
         if self._tools is None:
             return output.text, [], output
         tools = self._tools[choice]
@@ -225,7 +225,7 @@ class ChatRenderer(Renderer):
 
 
 def _joined(outputs: list[Output]) -> Output:
-    """The sum of all deltas; counts and reasons of the last."""
+    """All deltas joined; counts and reasons of the last output."""
     last = outputs[-1]
     logprobs = [item for output in outputs for item in output.logprobs or ()]
     return Output(

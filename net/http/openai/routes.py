@@ -19,7 +19,7 @@ from net.http.common.body import read_body
 from net.http.common.errors import ApiError, from_exception
 from net.http.common.frontend import Frontend, Output
 from net.http.common.middleware import request_id_key
-from net.http.common.pieces import SMALL, answer, encoded, in_turns
+from net.http.common.pieces import SMALL_VALUES, answer, encoded, in_turns
 from net.http.openai.plan import Plan, plan_chat, plan_completion
 from net.http.openai.render import ChatRenderer, CompletionRenderer, Json, Renderer
 from net.http.openai.schema import SERVICE_CLASSES, ChatBody, CompletionBody, Generation
@@ -27,12 +27,13 @@ from net.http.openai.streams import Item, run
 
 CLASS_HEADER = "X-Mooncake-Class"
 RESUME_HEADER = "X-Resume-From"
-"""Sent again with the X-Request-Id of the first time when the node that answered was lost: output tokens received."""
+"""Number of output tokens already received, when a client repeats a request with its X-Request-Id after the answering
+node was lost."""
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx: pass events on at once
+    "X-Accel-Buffering": "no",  # nginx: forward events immediately
 }
 DONE = b"data: [DONE]\n\n"
 
@@ -62,7 +63,7 @@ class OpenAI:
         plan = _resumed(request, plan)
         with self._unique_id(request[request_id_key]) as request_id:
             renderer = renderer_class(self._frontend, plan, request_id, int(time.time()), body.return_token_ids)
-            # The server cancels this task when the client hangs up; `aclosing` then closes every generation.
+            # The server cancels this task when the client disconnects; `aclosing` then closes every generation.
             async with aclosing(run(self._frontend, plan, request_id)) as items:
                 if body.stream:
                     return await _stream(request, body, renderer, items)
@@ -72,7 +73,7 @@ class OpenAI:
 
     @contextmanager
     def _unique_id(self, request_id: str) -> Iterator[str]:
-        """A client may send one X-Request-Id twice at the same time (a retry); generations need different names."""
+        """Makes the id unique: a client may send the same X-Request-Id twice at the same time (a retry)."""
         if request_id in self._in_flight:
             request_id = f"{request_id}-{secrets.token_hex(4)}"
         self._in_flight.add(request_id)
@@ -85,7 +86,7 @@ class OpenAI:
 async def _stream(
     request: web.Request, body: Generation, renderer: Renderer, items: AsyncGenerator[Item, None]
 ) -> web.StreamResponse:
-    """Server-sent events. Until the first token an error still has its own HTTP status."""
+    """Sends server-sent events. Before the first token, an error still has its own HTTP status."""
     with_usage = body.stream_options.include_usage
     continuous = body.stream_options.continuous_usage_stats
     choice, output = await anext(items)
@@ -124,9 +125,9 @@ async def _write(response: web.StreamResponse, data: list[bytes]) -> None:
 
 
 async def _chunk(renderer: Renderer, choice: int, output: Output) -> tuple[Json, int]:
-    """And its size. The first one may hold the log probabilities of a long prompt."""
+    """The chunk and its size. The first chunk may contain the log probabilities of a long prompt."""
     size = renderer.size_of(choice, output)
-    if size <= SMALL:
+    if size <= SMALL_VALUES:
         return renderer.chunk(choice, output), size
     return await asyncio.to_thread(renderer.chunk, choice, output), size
 
@@ -136,7 +137,7 @@ def _event(data: Json) -> bytes:
 
 
 def _resumed(request: web.Request, plan: Plan) -> Plan:
-    """With what the client has of the answer already."""
+    """The plan with the number of output tokens that the client has already received."""
     given = request.headers.get(RESUME_HEADER)
     if given is None:
         return plan
@@ -151,7 +152,7 @@ def _resumed(request: web.Request, plan: Plan) -> Plan:
 
 
 def _with_class(request: web.Request, body: BodyT) -> BodyT:
-    """The header wins over the body, so that a gateway can set the class."""
+    """The header overrides the body, so that a gateway can set the class."""
     wanted = request.headers.get(CLASS_HEADER)
     if wanted is None:
         return body

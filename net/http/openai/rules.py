@@ -2,7 +2,8 @@
 constraints between fields. The validators of net/http/openai/schema.py and net/http/openai/plan.py check the same
 rules.
 
-What JSON Schema cannot say stays out, and such bodies are refused although the document allows them: UNSAID lists it.
+JSON Schema cannot express all of them. UNSAID lists the others: the server refuses such bodies although the document
+allows them.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ UNSAID = (
     "choices",  # prompts times n
     "--max-answer-logprobs",  # tokens x choices x (1 + alternatives)
     "is not in the vocabulary",  # of logit_bias: its keys are strings
-    "there is no such tool in tools",
+    "tools contains no such tool",
     "are not JSON",  # arguments of an earlier tool call
-    "cannot be compiled",  # a grammar
+    "cannot compile the",  # a grammar
     "a schema may have",
     "refused the messages",  # by the chat template
-    " is empty",  # a text or a conversation that comes out as no token
-    "header X-",  # no matter of the body
+    " is empty",  # a text or a conversation without any token
+    "header X-",  # not part of the body
 )
-"""Parts of the messages with which a body may be refused that the document allows."""
+"""Parts of messages that refuse a body although the document allows it."""
 
 
 def _to(model: str) -> Json:
@@ -38,7 +39,7 @@ def _to(model: str) -> Json:
 
 
 def _given(**fields: Json) -> Json:
-    """These fields are there, with such values."""
+    """These fields are present, with such values."""
     return {"required": list(fields), "properties": fields}
 
 
@@ -83,7 +84,7 @@ ASKS: dict[str, Json] = {
     "structured_outputs": {"type": "object", "not": {"additionalProperties": {"type": "null"}}},
     "response_format": {"type": "object", "not": _given(type={"const": "text"})},
 }
-"""Fields that ask for structured output, and with which values."""
+"""Fields that request structured output, with the values that do so."""
 
 STRUCTURED: Json = {"anyOf": [_given(**{field: asking}) for field, asking in ASKS.items()]}
 FORCED: Json = {"anyOf": [_given(tool_choice={"const": "required"}), _given(tool_choice={"type": "object"})]}
@@ -115,7 +116,7 @@ FIELDS: dict[str, dict[str, Json]] = {
     },
     "StructuredOutputs": {"json_object": {"enum": [True, None]}},
 }
-"""Model -> field -> its schema, where it says more than pydantic's."""
+"""Model -> field -> its schema, for fields whose schema is stricter than pydantic's."""
 
 _GENERATION_RULES = [
     {"not": _given(stream=TRUE, prompt_logprobs={"type": "integer"})},
@@ -142,11 +143,11 @@ RULES: dict[str, list[Json]] = {
         )
     ],
 }
-"""Model -> what must hold between its fields. A null is an absent field."""
+"""Model -> constraints between its fields. A null is an absent field."""
 
 
 def values(frontend: Frontend) -> dict[str, Json]:
-    """Schemas that depend on the model that is served."""
+    """Schemas that depend on the served model."""
     most = max(1, frontend.max_model_len - 1)
     token = {"type": "integer", "minimum": 0, "maximum": max(0, frontend.vocab_size - 1)}
     return {

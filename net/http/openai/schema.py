@@ -33,7 +33,7 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
 class Body(BaseModel):
-    """Strict: no string is taken for a number, no number for a bool."""
+    """Strict: a string does not pass as a number, nor a number as a bool."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -49,10 +49,10 @@ class StreamOptions(Body):
 
 
 class Generation(Structured, Body):
-    """What both kinds of completion share. Ranges stand here for the OpenAPI document, too; the engine's SamplingParams
-    checks them again, and those that depend on each other."""
+    """The fields that both kinds of completion share. Ranges are here also for the OpenAPI document; the engine's
+    SamplingParams checks them again, together with constraints between fields."""
 
-    model: str = ""  # "" = the served one
+    model: str = ""  # "": the served model
     max_tokens: AtLeast0 | None = None
     min_tokens: AtLeast0 = 0
     temperature: Annotated[float, Field(ge=0)] = 1.0
@@ -74,7 +74,7 @@ class Generation(Structured, Body):
     prompt_logprobs: UpTo20 | None = None  # vLLM: alternatives per prompt token
     cache_salt: ShortText = ""
     service_class: Literal["interactive", "standard", "batch"] | None = None
-    priority: Whole = 0  # vLLM: lower is sooner; negative = interactive, positive = batch
+    priority: Whole = 0  # vLLM: lower runs first; negative: interactive, positive: batch
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -168,7 +168,7 @@ class Message(BaseModel):
 
 
 MAX_MESSAGES = 4096
-"""Of one conversation: 25 ms of checks, which hold the interpreter lock for most of the time."""
+"""Per conversation: 25 ms of checks, which hold the interpreter lock for most of that time."""
 
 Conversation = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
@@ -189,7 +189,7 @@ class ChatBody(Generation):
 
     @property
     def forced(self) -> list[Tool] | None:
-        """The tools of which the answer must call one; None = it may do as it likes. Raises ValueError."""
+        """The tools of which the answer must call one; None: no obligation. Raises ValueError."""
         choice = self.tool_choice
         if choice in ("auto", "none"):
             return None
@@ -207,7 +207,7 @@ class ChatBody(Generation):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that the template gets."""
+        """The tools for the template."""
         return [] if self.tool_choice == "none" else self.tools
 
     @model_validator(mode="after")
@@ -244,5 +244,5 @@ class DetokenizeBody(Body):
 
 
 def _all(values: list[Any], kind: type) -> bool:
-    """Are all values exactly of `kind` (a bool is no int)? False for an empty list. Quick for long lists."""
+    """Whether all values are exactly of `kind` (a bool is not an int). False for an empty list. Fast for long lists."""
     return set(map(type, values)) == {kind}

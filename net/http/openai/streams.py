@@ -16,16 +16,16 @@ Item = tuple[int, Output]
 
 
 def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item, None]:
-    """All choices of the plan, interleaved as they come; ends when every choice has its finish_reason.
+    """The outputs of all choices of the plan in order of arrival; ends when every choice has its finish_reason.
 
-    Closing it closes every generation. The first error of any choice closes the others and is raised.
+    Closing the generator closes every generation. The first error of any choice closes the others and is raised.
     """
     generations = [_generation(frontend, plan, request_id, choice) for choice in range(len(plan.choices))]
     return generations[0] if len(generations) == 1 else _merge(generations)
 
 
 async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Item, None]:
-    """One choice. Raises ApiError 400 for what the frontend calls invalid, RuntimeError for an end without reason."""
+    """One choice. Raises ApiError 400 if the frontend raises ValueError, RuntimeError for an end without reason."""
     name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
     again = {} if plan.resume_from is None else {"again": True}
     stream = frontend.generate(
@@ -56,13 +56,13 @@ async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: i
 
 
 def _prompt_alone(output: Output) -> Output:
-    """Without the token that was generated because an engine always generates one."""
+    """The output without its generated token: an engine always generates at least one."""
     reason = "abort" if output.finish_reason == "abort" else "length"
     return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    # One slot per stream keeps the memory bounded when the client reads slowly: producers wait in put().
+    # One slot per stream bounds the memory if the client reads slowly: producers wait in put().
     queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
     async def pump(stream: AsyncGenerator[Item, None]) -> None:
@@ -98,13 +98,13 @@ async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerato
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel those that run, one in each turn of the event loop: each tells its nodes."""
+    """Cancel the running tasks, one per turn of the event loop, because each notifies its nodes."""
     left = [task for task in tasks if not task.done()]
     try:
         while left:
             left.pop().cancel()
             await asyncio.sleep(0)
     finally:
-        for task in left:  # cancelled here: there is no other turn
+        for task in left:  # this function was cancelled: no further turns
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

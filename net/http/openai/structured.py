@@ -19,7 +19,7 @@ class JsonSchema(BaseModel):
     name: Annotated[str, Field(max_length=256)] = ""
     description: str | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None  # the answer always keeps to the schema
+    strict: bool | None = None  # the answer always follows the schema
 
 
 class ResponseFormat(BaseModel):
@@ -38,7 +38,7 @@ class ResponseFormat(BaseModel):
 
     @property
     def structure(self) -> tuple[str, str | None]:
-        """(kind, source) as Frontend.compile_grammar takes them; no source = anything."""
+        """(kind, source) for Frontend.compile_grammar; source None: any answer."""
         if self.type == "regex":
             return "regex", self.pattern
         if self.type == "text":
@@ -47,7 +47,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """One of them."""
+    """At most one field may be set."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -75,8 +75,8 @@ class Structured(BaseModel):
 
     @property
     def structure(self) -> tuple[str, str, str] | None:
-        """(field, kind, source) as Frontend.compile_grammar takes kind and source. Raises ValueError when the body
-        asks for two."""
+        """(field, kind, source); kind and source for Frontend.compile_grammar. Raises ValueError if the body requests
+        two structures."""
         asked: list[tuple[str, str, str | None]] = [
             ("guided_json", "json", _json(self.guided_json)),
             ("guided_regex", "regex", self.guided_regex),

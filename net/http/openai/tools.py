@@ -1,12 +1,12 @@
 """Tools of a chat: the client's definitions, and the calls in the model's text.
 
-A model that its chat template taught to call tools writes, between other text,
+A model whose chat template describes tools writes, between other text,
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Oslo"}}
     </tool_call>
 
-as Hermes, Qwen and many others do. What stands between the tags and is no such JSON stays text.
+as Hermes, Qwen and many others do. Anything else between the tags stays text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class Function(BaseModel):
-    """What the template shows the model; `parameters` is a JSON schema."""
+    """The template shows it to the model; `parameters` is a JSON schema."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -42,8 +42,8 @@ class Tool(BaseModel):
 
 
 def spelt_for_templates(calls: Any) -> Any:
-    """tool_calls of an earlier answer with their arguments as objects: clients send them back as the JSON text they
-    got, templates write them as JSON themselves. Raises ValueError for arguments that are not JSON."""
+    """tool_calls of an earlier answer with their arguments as objects: clients return the JSON text that they received,
+    but templates write the JSON themselves. Raises ValueError for arguments that are not JSON."""
     if not isinstance(calls, list):
         raise ValueError("tool_calls must be a list")
     return [_with_object(call) for call in calls]
@@ -52,7 +52,7 @@ def spelt_for_templates(calls: Any) -> Any:
 def _with_object(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError('every one of tool_calls must be {"function": {"name": "...", "arguments": "..."}, ...}')
+        raise ValueError('each element of tool_calls must be {"function": {"name": "...", "arguments": "..."}, ...}')
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return call
@@ -63,7 +63,7 @@ def _with_object(call: Any) -> Any:
 
 
 def schema_of_call(tools: Sequence[Tool]) -> str:
-    """JSON schema of a call of one of them."""
+    """JSON schema of a call of one of `tools`."""
 
     def one(tool: Tool) -> Json:
         properties = {
@@ -77,16 +77,16 @@ def schema_of_call(tools: Sequence[Tool]) -> str:
 
 
 class ToolText:
-    """Splits one answer, as it streams, into content and calls. `most`: calls to let out; what follows is dropped."""
+    """Splits a streamed answer into content and calls. `most`: calls to return; everything after them is dropped."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held = ""  # inside: the call so far; outside: what may be the beginning of BEGIN
+        self._held = ""  # inside: the call so far; outside: a possible beginning of BEGIN
         self._inside = False
-        self.calls = 0  # let out so far
+        self.calls = 0  # returned so far
 
     def feed(self, text: str, last: bool) -> tuple[str, list[Json]]:
-        """(content, calls as a delta has them) that `text` adds; `last`: the answer ends with it."""
+        """(content, calls in the form of a delta) that `text` adds; `last`: the answer ends with `text`."""
         if self.calls >= self._most:
             return "", []
         text, self._held = self._held + text, ""
@@ -97,7 +97,7 @@ class ToolText:
                 keep = len(text) if self._inside else _overlap(text)
                 content, self._held = content + text[: len(text) - keep], text[len(text) - keep :]
                 break
-            # An answer may end without END: models stop where the call is complete.
+            # An answer may end without END: models stop when the call is complete.
             call = _call(before, self.calls) if self._inside else None
             if call is None:
                 content += BEGIN + before + tag if self._inside else before
@@ -114,7 +114,7 @@ class ToolText:
 
 
 def _call(text: str, index: int) -> Json | None:
-    """The call that `text` is, None when it is none."""
+    """The call in `text`, or None if `text` is not a call."""
     try:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -128,5 +128,5 @@ def _call(text: str, index: int) -> Json | None:
 
 
 def _overlap(text: str) -> int:
-    """How many last characters of `text` may be the beginning of a call."""
+    """The number of last characters of `text` that may begin a call."""
     return next((n for n in range(min(len(BEGIN) - 1, len(text)), 0, -1) if BEGIN.startswith(text[-n:])), 0)

@@ -1,9 +1,8 @@
 """Copies memory on this host without blocking the event loop for long.
 
-A hop to a thread and back costs more than 0.1 ms, so batches up to TURNS_MAX are copied on the loop: at most INLINE_MAX
-at a time, with a turn of the loop between. Larger ones go to threads. An urgent batch never does, so it does not wait
-for a thread that has bulk to copy. All copying is ctypes.memmove: unlike a slice assignment it releases the interpreter
-lock.
+A switch to a thread and back costs more than 0.1 ms, so the loop copies batches up to TURNS_MAX itself: at most
+INLINE_MAX per turn. Threads copy larger batches, but never urgent ones, which must not wait for a thread that copies
+bulk. All copies use ctypes.memmove: unlike a slice assignment, it releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ T = TypeVar("T")
 
 INLINE_MAX = 512 << 10  # bytes copied on the event loop: about 0.1 ms
 TURNS_MAX = 4 << 20  # bytes copied in turns of the loop
-PIECE_BYTES = 2 << 20  # bytes between two looks at whether to stop
-SPLIT_MIN = 8 << 20  # bytes a batch needs before a second thread pays
+PIECE_BYTES = 2 << 20  # copied between two checks whether to stop
+SPLIT_MIN = 8 << 20  # bytes of a batch from which a second thread pays off
 
 Move = tuple[int, int, int]
 """(destination address, source address, length)"""
@@ -43,15 +42,15 @@ def copy_now(op: Op, local: Region, remote: Region, spans: Sequence[Span]) -> No
 
 
 class Copy:
-    """One batch between two regions. It keeps both mapped while it runs, whatever happens to the regions. `landed`
-    hears of what has been copied, in the thread that copies."""
+    """One batch between two regions. It keeps both mapped while it runs, even if a region is closed. The copying thread
+    adds each copied piece to `landed`."""
 
     def __init__(
         self, op: Op, local: Region, remote: Region, spans: Sequence[Span], landed: Landed | None = None
     ) -> None:
         self.stopped = False
         self._op, self._landed = op, landed
-        self._views = (local.memory[:0], remote.memory[:0])  # exports of the mappings: these cannot go away
+        self._views = (local.memory[:0], remote.memory[:0])  # exports of the mappings keep them alive
         here, there = self._here, self._there = local.address, remote.address
         if op is Op.READ:
             self._moves = [(here + ours, there + theirs, length) for ours, theirs, length in spans]
@@ -59,7 +58,7 @@ class Copy:
             self._moves = [(there + theirs, here + ours, length) for ours, theirs, length in spans]
 
     def stop(self) -> None:
-        """End after the current piece."""
+        """Stop after the current piece."""
         self.stopped = True
 
     def run(self, moves: Sequence[Move] | None = None) -> None:
@@ -130,7 +129,7 @@ class Copier:
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="copy")
 
     async def copy(self, copy: Copy, nbytes: int, urgent: bool = False) -> None:
-        """Run `copy`, which moves `nbytes`. When this returns or raises, also when cancelled, nothing of it moves."""
+        """Run `copy`, which moves `nbytes`. When this returns, raises or is cancelled, no byte of it moves any more."""
         if nbytes <= INLINE_MAX:
             copy.run()
             return
@@ -150,14 +149,14 @@ class Copier:
 
 
 async def all_ended(running: Sequence[asyncio.Future[T]], stop: Callable[[], object]) -> list[T]:
-    """The results of work in threads. Cancelled, this tells them to `stop`, waits until all have, and raises then."""
+    """The results of work in threads. If cancelled, this calls `stop`, waits until all have stopped, then raises."""
     cancelled: asyncio.CancelledError | None = None
     while any(not one.done() for one in running):
         try:
             await asyncio.wait(running)
         except asyncio.CancelledError as error:
             cancelled = error
-            stop()  # what is left is one piece: well under a millisecond
+            stop()  # at most one piece remains: well under a millisecond
     if cancelled is not None:
         raise cancelled
     return [one.result() for one in running]

@@ -1,7 +1,7 @@
 """Which spans of a submission have arrived, also if it failed half-way. Pure.
 
-Transports cut spans into slices, join neighbours, and send slices in any order. They tell which pieces have landed;
-whether a span of the submission has landed is computed on demand.
+Transports cut spans into slices, join neighbours, and send slices in any order. They report which pieces have landed;
+`of` computes which spans of the submission have landed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from net.transfer.common.spans import Span
 
 
 class Landed:
-    """Give an empty one to `TransferEngine.submit` and read it when that has ended."""
+    """Pass an empty one to `TransferEngine.submit` and read it when the submission has ended."""
 
     def __init__(self) -> None:
         self._pieces: list[Span] = []
 
     def add(self, pieces: Iterable[Span]) -> None:
-        """(local offset, remote offset, length) whose bytes are all at their destination."""
+        """Add pieces (local offset, remote offset, length) whose bytes have all arrived."""
         self._pieces.extend(pieces)
 
     def of(self, spans: Sequence[Span]) -> list[bool]:
-        """Of each of the submission's spans, whether all of it has landed. Of one that has not, a part may have."""
+        """For each of the submission's spans, whether it has landed completely. Parts of the others may have landed."""
         pieces = defaultdict(list)  # distance between the two sides -> local (begin, end)
         for local, remote, length in self._pieces:
             pieces[remote - local].append((local, local + length))
@@ -33,7 +33,7 @@ class Landed:
 
 
 def _joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes as disjoint (begin, end) in order, neighbours joined."""
+    """The same bytes as disjoint, ordered (begin, end), with neighbours joined."""
     out: list[tuple[int, int]] = []
     for begin, end in sorted(pieces):
         if out and begin <= out[-1][1]:

@@ -1,8 +1,8 @@
 """Region: one named span of memory that transfers read and write.
 
-A shared region is a memfd mapped into this process. Its file descriptor can be passed to another process of the host,
-which maps the same pages: that is the shared-memory transport. The size is sealed, so a peer can never be killed by
-the owner truncating the file under its mapping.
+A shared region is a memfd mapped into this process. In the shared-memory transport, another process of the host gets
+its file descriptor and maps the same pages. The size is sealed, so the owner cannot kill a peer by truncating the file
+under its mapping.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Region:
     """
 
     def __init__(self, name: str, mapping: mmap.mmap, offset: int, nbytes: int, memfd: int | None) -> None:
-        """The `nbytes` of `mapping` from `offset` on."""
+        """The region is the `nbytes` of `mapping` from `offset` on."""
         self.name = name
         self.nbytes = nbytes
         self.memory = memoryview(mapping)[offset : offset + nbytes]  # format B, writable
         self.memfd = memfd  # None: cannot be shared with another process
         self.address = _address(mapping) + offset  # for ctypes.memmove
-        self.place: str | None = None  # set by who knows that it belongs to a GPU: 'cuda:0@0000:3b:00.0'
+        self.place: str | None = None  # set by the owner if it belongs to a GPU: 'cuda:0@0000:3b:00.0'
         self.closed = False
         self._mapping = mapping
 
     @classmethod
     def shared(cls, name: str, nbytes: int) -> Region:
-        """New zeroed memory in a memfd. Raises ValueError unless nbytes > 0, OSError when memory is refused."""
+        """New zeroed memory in a memfd. Raises ValueError unless nbytes > 0, OSError if the kernel refuses it."""
         _check_size(name, nbytes)
         memfd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -57,14 +57,14 @@ class Region:
 
     @classmethod
     def private(cls, name: str, nbytes: int) -> Region:
-        """New zeroed memory of this process alone: peers reach it over TCP only."""
+        """New zeroed memory that only this process maps: peers reach it only over TCP."""
         _check_size(name, nbytes)
         return cls(name, mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0, nbytes, None)
 
     @classmethod
     def attach(cls, name: str, memfd: int, nbytes: int) -> Region:
-        """Map another process's region. The region owns `memfd` from here on, also when this raises ValueError
-        because the file is smaller than `nbytes` or may still shrink (OSError: it is no memfd)."""
+        """Map another process's region. Takes ownership of `memfd`, also if this raises. Raises ValueError if the file
+        is smaller than `nbytes` or may still shrink, OSError if it is not a memfd."""
         try:
             _check_size(name, nbytes)
             if os.fstat(memfd).st_size < nbytes:
@@ -77,18 +77,18 @@ class Region:
             raise
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Map these pages here, in one system call: the first write to each by itself takes eight times as long. What
-        lies there does not change. A kernel before 5.14 does nothing."""
+        """Map these pages into this process in one system call: a page fault at each first write takes eight times as
+        long. The content does not change. A kernel before 5.14 does nothing."""
         start = offset - offset % mmap.PAGESIZE
         _madvise(self.address + start, offset + nbytes - start, POPULATE_READ)
 
     def close(self) -> None:
-        """Give the memory back. While a view of `memory` is alive elsewhere (a copy in flight, a torch tensor), the
-        pages stay mapped until the last view is gone; nothing new can be done through this region. Idempotent."""
+        """Free the memory. If views of `memory` are alive elsewhere (a copy in flight, a torch tensor), the pages stay
+        mapped until the last view is gone, but the region cannot be used. Idempotent."""
         if self.closed:
             return
         self.closed = True
-        with suppress(BufferError):  # views are alive: the mapping is freed with the last of them
+        with suppress(BufferError):  # views are alive: the last of them frees the mapping
             self.memory.release()
             self._mapping.close()
         if self.memfd is not None:
@@ -106,8 +106,8 @@ class Region:
 
 
 def _mapped(memfd: int, nbytes: int) -> tuple[mmap.mmap, int]:
-    """A mapping, and where in it the file begins: at an address that huge pages can have, which Linux does not choose
-    by itself. The mmap object owns what lies around, and with its address the file's pages. Raises OSError."""
+    """A mapping and the offset in it where the file begins: an address aligned for huge pages, which Linux does not
+    choose on its own. The mmap object also owns the unused pages around the file. Raises OSError."""
     if nbytes < HUGE_BYTES:
         return mmap.mmap(memfd, nbytes), 0
     around = mmap.mmap(-1, nbytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -116,7 +116,7 @@ def _mapped(memfd: int, nbytes: int) -> tuple[mmap.mmap, int]:
     if _mmap(where, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED, memfd, 0) != where:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    _madvise(where, nbytes, mmap.MADV_HUGEPAGE)  # heeded where Linux offers it for memfds (doctor tells)
+    _madvise(where, nbytes, mmap.MADV_HUGEPAGE)  # has an effect if Linux allows it for memfds (doctor reports this)
     return around, offset
 
 

@@ -10,21 +10,21 @@ from net.transfer.common.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How bytes get to a peer."""
+    """The transport to a peer."""
 
     transport: str
     reason: str
-    refused: dict[str, str]  # the better transports, and why they cannot be used
-    epoch: str = ""  # the peer's name for the time since it last lost us: see PathFinder.epoch_of
+    refused: dict[str, str]  # better transports and why they do not work
+    epoch: str = ""  # the peer's identifier of the time since it last lost us: see PathFinder.epoch_of
 
     def why(self) -> str:
-        """One line: how, and why not better."""
+        """One line: the reason for this transport and against the better ones."""
         return "; ".join([self.reason, *(f"no {name}: {reason}" for name, reason in self.refused.items())])
 
 
-@dataclass(slots=True)  # not frozen: making a frozen one takes three times as long
+@dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
 class Completion:
-    """What one submission did."""
+    """The result of one submission."""
 
     nbytes: int
     seconds: float

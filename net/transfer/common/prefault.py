@@ -1,12 +1,12 @@
 """Prefault: populates an arena's pages before they are needed.
 
-The first write to a page makes Linux find one and clear it. While the arenas of a node are new, that is a third of the
-CPU time of a prompt of the embedded model (KV written, and copied to the pool), so a thread goes ahead of it while
-there is nothing else to do. Contents are not touched: it may run while the memory is in use.
+At the first write to a page, Linux allocates and clears it. While a node's arenas are new, this takes a third of the
+CPU time of a prompt of the embedded model (KV written, and copied to the pool). A thread therefore populates the pages
+in advance while the node is idle. It does not change contents, so it may run while the memory is in use.
 
-Where Linux collapses them on demand (6.1), the pages are huge, also of memfds that it would give small ones by itself
-(/sys/kernel/mm/transparent_hugepage/shmem_enabled). Clearing one costs half of 512 small ones, and a decode step of 32
-requests reads its KV from them in less time: 26.6 ms for 27.5 (SmolLM2, 300 tokens each).
+If Linux can collapse pages on demand (6.1), the pages are huge, also of memfds, to which Linux would give small ones
+(/sys/kernel/mm/transparent_hugepage/shmem_enabled). Clearing a huge page costs half as much as clearing 512 small ones,
+and a decode step of 32 requests reads its KV faster: 26.6 ms instead of 27.5 ms (SmolLM2, 300 tokens each).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger("mooncake.net")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-STRIDE_BYTES = 4 << 20  # between two looks at who is busy: a millisecond or two of one core and of the memory map
+STRIDE_BYTES = 4 << 20  # populated between two checks of `busy`: 1 to 2 ms of one core and of the memory map's lock
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
-COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1, the same
-LOOK_AGAIN_S = 0.05
+COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1; the same
+BUSY_CHECK_S = 0.05  # between two checks while the node is busy
 
 
 class Prefault:
     """Populates regions in the order given, each from its start, as allocators use them."""
 
     def __init__(self, regions: Sequence[Region], room: Callable[[], int], busy: Callable[[], bool]) -> None:
-        """room(): bytes of memory that may still be taken; below one stride the rest gets its pages when it is used.
-        busy(): whether other work needs the cores now. Both are called from the thread."""
+        """room(): bytes of memory that may still be allocated; below one stride the thread stops. busy(): whether other
+        work needs the cores now. The thread calls both."""
         self.populated = 0  # bytes
         self._regions = regions
         self._room = room
@@ -47,11 +47,11 @@ class Prefault:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Until all is populated or given up."""
+        """Wait until everything is populated or the thread has stopped."""
         self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Before a region is closed: returns when the thread has ended. Idempotent."""
+        """Return when the thread has ended. Call it before a region is closed. Idempotent."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -59,7 +59,7 @@ class Prefault:
     def _run(self) -> None:
         for region in self._regions:
             for offset in range(0, region.nbytes, STRIDE_BYTES):
-                while self._busy() and not self._stop.wait(LOOK_AGAIN_S):
+                while self._busy() and not self._stop.wait(BUSY_CHECK_S):
                     pass
                 if self._stop.is_set():
                     return
@@ -78,11 +78,11 @@ class Prefault:
 
 
 def _populate(address: int, nbytes: int) -> None:
-    """Pages for this memory, huge ones where they can be had. Raises OSError."""
+    """Populate this memory, with huge pages where possible. Raises OSError."""
     for begin in range(address, address + nbytes, HUGE_BYTES):
         size = min(HUGE_BYTES, address + nbytes - begin)
-        # An empty one does not collapse. One that does not for another reason (no huge page is free, pages are pinned
-        # for RDMA, Linux is older) gets what is missing as small pages.
+        # An empty range does not collapse, so its first page is populated. If collapsing fails for another reason (no
+        # huge page is free, pages are pinned for RDMA, Linux is older), the missing pages are small ones.
         whole = size == HUGE_BYTES and not begin % HUGE_BYTES
         if whole and _madvise(begin, mmap.PAGESIZE, POPULATE_WRITE) and _madvise(begin, size, COLLAPSE):
             continue

@@ -1,7 +1,7 @@
 """PrivateDirectory: a temporary directory of one process; later processes remove it if its owner was killed.
 
-The owner holds a lock on the directory, which the kernel releases however the process ends. Before a process creates a
-new directory, it removes all unlocked ones of this user, so a node killed with kill -9 leaves nothing behind for long.
+The owner holds a lock on the directory; the kernel releases it when the process ends for any reason. Before a process
+creates a new directory, it removes all unlocked ones of this user, so directories of killed nodes do not remain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX = "mooncake-run-"
 
 
 class PrivateDirectory:
-    """`path`, mode 0700, for this user only. Raises OSError when there can be none."""
+    """`path`, mode 0700, for this user only. Raises OSError if it cannot be created."""
 
     def __init__(self, prefix: str = PREFIX) -> None:
         sweep(Path(tempfile.gettempdir()), prefix)
@@ -29,7 +29,7 @@ class PrivateDirectory:
                 return
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
+        """Remove the directory. Idempotent."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -37,7 +37,7 @@ class PrivateDirectory:
 
 
 def sweep(parent: Path, prefix: str = PREFIX) -> int:
-    """Remove what processes that are gone have left in `parent`; returns how many directories that were."""
+    """Remove the directories of dead processes in `parent`; returns their number."""
     removed = 0
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in [one for one in entries if one.name.startswith(prefix) and one.is_dir(follow_symlinks=False)]:
@@ -50,8 +50,8 @@ def sweep(parent: Path, prefix: str = PREFIX) -> int:
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of `path`; None when somebody else has it, when it belongs to another user or
-    is gone: between its making and its locking a directory may be swept, too."""
+    """A descriptor that holds the lock of `path`; None if another process holds it, or if the directory belongs to
+    another user or is gone: another process may remove it between its creation and its locking."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,9 +1,8 @@
 """Rails: several paths to one peer, their health and their speed. Pure.
 
-A slice goes to the rail on which it would be done first by the rail's estimated bandwidth, so that a slow rail gets
-few and a fast one many; rails far from the memory (net/transfer/common/topology.py) are used while no near one is up. A
-rail that fails is left alone for a while, which doubles with every failure up to BACKOFF_MAX_S and starts again once
-the rail has worked.
+A slice is sent on the rail that would finish it first by its estimated bandwidth, so slow rails get few slices and fast
+ones many. Rails far from the memory (net/transfer/common/topology.py) are used only while no near one is up. A failed
+rail is not used for a pause, which doubles with every failure up to BACKOFF_MAX_S and is reset when the rail works.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any
 
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
-FIRST_GUESS = 1e9  # bytes/s of a rail while none has been measured
+FIRST_GUESS = 1e9  # bytes/s of a rail before any rail has been measured
 INFINITE = float("inf")
 WEIGHT = 0.2  # of a new measurement in the estimate
-SAMPLE_BYTES = 1 << 20  # measured over at least so many bytes: latency is not bandwidth
+SAMPLE_BYTES = 1 << 20  # at least this many bytes per measurement: latency is not bandwidth
 
 
 @dataclass(slots=True)
 class Rail:
-    """One way, as the sender sees it. Times are the caller's clock, seconds."""
+    """One rail as the sender sees it. Times are in seconds of the caller's clock."""
 
     name: str
     up: bool = False
@@ -33,17 +32,17 @@ class Rail:
     in_flight: int = 0  # bytes
     moved: int = 0  # bytes that arrived
     failures: int = 0
-    resent: int = 0  # slices that had to go again
+    resent: int = 0  # slices that had to be sent again
     _sample_from: float = 0.0
     _sample_bytes: int = 0
 
     def opened(self) -> None:
-        """The rail can be used (again)."""
+        """The rail is usable (again)."""
         self.up = True
         self.in_flight = self._sample_bytes = 0
 
     def failed(self, now: float) -> None:
-        """Nothing more goes this way until `opened`; try that at `retry_at`."""
+        """Do not use the rail until `opened`; the caller may try to open it at `retry_at`."""
         if self.up:
             self.failures += 1
             self.retry_at = now + self.backoff_s
@@ -52,7 +51,7 @@ class Rail:
         self.in_flight = 0
 
     def postpone(self, now: float) -> None:
-        """Opening it again did not work."""
+        """The rail could not be opened again."""
         self.retry_at = now + self.backoff_s
         self.backoff_s = min(BACKOFF_MAX_S, 2 * self.backoff_s)
 
@@ -74,7 +73,7 @@ class Rail:
             self._sample_from, self._sample_bytes = now, 0
 
     def row(self) -> dict[str, Any]:
-        """For /debug/state and the metrics; gb_per_s is 0 until it has been measured."""
+        """For /debug/state and the metrics; gb_per_s is 0 before the first measurement."""
         return {
             "rail": self.name,
             "up": self.up,
@@ -93,9 +92,9 @@ def choose(
     distances: Sequence[int] = (),
     window: int | None = None,
 ) -> int | None:
-    """The index of the rail that would be done first with `nbytes` more, among the nearest that are up; None when none
-    of those has room. room: of each rail, 0 = none; every rail has some when empty. distances: of each rail, the same
-    for all when empty. window: bytes a rail may have in flight before it takes more."""
+    """The index of the rail that would finish `nbytes` more bytes first, among the nearest rails that are up; None if
+    none of them has room. room: of each rail; empty: every rail has room. distances: of each rail; empty: all equal.
+    window: a rail with at least this many bytes in flight takes no more."""
     nearest = min((distances[i] for i, rail in enumerate(rails) if rail.up), default=0) if distances else 0
     guess = 0.0
     best, best_s = None, INFINITE
@@ -111,13 +110,13 @@ def choose(
 
 
 def typical(rails: Sequence[Rail]) -> float:
-    """Bytes/s of a rail that is not measured yet: it is taken for one like the others."""
+    """Assumed bytes/s of a rail that is not measured yet: the mean of the others."""
     known = [rail.bytes_per_s for rail in rails if rail.measured]
     return sum(known) / len(known) if known else FIRST_GUESS
 
 
 def cut(offset: int, length: int, piece: int) -> list[tuple[int, int]]:
-    """(offset, length) of the slices of one span: `piece` bytes each, a short rest joined to the last one."""
+    """(offset, length) of the slices of one span: `piece` bytes each; a short rest is joined to the last slice."""
     count = max(1, (length + piece - 1 - piece // 4) // piece)
     starts = [offset + i * piece for i in range(count)]
     ends = [*starts[1:], offset + length]

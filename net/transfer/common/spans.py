@@ -1,7 +1,7 @@
 """Spans: the byte ranges that a transfer moves. Pure.
 
-A submission is a list of (local offset, remote offset, length). Neighbours are merged, each side's bytes then form one
-stream in the order of the list, and a Cursor hands that stream out in pieces of any size.
+A submission is a list of (local offset, remote offset, length). Neighbours are merged; each side's bytes then form one
+stream in the order of the list. A Cursor returns this stream in pieces of any size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VECTORIZE_ABOVE = 4
 
 def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span], int]:
     """The spans with neighbours joined where both sides continue, and their total length. Raises TransferError
-    unless every one lies inside the local region `name` of `nbytes`."""
+    unless every span is inside the local region `name` of `nbytes`."""
     if not spans:
         return (), 0
     if len(spans) == 1:
@@ -45,7 +45,7 @@ def merged(spans: Sequence[Span], name: str, nbytes: int) -> tuple[Sequence[Span
 
 
 def sides(spans: Sequence[Span]) -> tuple[list[Run], list[Run]]:
-    """(here, there) of merged spans, of which there is at least one: where each side's bytes are."""
+    """(here, there): the runs of each side of merged spans; at least one span."""
     if len(spans) == 1:
         here, there, length = spans[0]
         return [(here, length)], [(there, length)]
@@ -67,7 +67,7 @@ def runs(offsets: Sequence[int], lengths: Sequence[int]) -> list[Run]:
 
 
 def _touch(offsets: Sequence[int], lengths: Sequence[int]) -> bool:
-    """Whether any piece begins where the one before it ends: a check at C speed, as most lists have no such piece."""
+    """Whether any piece begins where the previous one ends. Fast, because most lists have no such piece."""
     return any(map(eq, map(add, offsets, lengths), offsets[1:]))
 
 
@@ -87,7 +87,7 @@ def _join(spans: Sequence[Span]) -> list[Span]:
 
 
 def slices(spans: Sequence[Span], nbytes: int) -> Iterator[list[Span]]:
-    """The spans in lists of `nbytes` together, the last may be shorter; spans are cut where a list ends."""
+    """The spans in lists of `nbytes` in total; the last may be shorter. Spans are cut where a list ends."""
     piece: list[Span] = []
     room = nbytes
     for local, remote, length in spans:
@@ -104,8 +104,8 @@ def slices(spans: Sequence[Span], nbytes: int) -> Iterator[list[Span]]:
 
 
 def check(pairs: Sequence[Run], name: str, nbytes: int) -> None:
-    """Raise TransferError unless every run lies inside the region `name` of `nbytes`."""
-    if len(pairs) > VECTORIZE_ABOVE:  # at C speed, for thousands of small spans
+    """Raise TransferError unless every run is inside the region `name` of `nbytes`."""
+    if len(pairs) > VECTORIZE_ABOVE:  # without Python code per span: there may be thousands of small ones
         offsets, lengths = zip(*pairs, strict=True)
         if min(offsets) >= 0 and min(lengths) >= 0 and max(map(add, offsets, lengths)) <= nbytes:
             return
@@ -119,7 +119,7 @@ def pack(pairs: Sequence[Run]) -> bytes:
 
 
 def unpack(data: memoryview) -> list[Run]:
-    """Inverse of `pack`. Raises TransferError when the data is cut short."""
+    """Inverse of `pack`. Raises TransferError if the data is truncated."""
     if len(data) % _RUN.size:
         raise TransferError(f"a list of runs has {len(data)} bytes, which is not a multiple of {_RUN.size}")
     return list(_RUN.iter_unpack(data))
@@ -131,24 +131,24 @@ def pack_spans(spans: Sequence[Span]) -> bytes:
 
 
 def unpack_spans(data: memoryview) -> list[Span]:
-    """Inverse of `pack_spans`. Raises TransferError when the data is cut short."""
+    """Inverse of `pack_spans`. Raises TransferError if the data is truncated."""
     if len(data) % _SPAN.size:
         raise TransferError(f"a list of spans has {len(data)} bytes, which is not a multiple of {_SPAN.size}")
     return list(_SPAN.iter_unpack(data))
 
 
 class Cursor:
-    """The bytes of `pairs` in `memory`, handed out in order."""
+    """Returns the bytes of `pairs` in `memory` in order."""
 
     def __init__(self, memory: memoryview, pairs: Sequence[Run]) -> None:
-        self.left = pairs[0][1] if len(pairs) == 1 else sum(map(_LENGTH_OF_RUN, pairs))  # bytes not handed out yet
+        self.left = pairs[0][1] if len(pairs) == 1 else sum(map(_LENGTH_OF_RUN, pairs))  # bytes not returned yet
         self._memory = memory
         self._pairs = pairs
         self._index = 0
         self._used = 0  # bytes of the current run
 
     def take(self, nbytes: int) -> list[memoryview]:
-        """Views of the next `nbytes`; ValueError beyond the end."""
+        """Views of the next `nbytes`. Raises ValueError beyond the end."""
         if nbytes > self.left:
             raise ValueError(f"{nbytes} bytes requested, but only {self.left} remain")
         memory, pairs, index, used = self._memory, self._pairs, self._index, self._used

@@ -1,15 +1,15 @@
 """Which network cards are near which memory, and which cards of two nodes form a rail. Pure.
 
-Near a GPU are the cards that share the most PCI bridges with it, at least the root complex, of which each socket has
-its own; near host memory are the cards of its NUMA node. Where nothing is known everything is near. Slices go by far
-rails only while no near one is up (net/transfer/common/rails.py).
+The cards that share the most PCI bridges with a GPU, at least the root complex of its socket, are near the GPU. The
+cards of a NUMA node are near the node's memory. Without information, all cards are near. Slices use far rails only
+while no near rail is up (net/transfer/common/rails.py).
 
-A topology file (--topology-file, TOML or JSON) overrides what the machine says of itself; every part may be left out:
+A topology file (--topology-file, TOML or JSON) overrides the machine's information; every part is optional:
 
-    [rails]                     # devices with the same number are joined; others: their place in --rdma-devices
+    [rails]                     # devices with the same number are joined; others: their index in --rdma-devices
     mlx5_0 = 0
     mlx5_1 = 1
-    [numa]                      # virtual machines often do not say
+    [numa]                      # virtual machines often do not report it
     mlx5_0 = 0
     [near]                      # for memory at a place: "numa:N" or "cuda:N"
     "numa:0" = ["mlx5_0"]
@@ -32,7 +32,7 @@ class Nic:
     """A network card as the machine describes it."""
 
     name: str
-    numa_node: int = -1  # -1: not known
+    numa_node: int = -1  # -1: unknown
     bridges: tuple[str, ...] = ()  # PCI addresses from the root to the card
 
 
@@ -46,13 +46,13 @@ class Overrides:
 
 
 def parse(text: str, is_json: bool) -> Overrides:
-    """Raises ValueError that says what is wrong with the file."""
+    """Raises ValueError that names the mistake in the file."""
     try:
         tables = json.loads(text) if is_json else tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"it is not {'JSON' if is_json else 'TOML'}: {error}") from None
     if not isinstance(tables, dict) or set(tables) - {"rails", "numa", "near"}:
-        raise ValueError("it may only have the tables rails, numa and near")
+        raise ValueError("it may contain only the tables rails, numa and near")
     rails, numa = (_numbers(tables.get(name, {}), name) for name in ("rails", "numa"))
     if len(set(rails.values())) < len(rails):
         raise ValueError("two devices of [rails] have the same number")
@@ -60,7 +60,7 @@ def parse(text: str, is_json: bool) -> Overrides:
     for place, names in _table(near, "near").items():
         kind, _, number = place.partition(":")
         if kind not in ("numa", "cuda") or not number.isdigit():
-            raise ValueError(f"[near] has places like 'numa:0' and 'cuda:0', not {place!r}")
+            raise ValueError(f"[near] takes places like 'numa:0' and 'cuda:0', got {place!r}")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"[near] {place!r} needs a list of devices")
     return Overrides(rails, numa, near)
@@ -93,16 +93,16 @@ class Topology:
 
     @property
     def one_place(self) -> bool:
-        """Whether all cards are as near as each other to any host memory, so that its place need not be known."""
+        """Whether all cards are equally near to all host memory, so that the place of memory does not matter."""
         return len(set(self._numa.values())) < 2 and not any(place.startswith("numa:") for place in self._near)
 
     def numa_node(self, name: str) -> int:
-        """-1: not known."""
+        """-1: unknown."""
         return self._numa[name]
 
     def near(self, place: str | None, gpu_bridges: Sequence[str] = ()) -> set[str]:
-        """The cards near memory at `place`: 'numa:N', 'cuda:N' (`gpu_bridges`: PCI addresses from the root complex to
-        the GPU); None and other places are not known."""
+        """The cards near memory at `place`: 'numa:N' or 'cuda:N' (`gpu_bridges`: PCI addresses from the root complex to
+        the GPU). For None and other places, all cards."""
         everything = set(self._nics)
         if place is None or not place.startswith(("numa:", "cuda:")):
             return everything
@@ -116,12 +116,12 @@ class Topology:
         return {name for name, numa in self._numa.items() if numa == node} or everything
 
     def distances(self, names: Sequence[str], near: set[str]) -> list[int]:
-        """NEAR or FAR of each of `names`."""
+        """NEAR or FAR for each of `names`."""
         return [NEAR if name in near else FAR for name in names]
 
 
 def _shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many bridges two devices have in common from the root complex on."""
+    """The number of bridges, from the root complex on, that two devices have in common."""
     count = 0
     for ours, theirs in zip(one, other, strict=False):
         if ours != theirs:
@@ -131,6 +131,6 @@ def _shared(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def pairs(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[tuple[str, str]]:
-    """(device here, device there) of every rail number that both nodes have, in its order."""
+    """(device here, device there) for every rail number that both nodes have, in order of the numbers."""
     there = {number: name for name, number in theirs.items()}
     return [(name, there[number]) for name, number in sorted(ours.items(), key=lambda one: one[1]) if number in there]

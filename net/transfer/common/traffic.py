@@ -12,12 +12,12 @@ LATENCY_BUCKETS_S = (
     *(20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3),
     *(10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )
-"""Upper bounds of a submission's duration; one more bucket has the rest."""
+"""Upper bounds of a submission's duration; one more bucket counts longer ones."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Sums over the submissions to one peer. `seconds` counts concurrent ones each."""
+    """Sums over the submissions to one peer. `seconds` adds up concurrent submissions."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -42,8 +42,8 @@ class Traffic:
         return (self.bytes_read + self.bytes_written) / self.seconds / 1e9 if self.seconds else 0.0
 
     def quantile_s(self, share: float) -> float | None:
-        """Upper bound of the bucket that holds this share of the submissions; None before the first one, and for
-        those above the last bound."""
+        """Upper bound of the bucket that contains this quantile of the submissions; None before the first one, and
+        above the last bound."""
         wanted = share * sum(self.latencies)
         seen = 0
         for bound, count in zip(LATENCY_BUCKETS_S, self.latencies, strict=False):
@@ -68,10 +68,10 @@ class Traffic:
 
 
 class RailLimit:
-    """A rail of `bytes_per_s` that this machine does not have, so that overlap can be studied on one host.
+    """Simulates a rail of `bytes_per_s`, so that overlap can be studied on one host.
 
-    A submission is held back until the slow rail would have delivered it. Bulk goes in the order of arrival; an urgent
-    submission takes its own time of the rail but does not wait for bulk before it.
+    A submission is held back until this rail would have delivered it. Bulk is delivered in order of arrival; an urgent
+    submission uses time of the rail but does not wait for earlier bulk.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -81,7 +81,7 @@ class RailLimit:
         self._free_at = 0.0
 
     def hold_s(self, now: float, nbytes: int, urgent: bool) -> float:
-        """How long to hold a submission back."""
+        """Seconds for which to hold back a submission."""
         took = nbytes / self.bytes_per_s
         self._free_at = max(self._free_at, now) + took
         return took if urgent else self._free_at - now

@@ -14,8 +14,8 @@ from net.transfer.common.spans import Span
 
 BULK = 0
 URGENT = 1
-"""Priorities of a submission. An urgent one does not wait behind bulk to the same peer: layers of a request that
-decodes soon go before blocks that are published."""
+"""Priorities of a submission. An urgent one does not wait behind bulk to the same peer: layers of a request that will
+decode soon overtake blocks that are published."""
 
 
 class Op(Enum):
@@ -26,7 +26,7 @@ class Op(Enum):
 
 
 class Unusable(Exception):
-    """This transport cannot reach the peer; the text says why and ends up in Path.refused."""
+    """This transport cannot reach the peer; the text, which Path.refused will contain, says why."""
 
 
 class Transport(Protocol):
@@ -36,14 +36,14 @@ class Transport(Protocol):
     name: str
 
     def __init__(self, links: Links, regions: Mapping[str, Region]) -> None:
-        """`regions` is the engine's own table: what is in it now may be read and written by peers."""
+        """`regions` is the engine's own table: peers may read and write the regions that are in it now."""
 
     def offer(self) -> dict[str, Any]:
-        """JSON that a peer needs to reach this node, or {"refused": reason}. Called for every peer that opens."""
+        """JSON that a peer needs to reach this node, or {"refused": reason}. Called for each peer that opens a path."""
 
     async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
-        """Get ready to submit to the peer that made `offer`; returns one line on how. Idempotent. Raises Unusable
-        (the engine tries the next transport) or PeerLost."""
+        """Prepare submissions to the peer that made `offer`; returns one line that describes the path. Idempotent.
+        Raises Unusable (the engine tries the next transport) or PeerLost."""
 
     def is_open(self, peer_id: str) -> bool:
         """Whether `submit` may be called."""
@@ -58,22 +58,22 @@ class Transport(Protocol):
         priority: int = BULK,
         landed: Landed | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet. `landed`
-        hears of the pieces that have arrived, until this ends. When cancelled it first makes sure that no byte of it
-        moves any more. Raises TransferError, PeerLost."""
+        """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet. Adds
+        arrived pieces to `landed` until it ends. If cancelled, it ends only when no byte of it moves any more. Raises
+        TransferError, PeerLost."""
 
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
-        """net.transfer.common.rails.Rail.row of every rail to the peer; empty for a transport that has but one way. A
-        transfer is striped over the rails of one "lane"; rows that name none are in the same."""
+        """net.transfer.common.rails.Rail.row of every rail to the peer; empty for a transport without rails. A transfer
+        is striped over the rails of one "lane"; rows without a lane are in the same one."""
 
     def withdraw(self, name: str) -> None:
-        """The region is no longer in `regions`; stop serving what is under way for it."""
+        """The region is no longer in `regions`; stop its running transfers."""
 
     def drop(self, peer_id: str) -> None:
         """The peer is lost or has closed. Idempotent."""
 
     async def fence(self, peer_id: str) -> None:
-        """Return when nothing the peer submitted before it was dropped can touch local memory any more."""
+        """Return when no submission that the peer made before it was dropped can touch local memory any more."""
 
     async def close(self) -> None:
         """Finish or stop everything in good order."""
@@ -81,24 +81,24 @@ class Transport(Protocol):
 
 @runtime_checkable
 class Atomics(Protocol):
-    """A transport that can also change a word of a peer's memory in one step."""
+    """A transport that can also change a word of a peer's memory atomically."""
 
     async def fetch_add(self, peer_id: str, remote: str, offset: int, add: int) -> int:
-        """Add to the 64-bit word at `offset` (a multiple of 8) of the region `remote`; returns what it was. Raises
-        TransferError, also when it may have happened, and PeerLost."""
+        """Add to the 64-bit word at `offset` (a multiple of 8) of the region `remote`; returns the old value. Raises
+        TransferError and PeerLost; the add may have happened."""
 
 
 @runtime_checkable
 class Carded(Protocol):
-    """A transport over network cards, which are near some memory and far from other."""
+    """A transport over network cards, which are near some memory and far from other memory."""
 
     def near(self, region: Region) -> list[str]:
-        """The cards in use near the region; none before the first peer has asked."""
+        """The cards in use near the region; empty before the first peer has asked."""
 
 
 @runtime_checkable
 class Mapped(Protocol):
-    """A transport that has the memory of its peers in this process."""
+    """A transport that maps the memory of its peers into this process."""
 
     async def mapped(self, peer_id: str, remote: str) -> Region:
-        """The peer's region, to be read. Raises TransferError, PeerLost."""
+        """The peer's region, for reading. Raises TransferError, PeerLost."""

@@ -15,27 +15,27 @@ Move = tuple[int, int, int]
 
 
 class Copying(Protocol):
-    """Copies that were queued together."""
+    """Several copies, queued in one call."""
 
     def done(self) -> bool: ...
 
     def wait(self) -> None:
-        """Block, in any thread, until all bytes are there. Raises what the device raised."""
+        """Block, in any thread, until all bytes are copied. Raises the device's exception."""
 
 
 class Device(Protocol):
-    """Memory the CPU cannot address. Copies run parallel to the device's computation, in queue order."""
+    """Memory that the CPU cannot address. Copies run in queue order, parallel to the device's computation."""
 
     location: str  # "cuda:0@0000:3b:00.0", as net.transfer.common.memory.Region.place
     nbytes: int
 
     def pin(self, region: Region) -> None:
-        """Page-lock host memory, which makes copies fast and truly asynchronous."""
+        """Page-lock host memory: this makes copies fast and asynchronous."""
 
     def unpin(self, region: Region) -> None: ...
 
     def copy_out(self, host: Region, moves: Sequence[Move]) -> Copying:
-        """Queue copies from the device to host memory. What has not been computed yet is the caller's affair."""
+        """Queue copies from the device to host memory. The caller must ensure that the data is computed."""
 
     def copy_in(self, host: Region, moves: Sequence[Move]) -> Copying:
         """Queue copies from host memory to the device."""
@@ -57,7 +57,7 @@ class DeviceRegion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What goes through one buffer at a time: (offset on the device, offset in the buffer, remote offset, length)."""
+    """The pieces of one fill of a buffer: (offset on the device, offset in the buffer, remote offset, length)."""
 
     pieces: Sequence[tuple[int, int, int, int]]
     nbytes: int

@@ -21,7 +21,7 @@ from net.transfer.common.path import Completion
 from net.transfer.common.spans import Span, pack_spans, unpack_spans
 from net.transfer.common.transport import Op
 
-STOP_S = 5.0  # a peer that does not confirm the end of a transfer for so long is dropped
+STOP_S = 5.0  # a peer that does not confirm the end of a transfer within this time is dropped
 
 Move = Callable[[str, Op, str, str, Sequence[Span], float], Coroutine[Any, Any, Completion]]
 """(peer id, op, region on a device here, the peer's region, spans, timeout_s)"""
@@ -41,12 +41,12 @@ class OnDevice:
 
 @dataclass(frozen=True, slots=True)
 class MoveThere:
-    """device.move; spans are its data."""
+    """The body of device.move; its data contains the spans."""
 
     id: int
-    op: str  # an Op, as the asker sees it
-    region: str  # on a device of the node that is asked
-    other: str  # the asker's
+    op: str  # an Op, as the asking node sees it
+    region: str  # on a device of the answering node
+    other: str  # of the asking node
     timeout_s: float
     epoch: str | None = None
 
@@ -68,7 +68,7 @@ class StopMove:
 
 
 class DevicePeers:
-    """Both ends of that: what is asked of peers, and what they ask of this node."""
+    """Both ends: requests to peers, and requests of peers to this node."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class DevicePeers:
         fence: Callable[[str], Awaitable[None]],
         epoch_of: Callable[[str], str],
     ) -> None:
-        """is_device: of a region's name, here. move: does what a peer asks for. fence, epoch_of: see
-        TransferEngine."""
+        """is_device: whether a region of this node is on a device. move: performs a peer's request. fence, epoch_of:
+        see TransferEngine."""
         self._channel = channel
         self._is_device = is_device
         self._move = move
@@ -97,11 +97,11 @@ class DevicePeers:
     # --- asking
 
     def known(self, peer_id: str, region: str) -> bool:
-        """Whether the peer has said before that its region is on a device."""
+        """Whether the peer has already reported that its region is on a device."""
         return (peer_id, region) in self._known
 
     async def ask(self, peer_id: str, region: str) -> bool:
-        """The same, asked now."""
+        """Ask the peer whether its region is on a device."""
         try:
             answer, _ = await self._channel.call(peer_id, "device.is", encode(IsDevice(region)))
             device = answered(OnDevice, answer).device
@@ -121,8 +121,8 @@ class DevicePeers:
         timeout_s: float,
         epoch: str | None = None,
     ) -> Completion:
-        """Have the peer move `spans` between our region `local` and its device. Raises as TransferEngine.submit, and
-        keeps its promise: nothing moves any more then."""
+        """Let the peer move `spans` between our region `local` and its device. Raises like TransferEngine.submit, with
+        the same guarantee: nothing moves any more afterwards."""
         number = next(self._ids)
         body = encode(MoveThere(number, op.value, remote, local, timeout_s, epoch))
         try:
@@ -134,13 +134,13 @@ class DevicePeers:
             await self._stop(peer_id, number)
             raise
         except PeerLost:
-            if op is Op.READ:  # it was writing here
+            if op is Op.READ:  # the peer was writing here
                 await self._fence(peer_id)
             raise
         return Completion(moved.nbytes, 0.0, moved.transport)
 
     async def _stop(self, peer_id: str, number: int) -> None:
-        """Return when the peer moves nothing of it any more."""
+        """Return when the peer has stopped this transfer."""
         stopping = awaited(self._channel.call(peer_id, "device.stop", encode(StopMove(number)), timeout_s=STOP_S))
         await ended({stopping}, cancel=False)
         if stopping.exception() is not None and not isinstance(stopping.exception(), PeerLost):
@@ -186,12 +186,12 @@ class DevicePeers:
             await ended({task})
 
     async def stop_serving(self, peer_id: str | None = None) -> None:
-        """Return when nothing moves any more that this peer, or any, has asked for."""
+        """Return when no transfer for this peer, or for any peer if None, moves any more."""
         await ended({task for (peer, _), task in self._serving.items() if peer_id in (None, peer)})
 
 
 async def ended(tasks: set[asyncio.Future[Any]] | set[asyncio.Task[Any]], cancel: bool = True) -> None:
-    """Cancel all and wait for their ends, however often this wait is cancelled itself; then that is raised."""
+    """Cancel all tasks and wait until they have ended, even if this wait is cancelled; then raise the cancellation."""
     cancelled: asyncio.CancelledError | None = None
     if cancel:
         for task in tasks:
@@ -204,6 +204,6 @@ async def ended(tasks: set[asyncio.Future[Any]] | set[asyncio.Task[Any]], cancel
             cancelled = error
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # seen
+            task.exception()  # marks the exception as retrieved
     if cancelled is not None:
         raise cancelled

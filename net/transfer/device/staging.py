@@ -1,14 +1,13 @@
 """Device memory in transfers: spans of a GPU's arena pass through page-locked host buffers if the network card cannot
 access the GPU directly.
 
-    local side on a device    copy out -> buffer -> WRITE            two buffers: while one is copied the other is on
-                              READ -> buffer -> copy in              the wire, so a long transfer costs the slower
-                                                                     of both and not their sum
+    local side on a device    copy out -> buffer -> WRITE            two buffers: while one is copied, the other is on
+                              READ -> buffer -> copy in              the wire, so a long transfer takes the time of
+                                                                     the slower step, not the sum of both
     remote side on a device   ask its node to do the opposite (net/transfer/device/peers.py)
 
-`DeviceTransferEngine` is a transfer engine whose regions may also be DeviceRegions; submissions look the same. What it
-asks of a device is the protocol `Device` of net/transfer/device/memory.py; engine/loading/cuda_memory.py is the one for
-CUDA.
+`DeviceTransferEngine` is a transfer engine whose regions may also be DeviceRegions; submissions look the same. Devices
+implement the protocol `Device` of net/transfer/device/memory.py; engine/loading/cuda_memory.py implements it for CUDA.
 """
 
 from __future__ import annotations
@@ -31,21 +30,20 @@ from net.transfer.engine import BULK, URGENT, Completion, Op, TransferEngine
 
 __all__ = ["STAGED", "STAGING", "Copying", "Device", "DeviceRegion", "DeviceTransferEngine"]
 
-STAGING = "device-staging"  # name of the region of buffers; a node registers other regions too
-STAGED = "+staging"  # behind the transport's name in a Completion
+STAGING = "device-staging"  # name of the region that contains the buffers
+STAGED = "+staging"  # suffix of the transport's name in a Completion
 BUFFER_BYTES = 8 << 20
 BUFFERS = 2  # per lane
 LANES, SERVING = 3, 2
-"""Lanes have buffers of their own: one per priority, as urgent transfers do not wait for bulk, and SERVING for what
-peers ask, as two nodes would wait for each other's buffers for ever, each holding its own."""
+"""Each lane has its own buffers. There is one lane per priority, because urgent transfers must not wait for bulk, and
+SERVING for requests of peers: otherwise two nodes that hold their own buffers could wait for each other forever."""
 
 Carry = Callable[[Region, Sequence[Span]], Awaitable[Completion]]
-"""Moves spans between host memory here and the remote side, wherever that is."""
+"""Moves spans between host memory here and the remote side, which may be on a device."""
 
 
 class DeviceTransferEngine(TransferEngine):
-    """See the module, and net.transfer.engine.TransferEngine, whose rules on the reuse of memory hold for devices
-    too."""
+    """See the module and net.transfer.engine.TransferEngine; its rules on the reuse of memory also apply to devices."""
 
     def __init__(self, channel: Channel, *args: Any, buffer_bytes: int = BUFFER_BYTES, **options: Any) -> None:
         super().__init__(channel, *args, **options)
@@ -59,7 +57,7 @@ class DeviceTransferEngine(TransferEngine):
     # --- regions
 
     def register(self, region: Region | DeviceRegion) -> None:
-        """See TransferEngine; the first region of a device also takes the buffers."""
+        """See TransferEngine; the first region of a device also allocates the buffers."""
         if isinstance(region, Region):
             super().register(region)
             return
@@ -127,7 +125,7 @@ class DeviceTransferEngine(TransferEngine):
         landed: Landed,
         epoch: str | None = None,
     ) -> Completion:
-        """One side is on a device, as far as is known."""
+        """A submission with one side on a device, as far as this node knows."""
         device = self._devices.get(local)
         priority = URGENT if lane == URGENT else BULK
         started = time.monotonic()
@@ -161,16 +159,16 @@ class DeviceTransferEngine(TransferEngine):
     async def _serve(
         self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float
     ) -> Completion:
-        """A peer asks for it."""
+        """A submission that a peer requests."""
         return await self._submit(peer_id, op, local, remote, spans, timeout_s, SERVING, Landed())
 
     async def _staged(
         self, region: DeviceRegion, op: Op, spans: Sequence[Span], carry: Carry, lane: int, landed: Landed
     ) -> Completion:
-        """Every chunk takes a buffer, and gives it back when nothing of it moves any more."""
+        """Every chunk takes a buffer and returns it when no byte of the chunk moves any more."""
         moves, nbytes = merged(spans, region.name, region.nbytes)
         running: set[asyncio.Task[str]] = set()
-        unbegun: set[int] = set()  # buffers of tasks that have not run yet: cancelled now, they never would
+        unbegun: set[int] = set()  # buffers of tasks that have not run yet: a cancelled one would never free its buffer
         transport = "none"
         try:
             for chunk in chunks(moves, self._buffer_bytes):
@@ -219,7 +217,7 @@ class DeviceTransferEngine(TransferEngine):
             self._free[lane].put_nowait(buffer)
 
     async def _copied(self, device: Device, copying: Copying) -> None:
-        """Return or raise only after the copies, also when cancelled. Raises TransferError."""
+        """Return or raise only after the copies have ended, also if cancelled. Raises TransferError."""
         if not copying.done():
             waiting = asyncio.get_running_loop().run_in_executor(self._threads, copying.wait)
             await ended({waiting})

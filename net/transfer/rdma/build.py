@@ -1,7 +1,7 @@
 """The cffi module around libibverbs, compiled on first use into the user's cache.
 
-API mode, because much of verbs.h is static inline or macros, which no dynamic lookup can reach: the C compiler reads
-the header, and shim.c adds the calls that work on whole batches.
+It uses cffi's API mode, because much of verbs.h is static inline functions or macros, which dynamic lookup cannot
+reach: the C compiler reads the header. shim.c adds calls that work on whole batches.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ int kv_nonblocking(int fd);
 
 
 def module() -> ModuleType:
-    """The compiled module with `ffi` and `lib`, built if this machine has none yet. Raises NotCompiled."""
+    """The compiled module with `ffi` and `lib`, built if the cache does not contain it. Raises NotCompiled."""
     decides = (DECLARATIONS.encode(), SHIM.read_bytes(), sys.version.encode())
     path = kept("verbs", MODULE, decides, compile_to, str(sysconfig.get_config_var("EXT_SUFFIX")))
     spec = importlib.util.spec_from_file_location(MODULE, path)
@@ -94,7 +94,7 @@ def module() -> ModuleType:
     loaded = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(loaded)
-    except ImportError as error:  # built here, but libibverbs has gone since
+    except ImportError as error:  # libibverbs was removed after the build
         raise NotCompiled(f"{error} (Debian: apt install libibverbs1)") from None
     return loaded
 

@@ -1,7 +1,7 @@
 """The number of completion queue entries of a device that each queue pair may fill. Pure.
 
-A completion queue that overflows takes all its queue pairs with it. So a queue pair takes as many entries as it can
-have requests under way, before it is made, and a device has as many completion queues as that needs.
+An overflow of a completion queue breaks all its queue pairs. Therefore a queue pair reserves one entry for each request
+that it may have in flight, before it is created. A device has as many completion queues as this requires.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ class CompletionShares:
     """Completion queues of `entries` each, by number: 0, 1, ..."""
 
     def __init__(self, entries: int, most: int) -> None:
-        """most: queues that the device can have."""
+        """most: the maximum number of queues of the device."""
         self.entries = entries
         self._most = most
         self._free: list[int] = []  # of each queue
 
     def take(self, count: int) -> int:
-        """The number of a queue with `count` free entries, which are taken; one more than there were so far is a queue
-        to be made. Raises ValueError when the device cannot have so many."""
+        """Reserves `count` entries and returns the number of their queue; if no queue has this number yet, the caller
+        must create it. Raises ValueError if the device cannot have more queues."""
         if count > self.entries:
             raise ValueError(f"{count} requests do not fit into a completion queue of {self.entries} entries")
         number = next((i for i, free in enumerate(self._free) if free >= count), len(self._free))
@@ -30,5 +30,5 @@ class CompletionShares:
         return number
 
     def give_back(self, number: int, count: int) -> None:
-        """The queue pair is gone and its completions have been taken."""
+        """Free the entries of a queue pair that is destroyed and whose completions have been polled."""
         self._free[number] += count

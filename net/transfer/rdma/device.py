@@ -18,10 +18,10 @@ from net.transfer.rdma.verbs import COMPLETION, VerbsError, verbs
 
 log = logging.getLogger("mooncake.net")
 
-COMPLETIONS = 4096  # entries of a completion queue: of some 15 peers, or of 200 that only this node is read by
-POLL = 256  # completions taken in one call
+COMPLETIONS = 4096  # entries of a completion queue: enough for 15 peers, or 200 that only read from this node
+POLL_MAX = 256  # completions per poll call
 PORT = 1
-READS = 16  # READs and atomics of a queue pair at a time, at most
+READS_MAX = 16  # concurrent READs and atomics of a queue pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Completion:
 
 
 class Device:
-    """Open device. `on_port(active)` hears of the link going down and coming back. Use inside a running loop."""
+    """An open device. `on_port(active)` is called when the link goes down or up. Use inside a running loop."""
 
     def __init__(self, name: str, gid_index: int | None = None) -> None:
-        """Raises Unusable when the device cannot be used, with the reason."""
+        """Raises Unusable with the reason if the device cannot be used."""
         self.name = name
         self._verbs = verbs()
         ffi, lib = self._verbs.ffi, self._verbs.lib
@@ -59,7 +59,7 @@ class Device:
         except VerbsError as error:
             raise Unusable(f"RDMA device {name}: {error.strerror}") from None
         self._shares = CompletionShares(min(COMPLETIONS, int(self._attr.max_cqe)), int(self._attr.max_cq))
-        self._records = ffi.new("struct kv_completion[]", POLL)
+        self._records = ffi.new("struct kv_completion[]", POLL_MAX)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fd, self._completions_wait)
         self._loop.add_reader(self._context.async_fd, self._events_wait)
@@ -119,24 +119,24 @@ class Device:
 
     @property
     def reads(self) -> int:
-        """READs and atomics that one of its queue pairs can have under way."""
-        return min(READS, int(self._attr.max_qp_init_rd_atom))
+        """READs and atomics that one of its queue pairs can have in flight."""
+        return min(READS_MAX, int(self._attr.max_qp_init_rd_atom))
 
     @property
     def answers(self) -> int:
         """READs and atomics of the other side that one of its queue pairs answers at a time."""
-        return min(READS, int(self._attr.max_qp_rd_atom))
+        return min(READS_MAX, int(self._attr.max_qp_rd_atom))
 
     # --- memory
 
     def register(self, region: Region) -> Registered:
-        """Pin the region for this device, once. Blocks meanwhile: for small ones. Raises Unusable naming the limit
-        that was hit."""
+        """Pin the region for this device, once. Blocks, so use it only for small regions. Raises Unusable naming the
+        limit."""
         return self.memory.at_once(region)
 
     def deregister(self, name: str) -> None:
-        """The fence of withdrawn memory: what peers still send to its key is refused by the card; since when, says
-        Registrations.withdraw. Idempotent."""
+        """Fence withdrawn memory: the card refuses later requests with its key. Registrations.withdraw says when this
+        takes effect. Idempotent."""
         self.memory.withdraw(name)
 
     def _pin(self, region: Region) -> tuple[Any, Registered]:
@@ -161,7 +161,7 @@ class Device:
     # --- completions and events
 
     def take_completions(self, count: int) -> tuple[int, Any]:
-        """(number, completion queue) for a queue pair with at most `count` requests under way. Raises VerbsError."""
+        """(number, completion queue) for a queue pair with at most `count` requests in flight. Raises VerbsError."""
         lib = self._verbs.lib
         try:
             number = self._shares.take(count)
@@ -179,17 +179,17 @@ class Device:
 
     def give_back_completions(self, number: int, count: int) -> None:
         """The queue pair has been destroyed."""
-        self.poll()  # what it left there
+        self.poll()  # take its last completions first
         self._shares.give_back(number, count)
 
     def poll(self) -> int:
-        """Hand out everything that has completed; returns how many."""
+        """Pass all completions to their handlers; returns their number."""
         return sum(self._poll(cq) for cq in self._cqs)
 
     def _poll(self, cq: Any) -> int:
         total = 0
         lib, ffi = self._verbs.lib, self._verbs.ffi
-        while (count := lib.kv_poll(cq, self._records, POLL)) > 0:
+        while (count := lib.kv_poll(cq, self._records, POLL_MAX)) > 0:
             total += count
             for record in COMPLETION.iter_unpack(bytes(ffi.buffer(self._records, count * COMPLETION.size))):
                 number, status, qp_num = record
@@ -203,7 +203,7 @@ class Device:
 
     def _completions_wait(self) -> None:
         self._verbs.lib.kv_drain_events(self._channel)
-        # Armed before the poll: a completion in between makes a new event instead of being overlooked.
+        # Arm before the poll: a completion in between then causes a new event and is not missed.
         for cq in self._cqs:
             self._verbs.check(self._verbs.lib.ibv_req_notify_cq(cq, 0), "req_notify_cq")
         self.poll()
@@ -219,11 +219,11 @@ class Device:
                     listener(self.active)
 
     async def settled(self) -> None:
-        """Deregister everything; returns when no thread registers any more. Call it before `close`."""
+        """Deregister everything; returns when no thread pins or unpins any more. Call it before `close`."""
         await self.memory.settled()
 
     def close(self) -> None:
-        """After its queue pairs. Errors are logged: at the end of the process the kernel frees everything anyway."""
+        """Close the queue pairs first. Errors are only logged: the kernel frees everything when the process ends."""
         self._loop.remove_reader(self._channel.fd)
         self._loop.remove_reader(self._context.async_fd)
         lib = self._verbs.lib
@@ -239,8 +239,8 @@ class Device:
 
 
 async def registered(devices: Sequence[Device], region: Region) -> list[Registered]:
-    """The region's keys on each of the devices, which pin it at the same time, in threads. Raises Unusable; also when
-    the region was deregistered meanwhile."""
+    """The region's keys on each of the devices, which pin it concurrently, in threads. Raises Unusable, also if the
+    region was deregistered meanwhile."""
     await asyncio.gather(*(one.memory.soon(region) for one in devices if one.memory.known(region) is None))
     keys = [keys for one in devices if (keys := one.memory.known(region)) is not None]
     if len(keys) < len(devices):

@@ -8,8 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Travels as JSON. A card has two limits on READs and atomics of one queue pair, which need not be equal: how many
-    it has under way (verbs: max_qp_init_rd_atom) and how many of the other side it answers at a time
+    """Sent as JSON. A card has two limits on concurrent READs and atomics of one queue pair, which may differ: `reads`,
+    those it has in flight (verbs: max_qp_init_rd_atom), and `answers`, those of the other side that it answers
     (max_qp_rd_atom)."""
 
     qp_num: int
@@ -25,16 +25,16 @@ class Endpoint:
 
     @classmethod
     def from_json(cls, value: Any) -> Endpoint:
-        """Raises ValueError for anything else."""
+        """Raises ValueError if `value` is not the JSON of an endpoint."""
         try:
             numbers = {name: int(value[name]) for name in ("qp_num", "psn", "lid", "mtu", "reads", "answers")}
             endpoint = cls(gid=str(value["gid"]), **numbers)
             if len(bytes.fromhex(endpoint.gid)) != 16:
                 raise ValueError("a GID has 16 bytes")
         except (KeyError, TypeError) as error:
-            raise ValueError(f"no RDMA endpoint: {error}") from None
+            raise ValueError(f"not an RDMA endpoint: {error}") from None
         return endpoint
 
     def depths(self, other: Endpoint) -> tuple[int, int]:
-        """(READs and atomics that this side may have under way, of the other side's that it must answer at a time)."""
+        """Concurrent READs and atomics: (those this side may send, those of the other side that it must answer)."""
         return min(self.reads, other.answers), min(self.answers, other.reads)

@@ -10,7 +10,7 @@ V4_MAPPED = bytes(10) + b"\xff\xff"
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """One entry of a device's table, which holds the addresses of all its ports."""
+    """One entry of a device's table, which contains the addresses of all its ports."""
 
     index: int  # in the table of its port
     port: int
@@ -19,8 +19,8 @@ class Gid:
 
 
 def choose(table: Iterable[Gid], port: int, index: int | None = None) -> Gid:
-    """Of this port: the entry of `index`, or RoCE v2 over IPv4 first, which is routable and the one peers can be named
-    by. Raises ValueError: the device does not have the text."""
+    """The entry `index` of this port; without an index, RoCE v2 over IPv4 is preferred, because it is routable. Raises
+    ValueError, whose text names the missing entry."""
     mine = [gid for gid in table if gid.port == port and index in (None, gid.index)]
     if not mine:
         which = "any address (GID)" if index is None else f"a GID of index {index} (--rdma-gid-index)"

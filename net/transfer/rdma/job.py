@@ -1,7 +1,7 @@
 """A running submission: its slices, how many are in queues, and what it still waits for.
 
-However it ends, it ends only when nothing of it moves any more: its memory may be freed at once. So a job that has
-failed on one rail waits for its slices in the queues of the others.
+A submission ends only when no byte of it moves any more, so its memory may be freed immediately. A job that has failed
+on one rail therefore waits for its slices in the queues of the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLICE_ATTEMPTS = 9  # of one slice
 
 @dataclass(frozen=True, slots=True)
 class RemoteRegion:
-    """A region of the peer: where it starts and its key on each rail."""
+    """A region of the peer: its address, and its key on each rail."""
 
     address: int
     nbytes: int
@@ -36,7 +36,7 @@ class RemoteRegion:
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """One request of a job. `make(rail, slice)` writes it for the rail it goes by."""
+    """One request of a job. `make(rail, slice)` makes the request for the rail that sends it."""
 
     job: Submission
     make: Callable[[int, Slice], Request]
@@ -48,27 +48,27 @@ class Slice:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """One submission. `once`: it may not be done twice, so it fails with the rail it was on."""
+    """One submission. `once`: it must not be repeated, so it fails if its rail fails."""
 
     op: Op
     once: bool = False
     priority: int = 0
-    distances: Sequence[int] = ()  # of the rails from the memory; empty = all the same
+    distances: Sequence[int] = ()  # of the rails from the memory; empty: all equal
     landed: Landed | None = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     waiting: deque[Slice] = field(default_factory=deque)
     under_way: int = 0  # slices in queues
-    unsettled: set[int] = field(default_factory=set)  # rails a WRITE broke on whose old queue pair may still take it
-    ending: Exception | None = None  # no more of it is posted, and `done` gets this once nothing moves
+    unsettled: set[int] = field(default_factory=set)  # broken rails on whose old queue pair a WRITE may still land
+    ending: Exception | None = None  # nothing more is posted, and `done` gets this when nothing moves any more
 
     def add(self, spans: Iterable[Span], make: Callable[[int, Slice], Request]) -> None:
-        """Wait with the slices of `spans`."""
+        """Append the slices of `spans` to `waiting`."""
         for here, there, length in spans:
             for offset, size in rails.cut(here, length, SLICE_BYTES):
                 self.waiting.append(Slice(self, make, offset, there + offset - here, size))
 
     def posted(self) -> Slice:
-        """The next slice, which goes into a queue."""
+        """The next slice, for a queue."""
         self.under_way += 1
         return self.waiting.popleft()
 
@@ -80,7 +80,7 @@ class Submission:
         self.finish_if_idle()
 
     def came_back(self, piece: Slice, rail: int, rail_name: str) -> None:
-        """A slice did not arrive by this rail, or may have."""
+        """A rail failed with this slice; the slice may have arrived or not."""
         self.under_way -= 1
         piece.attempts += 1
         if self.op is Op.WRITE:
@@ -95,24 +95,24 @@ class Submission:
             self.waiting.appendleft(piece)
 
     def settled(self, rail: int) -> None:
-        """The peer's old queue pair of this rail takes nothing any more."""
+        """The peer's old queue pair of this rail receives nothing any more."""
         self.unsettled.discard(rail)
         self.finish_if_idle()
 
     def stop(self, error: Exception) -> None:
-        """Post nothing more of it; `done` gets the first such error once nothing moves any more."""
+        """Post nothing more; `done` gets the first such error when nothing moves any more."""
         self.waiting.clear()
         self.ending = self.ending or error
         self.finish_if_idle()
 
     def lost(self, error: Exception) -> None:
-        """The queue pairs are closed, so nothing moves any more: it ends now."""
+        """The queue pairs are closed, so nothing moves any more: end now."""
         self.waiting.clear()
         if not self.done.done():
             self._end(error)
 
     def finish_if_idle(self) -> None:
-        """Nothing of it moves any more: it is complete, or has failed."""
+        """End if nothing moves any more: the job is complete or has failed."""
         if self.idle and not self.done.done():
             self._end(self.ending)
 
@@ -121,7 +121,7 @@ class Submission:
             self.done.set_result(None)
             return
         self.done.set_exception(error)
-        self.done.exception()  # the one who waited may have been cancelled
+        self.done.exception()  # the waiting task may have been cancelled
 
     @property
     def idle(self) -> bool:

@@ -1,18 +1,18 @@
 """The submitting end of RDMA to one peer: queue pairs on every rail; slices are striped over them and resent on
 failure.
 
-A TCP connection runs next to the rails. On it the two sides agree about queue pairs and regions:
+On a TCP connection in addition to the rails, the two sides exchange queue pairs and regions:
 
     connect{rails: [endpoint ...], devices: [name ...]} ──>   <── connected{rails: [endpoint | reason ...]}
     region{name} ──>             <── region{name, address, nbytes, keys: [rkey ...], distances}  or  {name, reason}
                                  <── gone{region}             unregistered there
 
-A rail joins one of our devices to one of the peer's, named when the link is opened. net/transfer/rdma/pump.py has what
-is under way, net/transfer/rdma/revival.py brings broken rails back.
+A rail joins one of our devices to one of the peer's; both are chosen when the link is opened. net/transfer/rdma/pump.py
+sends slices, net/transfer/rdma/revival.py restores broken rails.
 
-When a rail breaks, its slices go again on the others. The first try may still be on its way, and must not land in
-memory that has been reused since: a WRITE that had to be sent again is complete only after the peer has confirmed
-with `stopped` that the broken queue pair takes nothing any more.
+When a rail breaks, its slices are sent again on the others. Their first copies may still be in flight and must not land
+in memory that has been reused since. Therefore a WRITE that was sent again is complete only after the peer has
+confirmed with `stopped` that the broken queue pair receives nothing any more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from net.transfer.rdma.queue_pair import QueuePair, Request, VerbsError
 from net.transfer.rdma.revival import Revival
 from net.transfer.rdma.verbs import verbs
 
-WORD_BYTES = 8  # what an atomic works on
+WORD_BYTES = 8  # size of the word of an atomic
 
 
 class Link:
@@ -49,7 +49,7 @@ class Link:
     def __init__(
         self, connection: Connection, devices: Sequence[Device], topology: Topology, here: Mapping[str, Region]
     ) -> None:
-        """devices: of this node; topology: knows them all; here: regions that are registered on this node."""
+        """devices: of this node; topology: of these devices; here: regions that are registered on this node."""
         self.connection = connection
         self.rails: list[Rail] = []
         self.ended = False
@@ -62,13 +62,13 @@ class Link:
         self._pump = Pump(self.rails, self._broken)
         self._revival: Revival | None = None
         self._scratch = Region.private(f"scratch of the link to {connection.peer_id}", WORD_BYTES)
-        self._word_free = asyncio.Lock()  # what an atomic brings back
+        self._word_free = asyncio.Lock()  # guards `_scratch`, which receives the result of an atomic
 
     # --- opening
 
     async def open(self, theirs: Mapping[str, int]) -> str:
-        """Connect every rail that both sides have; one line on the result. theirs: rail numbers of the peer's devices.
-        Raises Unusable, PeerLost."""
+        """Connect every rail that both sides have; returns one line that describes the result. theirs: rail numbers of
+        the peer's devices. Raises Unusable, PeerLost."""
         joined = pairs(self._topology.rail_numbers, theirs)
         if not joined:
             ours = ", ".join(f"{name} = {number}" for name, number in self._topology.rail_numbers.items())
@@ -142,22 +142,22 @@ class Link:
             await self._pump.run(job)
         except TransferError:
             if self._regions.get(remote) is region:
-                del self._regions[remote]  # its key may be what was refused: the next one asks again
+                del self._regions[remote]  # the peer may have refused its key: the next submission asks again
             raise
 
     def _check_here(self, local: Region) -> None:
-        """After a wait: its owner may have it back. Raises TransferError."""
+        """Called after a wait, in which the owner may have closed the region. Raises TransferError."""
         if self._here.get(local.name) is not local or local.closed:
             raise TransferError(f"region {local.name!r} is not registered here")
 
     def _distances(self, local: Region, remote: RemoteRegion) -> list[int]:
-        """Of each rail from both memories together."""
+        """The distance of each rail: the sum of its distances from both memories."""
         ours = far_rails(self._topology, local, [device.name for device in self._devices])
         return [here + there for here, there in zip(ours, remote.distances, strict=True)]
 
     async def fetch_add(self, remote: str, offset: int, add: int) -> int:
-        """Add to the 64-bit word at `offset` of a region there, and return what it was. Atomic among network cards;
-        the peer's own CPU must leave the word alone. Raises TransferError; also when it may have happened."""
+        """Add to the 64-bit word at `offset` of the peer's region; returns the old value. Atomic among network cards,
+        but the peer's CPU must not write the word. Raises TransferError; the add may have happened."""
         region = await self._region(remote)
         check([(offset, WORD_BYTES)], remote, region.nbytes)
         opcode = verbs().lib.IBV_WR_ATOMIC_FETCH_AND_ADD
@@ -186,7 +186,7 @@ class Link:
         return self._regions[name]
 
     def _check(self) -> None:
-        """After a wait. Raises PeerLost."""
+        """Called after a wait. Raises PeerLost if the link has ended."""
         if self.ended:
             raise PeerLost(f"lost {self.connection.peer_id!r}: the RDMA link has ended")
 
@@ -199,7 +199,7 @@ class Link:
             self._regions.pop(header["region"], None)
             return
         if header["op"] == "region" and "reason" not in header:
-            # Here and not by who asked: "gone" may be the next frame, before they have run.
+            # Stored here and not in `_region`: "gone" may be the next frame, before the waiting tasks have run.
             self._regions[header["name"]] = RemoteRegion(
                 int(header["address"]), int(header["nbytes"]), list(header["keys"]), header["distances"]
             )
@@ -209,7 +209,7 @@ class Link:
         self.end(reason or "it has closed")
 
     def end(self, reason: str) -> None:
-        """Let go of the memory on this side and fail what is under way with PeerLost. Idempotent."""
+        """Release the memory on this side and fail the running jobs with PeerLost. Idempotent."""
         if self.ended:
             return
         self.ended = True

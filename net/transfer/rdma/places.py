@@ -18,7 +18,7 @@ NODE_OF_ADDRESS = 3  # MPOL_F_NODE | MPOL_F_ADDR
 
 
 def nics(names: Sequence[str], sys: Path = SYS) -> list[Nic]:
-    """The RDMA devices of these names; what the kernel does not say is left unknown."""
+    """The RDMA devices of these names; facts that the kernel does not report stay unknown."""
     return [_nic(name, sys / "class" / "infiniband" / name / "device") for name in names]
 
 
@@ -27,7 +27,7 @@ def _nic(name: str, device: Path) -> Nic:
 
 
 def numa_node(device: Path) -> int:
-    """Of a device's folder in sysfs; -1 when the kernel does not say."""
+    """The NUMA node of a device's folder in sysfs; -1 if the kernel does not report it."""
     try:
         return int((device / "numa_node").read_text())
     except (OSError, ValueError):
@@ -35,19 +35,19 @@ def numa_node(device: Path) -> int:
 
 
 def bridges(device: Path) -> tuple[str, ...]:
-    """PCI addresses from the root complex down to the device; empty when it is not on a PCI bus."""
+    """PCI addresses from the root complex down to the device; empty if it is not on a PCI bus."""
     return tuple(part for part in device.resolve().parts if PCI_ADDRESS.fullmatch(part)) if device.exists() else ()
 
 
 def gpu(place: str, sys: Path = SYS) -> tuple[str, tuple[str, ...]]:
-    """(place for net.transfer.common.topology, bridges) of 'cuda:N@PCI address', as devices of
-    net/transfer/device/staging.py say where they are."""
+    """(place for net.transfer.common.topology, bridges) of 'cuda:N@PCI address', the location of a device in
+    net/transfer/device/memory.py."""
     name, _, address = place.partition("@")
     return name, bridges(sys / "bus" / "pci" / "devices" / address.lower()) if address else ()
 
 
 def of(region: Region) -> str | None:
-    """'numa:N' of the first page of host memory; None when the kernel does not tell."""
+    """'numa:N' of the first page of host memory; None if the kernel does not report it."""
     if region.place is not None:
         return region.place
     number = GET_MEMPOLICY.get(platform.machine())
@@ -63,7 +63,7 @@ def of(region: Region) -> str | None:
 
 
 def far_rails(topology: Topology, region: Region, names: Sequence[str]) -> list[int]:
-    """net.transfer.common.topology's distance of the region from each of the devices."""
+    """The distance (net.transfer.common.topology) of the region from each of the devices."""
     place = region.place
     if place is None and topology.one_place:
         return [NEAR] * len(names)

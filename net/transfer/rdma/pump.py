@@ -1,8 +1,8 @@
 """Work in flight to one peer: jobs, their slices in the queues of the rails, and their completions.
 
-Slices go to the rails nearest to both memories (net/transfer/common/topology.py) that are up, urgent jobs first and
-older ones before younger. Of bulk no rail has more than BULK_WINDOW bytes in its queue: a queue is served in order, and
-what is urgent would wait behind all of it.
+Slices are sent on the rails nearest to both memories (net/transfer/common/topology.py) that are up: urgent jobs first,
+older jobs before younger ones. A rail's queue contains at most BULK_WINDOW bytes of bulk, because a queue is served in
+order, and urgent slices would wait behind the bulk.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from net.transfer.common.transport import BULK
 from net.transfer.rdma.job import Slice, Submission
 from net.transfer.rdma.queue_pair import QueuePair
 
-CANCEL_S = 5.0  # for what a cancelled transfer has in the queues
-BULK_WINDOW = 8 << 20  # bytes: 0.3 ms at 25 GB/s, and many times what such a wire holds
+CANCEL_S = 5.0  # for queued slices of a cancelled transfer
+BULK_WINDOW = 8 << 20  # bytes: 0.3 ms at 25 GB/s, many times the content of such a wire
 
 
 class Pump:
-    """Jobs over `rails`; `pairs` are their queue pairs, set when they are open. `on_broken(rail)` hears of a rail that
-    has broken, before its slices are posted elsewhere."""
+    """Jobs over `rails`; `pairs`: their queue pairs, set when they are open. `on_broken(rail)` is called for a broken
+    rail before its slices are posted elsewhere."""
 
     def __init__(self, rails: Sequence[Rail], on_broken: Callable[[int], None]) -> None:
         self.rails = rails
@@ -35,7 +35,7 @@ class Pump:
         self._lost: PeerLost | None = None
 
     async def run(self, job: Submission) -> None:
-        """Returns or raises, also when cancelled, once nothing of the job moves any more. Raises TransferError,
+        """Returns or raises, also if cancelled, only when no byte of the job moves any more. Raises TransferError,
         PeerLost."""
         if self._lost is not None:
             raise self._lost
@@ -51,8 +51,8 @@ class Pump:
             self.jobs.pop(job, None)
 
     async def _settle(self, job: Submission) -> None:
-        """A job was cancelled: return when it has ended, however often this wait is cancelled too. Queues that take
-        too long are broken off; then the peer confirms that, or is lost (net/transfer/rdma/revival.py)."""
+        """Return when a cancelled job has ended, even if this wait is cancelled. Queues that take too long are broken
+        off; then the peer confirms this or is lost (net/transfer/rdma/revival.py)."""
         patience: float | None = CANCEL_S
         until = time.monotonic() + CANCEL_S
         while not job.done.done():
@@ -67,7 +67,7 @@ class Pump:
                     pair.break_off("a cancelled transfer did not end")
 
     def pump(self) -> None:
-        """Post waiting slices as the rails have room."""
+        """Post waiting slices while the rails have room."""
         room = [pair.room for pair in self.pairs]
         batches: list[list[Slice]] = [[] for _ in self.pairs]
         now = time.monotonic()
@@ -87,7 +87,7 @@ class Pump:
             elif batch:  # the rail broke while another batch was posted
                 self._again(index, batch)
 
-    # --- what the queue pairs say
+    # --- reports of the queue pairs
 
     def done_on(self, index: int) -> Callable[[list[Slice]], None]:
         def done(pieces: list[Slice]) -> None:
@@ -103,7 +103,7 @@ class Pump:
         def error(pieces: list[Slice], why: str, refused: bool) -> None:
             self.rails[index].failed(time.monotonic())
             if refused and pieces:
-                # Its memory is not there any more: the fault of the transfer, so the rail comes back at once.
+                # The peer's memory is gone: the fault of the transfer, so the rail is reopened immediately.
                 self.rails[index].retry_at = 0.0
                 pieces[0].job.stop(TransferError(f"the peer refused the memory of a transfer: {why}"))
             self._again(index, pieces)

@@ -10,11 +10,11 @@ from net.channel.wire import Header
 from net.errors import PeerLost
 
 ANSWER_S = 10.0
-REGION_S = 120.0  # for keys of a region: the first who asks waits until all its memory is pinned
+REGION_S = 120.0  # for keys of a region: the first question waits until all its memory is pinned
 
 
 class Questions:
-    """An answer is told from others by its "op" and by the rail or name it is about."""
+    """The "op" of an answer, and its rail or name, identify the question."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,7 +1,7 @@
 """One end of a reliable connection (RC queue pair) and its life: reset -> init -> ready -> error -> reset.
 
-The first completion with an error ends a queue pair: what was posted behind it is flushed. `reset` makes it usable
-again under a new starting sequence number, its *generation*; the other end has to do the same.
+The first completion with an error ends a queue pair: all later requests are flushed. `reset` makes it usable again with
+a new starting sequence number, its *generation*; the other end must do the same.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from net.transfer.rdma.endpoint import Endpoint
 from net.transfer.rdma.send_queue import SendQueue
 from net.transfer.rdma.verbs import OP, VerbsError, verbs
 
-DEPTH = 256  # requests of a send queue
-SIGNAL_EVERY = 32
+SEND_DEPTH = 256  # requests of a send queue
+SIGNAL_EVERY = 32  # requests per signalled completion
 ACK_TIMEOUT = 17  # 4.096 us * 2^17 = 0.5 s until a request is sent again
 RETRIES = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One work request: a slice to move, or an atomic. `item` is handed back when it is over."""
+    """One work request: a slice to move, or an atomic. `item` is returned when the request has ended."""
 
     opcode: int
     local: int
@@ -37,23 +37,23 @@ class Request:
 
 
 class QueuePair:
-    """`on_done(items)` hears of what succeeded, `on_error(items, why)` of what did not when the connection breaks,
-    the one at fault first."""
+    """`on_done(items)` is called for successful requests, `on_error(items, why, refused)` for the others when the
+    connection breaks; the request that failed is the first item."""
 
     def __init__(
         self,
         device: Device,
         on_done: Callable[[list[Any]], None],
         on_error: Callable[[list[Any], str, bool], None],
-        sends: int = DEPTH,
+        sends: int = SEND_DEPTH,
     ) -> None:
-        """on_error's third argument: the memory was refused (the fault of the first item, not of the rail). sends:
-        requests that may be under way at most. Raises VerbsError."""
+        """refused: a card refused the memory (the fault of the first item, not of the rail). sends: the most requests
+        in flight. Raises VerbsError."""
         self.device = device
         self._verbs = verbs()
         self._on_done, self._on_error = on_done, on_error
         depth = min(sends, device.max_sends)
-        self._most = depth  # completions that may wait to be taken
+        self._most = depth  # completions that may wait to be polled
         self._share, cq = device.take_completions(depth)
         try:
             made = self._verbs.lib.kv_create_qp(device.pd, cq, depth)
@@ -82,7 +82,7 @@ class QueuePair:
         return Endpoint(self.qp_num, self.psn, device.gid.hex(), device.lid, device.mtu, **depths)
 
     def connect(self, other: Endpoint, ack_timeout: int = ACK_TIMEOUT, retries: int = RETRIES) -> None:
-        """To the other side's queue pair. Raises VerbsError."""
+        """Connect to the other side's queue pair. Raises VerbsError."""
         path = self._verbs.ffi.new("struct kv_path *")
         path.qp_num, path.receive_psn, path.send_psn = other.qp_num, other.psn, self.psn
         path.gid = list(bytes.fromhex(other.gid))
@@ -95,7 +95,7 @@ class QueuePair:
         self.ready = True
 
     def post(self, requests: Sequence[Request]) -> None:
-        """Queue at most `room` requests. Raises VerbsError: then the connection is broken and `on_error` was told."""
+        """Queue at most `room` requests. If the card refuses one, the connection breaks and `on_error` is called."""
         lib, ffi = self._verbs.lib, self._verbs.ffi
         marks = self._queue.post([request.item for request in requests])
         records = bytearray(OP.size * len(requests))
@@ -113,7 +113,7 @@ class QueuePair:
     def _completed(self, completion: Completion) -> None:
         lib = self._verbs.lib
         if not self._queue.knows(completion.number):
-            return  # of an earlier generation
+            return  # it belongs to an earlier generation
         if not completion.status:
             self._on_done(self._queue.completed(completion.number))
         else:
@@ -128,18 +128,18 @@ class QueuePair:
             self._on_error(failed, completion.why, refused)
 
     def break_off(self, why: str) -> None:
-        """End the connection from this side; nothing of it moves any more when this returns."""
+        """End the connection from this side; no byte moves over it any more when this returns."""
         if self.ready:
             self._stop()
             self._on_error(self._queue.clear(), why, False)
 
     def _stop(self) -> None:
-        """RESET is synchronous: the card has let go of the memory, on the sending and on the receiving side."""
+        """RESET is synchronous: afterwards the card does not use the memory for sending or receiving any more."""
         self.ready = False
         self._verbs.check(self._verbs.lib.kv_to_state(self._qp, self._verbs.lib.IBV_QPS_RESET), "modify_qp to reset")
 
     def reset(self) -> None:
-        """Start a new generation; `connect` follows. What was under way is forgotten silently. Raises VerbsError."""
+        """Start a new generation; call `connect` next. Drops requests in flight silently. Raises VerbsError."""
         self._stop()
         self._queue.clear()
         self.device.poll()  # completions of the old generation

@@ -12,7 +12,7 @@ from net.loop.tasks import awaited, spawn
 from net.transfer.common.memory import Region
 from net.transfer.common.transport import Unusable
 
-AT_ONCE_BYTES = 1 << 20  # pinned in less time than a thread takes to wake
+INLINE_MAX = 1 << 20  # bytes of a region that is pinned on the loop: faster than waking a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Registered:
 
 
 class Registrations:
-    """Of one device, by the regions' names."""
+    """The registrations of one device, by the regions' names."""
 
     def __init__(self, pin: Callable[[Region], tuple[Any, Registered]], unpin: Callable[[Any], None]) -> None:
         """pin(region): (handle for unpin, keys); blocking, from any thread; raises Unusable."""
@@ -37,12 +37,12 @@ class Registrations:
         self._tasks: set[asyncio.Task[Any]] = set()  # those of withdrawn regions too
 
     def known(self, region: Region) -> Registered | None:
-        """None when it is not registered, or not yet."""
+        """The region's keys; None if it is not registered (yet)."""
         known = self._known.get(region.name)
         return known[2] if known is not None and known[0] is region else None
 
     def at_once(self, region: Region) -> Registered:
-        """Blocks while the region is pinned: for small ones. Raises Unusable."""
+        """Pins the region on the loop, so use it only for small regions. Raises Unusable."""
         if (known := self.known(region)) is not None:
             return known
         self.withdraw(region.name)
@@ -51,8 +51,8 @@ class Registrations:
         return registered
 
     async def soon(self, region: Region) -> Registered:
-        """Raises Unusable; also when the region was withdrawn meanwhile."""
-        if self.known(region) is not None or region.nbytes <= AT_ONCE_BYTES:
+        """Pins a large region in a thread. Raises Unusable, also if the region was withdrawn meanwhile."""
+        if self.known(region) is not None or region.nbytes <= INLINE_MAX:
             return self.at_once(region)
         if (task := self._pinning.get(region)) is None:
             self.withdraw(region.name)  # another region had this name
@@ -77,17 +77,17 @@ class Registrations:
     def _over(self, task: asyncio.Task[Registered]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # those who waited may have been cancelled
+            task.exception()  # the waiting tasks may have been cancelled
 
     def withdraw(self, name: str) -> None:
-        """What peers still send to its key is refused by the card: from now on, or, for a large region, once a thread
-        has unpinned its pages, which no other code may use until then. Idempotent."""
+        """Make the card refuse requests with the region's key: immediately, or, for a large region, after a thread has
+        unpinned its pages, which no other code may use until then. Idempotent."""
         for region in [one for one in self._pinning if one.name == name]:
             del self._pinning[region]
         if (known := self._known.pop(name, None)) is None:
             return
         region, handle, _ = known
-        if region.nbytes <= AT_ONCE_BYTES:
+        if region.nbytes <= INLINE_MAX:
             self._unpin(handle)
         else:
             task = spawn(asyncio.to_thread(self._unpin, handle), "unpinning a region")
@@ -95,7 +95,7 @@ class Registrations:
             task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
-        """Withdraw everything, and return when no thread pins or unpins any more."""
+        """Withdraw everything; return when no thread pins or unpins any more."""
         self._pinning.clear()
         while self._known or self._tasks:
             for name in list(self._known):
@@ -104,7 +104,7 @@ class Registrations:
                 await asyncio.wait(self._tasks)
 
     def withdraw_all(self) -> None:
-        """At once, and blocking. No thread pins."""
+        """Unpin everything, blocking. No thread may be pinning."""
         for _, handle, _ in self._known.values():
             self._unpin(handle)
         self._known.clear()

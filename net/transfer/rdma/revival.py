@@ -1,6 +1,6 @@
 """Restores broken rails of a link: fences them on the other side, then opens them as a new generation.
 
-stop{rail} ──>                      <── stopped{rail}            its old queue pair takes nothing any more
+stop{rail} ──>                      <── stopped{rail}            its old queue pair receives nothing any more
 start{rail, endpoint} ──>           <── started{rail, endpoint}  or  {rail, reason}
 """
 
@@ -68,7 +68,7 @@ class Revival:
 
     def _over(self, index: int) -> None:
         self._reviving.pop(index, None)
-        self.revive(index)  # it may have broken since it came back, while its task had not ended
+        self.revive(index)  # the rail may have broken again before its task ended
 
     async def _bring_back(self, index: int) -> None:
         rail = self._pump.rails[index]
@@ -85,19 +85,19 @@ class Revival:
                 except (VerbsError, ValueError, TimeoutError):
                     rail.postpone(time.monotonic())
         except PeerLost:
-            self._ended = True  # and with the connection this link
+            self._ended = True  # the link has ended with its connection
         except TimeoutError:
             self._ended = True
             self._give_up("it does not answer about a broken rail")
 
     async def _pause(self, index: int) -> None:
-        """Until the rail may be tried again, or its port has come up."""
+        """Wait until the rail may be tried again, or its port is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._pump.rails[index].retry_at - time.monotonic())):
                 await self._port_up[index].wait()
 
     async def _restart(self, index: int) -> None:
-        """A new generation on both sides. Raises VerbsError, ValueError, TimeoutError, PeerLost."""
+        """Start a new generation on both sides. Raises VerbsError, ValueError, TimeoutError, PeerLost."""
         pair = self._pump.pairs[index]
         pair.reset()
         mine = {"op": "start", "rail": index, "endpoint": pair.endpoint().to_json()}

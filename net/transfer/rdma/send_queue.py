@@ -1,9 +1,9 @@
 """Bookkeeping of a send queue: credits and selective signalling. Pure.
 
-A work request occupies a slot of the queue until a *signalled* completion at or behind it has been polled: real cards
+A work request occupies a slot of the queue until its own or a later *signalled* completion has been polled: real cards
 free slots only then (Soft-RoCE frees them earlier, so only this count protects against an overrun). Requests of one
-queue complete in order, so one completion stands for all before it. Every `signal_every`-th request is signalled, and
-the last of every batch, so that no tail is left without a completion.
+queue complete in order, so one completion covers all earlier requests. Every `signal_every`-th request and the last of
+every batch are signalled, so that every request gets a completion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class SendQueue(Generic[T]):
-    """Requests under way, oldest first; each carries an item of the caller's."""
+    """Requests in flight, oldest first; each has an item of the caller."""
 
     def __init__(self, depth: int, signal_every: int) -> None:
         """`depth` requests fit. Raises ValueError unless 1 <= signal_every <= depth."""
@@ -28,11 +28,11 @@ class SendQueue(Generic[T]):
 
     @property
     def room(self) -> int:
-        """How many requests may be posted now."""
+        """Number of requests that may be posted now."""
         return self.depth - len(self._under_way)
 
     def post(self, items: list[T]) -> list[tuple[int, bool]]:
-        """(number, signalled) of each new request. Raises ValueError when there is no room for them."""
+        """(number, signalled) of each new request. Raises ValueError if there is no room for them."""
         if len(items) > self.room:
             raise ValueError(f"{len(items)} requests do not fit into {self.room} free slots")
         numbers = range(self._next, self._next + len(items))
@@ -41,24 +41,24 @@ class SendQueue(Generic[T]):
         return [(number, number % self._signal_every == 0 or number == numbers[-1]) for number in numbers]
 
     def knows(self, number: int) -> bool:
-        """Whether the request `number` is under way; one of an earlier generation is not."""
+        """Whether the request `number` is in flight; requests of earlier generations are not."""
         return bool(self._under_way) and self._under_way[0][0] <= number < self._next
 
     def completed(self, number: int) -> list[T]:
-        """The request `number` succeeded: its item and those of all before it, oldest first."""
+        """The request `number` succeeded. Returns its item and the items of all earlier requests, oldest first."""
         done = []
         while self._under_way and self._under_way[0][0] <= number:
             done.append(self._under_way.popleft()[1])
         return done
 
     def failed(self, number: int) -> tuple[list[T], list[T]]:
-        """The request `number` failed, which ends the queue: (items that succeeded, items that did not, the one that
-        failed first)."""
+        """The request `number` failed, which ends the queue. Returns (items of successful requests, items of the
+        others, beginning with `number`)."""
         done = self.completed(number - 1)
         return done, self.clear()
 
     def clear(self) -> list[T]:
-        """Forget everything under way; returns its items, oldest first."""
+        """Drop all requests in flight; returns their items, oldest first."""
         left = [item for _, item in self._under_way]
         self._under_way.clear()
         return left

@@ -1,5 +1,5 @@
 /* What Python may not do once per slice: a whole batch is posted, or all completions are polled, in one call each.
- * Records are flat, so that Python packs and unpacks them with struct. */
+ * Records are flat, so that Python can pack and unpack them with struct. */
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -22,7 +22,7 @@ struct kv_path { /* the other end of a connection and how to reach it */
   uint8_t gid[16];
   uint16_t lid;
   uint8_t port, gid_index, is_global, mtu, timeout, retries;
-  uint8_t reads, answers; /* READs and atomics at a time: begun here, begun there */
+  uint8_t reads, answers; /* concurrent READs and atomics: begun here, begun there */
 };
 
 enum { CHUNK = 64 };
@@ -84,7 +84,7 @@ static int kv_state(struct ibv_qp *qp) {
   return error ? -error : (int)attr.qp_state;
 }
 
-/* 0 or errno; *posted = how many of the n the provider took. */
+/* 0 or errno; *posted = number of the n requests that the provider accepted. */
 static int kv_post(struct ibv_qp *qp, const struct kv_op *ops, int n, int *posted) {
   struct ibv_send_wr requests[CHUNK], *bad;
   struct ibv_sge pieces[CHUNK];
@@ -122,7 +122,7 @@ static int kv_post(struct ibv_qp *qp, const struct kv_op *ops, int n, int *poste
   return 0;
 }
 
-/* Completions taken, at most n; -1 when the queue is broken. */
+/* Number of completions taken, at most n; -1 if the queue is broken. */
 static int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n) {
   struct ibv_wc taken[CHUNK];
   int total = 0;
@@ -142,7 +142,7 @@ static int kv_poll(struct ibv_cq *cq, struct kv_completion *out, int n) {
   return total;
 }
 
-/* Take and acknowledge every waiting event of the channel, whichever queue it is of; returns how many. */
+/* Take and acknowledge all waiting events of the channel, of any queue; returns their number. */
 static int kv_drain_events(struct ibv_comp_channel *channel) {
   struct ibv_cq *which;
   void *context;
@@ -151,7 +151,7 @@ static int kv_drain_events(struct ibv_comp_channel *channel) {
   return count;
 }
 
-/* 0 and the next asynchronous event, or errno (EAGAIN: none waits). */
+/* 0 and the next asynchronous event, or errno (EAGAIN: none is waiting). */
 static int kv_next_event(struct ibv_context *context, int *type, uint32_t *qp_num) {
   struct ibv_async_event event;
   if (ibv_get_async_event(context, &event)) return errno ? errno : EAGAIN;

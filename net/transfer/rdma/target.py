@@ -1,7 +1,7 @@
 """The passive end of RDMA: queue pairs through which one peer reads and writes this node's regions.
 
-The card does the work; this side only makes the queue pairs, tells keys, and takes them away: `end` is the fence
-after which nothing of the peer can land here any more.
+The card does the work; this side only creates queue pairs, sends keys, and withdraws both. `end` is the fence: after
+it, no byte of the peer can land here any more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _nothing(*arguments: Any) -> None:
 
 
 class Target:
-    """What one peer reaches here."""
+    """The queue pairs and regions here that one peer uses."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Target:
         everyone.add(self)
 
     def _connect(self, names: Sequence[str], rails: Sequence[Any]) -> list[Any]:
-        """For every rail our endpoint, or the reason why it cannot be used."""
+        """For every rail, our endpoint or the reason why the rail cannot be used."""
         if unknown := [name for name in names if name not in self._all_devices]:
             return [f"the peer has no RDMA device {unknown[0]!r}"] * len(rails)
         self._devices = [self._all_devices[name] for name in names]
@@ -58,7 +58,7 @@ class Target:
         return [self._open(index, theirs) for index, theirs in enumerate(rails)]
 
     def _open(self, index: int, theirs: Any) -> Any:
-        """A new generation of the rail: our endpoint, or the reason why not."""
+        """Open a new generation of the rail. Returns our endpoint, or the reason for a failure."""
         try:
             pair = self._pairs[index]
             if pair is None:
@@ -71,8 +71,8 @@ class Target:
             return str(error)
 
     def _tell(self, name: str) -> None:
-        """Address and keys of a region, once its memory is pinned."""
-        task = spawn(self._told(name), "telling the keys of a region")
+        """Send address and keys of a region when its memory is pinned."""
+        task = spawn(self._told(name), "sending the keys of a region")
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
@@ -96,7 +96,7 @@ class Target:
         self.connection.send({"op": "gone", "region": name})
 
     def end(self) -> None:
-        """Nothing of the peer lands here any more when this returns. Idempotent."""
+        """When this returns, no byte of the peer lands here any more. Idempotent."""
         self._everyone.discard(self)
         for task in self._telling:
             task.cancel()
@@ -113,7 +113,7 @@ class Target:
     def frame(self, connection: Connection, frame: Frame) -> None:
         header = frame.header
         if "rail" in header and header["rail"] not in range(len(self._pairs)):
-            return  # one that was never connected
+            return  # this rail was never connected
         match header["op"]:
             case "connect" if not self._pairs:
                 connection.send({"op": "connected", "rails": self._connect(header["devices"], header["rails"])})

@@ -25,7 +25,7 @@ PLAINTEXT = "it would move bytes unencrypted, and there is a cluster key: see --
 
 
 class Rdma:
-    """Works between nodes whose devices reach each other; a rail joins devices of one rail number
+    """Works between nodes whose devices reach each other; a rail joins devices with the same rail number
     (net/transfer/common/topology.py)."""
 
     name = "rdma"
@@ -39,9 +39,9 @@ class Rdma:
         overrides: Overrides | None = None,
         sealed_only: bool = False,
     ) -> None:
-        """`devices`: which to use; empty = all, by name. Their places in this list are their rail numbers, where
-        `overrides` does not give others. `sealed_only`: this node's bytes travel encrypted or not at all, so it
-        neither offers RDMA nor uses it. Nothing is opened before the first peer asks."""
+        """`devices`: names of the devices to use; empty: all, sorted by name. The index in this list is the rail number
+        unless `overrides` contains another. `sealed_only`: this node sends bytes only encrypted, so it neither offers
+        nor uses RDMA. Devices are opened when the first peer asks."""
         self._links = links
         self._regions = regions
         self._wanted = list(devices)
@@ -57,7 +57,7 @@ class Rdma:
             links.accept("rdma", self._accept)
 
     def devices(self) -> Sequence[Device]:
-        """Opened on the first call. Raises Unusable with the reason when this node has none to use."""
+        """Opens the devices on the first call. Raises Unusable with the reason if this node cannot use any."""
         if self._sealed_only:
             raise Unusable(PLAINTEXT)
         if not self._devices:
@@ -88,7 +88,7 @@ class Rdma:
         return Target(connection, devices, self._regions, self._targets, self._topology)
 
     def link(self, peer_id: str) -> Link:
-        """For atomics, once `open` has found the peer. Raises PeerLost."""
+        """The link to a peer that `open` has reached. Raises PeerLost."""
         link = self._peers.get(peer_id)
         if link is None or link.ended:
             raise PeerLost(f"the RDMA connection to {peer_id!r} is closed")
@@ -166,7 +166,7 @@ class Rdma:
             target.connection.abort()
 
     async def fence(self, peer_id: str) -> None:
-        """Destroying its queue pairs was the fence."""
+        """Nothing to do: `drop` has destroyed the queue pairs, which is the fence."""
 
     async def close(self) -> None:
         for link in list(self._peers.values()):

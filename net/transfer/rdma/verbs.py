@@ -38,19 +38,19 @@ class Verbs:
             raise NotCompiled("the verbs module and its records have different sizes")
 
     def pointer(self, pointer: Any, what: str) -> Any:
-        """`pointer`, or VerbsError when it is NULL."""
+        """`pointer`; raises VerbsError if it is NULL."""
         if pointer == self.ffi.NULL:
             raise VerbsError(self.ffi.errno, f"{what}: {os.strerror(self.ffi.errno)}")
         return pointer
 
     def check(self, error: int, what: str) -> None:
-        """VerbsError unless `error` is 0."""
+        """Raises VerbsError unless `error` is 0."""
         if error:
             number = abs(error) if abs(error) in errno.errorcode else self.ffi.errno
             raise VerbsError(number, f"{what}: {os.strerror(number)}")
 
     def status(self, status: int) -> str:
-        """What a completion's status means."""
+        """The description of a completion's status."""
         return str(self.ffi.string(self.lib.ibv_wc_status_str(status)).decode())
 
 
@@ -66,7 +66,7 @@ def verbs() -> Verbs:
 
 
 def prepare() -> None:
-    """Compile and load ahead of the first transfer, where there is a device. Blocking, at most a few seconds."""
+    """Compile and load before the first transfer if there is a device. Blocks for a few seconds at most."""
     with suppress(Unusable):
         verbs()
 

@@ -1,7 +1,7 @@
 """Lifeline: a Unix socket between two processes of one host that carries memfds and notices.
 
-It lives as long as either process may touch the other's memory. The kernel closes it when a process dies, after the
-last of its threads has stopped: its end is proof that the other side writes no more.
+It is open as long as either process may touch the other's memory. The kernel closes it when a process dies, after the
+last of its threads has stopped: its end proves that the other side writes no more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MESSAGE_MAX = 64 << 10  # bytes
 class Lifeline:
     """One end. Messages are small JSON objects (SOCK_SEQPACKET keeps them whole), each with at most one descriptor.
 
-    `on_message` owns the descriptor it is given. `on_end` is called once, when the other side has hung up, closed or
-    died, not after our own `close`; this end stays open until `close`, for the other side may wait for that.
+    `on_message` owns the descriptor that it receives. `on_end` is called once when the other side has hung up, closed
+    or died, but not after our own `close`. This end stays open until `close`, because the other side may wait for that.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -40,7 +40,7 @@ class Lifeline:
         self._loop.add_reader(sock.fileno(), self.poll)
 
     def send(self, message: dict[str, Any], descriptor: int | None = None) -> bool:
-        """Send at once; False when the other side is gone or has left thousands of messages unread."""
+        """Send immediately; False if the other side is gone or has left thousands of messages unread."""
         try:
             if descriptor is None:
                 self._sock.send(orjson.dumps(message))
@@ -51,8 +51,8 @@ class Lifeline:
         return True
 
     def poll(self) -> None:
-        """Handle what has arrived, now: a notice sent before some other message of the peer is then known."""
-        while not self.ended and self._news.poll(0):  # a third of the time of a recvmsg that finds nothing
+        """Handle all arrived messages now: the peer may have sent a notice here before a message on another path."""
+        while not self.ended and self._news.poll(0):  # takes a third of the time of a recvmsg without data
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._sock, MESSAGE_MAX, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
@@ -65,7 +65,7 @@ class Lifeline:
             self._handle(data, descriptors[0] if descriptors else None)
 
     def hang_up(self) -> None:
-        """Tell the other side to stop and close; `on_end` follows when it has."""
+        """Tell the other side to stop and close; `on_end` follows."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
@@ -99,7 +99,7 @@ class Lifeline:
 
 
 class Listener:
-    """Accepts lifelines at a socket in a private temporary directory. Raises OSError when there can be none."""
+    """Accepts lifelines at a socket in a private temporary directory. Raises OSError if it cannot be created."""
 
     def __init__(self, on_lifeline: Callable[[Lifeline], None]) -> None:
         self._on_lifeline = on_lifeline
@@ -123,12 +123,12 @@ class Listener:
             self._directory.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # it has gone again
+        with suppress(OSError):  # the peer has already closed it
             self._on_lifeline(Lifeline(self._sock.accept()[0]))
 
 
 def connect(path: str) -> Lifeline:
-    """A lifeline to the listener at `path`. Raises OSError; does not wait, a Unix socket connects at once."""
+    """A lifeline to the listener at `path`. Raises OSError. Does not wait: a Unix socket connects immediately."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)

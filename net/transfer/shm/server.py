@@ -18,7 +18,7 @@ NONCE_BYTES = 16
 
 
 def proof(token: str, side: str, guest_nonce: str, owner_nonce: str) -> str:
-    """That `side`, "guest" or "owner", knows the token; good for one handshake. Hex."""
+    """Proof in hex, for one handshake, that `side`, "guest" or "owner", knows the token."""
     return hmac.new(token.encode(), f"{side} {guest_nonce} {owner_nonce}".encode(), "sha256").hexdigest()
 
 
@@ -26,33 +26,33 @@ class Exported:
     """The lifelines of the peers that map this node's regions."""
 
     def __init__(self, regions: Mapping[str, Region], admits: Callable[[str], bool] = lambda peer_id: True) -> None:
-        """admits: whether this peer may map them now."""
+        """admits: whether a peer may now map the regions."""
         self._regions = regions
         self._admits = admits
         self._strangers: dict[Lifeline, tuple[str, str] | None] = {}  # (node id, the proof expected) once greeted
         self._peers: dict[Lifeline, str] = {}
-        self._leaving: dict[Lifeline, str] = {}  # told to stop, may still be copying
+        self._leaving: dict[Lifeline, str] = {}  # asked to stop, may still be copying
         self._changed: asyncio.Event = asyncio.Event()
 
     def accept(self, lifeline: Lifeline, token: str) -> None:
-        """A new lifeline. Both sides prove that they know the token, which travelled over the checked connection (a
-        sealed one where there is a cluster key) and never over this socket."""
+        """Handle a new lifeline. Both sides prove that they know the token, which was sent over the control connection
+        (sealed if there is a cluster key) and never over this socket."""
         self._strangers[lifeline] = None
         lifeline.on_message = partial(self._message, lifeline, token)
         lifeline.on_end = partial(self._ended, lifeline)
 
     def withdraw(self, name: str) -> None:
-        """Tell all peers that the region `name` is gone. They see this before any later message from this node."""
+        """Notify all peers that the region `name` is gone. They see this before any later message from this node."""
         for lifeline in list(self._peers):
             self._send(lifeline, {"gone": name})
 
     def hang_up(self, peer_id: str) -> None:
-        """Tell the peer to stop; `fence` waits until it has."""
+        """Ask the peer to stop; `fence` waits until it has stopped."""
         for lifeline in [one for one, owner in self._peers.items() if owner == peer_id]:
             self._dismiss(lifeline)
 
     async def fence(self, peer_id: str) -> None:
-        """Return when no lifeline that was hung up is left of this peer."""
+        """Return when all lifelines of this peer that were hung up have ended."""
         while peer_id in self._leaving.values():
             self._changed.clear()
             await self._changed.wait()
@@ -82,14 +82,14 @@ class Exported:
             lifeline.send({"nonce": ours, "proof": proof(token, "owner", theirs, ours)})
         elif expected is not None and hmac.compare_digest(str(message.get("proof")), expected[1]):
             if not self._admits(expected[0]):
-                lifeline.send({"refused": "same host, but the peer has lost this node meanwhile"})
+                lifeline.send({"refused": "same host, but the peer has given up this node"})
                 lifeline.hang_up()
                 return
             del self._strangers[lifeline]
             self._peers[lifeline] = expected[0]
             self._send(lifeline, {"welcome": True})
         else:
-            lifeline.send({"refused": "same host, but the process behind its socket is another one"})
+            lifeline.send({"refused": "same host, but its socket belongs to another process"})
             lifeline.hang_up()
 
     def _description(self, name: str) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Exported:
             self._dismiss(lifeline)
 
     def _dismiss(self, lifeline: Lifeline) -> None:
-        """Its end is still waited for: only that proves that the peer has stopped."""
+        """Hang up, but wait for the end: only the end proves that the peer has stopped."""
         if lifeline in self._peers:
             self._leaving[lifeline] = self._peers.pop(lifeline)
             lifeline.hang_up()

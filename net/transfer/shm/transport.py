@@ -1,7 +1,7 @@
 """Shared-memory transport: on one host, a transfer is a memory copy by the submitter; the other side does nothing.
 
-Two nodes are on one host when their boot ids are equal and the socket that one of them offers exists for the other.
-Over that socket the submitter gets the memfd of a region the first time it names it, and maps it.
+Two nodes are on one host if their boot ids are equal and one can reach the socket that the other offers. Over that
+socket, the submitter gets the memfd of a region at the region's first use, and maps it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from net.transfer.common.transport import BULK, Op, Unusable
 from net.transfer.shm.lifeline import Lifeline, Listener, connect
 from net.transfer.shm.server import NONCE_BYTES, Exported, proof
 
-POPULATE_MIN = 64 << 10  # bytes: below, a system call costs what it saves
+POPULATE_MIN = 64 << 10  # bytes: below this, a system call costs as much as it saves
 ANSWER_S = 5.0  # for an answer on the lifeline
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @cache
 def boot_id() -> str:
-    """Equal on all processes of one host, containers too. Raises OSError where the kernel hides it."""
+    """Equal in all processes of one host, also in containers. Raises OSError if the kernel hides it."""
     return BOOT_ID.read_text().strip()
 
 
@@ -91,7 +91,7 @@ class Shm:
         priority: int = BULK,
         landed: Landed | None = None,
     ) -> None:
-        """`is_open`, which comes first, has handled what the peer had to say."""
+        """Called after `is_open`, which has handled the peer's notices."""
         attached = self._attached.get(peer_id)
         if attached is None:
             raise PeerLost(f"the shared memory of {peer_id!r} is gone")
@@ -122,7 +122,7 @@ class Shm:
                 attached.finished(copy)
             stopped = copy.stopped
         if op is Op.WRITE:
-            attached.lifeline.poll()  # bytes written into the memory of a process that has died are not there
+            attached.lifeline.poll()  # a WRITE into the memory of a dead process has not landed
         if stopped or attached.lifeline.ended:
             raise PeerLost(f"lost {peer_id!r} during a transfer: {self._links.why_lost(peer_id)}")
 
@@ -193,7 +193,7 @@ class _Attached:
         self.lifeline = lifeline
         self.copies: set[Copy] = set()
         self.regions: dict[str, Region] = {}
-        self._written: dict[str, set[int]] = {}  # offsets in them
+        self._written: dict[str, set[int]] = {}  # written offsets by region
         self._asked: dict[str, asyncio.Future[Region | None]] = {}  # "" is the greeting
         self._token = self._challenge = ""
         self._leaving = False
@@ -202,7 +202,7 @@ class _Attached:
         lifeline.on_end = lambda: on_lost(self, self._bye)  # which calls `leave`
 
     async def greet(self, node_id: str, token: str) -> None:
-        """Raises TransferError when the peer does not know the token or does not answer."""
+        """Raises TransferError if the peer does not know the token or does not answer."""
         ours = secrets.token_hex(NONCE_BYTES)
         self._token, self._challenge = token, ours
         await self._ask("", {"node": node_id, "nonce": ours})
@@ -216,8 +216,8 @@ class _Attached:
         return region
 
     def check_usable(self, region: Region, local: Region | None = None) -> None:
-        """After every wait: the peer may be lost, which closes its regions here and lets its fence pass, or may have
-        withdrawn this one. Raises PeerLost, TransferError."""
+        """Called after every wait: the peer may be lost, so that its regions here are closed and its fence has passed,
+        or it may have withdrawn this region. Raises PeerLost, TransferError."""
         self.lifeline.poll()
         if self._leaving or self.lifeline.ended:
             raise PeerLost(f"lost {self.peer_id!r} during a transfer")
@@ -227,8 +227,8 @@ class _Attached:
             raise TransferError(f"region {local.name!r} is not registered here")
 
     def unmapped(self, region: Region, spans: Sequence[Span]) -> list[Run]:
-        """Places that are written to for the first time: they have no pages in this process yet. Small ones are left
-        out."""
+        """Runs that are written for the first time, without small ones: their pages are not mapped into this process
+        yet."""
         known = self._written.setdefault(region.name, set())
         new = [(offset, length) for _, offset, length in spans if length >= POPULATE_MIN and offset not in known]
         known.update(offset for offset, _ in new)
@@ -259,17 +259,17 @@ class _Attached:
             os.close(memfd)
 
     def _prove(self, message: dict[str, Any]) -> None:
-        """The owner of the socket knows the token, or it is none of our business; then we prove that we do."""
+        """Check that the owner of the socket knows the token; then prove that we know it."""
         theirs = str(message["nonce"])
         if hmac.compare_digest(str(message.get("proof")), proof(self._token, "owner", self._challenge, theirs)):
             self.lifeline.send({"proof": proof(self._token, "guest", self._challenge, theirs)})
         else:
-            self._message({"refused": "same host, but the process behind its socket is another one"}, None)
+            self._message({"refused": "same host, but its socket belongs to another process"}, None)
 
     def _answered(self, answer: asyncio.Future[Region | None], message: dict[str, Any], memfd: int | None) -> None:
         if "refused" in message:
             answer.set_exception(TransferError(message["refused"]))
-            answer.exception()  # the one who asked may have given up
+            answer.exception()  # the asking task may have given up
         elif memfd is None:
             answer.set_result(None)
         else:
@@ -294,7 +294,7 @@ class _Attached:
             self.lifeline.close()
 
     def leave(self) -> None:
-        """Stop copying; the lifeline is closed, which the peer's fence waits for, when the last copy has stopped."""
+        """Stop copying. When the last copy has stopped, the lifeline is closed; the peer's fence waits for this."""
         self._leaving = True
         for copy in self.copies:
             copy.stop()

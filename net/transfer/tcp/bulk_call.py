@@ -5,9 +5,9 @@
            <── error{id, reason, code}
     cancel{id} ──>   <── cancelled{id}
 
-A control message (net/channel/channel.py) costs two copies of its bytes at either end, and a transfer a message before
-it that says where they lie. Here the one who answers finds that out, and the bytes go from its memory into the asker's.
-The tail is what the asker knows only when the bytes are on their way, as their checksums.
+A control message (net/channel/channel.py) copies its bytes twice at each end, and a transfer requires an earlier
+message with their location. Here the answering node finds the location, and the bytes move from its memory directly
+into the asking node's. The tail contains facts that the asker computes while the bytes are in flight: their checksums.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Body = dict[str, Any]
 
 
 class Source(Protocol):
-    """Bytes in order, handed out in pieces: net.transfer.common.spans.Cursor, or Views."""
+    """Bytes in order, returned in pieces: net.transfer.common.spans.Cursor, or Views."""
 
     left: int
 
     def take(self, nbytes: int) -> list[memoryview]:
-        """Views of the next `nbytes`; ValueError beyond the end."""
+        """Views of the next `nbytes`. Raises ValueError beyond the end."""
 
 
 class Views:
-    """The bytes of `views`, handed out in order."""
+    """Returns the bytes of `views` in order."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self.left = sum(map(len, views))
@@ -62,49 +62,49 @@ class Views:
 
 NOTHING = Views(())
 
-COPIED_BYTES = 16 << 10  # bytes: a buffer of its own costs the sender more than the copy of so many
+JOIN_MAX = 16 << 10  # bytes: for smaller views, a copy costs the sender less than a separate buffer
 
 
 def joined(views: Sequence[memoryview]) -> Sequence[memoryview]:
-    """The same bytes in one buffer where they are many small ones."""
-    if len(views) > 1 and max(map(len, views)) <= COPIED_BYTES:
+    """The same bytes, in one buffer if the views are small."""
+    if len(views) > 1 and max(map(len, views)) <= JOIN_MAX:
         return [memoryview(b"".join(views))]
     return views
 
 
 class BulkCall:
-    """One question, as its asker has it. `expected`: bytes that will move, a guess where the answer has them."""
+    """One question, on the asking side. `expected`: bytes that will move; a guess if they are in the answer."""
 
     def __init__(self, kind: str, body: Body, expected: int) -> None:
         self.kind, self.body, self.expected = kind, body, expected
         self.sends = 0  # bytes of the question
         self.answer: Body = {}
-        self.moved = 0  # bytes of the answer that are in place
+        self.moved = 0  # bytes of the answer that have arrived
         self._deadline: Deadline | None = None
         self._silence_s = 0.0
 
     def limit(self, deadline: Deadline, silence_s: float) -> None:
-        """The deadline moves on as bytes come: it is for silence, not for the whole."""
+        """Arriving bytes extend the deadline: it limits silence, not the whole call."""
         self._deadline, self._silence_s = deadline, silence_s
 
     def begin(self) -> None:
-        """It is asked, or asked again because a connection broke: what came of an answer before is void."""
+        """The question is asked, or asked again after a connection broke: an earlier partial answer is void."""
         self.answer, self.moved = {}, 0
 
     def data(self) -> Source:
-        """The question's bytes, from the first one. They do not change until the call is over."""
+        """The question's bytes, from the first one. They do not change until the call has ended."""
         return NOTHING
 
     def tail(self) -> Body:
-        """Asked for once the bytes are on their way."""
+        """The body of the tail; called when the bytes are in flight."""
         return {}
 
     def place(self, body: Body, nbytes: int) -> Source:
-        """The answer begins with `body`: where its bytes go. Raises RemoteError when they are not what was asked."""
+        """The destination of the bytes of an answer with this `body`. Raises RemoteError if they were not requested."""
         raise RemoteError(f"{nbytes} unexpected bytes: none were requested", "bad_answer")
 
     def came(self, moved: int) -> None:
-        """The first `moved` bytes of the answer are where they belong."""
+        """The first `moved` bytes of the answer have arrived."""
         self.moved = moved
         if self._deadline is not None:
             self._deadline.extend(self._silence_s)
@@ -112,7 +112,7 @@ class BulkCall:
 
 @dataclass(slots=True)
 class Answer:
-    """`views` do not change until `sent` is called, which happens once, whatever becomes of the connection."""
+    """`views` do not change until `sent` is called; it is called once, even if the connection breaks."""
 
     body: Body = field(default_factory=dict)
     views: Sequence[memoryview] = ()
@@ -121,17 +121,17 @@ class Answer:
 
 
 class Receiving(Protocol):
-    """A question whose bytes are arriving. One of `finish` and `drop` is called, once."""
+    """A question whose bytes are arriving. Either `finish` or `drop` is called, once."""
 
     target: Source
-    """Where they go."""
+    """The destination of the bytes."""
 
     def finish(self, tail: Body) -> Answer:
-        """All are there; the answer has no bytes. Raises RemoteError, and BodyError for a tail that is not as agreed:
-        then nothing is held any more."""
+        """All bytes have arrived. Returns an answer without bytes. Raises RemoteError, and BodyError for an invalid
+        tail; then it has released everything."""
 
     def drop(self) -> None:
-        """The asker has gone or given up; nothing is written to `target` any more."""
+        """The asker is gone or has given up; nothing is written to `target` any more."""
 
 
 Answerer = Callable[[str, Body], Answer | Coroutine[Any, Any, Answer]]
@@ -143,7 +143,7 @@ Receiver = Callable[[str, Body, int], Receiving]
 
 @dataclass(slots=True)
 class Services:
-    """Who answers what, by kind."""
+    """The handlers of questions, by kind."""
 
     answers: dict[str, Answerer] = field(default_factory=dict)
     receives: dict[str, Receiver] = field(default_factory=dict)

@@ -18,11 +18,11 @@ from net.transfer.tcp.transport import Tcp
 
 log = logging.getLogger("mooncake.net")
 
-REST_S = 5.0  # between two attempts
+RETRY_PAUSE_S = 5.0  # between two attempts to connect to a peer
 
 
 class BulkCalls:
-    """Of a transfer engine, which gives its `open`, `path_of` and record of a peer."""
+    """The bulk calls of a transfer engine, which passes its `open`, `path_of` and record of a peer."""
 
     def __init__(
         self,
@@ -40,32 +40,32 @@ class BulkCalls:
         self._limit, self._clock = limit, clock
         self._deadlines = Deadlines()
         self._opening: dict[str, asyncio.Task[str]] = {}
-        self._rest_until: dict[str, float] = {}  # peers to which a connection was tried a moment ago
+        self._rest_until: dict[str, float] = {}  # peers to which a connection was tried recently
         self._services = Services() if self._tcp is None else self._tcp.services
 
     def answer(self, kind: str, answerer: Answerer) -> None:
-        """Questions of `kind`, which have no bytes, are put to it on the event loop."""
+        """Register the answerer of questions of `kind` without bytes. It is called on the event loop."""
         self._services.answers[kind] = answerer
 
     def receive(self, kind: str, receiver: Receiver) -> None:
-        """The same for questions with bytes."""
+        """Register the receiver of questions of `kind` with bytes."""
         self._services.receives[kind] = receiver
 
     def reaches(self, peer_id: str) -> bool:
-        """Whether the peer can be asked this way: it is reached over TCP, or nothing else would be tried."""
+        """Whether the peer takes bulk calls: its path is TCP, or TCP is the only transport."""
         path = self._path_of(peer_id)
         return path.transport == "tcp" if path is not None else self._alone
 
     def reaches_same_host(self, peer_id: str) -> bool:
-        """Whether a peer that is reached by shared memory can be asked this way, too: that takes a connection, which
-        is opened meanwhile, and where there is a cluster key the sealing costs more than it saves."""
+        """Whether a peer with a shared-memory path also takes bulk calls. If it has no data connection, this starts to
+        open one and returns False. Always False with a cluster key: sealing costs more than the call saves."""
         path = self._path_of(peer_id)
         if self._tcp is None or self._tcp.sealed or path is None or path.transport != "shm":
             return False
         if self._tcp.is_open(peer_id):
             return True
         if peer_id not in self._opening and asyncio.get_running_loop().time() >= self._rest_until.get(peer_id, 0.0):
-            self._rest_until[peer_id] = asyncio.get_running_loop().time() + REST_S
+            self._rest_until[peer_id] = asyncio.get_running_loop().time() + RETRY_PAUSE_S
             task = self._opening[peer_id] = awaited(self._tcp.open(peer_id, {}))
             task.add_done_callback(lambda done: self._opened(peer_id, done))
         return False
@@ -76,10 +76,9 @@ class BulkCalls:
             log.debug("no data connection to %s in addition to its shared memory: %r", peer_id, error)
 
     async def ask(self, peer_id: str, call: BulkCall, silence_s: float, timeout_s: float, priority: int = BULK) -> None:
-        """Ask, and wait for the answer, which is in `call` then. `timeout_s`: until the answer begins; `silence_s`:
-        then the longest time in which none of its bytes come. Raises RemoteError, TransferError, PeerLost,
-        PeerRefused, TimeoutError; then nothing of it moves any more, and a question with bytes may have been
-        answered."""
+        """Ask, and wait until `call` contains the answer. `timeout_s`: until the answer begins; `silence_s`: then the
+        longest time without new bytes. Raises RemoteError, TransferError, PeerLost, PeerRefused, TimeoutError; then no
+        byte of it moves any more, but the peer may have handled a question with bytes."""
         assert self._tcp is not None
         started = self._clock.now()
         peer = self._peer(peer_id)

@@ -19,21 +19,21 @@ from net.transfer.tcp.pushing import at_once, push
 
 log = logging.getLogger("mooncake.net")
 
-ASKED_S = 45.0  # from the first of a question's bytes to its tail: until then memory is set aside for it
-LOOK_S = 0.002  # between two looks whether an answer is on its way
+QUESTION_S = 45.0  # from the first of a question's bytes to its tail: until then memory is reserved for it
+SENT_CHECK_S = 0.002  # between two checks whether the socket has an answer's bytes
 
 
 class BulkServer:
     """Frames of the connection that belong to bulk calls."""
 
     def __init__(self, connection: Connection, services: Services, cut_short: Callable[[], None]) -> None:
-        """`cut_short` ends the connection, and this."""
+        """`cut_short` ends the connection and this server."""
         self._connection = connection
         self._services = services
         self._cut_short = cut_short
         self._arriving: dict[int, tuple[Receiving, asyncio.TimerHandle]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
-        # Bytes to be handed over first, then whom to tell.
+        # (bytes that the socket must have taken, callback then)
         self._unsent: deque[tuple[int, Callable[[], None]]] = deque()
         self._looking: asyncio.Handle | None = None
         self._ended = False
@@ -41,7 +41,7 @@ class BulkServer:
     # --- questions
 
     def place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
-        """For the bytes of a question."""
+        """The destination of the bytes of a question."""
         number = header["id"]
         if header["op"] == "bulk":
             self._begin(number, header)
@@ -53,11 +53,11 @@ class BulkServer:
         return arriving.target.take(nbytes)
 
     def knows(self, number: int) -> bool:
-        """Whether it is a question whose bytes are arriving."""
+        """Whether `number` is a question whose bytes are arriving."""
         return number in self._arriving
 
     def asked(self, header: Header) -> None:
-        """A whole frame `bulk`. Without bytes it is answered now."""
+        """A complete frame `bulk`. A question without bytes is answered now."""
         if header.get("n"):
             return  # `place` has begun it
         number, kind = header["id"], header["k"]
@@ -83,11 +83,11 @@ class BulkServer:
             )
 
     def tail(self, header: Header) -> None:
-        """A question's bytes have all come, and what it says of them."""
+        """The tail of a question, after all its bytes."""
         number = header["id"]
         arriving, timer = self._arriving.pop(number, (None, None))
         if arriving is None or timer is None:
-            return  # it was given up
+            return  # the asker has given up
         timer.cancel()
         try:
             if arriving.target.left:
@@ -100,7 +100,7 @@ class BulkServer:
             self._fail(number, "the end of a bulk call", error)
 
     def stop(self, number: int) -> None:
-        """The asker has given it up."""
+        """The asker has given up this question."""
         arriving, timer = self._arriving.pop(number, (None, None))
         if arriving is not None and timer is not None:
             timer.cancel()
@@ -131,12 +131,12 @@ class BulkServer:
         except Exception as error:
             self._fail(number, kind, error)
             return
-        timer = asyncio.get_running_loop().call_later(ASKED_S, self._too_late, kind)
+        timer = asyncio.get_running_loop().call_later(QUESTION_S, self._too_late, kind)
         self._arriving[number] = arriving, timer
 
     def _too_late(self, kind: str) -> None:
         log.warning(
-            "%s did not finish a %r within %g s: cutting its connection", self._connection.peer_id, kind, ASKED_S
+            "%s did not finish a %r within %g s: cutting its connection", self._connection.peer_id, kind, QUESTION_S
         )
         self._cut_short()
 
@@ -186,7 +186,7 @@ class BulkServer:
             self._connection.send({"op": "error", "id": number, "reason": reason, "code": code})
 
     def _when_sent(self, answer: Answer) -> None:
-        """Tell the answer's owner once the socket has its bytes."""
+        """Notify the answer's owner when the socket has its bytes."""
         if answer.sent is None:
             return
         if self._ended:
@@ -200,4 +200,4 @@ class BulkServer:
         handed = self._connection.queued - self._connection.unsent()
         while self._unsent and self._unsent[0][0] <= handed:
             self._unsent.popleft()[1]()
-        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look) if self._unsent else None
+        self._looking = asyncio.get_running_loop().call_later(SENT_CHECK_S, self._look) if self._unsent else None

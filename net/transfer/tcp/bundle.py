@@ -1,9 +1,9 @@
 """The data connections to one peer: slices are striped over them and resent on another one if a connection breaks.
 
-A connection that breaks is dialed again, with growing pauses; the peer counts as lost only with its control
-connection, or when no data connection can be had. A WRITE that was sent again is complete only after the peer has
-confirmed that it receives nothing more on the broken connection: its bytes could land when the memory is in other
-hands. Until then it is unsettled.
+A broken connection is dialed again, with growing pauses. The peer is lost only if its control connection breaks, or if
+no data connection can be opened. A WRITE that was sent again is complete only after the peer has confirmed that it
+receives nothing more on the broken connection: late bytes could land in memory that has been reused. Until then, the
+WRITE is unsettled.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from net.transfer.common.transport import Op
 from net.transfer.tcp.bulk_call import BulkCall
 from net.transfer.tcp.rail import CANCEL_S, RailBroken, TcpRail, Unresponsive
 
-SLICE_BYTES = 4 << 20  # bytes of a large transfer that go over one connection at a time
-DEPTH = 2  # slices of one transfer under way per connection: the next one is asked for before the last has arrived
-ATTEMPTS = 9  # of one slice
-REDIAL_S = 10.0  # without any connection for so long, the peer is given up
+SLICE_BYTES = 4 << 20  # of a large transfer, sent over one connection
+SLICES_IN_FLIGHT = 2  # of one transfer per connection: the next one is requested before the last has arrived
+SLICE_ATTEMPTS = 9  # of one slice
+REDIAL_S = 10.0  # without any connection for this long, the peer is given up
 
 
 class Bundle:
@@ -51,19 +51,19 @@ class Bundle:
         self._changed = asyncio.Event()  # a rail came up, or the bundle ended
 
     async def open(self) -> None:
-        """The first connection; the others follow on their own. Raises PeerLost, PeerRefused."""
+        """Open the first connection; background tasks open the others. Raises PeerLost, PeerRefused."""
         await self._connect(0)
         for index in range(1, len(self.rails)):
             self._revive(index)
 
     @property
     def alive(self) -> bool:
-        """It has a connection, or is about to have one again."""
+        """It has a connection, or is reopening one."""
         return self.ended is None and (self.is_open or bool(self._reviving))
 
     @property
     def is_open(self) -> bool:
-        return any(self._open)  # none of them once it has ended
+        return any(self._open)  # all None after the end
 
     def connections(self) -> list[TcpRail]:
         return [rail for rail in self._open if rail is not None]
@@ -78,18 +78,18 @@ class Bundle:
         pieces = slices(spans, SLICE_BYTES)
 
         async def work() -> None:
-            for piece in pieces:  # cut when a connection is free for it: the first is on its way at once
+            for piece in pieces:  # cut only when a connection is free: the first is sent immediately
                 await self._slice(op, local, remote, piece, total(piece), landed)
 
-        return _all([work() for _ in range(min(-(-nbytes // SLICE_BYTES), DEPTH * len(self.rails)))])
+        return _all([work() for _ in range(min(-(-nbytes // SLICE_BYTES), SLICES_IN_FLIGHT * len(self.rails)))])
 
     def ask(self, call: BulkCall) -> Coroutine[Any, Any, None]:
-        """See net.transfer.tcp.bulk_call. Raises RemoteError, too."""
+        """See net.transfer.tcp.bulk_call. Also raises RemoteError."""
         return self._on_a_rail(call.expected, lambda rail, broken: self._ask_on(rail, call, broken))
 
     async def _ask_on(self, rail: TcpRail, call: BulkCall, broken: set[int]) -> None:
-        """The peer has to know that the question's bytes on broken connections are void before they come again: it
-        has set memory aside for them."""
+        """Before the question's bytes are sent again, the peer must know that those on broken connections are void: it
+        has reserved memory for them."""
         if broken:
             await self._settled(broken)
             broken.clear()
@@ -101,7 +101,7 @@ class Bundle:
         here, there = sides(spans)
 
         def work(rail: TcpRail, unsettled: set[int]) -> Coroutine[Any, Any, None]:
-            if local.closed:  # it was waited for a connection
+            if local.closed:  # during the wait for a connection
                 raise TransferError(f"region {local.name!r} is not registered here")
             if op is Op.READ:
                 return rail.read(Cursor(local.memory, here), remote, there)
@@ -115,11 +115,11 @@ class Bundle:
         work: Callable[[TcpRail, set[int]], Coroutine[Any, Any, None]],
         done: Callable[[], None] | None = None,
     ) -> None:
-        """`work` on the best connection, and again on another one when that breaks. It enters connections whose bytes
-        may still land in the set it is given."""
+        """Run `work` on the best connection, and again on another one if that breaks. `work` adds connections whose
+        bytes may still land to its second argument."""
         unsettled: set[int] = set()
         try:
-            for _ in range(ATTEMPTS):
+            for _ in range(SLICE_ATTEMPTS):
                 index, rail = self._ready(nbytes) or await self._choose(nbytes)
                 state = self.rails[index]
                 state.sent(time.monotonic(), nbytes)
@@ -136,7 +136,7 @@ class Bundle:
                     if self._open[index] is rail:
                         state.in_flight -= nbytes
                     raise
-            raise TransferError(f"a slice failed {ATTEMPTS} times, last on {state.name}")
+            raise TransferError(f"a slice failed {SLICE_ATTEMPTS} times, last on {state.name}")
         except Unresponsive as error:
             self._give_up(str(error))
             raise asyncio.CancelledError from None
@@ -145,13 +145,13 @@ class Bundle:
                 await self._settled(unsettled)
 
     def _ready(self, nbytes: int) -> tuple[int, TcpRail] | None:
-        """The connection on which `nbytes` would be done first; None when all are broken."""
+        """The connection that would finish `nbytes` first; None if all are broken."""
         index = rails.choose(self.rails, nbytes)
         rail = None if index is None else self._open[index]
         return None if index is None or rail is None or rail.ended else (index, rail)
 
     async def _choose(self, nbytes: int) -> tuple[int, TcpRail]:
-        """`_ready`, once one is. Raises PeerLost."""
+        """Wait until `_ready` returns a connection. Raises PeerLost."""
         give_up_at = time.monotonic() + REDIAL_S
         while True:
             if self.ended is not None:
@@ -168,8 +168,8 @@ class Bundle:
     # --- broken connections
 
     async def _settled(self, unsettled: set[int]) -> None:
-        """Return when nothing lands on these rails any more, whatever happens meanwhile; the bundle has ended when
-        that could not be had."""
+        """Return when no byte lands from these rails any more, even if cancelled. If the peer does not confirm this,
+        the bundle ends."""
         task = spawn(self._cut(unsettled), "cutting off broken data connections")
         cancelled = False
         give_up_at = time.monotonic() + CANCEL_S
@@ -197,7 +197,7 @@ class Bundle:
                     except RailBroken:
                         continue
         except PeerLost:
-            pass  # the bundle has ended: the fence is the other side's
+            pass  # the bundle has ended: the other side's fence does this
 
     async def _connect(self, index: int) -> None:
         rail = await self._dial()
@@ -236,7 +236,7 @@ class Bundle:
                 state.postpone(time.monotonic())
 
     def end(self, reason: str, abort: bool) -> None:
-        """Fail what is under way with PeerLost and close every connection. Idempotent."""
+        """Fail the running transfers with PeerLost and close every connection. Idempotent."""
         if self.ended is not None:
             return
         self.ended = PeerLost(f"lost {self.peer_id!r} during a transfer: {reason}")
@@ -254,7 +254,7 @@ class Bundle:
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run them at once. When one fails, or this is cancelled, the others are cancelled and waited for."""
+    """Run all concurrently. If one fails, or this is cancelled, cancel the others and wait for their end."""
     tasks = [awaited(one) for one in work]
     cancelled = False
     waiting = set(tasks)

@@ -8,16 +8,15 @@ from net.channel.connection import Connection
 from net.channel.wire import Header
 from net.transfer.tcp.bulk_call import Source
 
-FRAME_BYTES = 4 << 20  # bytes of one data frame
-SMALL_FRAME_BYTES = 64 << 10  # bytes of a frame that needs no turn
+FRAME_BYTES = 4 << 20  # the largest data frame
+SMALL_FRAME_BYTES = 64 << 10  # the largest frame that needs no turn
 
 
 async def push(
     connection: Connection, transfer_id: int, source: Source, stopped: Callable[[], bool], first: Header | None = None
 ) -> None:
-    """Send all of `source` as data frames, the first one under another header if one is given, as fast as the peer
-    reads; large ones in turns. Ends early when `stopped`. Raises PeerLost; a peer that stops reading is cut off by the
-    connection."""
+    """Send all of `source` as data frames, in turns, as fast as the peer reads; `first`: another header for the first
+    frame. Ends early if `stopped`. Raises PeerLost; the connection cuts off a peer that stops reading."""
     header = first or {"op": "data", "id": transfer_id}
     while source.left and not stopped():
         await connection.drain()

@@ -17,13 +17,13 @@ from net.transfer.common.spans import Cursor, Run, pack
 from net.transfer.common.transport import Op
 from net.transfer.tcp.bulk_call import NOTHING, BulkCall, Source
 from net.transfer.tcp.pushing import FRAME_BYTES, at_once, push
-from net.transfer.tcp.server import FEW_RUNS
+from net.transfer.tcp.server import HEADER_RUNS_MAX
 
-CANCEL_S = 5.0  # a peer that does not answer a cancelled WRITE for so long is given up
+CANCEL_S = 5.0  # a peer that does not confirm a cancelled WRITE within this time is given up
 
-LET_GO_S = 0.5  # for the socket to take what a cancelled call has queued
+FLUSH_S = 0.5  # for the socket to take the queued bytes of a cancelled call
 
-_rail_ids = count(1)  # of this process: no two connections to a peer have the same
+_rail_ids = count(1)  # unique in this process
 
 
 class RailBroken(Exception):
@@ -39,13 +39,13 @@ class _Transfer:
     op: Op
     ours: Source
     done: asyncio.Future[None]
-    stopped: asyncio.Future[None] | None = None  # present once a WRITE is being cancelled
+    stopped: asyncio.Future[None] | None = None  # set while a WRITE is being cancelled
     call: BulkCall | None = None
     nbytes: int = 0  # of the answer to `call`
 
 
 class TcpRail:
-    """`on_end` is called once when the connection ends by the peer or the network; None: in good order."""
+    """`on_end(reason)` is called once when the peer or the network ends the connection; None: in good order."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -72,15 +72,15 @@ class TcpRail:
             await self._why(transfer)
             raise
         finally:
-            self._finish(transfer_id)  # from here on its data goes nowhere
+            self._finish(transfer_id)  # from here on, its data is discarded
 
     async def write(self, ours: Cursor, region: str, theirs: Sequence[Run], unsettled: set[int]) -> None:
-        """Raises TransferError, RailBroken, PeerLost, Unresponsive. Enters itself in `unsettled` when bytes may still
-        land after that."""
+        """Raises TransferError, RailBroken, PeerLost, Unresponsive. Adds its id to `unsettled` if bytes may still land
+        afterwards."""
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
             nbytes = min(ours.left, FRAME_BYTES)
-            if len(theirs) <= FEW_RUNS and at_once(self.connection, nbytes):
+            if len(theirs) <= HEADER_RUNS_MAX and at_once(self.connection, nbytes):
                 header = {"op": "write", "id": transfer_id, "region": region, "runs": theirs}
                 self.connection.send_views(header, ours.take(nbytes), nbytes)
             else:
@@ -99,8 +99,8 @@ class TcpRail:
             self._finish(transfer_id)
 
     async def ask(self, call: BulkCall, unsettled: set[int]) -> None:
-        """Raises RemoteError, RailBroken, PeerLost. Enters itself in `unsettled` when the question's bytes may still
-        land after that; the memory they are in is the caller's again in any case."""
+        """Raises RemoteError, RailBroken, PeerLost. Adds its id to `unsettled` if the question's bytes may still land
+        afterwards; the caller may reuse their memory here in any case."""
         call.begin()
         data = call.data()
         nbytes = data.left
@@ -128,11 +128,11 @@ class TcpRail:
             self._finish(transfer_id)
 
     async def _ask_with(self, data: Source, header: Header, transfer: _Transfer) -> None:
-        """The question's bytes, then its tail, which is made while the first of them are under way."""
+        """Send the question's bytes, then its tail, which is computed while the first bytes are in flight."""
         assert transfer.call is not None
         if at_once(self.connection, data.left):
             self.connection.send_views(header, data.take(data.left), header["n"])
-            await asyncio.sleep(0)  # the loop hands them to the socket
+            await asyncio.sleep(0)  # the loop passes them to the socket
         else:
             await push(self.connection, header["id"], data, transfer.done.done, header)
         if not transfer.done.done():
@@ -143,13 +143,13 @@ class TcpRail:
         answer = self._cuts.get(rail_id)
         if answer is None:
             answer = self._cuts[rail_id] = asyncio.get_running_loop().create_future()
-            with suppress(PeerLost):  # the connection is closing: its end is told to `answer`
+            with suppress(PeerLost):  # the connection is closing: its end fails `answer`
                 self._send({"op": "cut", "id": rail_id})
         await asyncio.shield(answer)
 
     def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
         header: Header = {"op": op, "id": transfer_id, "region": region}
-        if len(theirs) <= FEW_RUNS:
+        if len(theirs) <= HEADER_RUNS_MAX:
             header["runs"] = theirs
             self.connection.send(header)
         else:
@@ -161,8 +161,8 @@ class TcpRail:
         self.connection.send(header)
 
     async def _stop(self, transfer_id: int, transfer: _Transfer, unsettled: set[int]) -> None:
-        """Return when the peer has confirmed that nothing of this WRITE lands any more, or the rail has broken."""
-        if transfer.done.done() and not transfer.done.cancelled():  # cancelled with the task that waited for it
+        """Return when the peer has confirmed that no byte of this WRITE lands any more, or the rail has broken."""
+        if transfer.done.done() and not transfer.done.cancelled():  # cancelling the task also cancels `done`
             if transfer.done.exception() is not None and self.ended:
                 unsettled.add(self.rail_id)
             return
@@ -171,7 +171,7 @@ class TcpRail:
         try:
             self._send({"op": "cancel", "id": transfer_id})
             while not transfer.stopped.done() and (left := give_up_at - time.monotonic()) > 0:
-                with suppress(asyncio.CancelledError):  # a second one, or the deadline, changes nothing
+                with suppress(asyncio.CancelledError):  # a second cancellation, or the deadline, changes nothing
                     await asyncio.wait([transfer.stopped], timeout=left)
             if not transfer.stopped.done():
                 raise Unresponsive(f"the peer did not confirm a cancelled write within {CANCEL_S:g} s")
@@ -180,7 +180,7 @@ class TcpRail:
             unsettled.add(self.rail_id)
 
     def _give_up(self, transfer_id: int) -> None:
-        """Nothing more of what the peer sends for it is put anywhere."""
+        """Discard everything that the peer still sends for this transfer."""
         incoming = self.connection.decoder.incoming
         if incoming is not None and incoming.header.get("id") == transfer_id:
             self.connection.watch = None
@@ -189,20 +189,20 @@ class TcpRail:
             self.connection.send({"op": "cancel", "id": transfer_id})
 
     async def _let_go(self) -> None:
-        """Return when the socket has what was sent so far; a peer that does not read costs the connection."""
-        connection, give_up_at = self.connection, time.monotonic() + LET_GO_S
+        """Return when the socket has all bytes sent so far; if the peer does not read, abort the connection."""
+        connection, give_up_at = self.connection, time.monotonic() + FLUSH_S
         last = connection.queued
         while connection.queued - connection.unsent() < last and not self.ended:
             if time.monotonic() > give_up_at:
                 connection.abort()
-                self.closed(connection, f"the peer did not read for {LET_GO_S:g} s")
+                self.closed(connection, f"the peer did not read for {FLUSH_S:g} s")
                 return
-            with suppress(asyncio.CancelledError):  # a second one changes nothing
+            with suppress(asyncio.CancelledError):  # a second cancellation changes nothing
                 await asyncio.sleep(0.001)
 
     async def _why(self, transfer: _Transfer) -> None:
-        """Sending has failed, so the connection has ended or is about to: raise what that means for the transfer, that
-        another connection can do it (RailBroken) or that the peer is lost."""
+        """Sending failed because the connection has ended or is ending. Raise the transfer's error: RailBroken
+        (another connection can do it) or PeerLost."""
         await transfer.done
 
     def _begin(self, op: Op, ours: Source) -> tuple[int, _Transfer]:
@@ -219,13 +219,13 @@ class TcpRail:
             self.connection.polling.stop()
 
     def end(self, error: Exception) -> None:
-        """Fail what is under way. Idempotent."""
+        """Fail the running transfers. Idempotent."""
         self.ended = True
         waiting = [one for transfer in self._transfers.values() for one in (transfer.done, transfer.stopped)]
         for future in (*waiting, *self._cuts.values()):
             if future is not None and not future.done():
                 future.set_exception(error)
-                future.exception()  # the one who waited may have gone
+                future.exception()  # the waiting task may be gone
 
     # --- net.channel.connection.Receiver
 
@@ -240,7 +240,7 @@ class TcpRail:
         return transfer.ours.take(nbytes)
 
     def _follow(self, transfer: _Transfer, header: Header) -> bool:
-        """Bytes of an answer begin to come, or go on; False when they are not what was asked for."""
+        """Bytes of an answer begin to arrive, or continue; False if they were not requested."""
         call = transfer.call
         assert call is not None
         if header["op"] == "answer":
@@ -265,7 +265,7 @@ class TcpRail:
             return
         transfer = self._transfers.get(number)
         if transfer is None:
-            return  # it was given up
+            return  # the transfer was given up
         done = transfer.done
         if transfer.call is not None and not done.done() and op in ("answer", "data"):
             self._answered(transfer, transfer.call, frame.header)
@@ -279,12 +279,12 @@ class TcpRail:
             del self._transfers[number]  # nothing more is expected of it
         elif op == "fail":
             done.set_exception(TransferError(frame.header["reason"]))
-            done.exception()  # the one who waited may be leaving for another reason
+            done.exception()  # the waiting task may end for another reason
         if transfer.stopped is not None and not transfer.stopped.done() and op != "data":
-            transfer.stopped.set_result(None)  # whatever it says, nothing of it moves any more
+            transfer.stopped.set_result(None)  # after any of these answers, nothing moves any more
 
     def _answered(self, transfer: _Transfer, call: BulkCall, header: Header) -> None:
-        """A whole frame of an answer."""
+        """A complete frame of an answer."""
         self.connection.watch = None
         if header["op"] == "answer" and not header["n"]:
             call.answer = header["b"]

@@ -17,8 +17,8 @@ from net.transfer.tcp.bulk_call import Services
 from net.transfer.tcp.bulk_server import BulkServer
 from net.transfer.tcp.pushing import at_once, push
 
-FEW_RUNS = 64  # that travel in the header of a request
-RUNS_MAX = 16 << 20  # bytes of the list of runs in one request
+HEADER_RUNS_MAX = 64  # runs in the header of a request
+RUNS_BYTES_MAX = 16 << 20  # of the list of runs in one request
 
 
 Cut = set[tuple[str, str, int]]
@@ -26,7 +26,7 @@ Cut = set[tuple[str, str, int]]
 
 
 class Served:
-    """What one peer reads and writes here."""
+    """The reads and writes of one peer in this node's regions."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Served:
         cut: Cut,
         services: Services,
     ) -> None:
-        """`cut` are rails that their dialers have given up: nothing they sent may be received any more."""
+        """`cut`: rails that their dialers have given up: none of their bytes may be received any more."""
         self.connection = connection
         self.bulk = BulkServer(connection, services, self.cut_short)
         self.rail_id = 0  # the dialer's number of this connection
@@ -45,11 +45,11 @@ class Served:
         self._everyone = everyone
         self._writes: dict[int, tuple[str, Cursor]] = {}
         self._reads: dict[int, tuple[str, asyncio.Task[None]]] = {}
-        self._place_runs = allocate(RUNS_MAX)
+        self._place_runs = allocate(RUNS_BYTES_MAX)
         everyone.add(self)
 
     def withdraw(self, name: str) -> None:
-        """Refuse the rest of what is under way for this region."""
+        """Refuse the rest of the running transfers of this region."""
         under_way = [key for key, (region, _) in (self._writes | self._reads).items() if region == name]
         for transfer_id in under_way:
             self._stop(transfer_id)
@@ -120,7 +120,7 @@ class Served:
         return self.connection.peer_id, self.connection.instance, rail_id
 
     def _cut_off(self, rail_id: int) -> None:
-        """What such a rail sent may still be unread; it is not read any more."""
+        """Cut the rail: its unread bytes are not read any more."""
         self._cut.add(key := self._key(rail_id))
         for served in [one for one in self._everyone if one._key(one.rail_id) == key]:
             served.cut_short()
@@ -180,6 +180,6 @@ class Served:
 
 
 def _runs(frame: Frame) -> Sequence[Run]:
-    """Few runs are in the header of a request, many are its payload."""
+    """Up to HEADER_RUNS_MAX runs are in the header of a request; more are its payload."""
     runs: Sequence[Run] | None = frame.header.get("runs")
     return unpack(frame.data) if runs is None else runs

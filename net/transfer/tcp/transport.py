@@ -5,14 +5,14 @@
            <── fail{id, reason}                                <── done{id}  or  fail{id, reason}
            cancel{id} ──>                                      cancel{id} ──>   <── cancelled{id}
 
-    rail{id} ──>             first on every connection: the dialer's number of it
-    cut{id} ──>  <── cut{id}    nothing more is received on that rail, whatever its socket still holds
+    rail{id} ──>                the first frame on every connection: the dialer's number of it
+    cut{id} ──>  <── cut{id}    nothing more is received on that rail, not even bytes that its socket contains
 
-More than FEW_RUNS runs are not in the header but are the payload of the request. Each node dials `connections` data
-connections for the bulk it submits (net.transfer.tcp.bundle), and as many with the first urgent submission: what is
-urgent does not wait behind bulk in the socket's buffers. They also carry bulk calls (net/transfer/tcp/bulk_call.py).
-Bytes travel in frames of at most FRAME, so concurrent transfers share a connection and a cancelled one stops at the
-next frame.
+More than HEADER_RUNS_MAX runs are the payload of the request instead of part of its header. Each node dials
+`connections` data connections for the bulk that it submits (net.transfer.tcp.bundle), and as many at the first urgent
+submission: urgent bytes must not wait behind bulk in the socket's buffers. They also carry bulk calls
+(net/transfer/tcp/bulk_call.py). Frames have at most FRAME_BYTES, so concurrent transfers share a connection, and a
+cancelled one stops at the next frame.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMES = {BULK_PURPOSE: "tcp", URGENT_PURPOSE: "tcp-urgent"}  # of rails, with a 
 
 
 class Tcp:
-    """Works everywhere a control connection works. `connections` to each peer, and as many for what is urgent."""
+    """Works wherever a control connection works. `connections` to each peer, and as many for urgent transfers."""
 
     name = "tcp"
 
@@ -54,8 +54,8 @@ class Tcp:
         busy_poll_us: int = BUSY_POLL_US,
         congestion: str = "auto",
     ) -> None:
-        """busy_poll_us: how long the event loop may stay awake for bytes that are due; 0 = never (net/loop/polling.py).
-        congestion: what net.channel.congestion.chosen is asked for. Raises ValueError."""
+        """busy_poll_us: microseconds for which the event loop may poll for expected bytes; 0: never
+        (net/loop/polling.py). congestion: see net.channel.congestion.chosen. Raises ValueError."""
         if connections < 1:
             raise ValueError(f"a peer needs at least one data connection, got {connections}: see --tcp-connections")
         self._links = links
@@ -86,7 +86,7 @@ class Tcp:
 
     @property
     def sealed(self) -> bool:
-        """With a cluster key."""
+        """Whether connections are sealed with a cluster key."""
         return self._links.sealed
 
     def offer(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Tcp:
     async def _dial(self, peer_id: str, purpose: str) -> TcpRail:
         try:
             connection = await self._links.dial(peer_id, purpose)
-        except PeerRefused as refused:  # it has given this node up: so does this node, and asks for a path again
+        except PeerRefused as refused:  # the peer has given up this node: drop it, and ask for a path again
             self._links.drop(peer_id, str(refused))
             raise
         rail = self._dialed.pop(connection, None)
@@ -124,7 +124,7 @@ class Tcp:
         return rail
 
     def is_open(self, peer_id: str) -> bool:
-        """Also while its connections are dialed again."""
+        """Also True while broken connections are dialed again."""
         bundle = self._bundles.get((peer_id, BULK_PURPOSE))
         return bundle is not None and bundle.alive
 
@@ -138,11 +138,11 @@ class Tcp:
         priority: int = BULK,
         landed: Landed | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """No coroutine of its own where the connections are there: every layer costs a small transfer its latency."""
+        """Adds no coroutine if the connections are open: every layer adds latency to small transfers."""
         return self._with(peer_id, priority, lambda bundle: bundle.submit(op, local, remote, spans, landed))
 
     def ask(self, peer_id: str, call: BulkCall, priority: int = BULK) -> Coroutine[Any, Any, None]:
-        """See net.transfer.tcp.bulk_call. The peer is open, as for `submit`."""
+        """See net.transfer.tcp.bulk_call. The peer must be open, as for `submit`."""
         return self._with(peer_id, priority, lambda bundle: bundle.ask(call))
 
     def _with(
@@ -161,7 +161,7 @@ class Tcp:
     async def _first_urgent(self, peer_id: str, work: Callable[[Bundle], Coroutine[Any, Any, None]]) -> None:
         path = self._bundles.get((peer_id, BULK_PURPOSE))
         bundle = await self._bundle(peer_id, URGENT_PURPOSE)
-        if self._bundles.get((peer_id, BULK_PURPOSE)) is not path:  # the memory may be in other hands
+        if self._bundles.get((peer_id, BULK_PURPOSE)) is not path:  # the peer's memory may have been reused
             raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
         await work(bundle)
 
@@ -178,7 +178,7 @@ class Tcp:
             served.withdraw(name)
 
     def drop(self, peer_id: str) -> None:
-        """Cut its connections: nothing more of it is received."""
+        """Cut the peer's connections: nothing more is received from it."""
         for purpose in PURPOSES:
             if (bundle := self._bundles.pop((peer_id, purpose), None)) is not None:
                 bundle.end(self._links.why_lost(peer_id), abort=True)
@@ -190,7 +190,7 @@ class Tcp:
         self._cut -= {key for key in self._cut if key[0] == peer_id}
 
     async def fence(self, peer_id: str) -> None:
-        """Cutting the connections was the fence."""
+        """Nothing to do: `drop` has cut the connections, which is the fence."""
 
     async def close(self) -> None:
         for bundle in self._bundles.values():

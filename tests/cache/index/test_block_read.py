@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cache.arena import checksum
 from cache.copy_threads import CopyThreads
-from cache.index.block_read import TURNS_BYTES, BlockRead
+from cache.index.block_read import ON_LOOP_BYTES, BlockRead
 from cache.index.shared_index import BUCKET, HEADER_BYTES, ROW, IndexView, SharedIndex, index_bytes
 from net.compiled import NotCompiled
 from net.transfer.common.memory import Region
@@ -69,7 +69,7 @@ def test_blocks_of_every_length_and_place(code, lengths, shift):
     home.close()
 
 
-@pytest.mark.parametrize("slot_bytes", [64 << 10, 200_001, TURNS_BYTES // 2, TURNS_BYTES + 4096])
+@pytest.mark.parametrize("slot_bytes", [64 << 10, 200_001, ON_LOOP_BYTES // 2, ON_LOOP_BYTES + 4096])
 async def test_large_blocks_on_the_loop_and_in_threads(code, slot_bytes):
     home = Home(4, slot_bytes)
     keys = [home.put(slot, slot_bytes - slot) for slot in range(4)]

@@ -184,8 +184,8 @@ def test_a_transfer_reference_that_nobody_answers_for_is_noticed():
     first, second = pool.allocate(2)
     pool.hold([first, first, second])
     pool.release([first, second])
-    pool.check_owners([first, second, first])
+    pool.check_transfer_owners([first, second, first])
     with pytest.raises(IntegrityError, match="1 blocks are held for unknown transfers"):
-        pool.check_owners([first, second])
+        pool.check_transfer_owners([first, second])
     with pytest.raises(IntegrityError, match="blocks of running transfers are not held"):
-        pool.check_owners([first, first, second, second])
+        pool.check_transfer_owners([first, first, second, second])

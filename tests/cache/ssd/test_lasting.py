@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cache.arena import Arena, checksum
+from cache.homes.rendezvous import equal_members, homes
 from cache.pool.policies import choose
 from cache.pool.policy import OBJECTS, PLAIN, Facts
 from cache.results import NoRoom, NotDurable
 from cache.ssd import New, SsdError, SsdTier, backends, note, tier
-from cache.store.objects import Objects, chunk_keys, manifest_key
+from cache.store.objects import Manifest, Objects, chunk_keys, digest, manifest_key
 from cache.tiers.local_store import LocalStore, NoSpace
 from net.transfer.common.memory import Region
 from tests.cache.pooled import SLOT, block_of, cluster_of, get, key_of, of_home, until
@@ -351,6 +352,37 @@ async def test_an_object_whose_parts_drive_each_other_out_is_not_acknowledged(mo
         with pytest.raises(NoRoom, match="driven out"):
             await Objects(a).put("objects/x", bytes(4 * SLOT))
         assert await Objects(a).get("objects/x") is None
+
+
+@pytest.mark.parametrize("pin", [False, True])
+async def test_a_replacement_that_fails_at_the_name_leaves_the_old_object(tmp_path, monkeypatch, pin):
+    """The disk of the name's home fails; that of the content does not."""
+    async with cluster_of() as cluster:
+        for home in "ab":
+            await cluster.add(home, directory=tmp_path / home)
+        a, b = (cluster.stores[home] for home in "ab")
+        old, new = b"old", b"new"
+
+        def home(key):
+            return homes(key, equal_members("ab"))[0]
+
+        def parts(name, data):
+            manifest = Manifest(len(data), SLOT, digest(memoryview(data)))
+            return chunk_keys(name, manifest, 0, 1)
+
+        names = (f"objects/{i}" for i in range(1000))
+        name = next(n for n in names if home(manifest_key(n)) == "b" and home(*parts(n, new)) == "a")
+        await Objects(a).put(name, old, pin=pin)
+        with monkeypatch.context() as patch:
+            patch.setattr(b.local.ssd._medium, "write", broken)
+            with pytest.raises(NotDurable, match="Input/output error"):
+                await Objects(a).put(name, new, replace=True, durable=True)
+        assert await Objects(a).get(name) == old
+        assert b.local.is_kept(manifest_key(name)) == pin
+        assert not any(store.local.contains(*parts(name, new)) for store in (a, b))
+        assert await Objects(a).put(name, new, replace=True, durable=True)
+        assert await Objects(a).get(name) == new
+        assert not any(store.local.contains(*parts(name, old)) for store in (a, b))
 
 
 # --- renewals

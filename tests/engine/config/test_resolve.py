@@ -198,7 +198,7 @@ def test_peers_must_agree_on_what_kv_means():
     assert "same model" in str(disagreement(config, "bb", same))
     for name in ("pool_dtype", "wire_dtype"):
         older = {key: value for key, value in same.items() if key != name}
-        assert f"does not say its {name}" in str(disagreement(config, "aa", older))
+        assert f"does not report its {name}" in str(disagreement(config, "aa", older))
 
 
 def test_survey_reads_proc_and_cgroup(tmp_path):

@@ -180,6 +180,7 @@ class BatcherMachine(RuleBasedStateMachine):
         b = self.batcher
         b.check_integrity()
         owners = {id(r): r for r in [*b.requests.values(), *(row.request for row in (self.step or Step([])).rows)]}
+        b.pool.check_request_owners(b.held_blocks())
         assert b.pool.references()["request"] == sum(len(r.block_ids) for r in owners.values())
         assert b.pool.references()["transfer"] == sum(len(blocks) for _, blocks in self.remote)
         assert len(b.running) <= b.seats.max_num_seqs

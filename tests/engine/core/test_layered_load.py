@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cache.block import BlockGeometry, root_key
-from cache.pool.block_pool import BlockPool
+from cache.pool.block_pool import BlockPool, IntegrityError
 from cache.results import LeadingRun
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
@@ -105,7 +105,8 @@ async def expected(model):
 
 def idle(worker: Worker) -> bool:
     worker.batcher.check_integrity()
-    worker.batcher.pool.check_owners(worker.held_blocks())
+    worker.batcher.pool.check_transfer_owners(worker.held_blocks())
+    worker.batcher.pool.check_request_owners(worker.request_blocks())
     return worker.batcher.pool.references() == {"request": 0, "transfer": 0}
 
 
@@ -293,3 +294,33 @@ def test_a_gate_lets_each_layer_through_once_it_has_landed():
     gate.open()
     thread.join(5)
     assert passed == [0, 1, 2, 3]
+
+
+async def test_a_request_that_ends_before_its_load_begins_takes_no_blocks(model, expected):
+    """The load is a task of its own: an abort may come between its creation and its first line."""
+    worker, _, got = make(model)
+    worker.add(request("first"))
+    await until(lambda: len(got) == 4)
+    late = request("late")
+    worker.batcher.add(0.0, late)
+    worker._loads.start(0.0)
+    assert late.state is RequestState.LOADING
+    worker.abort("late")
+    await asyncio.sleep(0.05)
+    assert idle(worker)
+    await worker.close()
+
+
+async def test_integrity_notices_blocks_of_a_request_that_has_ended(model):
+    worker, _, got = make(model)
+    r = request()
+    worker.add(r)
+    await until(lambda: len(got) == 4)
+    lost = worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))
+    worker.batcher.pool.acquire(lost)
+    worker.batcher.check_integrity()
+    with pytest.raises(IntegrityError, match="5 blocks are held for unknown requests"):
+        worker.batcher.pool.check_request_owners(worker.request_blocks())
+    worker.batcher.pool.release(lost)
+    assert idle(worker)
+    await worker.close()

@@ -62,7 +62,7 @@ class Side:
 
     def lets_go(self) -> bool:
         self.pool.check_integrity()
-        self.pool.check_owners(self.lending.held_blocks())
+        self.pool.check_transfer_owners(self.lending.held_blocks())
         return not self.pool.references()["transfer"]
 
 

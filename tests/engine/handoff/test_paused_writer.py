@@ -99,7 +99,7 @@ async def test_a_writer_that_stands_still_for_longer_than_every_deadline(order, 
         await asyncio.sleep(1.0)
         if order == "shm":  # it may be in the middle of a copy
             assert one.held() == len(one.blocks) and one.d.service.held()["incoming"] == 1
-        one.d.pool.check_owners(one.d.service.held_blocks())
+        one.d.pool.check_transfer_owners(one.d.service.held_blocks())
         os.kill(one.process.pid, signal.SIGCONT)
         await until(one.d.idle)
         await nothing_lands(one)

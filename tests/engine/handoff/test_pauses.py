@@ -109,7 +109,8 @@ class Node:
 
     def idle(self) -> bool:
         self.pool.check_integrity()
-        self.pool.check_owners([*self.service.held_blocks(), *self.of_transfers()])
+        self.pool.check_transfer_owners([*self.service.held_blocks(), *self.of_transfers()])
+        self.pool.check_request_owners(self.worker.batcher.held_blocks())
         return self.pool.references() == {"request": 0, "transfer": 0} and not any(self.service.held().values())
 
     def of_transfers(self) -> list[int]:

@@ -210,6 +210,6 @@ def test_nothing_is_made_of_them_on_their_way_but_what_is_read(monkeypatch):
 
 def test_a_token_has_as_many_others_as_those_before_it():
     found = PromptLogprobs([TokenLogprobs(-1.0, [(1, -0.5)])])
-    with pytest.raises(ValueError, match="2 others"):
+    with pytest.raises(ValueError, match="2 alternatives"):
         found.append(TokenLogprobs(-1.0, [(1, -0.5), (2, -0.7)]))
     assert len(found) == 1 and found == PromptLogprobs(list(found)) != PromptLogprobs()

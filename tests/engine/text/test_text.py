@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text import control_tokens
-from engine.text.control_tokens import MARKS, SEARCHED, ControlTokens
+from engine.text.control_tokens import MARKS, SEARCH_CHARS, ControlTokens
 from engine.text.output import StopStrings
 from engine.text.spelt_json import spelt_json
 from net.http.openai.schema import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -144,7 +144,7 @@ def test_control_tokens_are_found_a_few_characters_at_a_time(text, searched):
     mark = whole.mark_for(text)
     found = re.search("|".join(map(re.escape, sorted(CONTROLS, key=len, reverse=True))), text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control_tokens, "SEARCHED", searched)
+        patch.setattr(control_tokens, "SEARCH_CHARS", searched)
         assert whole.mark_for(text) == mark and bool(mark) == (found is not None)
         in_pieces = whole.marked(text, MARKS[0])
         assert whole._first(text) is None if found is None else whole._first(text).span() == found.span()
@@ -162,5 +162,5 @@ def test_no_search_of_a_long_text_is_long():
 
     controls = ControlTokens(CONTROLS)
     controls._any = Noting()
-    assert controls.mark_for(["<" * (3 * SEARCHED)]) == ""
-    assert len(spans) == 3 and max(spans) <= SEARCHED + 10
+    assert controls.mark_for(["<" * (3 * SEARCH_CHARS)]) == ""
+    assert len(spans) == 3 and max(spans) <= SEARCH_CHARS + 10

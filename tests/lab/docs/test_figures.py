@@ -1,5 +1,5 @@
 """The tables of README.md and docs/performance.md come from result files, one run of one commit each, and no figure
-stands compared_with them."""
+stands in the text around them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.common import machine as here
-from lab.docs.figure_list import FIGURES, SUMMARY, pages
+from lab.docs.figure_list import BLOCKS, FIGURES, SUMMARY, pages
 from lab.docs.figures import MARK, RESULTS, Figure, Result, caption, filled, number
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +27,7 @@ SAID = {
     "with 1 % loss": "what the virtual network loses",
     "need 110 s": "of the report that the sentence names",
 }
-"""Numbers of prose that are no result of the page: settings, goals, or of a file that stands compared_with them."""
+"""Numbers of prose that are no result of the page: settings, goals, or of a file that the sentence names."""
 
 
 def written(folder: Path, name: str, **more: object) -> Path:
@@ -98,6 +98,16 @@ def test_no_figure_stands_in_the_prose(page):
     for said in SAID:
         text = text.replace(said, "")
     assert [text[max(0, found.start() - 40) : found.end()] for found in MEASURED.finditer(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "line"), [("ours-shm", "KV between processes of one host"), ("ours-tcp", "KV over TCP")]
+)
+def test_the_front_page_says_how_many_threads_copied(ours, line):
+    rows = [row for row in Result.newest("transfer").rows if re.match(BLOCKS, row["case"])]
+    counts = sorted({row["threads"][ours] for row in rows if ours in row["threads"]})
+    (said,) = [text for text in (ROOT / "README.md").read_text().splitlines() if text.startswith(f"| {line}")]
+    assert f"ours kept {counts[0]} " in said and f" {counts[-1]} threads busy" in said
 
 
 @pytest.mark.parametrize("name", sorted({line.result for line in SUMMARY}))

@@ -28,6 +28,7 @@ def test_clients_reach_a_living_node_whoever_is_killed(shape):
 
 
 def test_pauses_count_from_the_death_on():
-    streams = [Stream(at=[0.0, 5.0, 5.1, 5.4]), Stream(at=[4.0, 4.1])]
+    streams = [Stream(at=[0.0, 5.0, 5.1, 5.4]), Stream(at=[4.0, 4.1]), Stream(begun=2.0, at=[6.0, 6.1])]
     rows = {row.metric: row.ours for row in pause_rows("decode killed", streams, 5.05)}
     assert rows["streams cut"] == 1.0 and abs(rows["longest pause p99"] - 0.3) < 1e-9
+    assert abs(rows["longest wait for a first token"] - 0.95) < 1e-9

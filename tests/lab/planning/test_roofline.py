@@ -48,7 +48,7 @@ def test_this_machine_is_measured():
 def test_the_command(tmp_path, capsys):
     out, plot = tmp_path / "r.json", tmp_path / "r.svg"
     assert roofline.main(["--nic-gbit-s", "10", "--json", str(out), "--plot", str(plot)]) == 0
-    assert "prefill and decode apart or mixed" in capsys.readouterr().out
+    assert "prefill and decode separate or mixed" in capsys.readouterr().out
     assert len(orjson.loads(out.read_bytes())["rows"]) == 3 * 5 and "<svg" in plot.read_text()
     assert roofline.main(["--tbt-s", "0"]) == 2
     assert "--tbt-s" in capsys.readouterr().err

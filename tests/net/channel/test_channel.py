@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from net.channel.channel import PeerLost, RemoteError
+from net.channel.wire import Frame
 from tests.net.peers import channels, echo, open_fds, settled_fds, until
 
 
@@ -162,3 +163,22 @@ async def test_close_cancels_handlers_fails_calls_and_leaves_no_descriptor():
             await a.call("b", "never", {})
         a.post("b", "never", {})
     await settled_fds(before)
+
+
+async def test_a_message_of_a_peer_that_is_lost_before_its_handler_begins_is_dropped():
+    """Otherwise the handler takes something for a peer after `on_lost` gave back everything that the peer had."""
+    seen, lost = [], []
+
+    async def note(peer_id, body, data):
+        seen.append(body["n"])
+
+    async with channels("a", "b") as (a, b):
+        a.handle("note", note)
+        a.on_lost(lost.append)
+        await b.call("a", "note", {"n": 0})
+        (connection,) = a.links._everyone
+        a.frame(connection, Frame({"t": "post", "k": "note", "b": {"n": 1}}, []))
+        a.drop("b", "gossip says so")
+        assert lost == ["b"]
+        await asyncio.sleep(0.05)
+        assert seen == [0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from net.channel.channel import Channel, PeerRefused
 from net.channel.cluster_key import ClusterKey, KeyFileError
 from net.channel.keyring import Key, Keyring
-from net.channel.sealed_stream import RECORD, SealedStream
+from net.channel.sealed_stream import RECORD_MAX, SealedStream
 from net.channel.wire import Decoder, FrameError, allocate, encode, head
 from net.errors import ONE_KEY, OTHER_KEY
 
@@ -45,7 +45,7 @@ class Pair:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    payloads=st.lists(st.lists(st.integers(0, 2 * RECORD + 5), max_size=3), min_size=1, max_size=3),
+    payloads=st.lists(st.lists(st.integers(0, 2 * RECORD_MAX + 5), max_size=3), min_size=1, max_size=3),
     pieces=st.lists(st.integers(1, 70_000), max_size=8),
 )
 def test_frames_arrive_however_they_are_cut(payloads, pieces):
@@ -128,7 +128,7 @@ async def test_other_keys_are_refused_with_a_reason_on_both_sides(tmp_path, capl
 
 
 async def test_calls_over_a_sealed_channel_while_the_key_rotates(tmp_path, monkeypatch):
-    monkeypatch.setattr("net.channel.cluster_key.LOOK_S", 0.0)
+    monkeypatch.setattr("net.channel.cluster_key.CHECK_PERIOD_S", 0.0)
     path = key_file(tmp_path, "aa")
     a = await node("a", path)
     payload = os.urandom(300_000)
@@ -176,7 +176,7 @@ async def test_nothing_of_a_call_is_readable_on_the_wire(tmp_path):
 
 @pytest.mark.expects_error("keeping the old cluster keys")
 def test_the_key_file_says_what_is_wrong(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("net.channel.cluster_key.LOOK_S", 0.0)
+    monkeypatch.setattr("net.channel.cluster_key.CHECK_PERIOD_S", 0.0)
     with pytest.raises(KeyFileError, match="No such file"):
         ClusterKey(tmp_path / "none")
     path = key_file(tmp_path, "aa")

@@ -10,7 +10,7 @@ from net.channel.wire import (
     HEADER_MAX,
     MAGIC,
     PREFIX,
-    STAGING,
+    STAGING_BYTES,
     VERSION,
     Decoder,
     FrameError,
@@ -97,7 +97,7 @@ def test_refusals_say_why(stream, reason):
 
 
 def test_a_header_longer_than_the_staging_buffer():
-    header = {"text": "a" * (3 * STAGING)}
+    header = {"text": "a" * (3 * STAGING_BYTES)}
     assert feed(Decoder(allocate()), encode({"first": 1}) + encode(header, [b"x"]), [70000])[1] == (header, b"x")
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from net.channel.keyring import Key, Keyring, parse
-from net.gossip.sealed_packets import OVERHEAD_BYTES, WINDOW, PacketSeal, SealError, Window
+from net.gossip.sealed_packets import OVERHEAD_BYTES, WINDOW_PACKETS, PacketSeal, SealError, Window
 
 A, B = Key(b"a" * 32), Key(b"b" * 32)
 OLD, BOTH, NEW = Keyring((A,)), Keyring((B, A)), Keyring((B,))
@@ -44,12 +44,12 @@ def test_bytes_of_strangers_are_dropped(datagram):
         seal().open(OLD, datagram)
 
 
-@given(counters=st.lists(st.integers(0, 3 * WINDOW), max_size=200))
+@given(counters=st.lists(st.integers(0, 3 * WINDOW_PACKETS), max_size=200))
 def test_the_window_accepts_every_recent_counter_once(counters):
     window, seen, top = Window(), set(), -1
     for counter in counters:
         accepted = window.accept(counter)
-        assert accepted == (counter not in seen and counter > top - WINDOW)
+        assert accepted == (counter not in seen and counter > top - WINDOW_PACKETS)
         seen.add(counter)
         top = max(top, counter)
 

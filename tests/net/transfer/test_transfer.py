@@ -81,7 +81,7 @@ async def test_the_path_says_which_transport_and_why_not_the_better_one():
     [
         ({"boot": "another"}, "another host"),
         ({"path": "/nowhere/shm"}, "unreachable"),
-        ({"token": "wrong"}, "another one"),
+        ({"token": "wrong"}, "another process"),
         ({"refused": "it cannot offer its memory: no space"}, "no space"),
     ],
 )
@@ -111,7 +111,7 @@ async def test_an_offer_that_is_not_as_agreed_is_none(change, monkeypatch):
             return answer | change, data
 
         monkeypatch.setattr(channel, "call", changed)
-        with pytest.raises(TransferError, match="does not take part in transfers: the answer is not what was asked"):
+        with pytest.raises(TransferError, match="take part in transfers: the answer does not have the expected form"):
             await engine.open("b")
         monkeypatch.undo()
         with pytest.raises(RemoteError) as caught:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from sched.gossip.intents import TOLD_S, Coming, Intents, claimed_depths, home_of, ring_of
+from sched.gossip.intents import DIGEST_LAG_S, Coming, Intents, claimed_depths, home_of, ring_of
 
 names = st.sampled_from(["a", "b", "c"])
 chains = st.integers(1, 6).map(lambda count: [b"k%d" % i for i in range(count)])
@@ -37,8 +37,8 @@ def test_a_claim_ends_by_time_or_death():
     assert intents.claim(1.6, [b"2"], "b", 1.0) == {}, "that was no claim"
     intents.drop("a")
     assert len(intents) == 1 and intents.claim(1.7, [b"1"], "c", 1.0) == {}
-    assert reached(intents.claim(1.6 + 2.0 + TOLD_S - 0.01, [b"2"], "d", 1.0)) == {"b": 1}
-    assert intents.claim(1.6 + 2.0 + TOLD_S, [b"2"], "d", 1.0) == {}
+    assert reached(intents.claim(1.6 + 2.0 + DIGEST_LAG_S - 0.01, [b"2"], "d", 1.0)) == {"b": 1}
+    assert intents.claim(1.6 + 2.0 + DIGEST_LAG_S, [b"2"], "d", 1.0) == {}
 
 
 def test_who_takes_another_node_in_the_end_claims_for_that():
@@ -75,7 +75,7 @@ def test_a_key_is_claimed_by_one_node_at_a_time_and_only_when_nobody_has_any(ope
         expected = {model[key][0]: depth for depth, key in enumerate(chain, 1) if key in model}
         assert reached(intents.claim(now, chain, name, 0.7)) == expected
         if not expected:
-            model |= dict.fromkeys(chain, (name, now + 2 * 0.7 + TOLD_S))
+            model |= dict.fromkeys(chain, (name, now + 2 * 0.7 + DIGEST_LAG_S))
 
 
 @seed(2)

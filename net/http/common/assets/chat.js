@@ -1,4 +1,4 @@
-// A chat with the served model: streams the answer, then says what it cost and offers the request's timeline.
+// A chat with the served model: streams the answer, then shows its cost and a link to the request's timeline.
 
 import { element, ms, request } from "./dom.js";
 
@@ -9,7 +9,7 @@ const at = (id) => document.getElementById(id);
 /** show(request id): called by the link below an answer. */
 export function startChat(show) {
   let history = [], running = null;
-  const follow = (always) => { // the text as it grows, unless the reader has gone back
+  const follow = (always) => { // scrolls with the growing text, unless the reader has scrolled back
     const box = at("messages");
     if (always || box.scrollHeight - box.scrollTop - box.clientHeight < 80) box.scrollTop = box.scrollHeight;
   };
@@ -32,7 +32,7 @@ export function startChat(show) {
       const { id, usage, first } = await stream(history, running.signal, (piece) => { shown.firstChild.textContent += piece; follow(); });
       history.push({ role: "assistant", content: shown.firstChild.textContent });
       const facts = `${usage.prompt_tokens} prompt tokens (${usage.prompt_tokens_details.cached_tokens} found), ${usage.completion_tokens} output tokens, first after ${ms(first - begun)}, `;
-      shown.append(element("span", { class: "soft" }, facts, element("button", { type: "button", onclick: () => show(id) }, "where its blocks came from")));
+      shown.append(element("span", { class: "soft" }, facts, element("button", { type: "button", onclick: () => show(id) }, "show the sources of its blocks")));
     } catch (error) {
       const stopped = error.name === "AbortError";
       if (stopped) history.push({ role: "assistant", content: shown.firstChild.textContent });
@@ -81,6 +81,6 @@ async function stream(messages, signal, piece) {
       if (text) piece(text);
     }
   }
-  if (!usage) throw new Error("the answer broke off: its node ended, or the connection to it");
+  if (!usage) throw new Error("the answer is incomplete: its node or the connection to it has ended");
   return { id, usage, first };
 }

@@ -1,4 +1,4 @@
-// Small helpers: elements (what a model or a peer wrote stays text), numbers with units, and requests.
+// Small helpers: elements (text from a model or a peer stays text), numbers with units, and requests.
 
 /** element("div", {class: "x"}, child, "text", ...) */
 export function element(name, attributes = {}, ...children) {

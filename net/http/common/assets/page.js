@@ -1,4 +1,4 @@
-// The cluster as it is now: asks GET /live once a second while the page is visible.
+// The current state of the cluster: asks GET /live once per second while the page is visible.
 
 import { startChat } from "./chat.js";
 import { bytes, element, ms, percent, request, table } from "./dom.js";
@@ -21,7 +21,7 @@ async function poll() {
   setTimeout(poll, PERIOD_MS);
 }
 
-/** Only what has changed: screen readers read it aloud. */
+/** Changes the text only if it differs, because screen readers read every change aloud. */
 function summarize(text, className = "") {
   const summary = at("summary");
   if (summary.textContent !== text) summary.textContent = text;
@@ -55,13 +55,13 @@ function figures(requests, nodes) {
   at("sources").replaceChildren(sourcesBar(tokens));
 }
 
-/** Where the KV of prompts came from: a bar and its legend. */
+/** The sources of the prompts' KV: a bar and its legend. */
 export function sourcesBar(tokens) {
   const all = tokens.reduce((sum, [, count]) => sum + count, 0);
   if (!all) return element("p", { class: "soft" }, "No request has ended yet.");
   const parts = tokens.map(([source, count]) => element("i", { class: source, "width%": 100 * count / all }));
   const legend = tokens.map(([source, count]) => element("span", {}, element("i", { class: source }), `${SOURCES[source]} ${percent(count, all)} (${count} tokens)`));
-  return element("div", {}, element("div", { class: "row" }, "Where the KV of their prompts came from"), element("div", { class: "bar" }, parts), element("div", { class: "legend" }, legend));
+  return element("div", {}, element("div", { class: "row" }, "Sources of their prompts' KV"), element("div", { class: "bar" }, parts), element("div", { class: "legend" }, legend));
 }
 
 const pair = (name, value) => element("div", { class: "row" }, element("span", {}, name), element("span", { class: "soft" }, value));
@@ -88,7 +88,7 @@ function rails(nodes) {
     ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, path.why,
   ]));
   const columns = ["from", "to", "transport", "#rate", "#read", "#written", "#p50", "#p99", "#retries", "#failures", "why"];
-  at("rails").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No node has talked to another one yet."));
+  at("rails").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No node has opened a path to another one yet."));
 }
 
 function list(requests) {

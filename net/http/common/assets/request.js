@@ -1,4 +1,4 @@
-// One request across nodes: a timeline with a row per node, where its prompt came from, and why it was placed there.
+// One request across nodes: a timeline with a row per node, the sources of its prompt, and the reasons for its placement.
 
 import { element, ms, request, table } from "./dom.js";
 
@@ -19,14 +19,14 @@ export async function showRequest(into, id) {
 }
 
 function facts(summary) {
-  const names = { placement_ms: "placed in", queue_ms: "queued", prefix_fetch_ms: "prefix fetched in", prefill_ms: "prefill", transfer_ms: "KV moved in", transfer_exposed_ms: "of it not hidden", ttft_ms: "TTFT", decode_ms: "decode", e2e_ms: "in all" };
-  const times = Object.entries(names).filter(([field]) => summary[field]) // what did not happen took no time
+  const names = { placement_ms: "placed in", queue_ms: "queued", prefix_fetch_ms: "prefix fetched in", prefill_ms: "prefill", transfer_ms: "KV moved in", transfer_exposed_ms: "not hidden", ttft_ms: "TTFT", decode_ms: "decode", e2e_ms: "in all" };
+  const times = Object.entries(names).filter(([field]) => summary[field]) // stages that did not happen took no time
     .map(([field, name]) => element("span", {}, `${name} ${ms(summary[field])}`));
   const tokens = `${summary.prompt_tokens} prompt tokens, ${summary.cached_tokens} of them found, ${summary.output_tokens} output tokens`;
   return element("div", { class: "legend" }, element("span", {}, tokens), times);
 }
 
-/** Bars {row, kind, begin, end, text}, seconds on the acceptor's clock as well as it is known. */
+/** Bars {row, kind, begin, end, text}, in seconds on the acceptor's clock as far as offsets are known. */
 export function bars(told) {
   const offset = (node) => told.clocks[node]?.offset_s ?? 0;
   const events = told.events.map((event) => ({ ...event, t: event.t - offset(event.node) }));
@@ -49,7 +49,7 @@ export function bars(told) {
 
 function timeline(told) {
   const all = bars(told);
-  if (!all.length) return element("p", { class: "soft" }, "Nothing was timed yet.");
+  if (!all.length) return element("p", { class: "soft" }, "No times are known yet.");
   const rowOf = (bar) => `${bar.row}|${bar.kind === "move" ? "moves" : "works"}`;
   const rows = [...new Set(all.toSorted((a, b) => a.begin - b.begin).map(rowOf))];
   const begin = Math.min(...all.map((bar) => bar.begin)), end = Math.max(...all.map((bar) => bar.end), begin + 1e-6);

@@ -141,7 +141,7 @@ def test_cases_have_names_of_their_own_and_requests(name):
     one = LIVE[name]
     assert len({case.label for case in one.cases}) == len(one.cases) >= 3
     values = {case.label: dict.fromkeys(one.metrics, ESTIMATE) for case in one.cases}
-    assert len(one.reading(values)) > 40 and "as they are configured" in one.reading({"a": values[one.cases[0].label]})
+    assert len(one.reading(values)) > 40 and "their own configuration" in one.reading({"a": values[one.cases[0].label]})
     loads = {case.workload.name: case.workload for case in one.cases}
     assert all(load.specs(0, 8.0) == load.specs(0, 8.0) != load.specs(1, 8.0) for load in loads.values())
     assert len(at_urls(one, [("a", "http://x"), ("b", "http://y")])) == 2 * len(loads)
@@ -154,7 +154,7 @@ def test_an_ablation_of_running_clusters(url, tmp_path, capsys, monkeypatch):
     wanted = ["--live", "--url", f"one={url}", "--url", f"two={url}", "--seconds", "0.4", "--seeds", "2"]
     assert ablate.main(["colocated", *wanted, "--json", str(out), "--plot", str(plot)]) == 0
     shown = capsys.readouterr().out
-    assert "| one |" in shown and "| two |" in shown and "as they are configured" in shown
+    assert "| one |" in shown and "| two |" in shown and "with their own configuration" in shown
     told = orjson.loads(out.read_bytes())
     assert {row["case"] for row in told["rows"]} == {"one", "two"}
     assert all(len(one["seeds"]) == 2 and one["node"] == {"fake": True} for one in told["config"]["cases"].values())

@@ -32,7 +32,7 @@ def test_every_tile_is_for_compiling(capsys: pytest.CaptureFixture[str]) -> None
 
     with pytest.raises(SystemExit):
         parse(["--every-tile"])
-    assert "--every-tile goes with --aot" in capsys.readouterr().err
+    assert "--every-tile needs --aot" in capsys.readouterr().err
 
 
 def test_counts_every_visible_pair() -> None:

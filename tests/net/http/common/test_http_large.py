@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from net.http import Output
 from net.http.common import body as bodies
 from net.http.common import pieces
-from net.http.common.pieces import PIECE, SENT_BYTES, SMALL, Rows, parts
+from net.http.common.pieces import PIECE_VALUES, SENT_BYTES, SMALL_VALUES, Rows, parts
 from net.http.openai.plan import LONG_TEXT_CHARS
 from net.http.openai.schema import MAX_BIASES
 from tests.net.fake_frontend import FakeFrontend, serving
@@ -88,7 +88,7 @@ async def test_no_large_request_is_worked_on_in_the_event_loop(name):
     biases = {id(call["sampling"]["logit_bias"]) for call in frontend.calls}
     assert len(biases) <= 1, "all choices share one"
     output_tokens = sum(call["sampling"]["max_tokens"] for call in frontend.calls)
-    assert frontend.on_loop("tokens") <= SMALL + 2 * output_tokens, "the fake makes its output on the loop"
+    assert frontend.on_loop("tokens") <= SMALL_VALUES + 2 * output_tokens, "the fake makes its output on the loop"
     assert frontend.on_loop("characters") <= LONG_TEXT_CHARS
     assert frontend.on_loop("ids") <= LONG_TEXT_CHARS
 
@@ -148,7 +148,7 @@ async def test_long_bodies_are_parsed_in_a_thread(monkeypatch):
     parsed = bodies._parsed
     monkeypatch.setattr(bodies, "_parsed", lambda *args: (threads.append(threading.get_ident()), parsed(*args))[1])
     async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
-        for size in (10, 2 * bodies.LONG_BODY):
+        for size in (10, 2 * bodies.LONG_BODY_BYTES):
             async with session.post("/tokenize", json={"prompt": "a" * size}) as response:
                 assert response.status == 200
     assert threads[0] == threading.get_ident() != threads[1]
@@ -270,7 +270,7 @@ json_values = st.recursive(
 @settings(deadline=None)
 @given(json_values, st.integers(0, 3), st.booleans())
 def test_parts_are_the_same_json_and_bounded(value, scale, in_rows):
-    many = [value] * (scale * PIECE // 3 + scale)
+    many = [value] * (scale * PIECE_VALUES // 3 + scale)
     shown = Rows(lambda: iter(many)) if in_rows else many
     encoded: list[int] = []
     dumps = pieces._dumps
@@ -278,7 +278,7 @@ def test_parts_are_the_same_json_and_bounded(value, scale, in_rows):
         patch.setattr(pieces, "_dumps", lambda value: (encoded.append(pieces._size(value)), dumps(value))[1])
         found = parts({"a": shown, "b": {"c": [shown, 1]}, "d": []})
     assert orjson.loads(b"".join(found)) == {"a": many, "b": {"c": [many, 1]}, "d": []}
-    assert max(encoded) <= PIECE + 1, "no piece is larger: what is in it is small"
+    assert max(encoded) <= PIECE_VALUES + 1, "no piece is larger: what is in it is small"
     assert all(len(part) <= 2 * SENT_BYTES for part in found)
 
 

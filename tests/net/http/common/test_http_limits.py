@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from net.http.client import ClusterError, fetch_cluster
 from net.http.common.errors import ApiError
-from net.http.common.keys import LOOK_S, ApiKeyFileError, ApiKeys, key_to_send
+from net.http.common.keys import CHECK_PERIOD_S, ApiKeyFileError, ApiKeys, key_to_send
 from net.http.common.limits import RateLimit, data_is_local, is_local
 from tests.net.fake_frontend import FakeFrontend, serving
 
@@ -41,11 +41,11 @@ async def test_keys_of_a_file_are_read_again(tmp_path):
         for key, wanted in {"own": 200, "alice-key": 200, "bob-key-1": 200, "# alice": 401, "": 401}.items():
             assert await status(session, headers=bearer(key)) == wanted, key
         path.write_text("carol-key\n")
-        now[0] += LOOK_S
+        now[0] += CHECK_PERIOD_S
         assert await status(session, headers=bearer("carol-key")) == 200
         assert await status(session, headers=bearer("bob-key-1")) == 401
         path.write_text("short\n")  # a file that cannot be used changes nothing
-        now[0] += LOOK_S
+        now[0] += CHECK_PERIOD_S
         assert await status(session, headers=bearer("carol-key")) == 200
         assert await status(session, headers=bearer("short")) == 401
 

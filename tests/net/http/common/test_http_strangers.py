@@ -120,7 +120,7 @@ def test_rooms():
         def force_close(self):
             self.closed = True
 
-    rooms, fakes = connections.Rooms(2), [Fake() for _ in range(4 + connections.HEALTH_ROOM)]
+    rooms, fakes = connections.Rooms(2), [Fake() for _ in range(4 + connections.HEALTH_CONNECTIONS_MAX)]
     first, second, third, *rest = fakes
     for one in (first, second):
         rooms.come(one)
@@ -132,7 +132,7 @@ def test_rooms():
     for one in rest[:-1]:
         rooms.come(one)
         rooms.begin(one)
-    assert all(rooms.beyond(one) for one in rest[: connections.HEALTH_ROOM])
+    assert all(rooms.beyond(one) for one in rest[: connections.HEALTH_CONNECTIONS_MAX])
     rooms.come(rest[-1])
     assert rest[-1].closed and not second.closed and not third.closed
     rooms.leave(second)

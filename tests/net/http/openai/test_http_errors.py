@@ -165,7 +165,7 @@ async def test_broken_compression(api):
         ("/chat/completions", "did you mean /v1/chat/completions? A client's base URL is"),
         ("/v1/v1/completions", "did you mean /v1/completions?"),
         ("/v1/responses", "the Responses API is not served, use /v1/chat/completions"),
-        ("/v1/rerank", "GET /openapi.json has every route"),
+        ("/v1/rerank", "GET /openapi.json lists all routes"),
     ],
 )
 async def test_a_wrong_base_url_is_explained(api, path, words):

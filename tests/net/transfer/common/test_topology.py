@@ -88,7 +88,7 @@ def test_a_file_overrides_numbers_places_and_sockets(sysfs, tmp_path):
         ("[rails]\na = 1\nb = 1", "same number"),
         ('[near]\n"gpu0" = ["a"]', "places like"),
         ('[near]\n"cuda:0" = []', "list of devices"),
-        ("[nics]\na = 1", "only have the tables"),
+        ("[nics]\na = 1", "contain only the tables"),
         ("[rails", "not TOML"),
     ],
 )

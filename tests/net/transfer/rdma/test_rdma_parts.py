@@ -19,7 +19,7 @@ from net.transfer.rdma.device import registered
 from net.transfer.rdma.endpoint import Endpoint
 from net.transfer.rdma.gids import Gid, choose
 from net.transfer.rdma.link import Link
-from net.transfer.rdma.registrations import AT_ONCE_BYTES, Registered, Registrations
+from net.transfer.rdma.registrations import INLINE_MAX, Registered, Registrations
 
 V4 = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 1])
 V6 = bytes(range(16))
@@ -48,7 +48,7 @@ def test_as_many_reads_are_under_way_as_the_other_side_answers():
     assert one.depths(other) == (8, 2)
     assert other.depths(one) == (2, 8)
     assert Endpoint.from_json(one.to_json()) == one
-    with pytest.raises(ValueError, match="no RDMA endpoint"):
+    with pytest.raises(ValueError, match="not an RDMA endpoint"):
         Endpoint.from_json({**one.to_json(), "answers": None})
 
 
@@ -86,7 +86,7 @@ class Card:
 
 @pytest.fixture
 def large():
-    with Region.private("arena", AT_ONCE_BYTES + 1) as region:
+    with Region.private("arena", INLINE_MAX + 1) as region:
         yield region
 
 
