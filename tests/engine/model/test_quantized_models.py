@@ -18,8 +18,6 @@ from engine.model.decoder import Model
 from engine.model.ops import TorchOps
 from engine.model.ops_choice import choose_ops
 from engine.model.ops_cpu import CpuOps, Packed
-from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import SamplingRow
 from engine.step.runner import Row, Runner
 from lab.bench.quantization.command import text_tokens
 from tests.engine.tiny_llama import logits_of
@@ -38,18 +36,6 @@ def stored_model(embedded, dtype: torch.dtype = torch.bfloat16, backend: str = "
     torch.set_num_threads(1)
     ops = choose_ops("cpu", "cpu", dtype, quantized=True)
     return Model(embedded.config, load_quantized(embedded, "stored", dtype), choose(backend, "cpu"), ops=ops)
-
-
-def test_its_greedy_answer(embedded, embedded_tokenizer):
-    prompt = embedded_tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
-    ids, start, greedy = list(prompt), 0, SamplingParams(temperature=0, ignore_eos=True)
-    runner = runner_of(stored_model(embedded), 8)
-    for _ in range(8):
-        row = Row(ids[start:], start, list(range(8)), SamplingRow(greedy, list(ids), len(prompt)))
-        ((sampled,),) = runner.step([row])
-        start = len(ids)
-        ids.append(sampled.token_id)
-    assert embedded_tokenizer.decode(ids[len(prompt) :]).startswith("The capital of France is Paris.")
 
 
 def test_its_logits_beside_those_of_widened_weights(embedded, embedded_weights, embedded_tokenizer):
