@@ -62,6 +62,11 @@ from net.http.client import ClusterError, fetch_cluster
 from net.loop.tasks import awaited
 
 GIL_SWITCH_S = 0.001
+COLLECT_AFTER = 5_000, 10, 20
+"""gc.set_threshold of a serving node: young objects per collection, and collections of a generation per collection of
+the next. Python's own (700, 10, 10) makes 85 young collections and a full one while the largest body is parsed, and a
+full one holds every thread for 10 to 40 ms: it looks at the timelines of the last thousand requests."""
+
 SPIN_COUNT = "3000"
 """How often libgomp's threads look for work before they sleep, some 0.1 ms; read when torch is first imported. Its own
 300,000 starves everybody else on the same cores, the model too: decode steps of 14 ms took 560 ms next to one busy
@@ -144,6 +149,7 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             # What start-up made lives as long as the node: a full collection over it would hold every thread for
             # half a second. None runs meanwhile either.
             gc.freeze()
+            gc.set_threshold(*COLLECT_AFTER)
             gc.enable()
             if not stop.is_set() and not node.given_up.is_set():
                 print(json.dumps(ready_line(node.gossip.me)), flush=True)

@@ -21,20 +21,25 @@ __all__ = ["NotCompiled", "chain", "prepare"]
 SOURCE = Path(__file__).with_name("keys.c")
 KEY_BYTES = 16
 
-_library: ctypes.CDLL | None = None
+LONG_PROMPT = 16_384
+"""Tokens: 150 us. Other threads run while the keys of a longer prompt are computed."""
+
+_library: tuple[ctypes.CDLL, ctypes.CDLL] | None = None  # for long prompts, and for others: net.compiled.held
 
 
 def prepare() -> None:
     """Use the C code from now on; compiles it if necessary, which takes half a second. Raises NotCompiled."""
     global _library
     library = compiled.library(SOURCE)
-    library.key_chain.restype = None
-    library.key_chain.argtypes = [
-        *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p)
-    ]
+    held = compiled.held(library)
+    for one in (library, held):
+        one.key_chain.restype = None
+        one.key_chain.argtypes = [
+            *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p)
+        ]
     if not library.key_chain_order():
         raise NotCompiled("this machine is not little-endian")
-    _library = library
+    _library = library, held
 
 
 def chain(parent: bytes, tokens: array[int], block_size: int) -> list[bytes]:
@@ -43,7 +48,7 @@ def chain(parent: bytes, tokens: array[int], block_size: int) -> list[bytes]:
     if _library is None:
         return _by_hashlib(parent, tokens.tobytes(), 4 * block_size, count)
     out = ctypes.create_string_buffer(KEY_BYTES * count)
-    _library.key_chain(parent, tokens.buffer_info()[0], block_size, count, out)
+    _library[len(tokens) <= LONG_PROMPT].key_chain(parent, tokens.buffer_info()[0], block_size, count, out)
     return list(_splitter(count).unpack(out.raw))
 
 

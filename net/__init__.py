@@ -1,14 +1,16 @@
 """How bytes move: frames, channels, transports, HTTP.
 
 Files:
-    bodies     Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire
-    compiled   Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake
-    errors     Errors between two nodes, for callers of the channel and the transfer engine
-    user_file  Loads a class from a user's file: `--eviction mine.py:NAME`
-    channel/   Control messages between nodes: frames, connections, calls and posts
-    gossip/    The shell of gossip: one UDP socket, and load words read over the transfer engine
-    http/      The OpenAI API of a node
-    loop/      What keeps the event loop of a node healthy: tasks, clocks, deadlines, stalls
-    metrics/   A node's Prometheus metrics
-    transfer/  The transfer engine: spans of bytes between registered regions of two nodes
+    bodies        Bodies of messages as dataclasses: checked when they are read, plain JSON on the wire
+    body_readers  Readers of types in JSON form: the checks behind net/bodies.py
+    body_writers  Writers of types in JSON form, for net/bodies.py
+    compiled      Native code that is compiled at first use and kept in $XDG_CACHE_HOME/mooncake
+    errors        Errors between two nodes, for callers of the channel and the transfer engine
+    user_file     Loads a class from a user's file: `--eviction mine.py:NAME`
+    channel/      Control messages between nodes: frames, connections, calls and posts
+    gossip/       The shell of gossip: one UDP socket, and load words read over the transfer engine
+    http/         The OpenAI API of a node
+    loop/         What keeps the event loop of a node healthy: tasks, clocks, deadlines, stalls
+    metrics/      A node's Prometheus metrics
+    transfer/     The transfer engine: spans of bytes between registered regions of two nodes
 """

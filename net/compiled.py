@@ -92,6 +92,12 @@ def library(source: Path) -> ctypes.CDLL:
     return opened(kept("cache", source.stem, decides, make))
 
 
+def held(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The same code for calls of microseconds, which keep the interpreter lock: the thread that gives it up gets it
+    back only when the one that took it waits for something, or after sys.getswitchinterval()."""
+    return ctypes.PyDLL(library._name)
+
+
 def opened(path: Path) -> ctypes.CDLL:
     """Raises NotCompiled."""
     try:

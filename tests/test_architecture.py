@@ -79,6 +79,8 @@ PURE = (
     "cache.homes.agreement",
     "cache.homes.deciding",
     "net.bodies",
+    "net.body_readers",
+    "net.body_writers",
     "net.channel.wire",
     "net.channel.doorstep",
     "net.channel.keyring",

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from net.compiled import NotCompiled, folder, kept, opened, run
+from net.compiled import NotCompiled, kept, opened, run
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +124,6 @@ def load(
         if path not in _loaded:
             _loaded[path] = opened(path)
         return _loaded[path]
-
-
-def cache_dir() -> Path:
-    return folder("cpu")
 
 
 def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], folders: Sequence[Path], cxx: Compiler) -> Path:

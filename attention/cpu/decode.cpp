@@ -2,6 +2,8 @@
 #include "codes.h"
 #include "decode.h"
 #include "decode_amx.h"
+#include "decode_bf16.h"
+#include "decode_float.h"
 #include <algorithm>
 #include <atomic>
 #include <omp.h>
@@ -40,18 +42,6 @@ Plan plan_items(const Attend &a) {
   return plan;
 }
 
-// `group` query heads of one KV head, four at a time; only the first ones ask for the next tile.
-template <class Dot, int GROUP = 4>
-void attend_heads(int group, Partial *state, const typename Dot::Query *const *q, const Keys<typename Dot::Key> &k,
-                  const Keys<typename Dot::Key> &v, int count, int size, float scale, float cap, bool ask) {
-  if (group >= GROUP) {
-    attend_tile<Dot, GROUP>(state, q, k, v, count, size, scale, cap, ask);
-    if (group > GROUP) attend_heads<Dot, GROUP>(group - GROUP, state + GROUP, q + GROUP, k, v, count, size, scale, cap, false);
-  } else if constexpr (GROUP > 1) {
-    attend_heads<Dot, GROUP - 1>(group, state, q, k, v, count, size, scale, cap, ask);
-  }
-}
-
 // Rows of K of KV head 0 of the tile that begins at `key`; none beyond the item's end. Past its last key stands that one
 // again: its weight is zero, and slots without a token may hold NaN.
 template <typename Key> bool gather(const Attend &a, const Item &item, int key, const Key **to) {
@@ -66,28 +56,28 @@ template <typename Key> bool gather(const Attend &a, const Item &item, int key, 
   return true;
 }
 
-// q and state: of the item's query heads. `next`: what this thread will work on afterwards, or null.
+Heads heads_of(const Attend &a, const Item &item) {
+  return {item.last_head - item.head, a.group(), item.head * a.kv.head, a.kv.head, a.kv.kind, a.kv.head_size,
+          a.scale * LOG2E, a.soft_cap};
+}
+
+// q, state and s: of the item's query heads. `next`: what this thread will work on afterwards, or null.
 template <class Dot>
-void attend_item(const Attend &a, const Item &item, const Item *next, const typename Dot::Query *const *q, Partial *state) {
-  using Key = typename Dot::Key;
+void attend_item(const Attend &a, const Item &item, const Item *next, const typename Dot::Query *const *q, Partial *state,
+                 Weights *s) {
   constexpr int RING = AHEAD + 1;
-  const Key *rows[RING][TILE];
+  const Heads heads = heads_of(a, item);
+  const typename Dot::Key *rows[RING][TILE];
   for (int t = 0; t < AHEAD; t++) gather(a, item, item.begin + t * TILE, rows[t]);
   int now = 0, after = next ? next->begin : 0;
   for (int j = item.begin; j < item.end; j += TILE, now = (now + 1) % RING) {
-    const Key **coming = rows[(now + AHEAD) % RING];
+    const typename Dot::Key **coming = rows[(now + AHEAD) % RING];
     bool ask = gather(a, item, j + AHEAD * TILE, coming);
     if (!ask && next) {
       ask = gather(a, *next, after, coming);
       after += TILE;
     }
-    for (int head = item.head; head < item.last_head; head++) {
-      const int64_t k_at = head * a.kv.head;
-      const Keys<Key> k{rows[now], coming, k_at}, v{rows[now], coming, k_at + a.kv.kind};
-      const int at = (head - item.head) * a.group();
-      attend_heads<Dot>(a.group(), state + at, q + at, k, v, std::min(TILE, item.end - j), a.kv.head_size,
-                        a.scale * LOG2E, a.soft_cap, ask);
-    }
+    attend_tile<Dot>(heads, state, q, rows[now], ask ? coming : rows[now], std::min(TILE, item.end - j), s);
   }
 }
 
@@ -111,15 +101,16 @@ template <class Kernel> void finish(const Attend &a, const Item &item, int runs,
   }
 }
 
-// The item's query heads as Dot wants them: in place, or widened into `wide` [heads, head_size].
-template <typename Query> void query_rows(const Attend &a, const Item &item, const Query **q, float *wide) {
+// The item's query heads as Dot wants them: in place, or widened into `wide` [heads, padded(head_size)].
+template <class Dot> void query_rows(const Attend &a, const Item &item, const typename Dot::Query **q, float *wide) {
   const int size = a.kv.head_size;
-  for (int h = item.head * a.group(); h < item.last_head * a.group(); h++, wide += size) {
+  for (int h = item.head * a.group(); h < item.last_head * a.group(); h++, wide += padded(size)) {
     const int64_t at = a.cu_q[item.request] * a.q_row + h * a.q_head;
-    if constexpr (sizeof(Query) == 2) {
-      *q++ = (const Query *)a.q + at;
+    if constexpr (sizeof(typename Dot::Query) == 2) {
+      *q++ = (const typename Dot::Query *)a.q + at;
     } else {
-      for (int d = 0; d < size; d += WIDTH) store(wide + d, load_as(a.dtype, a.q, at + d));
+      for (int d = 0; d < padded(size); d += WIDTH) store(wide + d, d < size ? load_as(a.dtype, a.q, at + d) : Vec{});
+      Dot::split(wide, size);
       *q++ = wide;
     }
   }
@@ -129,11 +120,11 @@ template <typename Query> void query_rows(const Attend &a, const Item &item, con
 template <class Dot> class DotKernel {
  public:
   DotKernel(const Attend &attend, int kv_heads)
-      : a(attend), q(kv_heads * a.group()), wide(kv_heads * a.group() * a.kv.head_size) {}
+      : a(attend), q(kv_heads * a.group()), wide(q.size() * padded(a.kv.head_size)), s(q.size()) {}
 
   void attend(const Item &item, const Item *next, Partial *partials) {
-    query_rows(a, item, q.data(), wide.data());
-    attend_item<Dot>(a, item, next, q.data(), partials);
+    query_rows<Dot>(a, item, q.data(), wide.data());
+    attend_item<Dot>(a, item, next, q.data(), partials, s.data());
   }
   static void in_order(float *o, int size) { Dot::in_order(o, size); }
 
@@ -141,16 +132,22 @@ template <class Dot> class DotKernel {
   const Attend &a;
   std::vector<const typename Dot::Query *> q;
   std::vector<float> wide;
+  std::vector<Weights> s;
 };
 
-// Dot products over a quantized pool, a tile of K and V widened at a time.
+// Dot products over a quantized pool, a tile of K and V of one head widened at a time.
 class CodesKernel {
+  using Dot = FloatDot<float>;
+
  public:
   CodesKernel(const Attend &attend, int kv_heads)
-      : a(attend), size(a.kv.head_size), q(kv_heads * a.group()), queries(q.size() * size), wide(2 * TILE * size) {}
+      : a(attend), size(a.kv.head_size), q(kv_heads * a.group()), queries(q.size() * padded(size)), wide(2 * TILE * size),
+        s(a.group()) {}
 
   void attend(const Item &item, const Item *, Partial *partials) {
-    query_rows(a, item, q.data(), queries.data());
+    query_rows<Dot>(a, item, q.data(), queries.data());
+    Heads heads = heads_of(a, item);
+    heads.kv_heads = 1, heads.k = 0, heads.kind = TILE * size;
     const float *rows[TILE];
     for (int j = item.begin; j < item.end; j += TILE) {
       const int count = std::min(TILE, item.end - j);
@@ -160,9 +157,7 @@ class CodesKernel {
         for (int kind = 0; kind < 2; kind++)
           widen_tokens(a, item.request, head, kind, j, count, size, wide.data() + kind * TILE * size);
         const int at = (head - item.head) * a.group();
-        const Keys<float> k{rows, rows, 0}, v{rows, rows, TILE * size};
-        attend_heads<FloatDot<float>>(a.group(), partials + at, q.data() + at, k, v, count, size, a.scale * LOG2E,
-                                      a.soft_cap, false);
+        attend_tile<Dot>(heads, partials + at, q.data() + at, rows, rows, count, s.data());
       }
     }
   }
@@ -173,6 +168,7 @@ class CodesKernel {
   const int size;
   std::vector<const float *> q;
   std::vector<float> queries, wide;
+  std::vector<Weights> s;
 };
 
 template <class Kernel> void attend_all(const Attend &a) {

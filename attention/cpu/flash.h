@@ -78,10 +78,14 @@ struct Scores {
   int tile, step, key, seen;  // seen: of the pass, how many keys any column of the tile sees
 
   int steps() const { return (seen + STEP - 1) / STEP; }
+  // The step's keys that are computed; a path leaves out whole GRAINs of those that no column sees.
+  template <class Path> int keys() const {
+    return std::min(STEP, (seen - step * STEP + Path::GRAIN - 1) / Path::GRAIN * Path::GRAIN);
+  }
 };
 
 // What stands before the softmax: soft cap, hidden keys, a raised maximum. Weights of this pass from `first` on are not
-// in O yet; if the maximum is raised, they are added first. Returns from which step on they are not then.
+// in O yet; if the maximum is raised, they are added first. Returns from which key on they are not then.
 template <class Path>
 static int prepare(const Attend &a, Path &path, const Columns &c, const Scores &now, float scale, int first) {
   const int32_t *position = c.position + now.tile * COLUMNS;
@@ -96,8 +100,8 @@ static int prepare(const Attend &a, Path &path, const Columns &c, const Scores &
     float *max = c.max + now.tile * COLUMNS + h, *total = c.total + now.tile * COLUMNS + h;
     Vec shrink;
     if (!raise(s + h, scale, max, &shrink)) continue;
-    if (first < now.step) path.accumulate(o, first, now.step);
-    first = now.step;
+    if (first < now.step * STEP) path.accumulate(o, first, now.step * STEP);
+    first = now.step * STEP;
     store(total, load(total) * shrink);
     for (int d = 0; d < path.size; d++) store(o + d * COLUMNS + h, load(o + d * COLUMNS + h) * shrink);
   }
@@ -111,7 +115,7 @@ static inline void softmax(Path &path, const Columns &c, const Scores &now, int 
   const Vec m = load(c.max + now.tile * COLUMNS + h), factor = splat(scale);
   const float *s = path.scored(now.step) + h;
   Vec even = Vec{}, odd = Vec{};
-  for (int j = 0; j < STEP; j += 2, s += 2 * COLUMNS) {
+  for (int j = 0, keys = now.keys<Path>(); j < keys; j += 2, s += 2 * COLUMNS) {
     const Vec p = exp2<Path::DEGREE>(load(s) * factor - m), q = exp2<Path::DEGREE>(load(s + COLUMNS) * factor - m);
     even += p;
     odd += q;
@@ -127,16 +131,18 @@ template <class Path> static void attend_keys(const Attend &a, Path &path, const
     const int32_t *position = c.position + tile * COLUMNS;
     Scores now{tile, 0, key, std::min(KEYS, position[COLUMNS - 1] + 1 - key)};
     if (now.seen <= 0 || (a.window && key + now.seen <= position[0] - a.window + 1)) continue;
-    for (int half = 0; half < 2; half++) path.scores(tile, 0, half);
-    int first = 0;
+    for (int half = 0; half < 2; half++) path.scores(now, half);
+    int first = 0, last = 0;
     for (; now.step < now.steps(); now.step++) {
       first = prepare(a, path, c, now, scale, first);
+      last = now.step * STEP + now.keys<Path>();
+      const Scores next{tile, now.step + 1, key, now.seen};
       for (int half = 0; half < 2; half++) {
-        if (now.step + 1 < now.steps()) path.scores(tile, now.step + 1, half);
+        if (next.step < next.steps()) path.scores(next, half);
         for (int h = half * VECTORS / 2; h < (half + 1) * VECTORS / 2; h++) softmax(path, c, now, WIDTH * h, scale);
       }
     }
-    path.accumulate(c.o + (int64_t)tile * path.size * COLUMNS, first, now.steps());
+    path.accumulate(c.o + (int64_t)tile * path.size * COLUMNS, first, last);
   }
 }
 

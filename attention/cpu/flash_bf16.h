@@ -11,8 +11,9 @@
 
 #ifdef __AVX512BF16__
 
-// c [32 or 16 rows, COLUMNS] (+)= left [rows, 32 depth] x right [16 depth, COLUMNS] of interleaved pairs.
+// c [32 or 16 rows, COLUMNS] (+)= left [rows, GRAIN depth] x right [GRAIN / 2 depth, COLUMNS] of interleaved pairs.
 struct VectorProduct {
+  static constexpr int GRAIN = 16;
   static void configure() {}
   static void release() {}
 
@@ -20,7 +21,7 @@ struct VectorProduct {
     __m512 sum[8][2];
     for (int r = 0; r < 8; r++)
       for (int h = 0; h < 2; h++) sum[r][h] = add ? (__m512)load(c + r * COLUMNS + 16 * h) : _mm512_setzero_ps();
-    for (int i = 0; i < 16 * depth; i++) {
+    for (int i = 0; i < GRAIN / 2 * depth; i++) {
       const __m512bh x = (__m512bh)_mm512_loadu_si512(right + i * COLUMNS);
       const __m512bh y = (__m512bh)_mm512_loadu_si512(right + i * COLUMNS + 16);
       for (int r = 0; r < 8; r++) {
@@ -49,6 +50,7 @@ struct VectorProduct {
 
 #ifdef __AMX_BF16__
 struct AmxProduct {
+  static constexpr int GRAIN = 32;
   static void configure() {
     struct alignas(64) { uint8_t palette = 1, start = 0, pad[14] = {}; uint16_t bytes[16] = {}; uint8_t rows[16] = {}; } t;
     for (int i = 0; i < 8; i++) t.bytes[i] = 64, t.rows[i] = 16;
@@ -130,7 +132,7 @@ struct AmxProduct {
 #endif
 
 template <class Product> struct Bf16Path {
-  static constexpr int DEGREE = 3;
+  static constexpr int DEGREE = 3, GRAIN = Product::GRAIN;
   int size, depth;      // depth: parts of 32 elements in a head, the last perhaps half zero
   float *s;             // [2, STEP, COLUMNS]
   uint32_t *p;          // [KEYS / 2, COLUMNS] pairs
@@ -226,10 +228,11 @@ template <class Product> struct Bf16Path {
   float *scored(int step) const { return s + step % 2 * STEP * COLUMNS; }
 
   // Half of the products of one STEP: the second call finds those of the first in the tiles.
-  void scores(int tile, int step, int half) {
-    const uint32_t *right = q + (int64_t)tile * 16 * depth * COLUMNS;
-    const Bf16 *const *keys = k + step * STEP / 16;
-    Product::half(scored(step), keys[0], keys[1], k_row, right, depth, half);
+  void scores(const Scores &of, int half) {
+    if (GRAIN < STEP && half * STEP / 2 >= of.keys<Bf16Path>()) return;
+    const uint32_t *right = q + (int64_t)of.tile * 16 * depth * COLUMNS;
+    const Bf16 *const *keys = k + of.step * STEP / 16;
+    Product::half(scored(of.step), keys[0], keys[1], k_row, right, 32 / GRAIN * depth, half);
   }
 
   void put(int j, int h, Vec even, Vec odd) {
@@ -240,12 +243,12 @@ template <class Product> struct Bf16Path {
   }
   typedef uint16_t HalfOrder __attribute__((vector_size(64)));
 
-  // The weights of the STEPs first .. last.
+  // The weights of the keys first .. last.
   void accumulate(float *o, int first, int last) {
-    const Bf16 *v = vt + first * STEP;
+    const Bf16 *v = vt + first;
     for (int d = 0; d < size; d += 32)
       Product::run(o + d * COLUMNS, v + d * KEYS, d + 16 < size ? v + (d + 16) * KEYS : nullptr, KEYS,
-                   p + first * STEP / 2 * COLUMNS, last - first, true);
+                   p + first / 2 * COLUMNS, (last - first) / GRAIN, true);
   }
 };
 

@@ -4,7 +4,7 @@
 #include "flash.h"
 
 template <typename T> struct FloatPath {
-  static constexpr int DEGREE = 5;
+  static constexpr int DEGREE = 5, GRAIN = 16;
   int size;
   float *s;            // [2, STEP, COLUMNS]
   float *p;            // [KEYS, COLUMNS]
@@ -79,10 +79,11 @@ template <typename T> struct FloatPath {
   float *scored(int step) const { return s + step % 2 * STEP * COLUMNS; }
 
   // Half of the products of one STEP.
-  void scores(int tile, int step, int half) {
-    for (int j = half * STEP / 2; j < (half + 1) * STEP / 2; j += ROWS)
-      product(scored(step) + j * COLUMNS, k + (step * STEP + j) * size, size, 1, q + (int64_t)tile * size * COLUMNS,
-              size, false);
+  void scores(const Scores &of, int half) {
+    const int end = std::min((half + 1) * STEP / 2, of.keys<FloatPath>());
+    for (int j = half * STEP / 2; j < end; j += ROWS)
+      product(scored(of.step) + j * COLUMNS, k + (of.step * STEP + j) * size, size, 1,
+              q + (int64_t)of.tile * size * COLUMNS, size, false);
   }
 
   void put(int j, int h, Vec even, Vec odd) {
@@ -90,10 +91,9 @@ template <typename T> struct FloatPath {
     store(p + (j + 1) * COLUMNS + h, odd);
   }
 
-  // The weights of the STEPs first .. last.
+  // The weights of the keys first .. last.
   void accumulate(float *o, int first, int last) {
-    const int key = first * STEP;
     for (int d = 0; d < size; d += ROWS)
-      product(o + d * COLUMNS, v + key * size + d, 1, size, p + key * COLUMNS, last * STEP - key, true);
+      product(o + d * COLUMNS, v + first * size + d, 1, size, p + first * COLUMNS, last - first, true);
   }
 };

@@ -33,6 +33,7 @@ static inline Vec maximum(Vec a, Vec b);
 static inline bool any(IntVec mask);                      // whether a lane of a comparison is true
 static inline Vec load(const Bf16 *p);
 static inline Vec load(const Fp16 *p);
+static inline IntVec load_pairs(const Bf16 *p, int left); // 2 WIDTH; zeros from `left` on, which is 16 at least
 static inline void store(Bf16 *p, Vec v);                 // to nearest, ties to even, as torch rounds; NaN stays NaN
 static inline void store(Fp16 *p, Vec v);
 static inline Vec load_int8(const uint8_t *p);            // signed bytes
@@ -126,10 +127,14 @@ template <int DISTANCE> static inline Vec fold(Vec a, Vec b) {
   return __builtin_shuffle(a, b, corners.upper) + __builtin_shuffle(a, b, corners.lower);
 }
 
-// Sums of the lanes of a[0] .. a[WIDTH - 1], one per lane; a is overwritten.
-template <int DISTANCE = WIDTH / 2> static inline Vec sum_each(Vec *a) {
+// Sums of the lanes of a[0] .. a[WIDTH - 1], one per lane; a is overwritten. With a COUNT below WIDTH that of vectors
+// STRIDE = WIDTH / COUNT apart, as far as they go: sum_each<STRIDE / 2, STRIDE> ends it.
+template <int DISTANCE = WIDTH / 2, int COUNT = WIDTH> static inline Vec sum_each(Vec *a) {
+  if constexpr (COUNT > 1) {
 #pragma GCC unroll 8
-  for (int i = 0; i < DISTANCE; i++) a[i] = fold<DISTANCE>(a[i], a[i + DISTANCE]);
-  if constexpr (DISTANCE > 1) return sum_each<DISTANCE / 2>(a);
-  else return a[0];
+    for (int i = 0; i < COUNT / 2; i++) a[i] = fold<DISTANCE>(a[i], a[i + COUNT / 2]);
+    return sum_each<DISTANCE / 2, COUNT / 2>(a);
+  } else {
+    return a[0];
+  }
 }

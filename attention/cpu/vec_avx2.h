@@ -7,6 +7,7 @@ static inline bool any(IntVec mask) { return _mm256_movemask_ps((__m256)mask) !=
 
 static inline __m128i half(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
 static inline Vec load(const Bf16 *p) { return (Vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half(p)), 16); }
+static inline IntVec load_pairs(const Bf16 *p, int) { IntVec v; memcpy(&v, p, sizeof v); return v; }
 static inline Vec load(const Fp16 *p) { return (Vec)_mm256_cvtph_ps(half(p)); }
 
 // The low 16 bits of each lane, which the lane must not exceed.

@@ -7,6 +7,9 @@ static inline bool any(IntVec mask) { return _mm512_movepi32_mask((__m512i)mask)
 
 static inline __m256i half(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 static inline Vec load(const Bf16 *p) { return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half(p)), 16); }
+static inline IntVec load_pairs(const Bf16 *p, int left) {
+  return (IntVec)(left >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(0xffff, p));
+}
 static inline Vec load(const Fp16 *p) { return (Vec)_mm512_cvtph_ps(half(p)); }
 
 static inline void store(Bf16 *p, Vec v) {

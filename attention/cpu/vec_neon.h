@@ -6,6 +6,7 @@ static inline Vec maximum(Vec a, Vec b) { return (Vec)vmaxq_f32((float32x4_t)a, 
 static inline bool any(IntVec mask) { return vmaxvq_u32((uint32x4_t)mask) != 0; }
 
 static inline Vec load(const Bf16 *p) { return (Vec)vshll_n_u16(vld1_u16(&p->bits), 16); }
+static inline IntVec load_pairs(const Bf16 *p, int) { IntVec v; memcpy(&v, p, sizeof v); return v; }
 static inline Vec load(const Fp16 *p) { return (Vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
 
 static inline void store(Bf16 *p, Vec v) {

@@ -59,6 +59,12 @@ class Batcher:
         self._policy = rules.policy
         self._speculator = rules.speculator
         self._in_step: dict[str, Request] = {}
+        self._changes = 0
+
+    @property
+    def version(self) -> int:
+        """Greater after every change of a request. `add` does not count: its request is the last of `requests`."""
+        return self._changes + self.blocks.changes
 
     @property
     def requests(self) -> Mapping[str, Request]:
@@ -97,6 +103,7 @@ class Batcher:
         self.seats.requests[request.request_id] = request
         request.looked_up = True
         request.num_cached = cached * self.block_size
+        self._changes += 1
         request.move(now, RequestState.REMOTE, cached_tokens=request.num_cached)
         return cached
 
@@ -121,6 +128,7 @@ class Batcher:
 
     def arrived(self, now: float, request: Request, first_token: int) -> None:
         """The KV and the first token of a reserved prompt have arrived: decode from the next step on."""
+        self._changes += 1
         request.num_computed = request.num_tokens
         self.blocks.name_full(request)
         request.token_ids.append(first_token)
@@ -144,6 +152,7 @@ class Batcher:
         waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
         unknown = [r for r in waiting if not r.looked_up and not r.scores_prompt]
         chosen = self._order.order(now, unknown)[: max(0, room)]
+        self._changes += len(chosen)
         for request in chosen:
             request.looked_up = True
             request.move(now, RequestState.LOADING)
@@ -152,6 +161,7 @@ class Batcher:
     def loaded(self, now: float, request: Request) -> None:
         """The load has ended, with or without blocks: `schedule` may choose the request."""
         if not request.finished:
+            self._changes += 1
             request.count_cached()
             request.move(now, RequestState.WAITING, cached_tokens=request.num_computed)
 
@@ -159,6 +169,7 @@ class Batcher:
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None when nothing can run. `commit` must follow before the next call."""
+        self._changes += 1
         first = next(iter(self.claims(now)), None)
         if first is not None:
             need = self.blocks.lacks(first) - len(self.blocks.match(first))
@@ -284,6 +295,7 @@ class Batcher:
         one token for a plain row, several if drafts were accepted. Tokens after the end of a request are dropped. Only
         known tokens count as computed, so rejected drafts need no rollback."""
         done = Committed()
+        self._changes += 1
         self._in_step = {}
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
@@ -332,6 +344,7 @@ class Batcher:
         return request
 
     def _finish(self, now: float, request: Request, reason: str) -> None:
+        self._changes += 1
         self.seats.leave(now, request, reason)
         if self._speculator is not None:
             self._speculator.forget(request.request_id)

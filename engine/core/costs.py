@@ -66,8 +66,12 @@ class StepCosts:
 
     def prefill_left(self, request: Request, chunk_tokens: int, known: int = 0) -> float:
         """Seconds of prefill that `request` still needs on this node; `known` tokens will be there when it starts."""
+        return self.prefill.regression.estimate(self.left_features(request, chunk_tokens, known))
+
+    def left_features(self, request: Request, chunk_tokens: int, known: int = 0) -> tuple[float, float, float]:
+        """The same as the features of the prefill model, which add up over requests."""
         done = max(request.num_computed, known)
         left = request.num_tokens - done
         if left <= 1:
-            return 0.0
-        return self.prefill.estimate(left, done, chunks=-(-left // chunk_tokens))
+            return 0.0, 0.0, 0.0
+        return prefill_features(left, done, chunks=-(-left // chunk_tokens))

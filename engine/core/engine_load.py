@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from cache.block import BlockKey
 from engine.config.config import Config
@@ -34,13 +35,18 @@ def first_role(config: Config) -> frozenset[str]:
 
 @dataclass(slots=True)
 class Counted:
-    """Counts of a node's requests, for its load."""
+    """Sums over a node's requests, for its load."""
 
+    requests: int = 0  # how many of the batcher's requests are in the sums
     waiting: Counter[str] = field(default_factory=Counter)  # for blocks, a seat, a prefix or KV, by class
     made: list[int] = field(default_factory=list)  # output tokens of each running request that decodes here
+    running_tokens: int = 0  # known tokens of the running requests
     arriving: int = 0  # requests that do not run yet and will decode here
     begun: int = 0  # requests that hold blocks
-    queued: list[Request] = field(default_factory=list)  # requests with prefill left here
+    queued: int = 0  # requests with prefill left here
+    queued_tokens: int = 0
+    left: tuple[float, float, float] = (0.0, 0.0, 0.0)  # prefill_features of the work that is left
+    prefixes: set[BlockKey] = field(default_factory=set)  # keys of the first COMPARED_PROMPTS of them
 
 
 def _by_class(counted: Counted) -> dict[str, int]:
@@ -58,6 +64,9 @@ class EngineLoad:
         self._config = config
         self._batcher = batcher
         self._costs = costs
+        fixed, most = config.batching_policy == "mixed", config.max_num_batched_tokens
+        self._chunk_tokens = min(most, config.prefill_chunk_tokens) if fixed else most
+        self._counted, self._version = Counted(), batcher.version
 
     def record(self) -> NodeRecord:
         """The record for gossip."""
@@ -79,11 +88,11 @@ class EngineLoad:
             waiting_interactive=counted.waiting["interactive"],
             waiting_batch=counted.waiting["batch"],
             max_running=self._config.max_num_seqs,
-            queued_tokens=sum(r.num_tokens - r.num_computed for r in counted.queued),
+            queued_tokens=counted.queued_tokens,
             blocks_used=usage["held"],
             blocks_soon=usage["held"] * soon // max(1, counted.begun),
             blocks_total=usage["total"],
-            work_s=self._work_s(counted.queued),
+            work_s=self._costs.prefill.regression.estimate(counted.left),
             prefill_a0=a0,
             prefill_a1=a1,
             prefill_a2=a2,
@@ -110,50 +119,58 @@ class EngineLoad:
 
     def step_s(self, batch: int) -> float:
         """Seconds of a decode step of `batch` requests with the mean length of the running ones."""
-        contexts = [len(r.token_ids) for r in self._batcher.running]
-        mean = sum(contexts) / len(contexts) if contexts else 0.0
+        running = len(self._batcher.running)
+        mean = self._count().running_tokens / running if running else 0.0
         return self._costs.decode.estimate(batch, round(batch * mean))
 
     def _count(self) -> Counted:
-        """Count all requests in one pass, because this runs about 40 times per second."""
-        counted = Counted()
-        for request in self._batcher.requests.values():
-            state = request.state
-            if state is RequestState.RUNNING:
-                if not request.handover:
-                    counted.made.append(request.num_output_tokens)
-            else:
-                counted.waiting[request.service_class] += 1
-                counted.arriving += not request.handover
-            counted.begun += state is not RequestState.WAITING
-            if state is not RequestState.REMOTE and len(request.token_ids) - request.num_computed > 1:
-                counted.queued.append(request)
+        """The sums over all requests. They are kept until a request changes; new requests are added to them, because
+        each prompt of a burst asks for the load."""
+        counted, version = self._counted, self._batcher.version
+        if version != self._version:
+            counted = self._counted = Counted()
+            self._version = version
+        requests = self._batcher.requests
+        for request in islice(requests.values(), counted.requests, None):
+            self._add(counted, request)
+        counted.requests = len(requests)
         return counted
 
-    def _work_s(self, queued: list[Request]) -> float:
-        fixed = self._config.batching_policy == "mixed"
-        most = self._config.max_num_batched_tokens
-        chunk = min(most, self._config.prefill_chunk_tokens) if fixed else most
-        return sum(
-            self._costs.prefill_left(r, chunk, known) for r, known in zip(queued, self._shared(queued), strict=True)
-        )
+    def _add(self, counted: Counted, request: Request) -> None:
+        state = request.state
+        if state is RequestState.RUNNING:
+            counted.running_tokens += request.num_tokens
+            if not request.handover:
+                counted.made.append(request.num_output_tokens)
+        else:
+            counted.waiting[request.service_class] += 1
+            counted.arriving += not request.handover
+        counted.begun += state is not RequestState.WAITING
+        if state is RequestState.REMOTE or request.num_uncomputed <= 1:
+            return
+        known, depths = self._shared(counted, request)
+        if depths:
+            keys = request.block_keys(self._config.block_size)
+            counted.prefixes.update(keys[depth - 1] for depth in depths)
+        counted.queued += 1
+        counted.queued_tokens += request.num_uncomputed
+        chunks, tokens, pairs = self._costs.left_features(request, self._chunk_tokens, known)
+        counted.left = counted.left[0] + chunks, counted.left[1] + tokens, counted.left[2] + pairs
 
     def prefill_s(self, request: Request) -> float:
         """Seconds of prefill that a prompt would add to the queue."""
-        known = self._shared([*self._count().queued, request])[-1]
+        known, _ = self._shared(self._count(), request)
         held = len(self._batcher.blocks.match(request)) * self._config.block_size
         return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
 
-    def _shared(self, queued: list[Request]) -> list[int]:
-        """For each request, the number of leading tokens that earlier ones compute (Batcher._prefill). It compares a
-        few blocks of each prompt, so the number is accurate to a sixth."""
-        found, seen, size = [], set[BlockKey](), self._config.block_size
-        for number, request in enumerate(queued):
-            known = 0
-            if number < COMPARED_PROMPTS and self._batcher.blocks.prefix_caching:
-                keys = request.block_keys(size)
-                depths = claimed_depths(request.num_computed // size, (request.num_tokens - 1) // size)
-                known = next((depth * size for depth in reversed(depths) if keys[depth - 1] in seen), 0)
-                seen.update(keys[depth - 1] for depth in depths)
-            found.append(known)
-        return found
+    def _shared(self, counted: Counted, request: Request) -> tuple[int, list[int]]:
+        """(the number of leading tokens that queued requests compute for a request behind them (Batcher._prefill), the
+        depths of its compared blocks). It compares a few blocks of each prompt, so the number is accurate to a
+        sixth."""
+        if counted.queued >= COMPARED_PROMPTS or not self._batcher.blocks.prefix_caching:
+            return 0, []
+        size = self._config.block_size
+        keys = request.block_keys(size)
+        depths = claimed_depths(request.num_computed // size, (request.num_tokens - 1) // size)
+        known = next((depth * size for depth in reversed(depths) if keys[depth - 1] in counted.prefixes), 0)
+        return known, depths

@@ -41,7 +41,10 @@ from net.metrics.events import Metrics
 log = logging.getLogger("mooncake.engine")
 
 HAND_OUT_SIZE = 32
-"""Emissions that are handed out in one turn of the event loop."""
+"""Emissions that are handed out in one turn of the event loop; one that ends its request counts as END_SIZE."""
+
+END_SIZE = 4
+"""The end of a request takes its acceptor 0.4 ms, a token in its middle 0.1 ms."""
 
 BLOCKED_RETRY_S = 0.02
 
@@ -58,6 +61,11 @@ class Emission:
     logprobs: TokenLogprobs | None = None
     error: str | None = None
     num_behind: int = 0  # tokens of the same step in later emissions; 0 = this is the newest token of the request
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is the last one of its request."""
+        return self.request.finished and not self.num_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,11 +356,18 @@ class Worker:
         """At most HAND_OUT_SIZE emissions in one turn of the event loop: every token wakes a task of its acceptor, and
         other work of the loop must not wait for hundreds of tasks."""
         self._metrics.observe_step(produced.num_tokens)
-        emissions = produced.emissions
-        for begin in range(0, len(emissions), HAND_OUT_SIZE):
-            if begin:
+        some: list[Emission] = []
+        size = 0
+        for emission in produced.emissions:
+            cost = END_SIZE if emission.ends else 1
+            if some and size + cost > HAND_OUT_SIZE:
+                self._emit(some)
                 await asyncio.sleep(0)
-            self._emit(emissions[begin : begin + HAND_OUT_SIZE])
+                some, size = [], 0
+            some.append(emission)
+            size += cost
+        if some:
+            self._emit(some)
         if self._recorder is not None:
             self._recorder.write()
 

@@ -8,6 +8,7 @@
 enum { A0, A1, A2, OPEN_AT, TOTAL_BLOCKS = 10, CHUNK = 64 };
 /* The same names as in the reference. */
 enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MAX_WIDTH = 256 };
+enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
 #if defined(__x86_64__)
 #define FASTEST __attribute__((target_clones("default", "avx2")))
@@ -133,15 +134,22 @@ static int64_t decodes(const struct view *view, int64_t need, int64_t width, uin
     return count;
 }
 
-/* matched [nodes] or NULL; 1 <= width <= MAX_WIDTH; seed in [0, 1). Writes the shortlist into chosen [MAX_WIDTH + 8]
-   and returns its length. */
-int64_t shortlist(const struct view *view, const double *matched, double now, double tokens, double block_size,
-                  int64_t need, int64_t width, double seed, int64_t *chosen)
+/* matched [nodes] or NULL; expected: arrivals since the records were written; seed in [0, 1). Writes the shortlist into
+   chosen [MAX_WIDTH + 8] and returns its length; -1 if it would draw from more than MAX_WIDTH nodes. */
+int64_t shortlist(const struct view *view, const double *matched, double now, int64_t num_tokens, int64_t max_tokens,
+                  int64_t block_size, double expected, double seed, int64_t *chosen)
 {
+    if (!(expected <= MAX_WIDTH - 1))
+        return -1;
+    double tokens = (double)num_tokens;
+    int64_t output = max_tokens < MAX_OUTPUT_TOKENS ? max_tokens : MAX_OUTPUT_TOKENS;
+    int64_t need = (num_tokens + output + block_size - 1) / block_size;
+    int64_t width = 1 + (int64_t)ceil(expected);
+    width = width < DRAWN_NODES ? DRAWN_NODES : width;
     uint64_t state = (uint64_t)(seed * 0x1.0p53);
     int64_t best[MAX_WIDTH], holder, count = 0;
     int64_t wanted = view->nodes <= SMALL_CLUSTER && width < SHORTLIST_SIZE ? SHORTLIST_SIZE : width;
-    int64_t size = cheapest(view, matched, now, tokens, block_size, wanted, best, &holder);
+    int64_t size = cheapest(view, matched, now, tokens, (double)block_size, wanted, best, &holder);
     if (!size)
         return 0;
     if (view->nodes <= SMALL_CLUSTER) {
@@ -153,7 +161,7 @@ int64_t shortlist(const struct view *view, const double *matched, double now, do
         for (int i = 0; i < DRAWN_NODES; i++)
             count = add(chosen, count, one_of(best, size, &state));
         int64_t other = view->num_takers ? one_of(view->takers, view->num_takers, &state) : one_of(best, size, &state);
-        if (open_at[other] < INFINITY && total[other] * block_size > tokens)
+        if (open_at[other] < INFINITY && total[other] * (double)block_size > tokens)
             count = add(chosen, count, other);
     }
     if (holder >= 0 && view->prefills[holder])

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import numpy as np
+
 from net import compiled
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
@@ -21,32 +23,45 @@ MAX_WIDTH = 256
 MAX_EXTRA_NODES = 8
 """Maximum number of nodes that a shortlist has in addition to the cheapest ones."""
 
+KEPT_ADDRESSES = 64
+"""Columns whose address is remembered. Prompts with a common prefix have the same column of matches."""
+
 _library: ctypes.CDLL | None = None
 _chosen = (ctypes.c_int64 * (MAX_WIDTH + MAX_EXTRA_NODES))()
 _out = ctypes.addressof(_chosen)
+_addresses: dict[int, tuple[Vector, int]] = {}  # by id; the column is kept, so that no other one gets its id
 
 
 def prepare() -> None:
     """Use the C code from now on; the first call compiles it in 0.5 s. Raises net.compiled.NotCompiled."""
     global _library
-    library = compiled.library(SOURCE)
+    library = compiled.held(compiled.library(SOURCE))
     real, whole, pointer = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
     library.shortlist.restype = whole
-    library.shortlist.argtypes = [pointer, pointer, real, real, real, whole, whole, real, pointer]
+    library.shortlist.argtypes = [pointer, pointer, real, whole, whole, whole, real, real, pointer]
     _library = library
 
 
-def shortlist(now: float, demand: Demand, view: View, matched: Vector, width: int, seed: float) -> list[int] | None:
+def shortlist(now: float, demand: Demand, view: View, matched: Vector, seed: float) -> list[int] | None:
     """MooncakePlacement.shortlist without the pool; `seed` in [0, 1) seeds the draws. Returns None if `prepare` was not
-    called or `width` exceeds MAX_WIDTH. Call it from one thread only: the buffer is shared."""
-    if _library is None or width > MAX_WIDTH:
+    called or more than MAX_WIDTH nodes are to be drawn from. Call it from one thread only: the buffer is shared."""
+    if _library is None:
         return None
-    has = None
-    if matched is not view.none:
-        if not matched.flags.c_contiguous:
-            return None
-        has = matched.__array_interface__["data"][0]  # takes half as long as matched.ctypes
+    column = None if matched is view.none else _addresses.get(id(matched)) or _addressed(matched)
+    has = None if column is None else column[1]
     count = _library.shortlist(
-        view.address, has, now, demand.num_tokens, demand.block_size, demand.num_blocks, width, seed, _out
+        view.address, has, now, demand.num_tokens, demand.max_tokens, demand.block_size, view.expected_arrivals, seed,
+        _out,
     )  # fmt: skip
-    return _chosen[:count]
+    return _chosen[:count] if count >= 0 else None
+
+
+def _addressed(matched: Vector) -> tuple[Vector, int]:
+    """(the column, contiguous, and the address of its data), which numpy takes 1 us to tell."""
+    if len(_addresses) >= KEPT_ADDRESSES:
+        _addresses.clear()
+    column = np.ascontiguousarray(matched)
+    found = column, int(column.ctypes.data)
+    if column is matched:
+        _addresses[id(matched)] = found
+    return found

@@ -19,6 +19,10 @@ from engine.text.output import StopStrings
 from engine.text.tokenizer import IncrementalDecoder, Tokenizer
 from net.http.common.frontend import LogprobItem, Output
 
+HASHED_BYTES = 2047
+"""Bytes hashed in one call: for longer ones hashlib gives up the interpreter lock, and the event loop gets it back up
+to a millisecond later, after 5 us of hashing."""
+
 
 @dataclass(eq=False, slots=True)
 class Flight:
@@ -89,8 +93,11 @@ class PromptItems(Sequence[LogprobItem]):
 def drawn_seed(request_id: str, prompt: list[int]) -> int:
     """The seed of a request without one. Every node that computes the request draws the same tokens. An id that the
     client does not choose is random, and so is its seed."""
-    content = request_id.encode() + b"\0" + array("I", prompt).tobytes()
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
+    content = memoryview(request_id.encode() + b"\0" + array("I", prompt).tobytes())
+    digest = blake2b(digest_size=8)
+    for begin in range(0, len(content), HASHED_BYTES):
+        digest.update(content[begin : begin + HASHED_BYTES])
+    return int.from_bytes(digest.digest(), "little") >> 1
 
 
 class OutputText:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cache.block import BlockKey
 from engine.front.clocks import Clocks
@@ -123,27 +124,27 @@ class Prober:
         loop = asyncio.get_running_loop()
         over = loop.create_future()
         timer = loop.call_later(PROBE_TIMEOUT_S, _end, over)
-        body = Probe(question.horizon_s, [m.node_id for m in members if "decode" in m.roles])
+        body = encode(Probe(question.horizon_s, [m.node_id for m in members if "decode" in m.roles]))
         keys = [b"".join(question.keys)]
-        tasks = {spawn(self._ask(member, body, keys, known), "probe") for member in members}
+        open_questions = len(members)
 
-        def answered(task: asyncio.Task[ProbeAnswer | None]) -> None:
-            nonlocal timer
-            tasks.discard(task)
-            if task.cancelled():
-                return
-            if task.exception() is not None:
+        async def ask(member: Member) -> None:
+            nonlocal timer, open_questions
+            try:
+                answer = await self._ask(member, body, keys, known)
+            except Exception:
                 _end(over)
-            elif (answer := task.result()) is not None:
+                raise
+            if answer is not None:
                 if not answers:
                     timer.cancel()
                     timer = loop.call_later(LAGGARD_S, _end, over)
-                answers[answer.member.node_id] = answer
-            if not tasks:
+                answers[member.node_id] = answer
+            open_questions -= 1
+            if not open_questions:
                 _end(over)
 
-        for task in list(tasks):
-            task.add_done_callback(answered)
+        tasks = [spawn(ask(member), "probe") for member in members]
         try:
             await over
         finally:
@@ -152,12 +153,13 @@ class Prober:
                 task.cancel()
         return answers
 
-    async def _ask(self, member: Member, body: Probe, keys: list[bytes], known: Known) -> ProbeAnswer | None:
+    async def _ask(self, member: Member, body: dict[str, Any], keys: list[bytes], known: Known) -> ProbeAnswer | None:
+        """`body`: the encoded Probe."""
         data = keys if "prefill" in member.roles else []
         self._words.counters["asked_message"] += 1
         sent, begun = time.time(), time.monotonic()
         try:
-            reply, _ = await self._channel.call(member.node_id, messages.PROBE, encode(body), data, PROBE_TIMEOUT_S)
+            reply, _ = await self._channel.call(member.node_id, messages.PROBE, body, data, PROBE_TIMEOUT_S)
             probed = answered(Probed, reply)
         except (PeerLost, RemoteError, TimeoutError):
             return None

@@ -28,7 +28,7 @@ from net.errors import RemoteError
 LOAN_S = 15.0
 """Seconds for which a reader that stops can keep blocks, at most."""
 
-LENT_SHARE = 0.5
+MAX_LENT_SHARE = 0.5
 """Maximum lent share of the arena: lent blocks cannot be evicted for this node's own requests."""
 
 
@@ -70,7 +70,7 @@ class Lending:
             raise RemoteError(f"loan {body.loan} is in use", "bad_request")
         if body.block_bytes != self._block_bytes:
             raise RemoteError(f"blocks have {self._block_bytes} bytes here, not {body.block_bytes}", "layout")
-        room = int(LENT_SHARE * self._pool.num_blocks) - sum(len(loan.block_ids) for loan in self._loans.values())
+        room = int(MAX_LENT_SHARE * self._pool.num_blocks) - sum(len(loan.block_ids) for loan in self._loans.values())
         found = self._pool.match(split_keys(data))[: max(0, room)]
         if found:
             self._pool.hold(found)

@@ -1,6 +1,7 @@
 """Messages between acceptors and engine nodes about requests: their kinds and bodies.
 
-Updates on running requests (TOKENS) have a separate format: engine/handoff/updates.py.
+Updates on running requests (TOKENS) have a separate format: engine/handoff/updates.py. The bodies of probes are not
+frozen, because that takes three times as long to make: an acceptor reads one from each node that it asks.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class Adopted:
     updates: Sequence[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Probe:
     """PROBE; its data is the prompt's block keys."""
 
@@ -174,7 +175,7 @@ class Probe:
     to: Sequence[str]  # decode nodes that might receive its KV
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadNow:
     """How busy a node is."""
 
@@ -188,7 +189,7 @@ class LoadNow:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rates:
     """Bandwidth of a node's rails, bytes/s."""
 
@@ -196,7 +197,7 @@ class Rates:
     bytes_per_s: dict[str, float]  # to each decode node with a measurement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Probed:
     """The answer to PROBE."""
 

@@ -294,8 +294,7 @@ class EngineService:
             request = emission.request
             acceptor = self._acceptors.get(request.request_id)
             reason = request.finish_reason
-            ends = request.finished and not emission.num_behind
-            transfer = self._worker.take_transfer(request.request_id) if ends else None
+            transfer = self._worker.take_transfer(request.request_id) if emission.ends else None
             if acceptor is None:
                 if transfer is not None:
                     self._spawn(self._stop_transfer(request.request_id, transfer))
@@ -310,7 +309,7 @@ class EngineService:
                 self._spawn(self._hand_over(request, transfer, acceptor))
             elif transfer is not None:
                 self._spawn(self._stop_transfer(request.request_id, transfer))
-            if ends:
+            if emission.ends:
                 if reason in ("stop", "length"):
                     self._own_load.load.lengths.ended(request.num_output_tokens)
                     self._orphans.ended(request)

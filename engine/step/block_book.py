@@ -28,6 +28,7 @@ class BlockBook:
         self.pool = pool
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.changes = 0  # of num_computed by this class
         self._recompute_s = recompute_s
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -56,6 +57,7 @@ class BlockBook:
                 request.block_ids = request.block_ids + more
                 request.num_named = len(request.block_ids)
                 request.num_computed = request.num_named * self.block_size
+                self.changes += 1
         return len(request.block_ids)
 
     def _reuses(self, request: Request) -> bool:
@@ -73,9 +75,7 @@ class BlockBook:
 
     def adopt_loaded(self, request: Request, block_ids: Sequence[int]) -> None:
         """Append blocks that hold the next part of the prefix; the request takes over their references."""
-        assert not request.finished, "only unfinished requests give their blocks back"
-        request.block_ids.extend(block_ids)
-        request.num_computed = len(request.block_ids) * self.block_size
+        self.adopt_arriving(request, block_ids)
         self.name_full(request)
 
     def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:
@@ -83,6 +83,7 @@ class BlockBook:
         assert not request.finished, "only unfinished requests give their blocks back"
         request.block_ids.extend(block_ids)
         request.num_computed = len(request.block_ids) * self.block_size
+        self.changes += 1
 
     def take_all(self, request: Request) -> int:
         """Take blocks for all known tokens of a request that has none: n cached blocks, then fresh ones. Returns n.
@@ -138,3 +139,4 @@ class BlockBook:
         request.block_ids = []
         request.num_computed = 0
         request.num_named = 0
+        self.changes += 1

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """One ablation, simulated or live: a table with 95 % intervals over seeds and the paper's values, and a plot.
 
   scripts/ablate.py --list                            # their names and questions

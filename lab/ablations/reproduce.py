@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Every table of the Mooncake papers that public data allows, with our values and theirs, as one Markdown report with
 plots.
 

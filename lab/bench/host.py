@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Host time of a decode step: the engine's work without the model, on one thread.
 
   scripts/bench.py host                      # 1, 32, 128 rows at 1k and 8k tokens of context

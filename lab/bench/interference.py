@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How long running streams stall while a long prompt arrives: batching policies on one node, and two nodes.
 
   scripts/bench.py interference
@@ -23,13 +22,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import aiohttp
 import numpy as np
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lab.bench.common.client import Client, Outcome, greedy_client
+from lab.bench.common.client import Client, Outcome, greedy_client, open_session
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.launch.cluster import LocalCluster
@@ -156,8 +154,7 @@ async def measure(args: Namespace, console: Console) -> tuple[list[Round], dict[
                 for index, node in enumerate(clusters[name].nodes):
                     pin(node.pid, index)
             progress.advance(starting)
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with open_session() as session:
             clients = {}
             for name, cluster in clusters.items():
                 clients[name] = await greedy_client(session, name, cluster.nodes[-1].url)

@@ -1,9 +1,7 @@
-#!/usr/bin/env python3
 """How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk, layer with push and pull.
 
   scripts/bench.py overlap
-  scripts/bench.py overlap --overlaps layer none --transfers push --rail-limit 20000000 --json out.json --trace
-  trace.json
+  scripts/bench.py overlap --overlaps layer none --transfers push --rail-limit 20000000 --json o.json --trace t.json
 
 Each case starts one prefill and one decode node, each on its own core if there are two; cases run one after the other.
 The prompt of --prompt-tokens tokens is not cached; the median of --rounds counts. The second token is the first that

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How long the largest allowed API requests block the event loop of a serving node for others.
 
   scripts/bench.py requests

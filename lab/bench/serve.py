@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Open-loop serving benchmark against any OpenAI server; metrics and flags as in `vllm bench serve`.
 
   scripts/bench.py serve --quick
@@ -13,7 +12,6 @@ begins, so that slow drifts of the machine affect all of them. OPENAI_API_KEY is
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -27,7 +25,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lab.bench.common.client import Client, Outcome, Server, Unreachable, find_server
+from lab.bench.common.client import Client, Outcome, Server, Unreachable, find_server, open_session
 from lab.bench.common.datasets import INF, build_specs, case_name
 from lab.bench.common.latency import Measured, summarize
 from lab.bench.common.results import Row, report
@@ -51,9 +49,7 @@ class Benchmark:
 async def measure(args: Namespace, console: Console) -> Benchmark:
     """Raises Unreachable when our own server cannot be measured, ValueError for a workload that cannot be sent."""
     specs = build_specs(args)
-    headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
-    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+    async with open_session() as session:
         bench, clients = await ready(args, session)
         fit = fitting(specs, bench.servers)
         bench.left_out = len(specs) - len(fit)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Decoding with and without speculation, in one run: tokens per step, acceptance, time per output token.
 
   scripts/bench.py speculative                       # n-grams, the embedded model, batches of 1 and 8 requests

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """How long events wait for the event loop of a serving node, and why.
 
   scripts/bench.py stalls
@@ -31,7 +30,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from lab.ablations.live.shares import Watch
-from lab.bench.common.client import Client, Outcome, greedy_client
+from lab.bench.common.client import Client, Outcome, greedy_client, open_session
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource, with_arrivals
 from lab.launch.cluster import LocalCluster
@@ -165,9 +164,7 @@ async def measure(args: Namespace, layout: str, run_dir: Path) -> tuple[list[Row
     rows: list[Row] = []
     async with (
         LocalCluster(nodes, (*NODE_FLAGS, *more, *args.node_flags.split()), run_dir=run_dir) as cluster,
-        aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
-        ) as session,
+        open_session() as session,
     ):
         if len(cluster.nodes) > 1:
             for index, node in enumerate(cluster.nodes):

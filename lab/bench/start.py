@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The time from start to first token, and the cost of splitting one node into processes.
 
   scripts/bench.py start

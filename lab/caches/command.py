@@ -1,8 +1,6 @@
-#!/usr/bin/env python3
 """Hit rates of every eviction and admission policy by capacity, on request traces, with the classes that nodes run.
 
-  scripts/tools.py cache-policies                            # the released traces of ../shared/traces, or a generated
-  one
+  scripts/tools.py cache-policies                            # the traces of ../shared/traces, or a generated one
   scripts/tools.py cache-policies --eviction mine.py:Mine --capacities 10000,30000
 
 It prints the BLOCK hit rate: blocks of a prompt's leading cached run over all blocks, for one global cache of 512-token
@@ -14,8 +12,11 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
 
 from cache.pool.admission import Admission, admissions
 from cache.pool.admission import choose as choose_admission
@@ -25,7 +26,7 @@ from lab.bench.common.results import Row, add_result_flags, write_result
 from lab.caches.belady import Belady
 from lab.caches.replay import replay
 from lab.caches.targets import CAPACITIES, CEILINGS, TARGETS, TOLERANCE
-from lab.loads.generate import Labelled, as_interactive, chats, flood
+from lab.loads.generate import chats, flood
 from lab.loads.trace import TraceRow, read_trace
 
 SHARES = {"interactive": 0.9}
@@ -48,28 +49,12 @@ def load(args: Namespace) -> dict[str, list[TraceRow]]:
     if args.traces is not None and not files:
         raise ValueError(f"--traces {args.traces}: no *_trace.jsonl or *_trace.jsonl.xz in it")
     if not files:
-        return {f"generated (seed {args.seed})": chats(args.seed, 4000).rows}
+        return {f"generated (seed {args.seed})": chats(args.seed, 4000)}
     return {file.name.partition("_trace")[0]: list(read_trace(file)) for file in files}
 
 
-class Progress:
-    """A progress bar on stderr, if that is a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-
-    def step(self, label: str) -> None:
-        self._done += 1
-        if sys.stderr.isatty():
-            filled = 30 * self._done // self._total
-            end = "\n" if self._done == self._total else ""
-            bar = f"\r[{'#' * filled:<30}] {self._done}/{self._total} {label:<48.48}{end}"
-            print(bar, end="", file=sys.stderr, flush=True)
-
-
 def evictions(
-    name: str, rows: Sequence[TraceRow], names: Sequence[str], capacities: Sequence[int], progress: Progress
+    name: str, rows: Sequence[TraceRow], names: Sequence[str], capacities: Sequence[int], step: Callable[[str], None]
 ) -> list[Row]:
     """One number per policy and capacity, with the ceiling and the reference, if there is one."""
     ceiling = replay(rows, None, choose("lru")).total
@@ -84,7 +69,7 @@ def evictions(
             note = f"tokens {total.token_rate:.4f}, prefill work {total.work_rate:.4f}"
             case = f"{name} | {policy} | {capacity}"
             out.append(Row(case, "block hit rate", "share", round(total.block_rate, 4), {}, limits, note))
-            progress.step(f"{name} {policy} {capacity}")
+            step(f"{name} {policy} {capacity}")
     return out
 
 
@@ -93,7 +78,7 @@ def reference(trace: str, policy: str, capacity: int) -> float | None:
     return rates[CAPACITIES.index(capacity)] if rates and capacity in CAPACITIES else None
 
 
-def admitted(name: str, rows: Sequence[TraceRow], capacities: Sequence[int], progress: Progress) -> list[Row]:
+def admitted(name: str, rows: Sequence[TraceRow], capacities: Sequence[int], step: Callable[[str], None]) -> list[Row]:
     """Rows of LRU with every admission policy."""
     out = []
     for admission in admissions:
@@ -102,15 +87,14 @@ def admitted(name: str, rows: Sequence[TraceRow], capacities: Sequence[int], pro
             note = f"inserted {end.inserted}, refused {end.refused}"
             case = f"{name} | lru + {admission} | {capacity}"
             out.append(Row(case, "block hit rate", "share", round(end.total.block_rate, 4), {}, {}, note))
-            progress.step(f"{name} {admission} {capacity}")
+            step(f"{name} {admission} {capacity}")
     return out
 
 
-def flooded(name: str, rows: Sequence[TraceRow], capacity: int, progress: Progress) -> list[Row]:
+def flooded(name: str, rows: Sequence[TraceRow], capacity: int, step: Callable[[str], None]) -> list[Row]:
     """Chats with and without a batch flood; `ours` is the loss of their block hit rate, in points."""
-    chat = as_interactive(rows)
-    both = flood(chat, seed=1, per_request=FLOOD)
-    alone = replay(chat.rows, capacity, choose("lru")).total.block_rate
+    both = flood(rows, seed=1, per_request=FLOOD)
+    alone = replay(rows, capacity, choose("lru")).total.block_rate
     ways: Mapping[str, tuple[EvictionPolicy, Admission | None]] = {
         "lru, no shares": (choose("lru"), None),
         "s3-fifo, no shares": (choose("s3-fifo"), None),
@@ -121,14 +105,19 @@ def flooded(name: str, rows: Sequence[TraceRow], capacity: int, progress: Progre
     out = []
     for way, (policy, admission) in ways.items():
         out.append(_flood_row(f"{name} | flood | {way} | {capacity}", alone, both, capacity, policy, admission))
-        progress.step(f"{name} flood {way}")
+        step(f"{name} flood {way}")
     return out
 
 
 def _flood_row(
-    case: str, alone: float, both: Labelled, capacity: int, policy: EvictionPolicy, admission: Admission | None
+    case: str,
+    alone: float,
+    both: Sequence[TraceRow],
+    capacity: int,
+    policy: EvictionPolicy,
+    admission: Admission | None,
 ) -> Row:
-    end = replay(both.rows, capacity, policy, admission, both.class_of).by_class
+    end = replay(both, capacity, policy, admission).by_class
     chat, batch = end["interactive"].block_rate, end["batch"].block_rate
     note = f"chats alone {alone:.4f}, flooded {chat:.4f}; batch {batch:.4f}"
     return Row(case, "chat hit rate lost", "points", round(100 * (alone - chat), 2), {}, {}, note)
@@ -137,12 +126,17 @@ def _flood_row(
 def measured(traces: Mapping[str, list[TraceRow]], names: Sequence[str], capacities: Sequence[int]) -> list[Row]:
     """All tables of all traces."""
     per_trace = (len(names) + 1 + len(admissions)) * len(capacities) + 5
-    progress = Progress(per_trace * len(traces))
     found: list[Row] = []
-    for name, rows in traces.items():
-        found += evictions(name, rows, names, capacities, progress)
-        found += admitted(name, rows, capacities, progress)
-        found += flooded(name, rows, sorted(capacities)[len(capacities) // 2], progress)
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=per_trace * len(traces))
+
+        def step(label: str) -> None:
+            bar.update(task, description=label, advance=1)
+
+        for name, rows in traces.items():
+            found += evictions(name, rows, names, capacities, step)
+            found += admitted(name, rows, capacities, step)
+            found += flooded(name, rows, sorted(capacities)[len(capacities) // 2], step)
     return found
 
 

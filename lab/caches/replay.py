@@ -7,7 +7,7 @@ inserted from the last to the first, so that among equals a prompt's end is evic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -89,13 +89,12 @@ def replay(
     capacity: int | None,
     policy: EvictionPolicy,
     admission: Admission | None = None,
-    class_of: Callable[[int], str] = lambda index: "",
 ) -> Outcome:
-    """capacity: blocks, None = no limit. class_of: service class of the row with that index."""
+    """capacity: blocks, None = no limit."""
     here: set[int] = set()
     facts, outcome = FactsTable(), Outcome()
-    for index, row in enumerate(rows):
-        service_class = class_of(index)
+    for row in rows:
+        service_class = row.service_class
         run = next((i for i, block in enumerate(row.hash_ids) if block not in here), len(row.hash_ids))
         outcome.total.count(row, run)
         outcome.by_class.setdefault(service_class, Hits()).count(row, run)

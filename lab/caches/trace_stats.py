@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The reuse in a trace: its distribution over requests and blocks, and whether a pool pays.
 
   scripts/tools.py trace-stats                          # the conversation trace

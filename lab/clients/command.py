@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Run unmodified stock clients against a cluster of three nodes, and report which of them worked.
 
   scripts/tools.py stock-clients --openai ~/venvs/openai/bin/python --lm-eval ~/venvs/lm-eval/bin/python

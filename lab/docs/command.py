@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write docs/flags.md, docs/metrics.md, docs/errors.md, docs/map.md and the lists of files in every `__init__.py` from
 the code, and the tables of figures in README.md and docs/performance.md from the result files.
 

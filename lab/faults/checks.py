@@ -20,6 +20,10 @@ RESTART_GOAL_S = 15.0
 """The same if the only node of a role must start first: about 5 s on two cores, half of it imports."""
 
 
+GROWTH_BYTES = 48 << 20
+"""What a node's resident memory may grow by from the first sample to the last."""
+
+
 def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]) -> list[str]:
     """Requests that failed or whose tokens differ from the undisturbed run; `expected[i]` belongs to `streams[i]`."""
     found = []

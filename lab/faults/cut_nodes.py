@@ -1,7 +1,6 @@
 """Cut one node off the network under load, and heal: no client error, the same tokens, nothing held afterwards.
 
-    python scripts/faults.py cut-nodes                        2 prefill, 2 decode and 2 store nodes, about 5 minutes; as
-    root
+    python scripts/faults.py cut-nodes                        2 nodes of each role, about 5 minutes; as root
     python scripts/faults.py cut-nodes --cases decode:both --cut-s 12 --json out.json
 
 Every node is a process in a separate network namespace (lab/faults/namespaces.py) and uses TCP. In each case `streams`
@@ -120,6 +119,5 @@ main = partial(
         add_flags,
         play,
         quick={"nodes": QUICK_NODES, "cases": "mixed:both", "cut_s": 4.0, "streams": 4, "tokens": 80},
-        config=("nodes", "streams", "tokens", "prompt_tokens", "cut_s", "net"),
     ),
 )

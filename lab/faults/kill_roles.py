@@ -1,15 +1,16 @@
 """SIGKILL one node of each role under load: no client error, the same tokens, and how long a stream pauses.
 
-    python scripts/faults.py kill-roles                     2 prefill, 2 decode and 2 store nodes with a tiny random
-    model
-    python scripts/faults.py kill-roles --shape single      one node per role; the killed node is restarted
-    immediately python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
+    python scripts/faults.py kill-roles                     2 nodes of each role with a tiny random model
+    python scripts/faults.py kill-roles --shape single --model embedded
+                                                            one node per role, with the model that nodes serve by
+                                                            default; a killed node restarts
+    python scripts/faults.py kill-roles --streams 32 --tokens 400 --json out.json
 
 For each role in turn, streams start, and once half of them have a third of their tokens the node is killed. 'acceptor'
 is the clients' node: they reconnect to another one with the request's id and the number of tokens they have. Every
 stream must return exactly the tokens of the undisturbed run, and afterwards every node's books must be balanced with
-nothing held. Then the node restarts for the next role; with --shape single it restarts by the same command, and
-requests wait for it. Exit code 1 if a check failed.
+nothing held. Memory must not grow from role to role. Then the node restarts for the next role; with --shape single it
+restarts by the same command, and requests wait for it. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lab.faults.checks import GOAL_S, RESTART_GOAL_S, form, pause_rows
+from lab.faults.checks import GOAL_S, GROWTH_BYTES, RESTART_GOAL_S, form, growth_rows, memory_of, pause_rows
 from lab.faults.client import Body, Load
-from lab.faults.runner import Run, Scenario, run
+from lab.faults.runner import TINY, Run, Scenario, add_model_flag, run
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
 
@@ -61,15 +62,17 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="output tokens of each request")
     parser.add_argument("--prompt-tokens", type=int, default=300)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="pairs", help="two nodes per role, or one")
+    add_model_flag(parser, TINY)
     parser.add_argument("--roles", default="decode,prefill,store,acceptor", help="roles to kill, in this order")
 
 
 def play(this: Run) -> None:
     args, shape = this.args, SHAPES[this.args.shape]
-    this.facts = {"nodes": shape.nodes, "model": "tiny"}
-    with this.cluster(shape.nodes, this.tiny()) as cluster:
-        bodies = this.bodies(cluster, args.streams, args.prompt_tokens, args.tokens, args.seed)
-        calm = this.calm(cluster, shape.doors_of("")[0], bodies)
+    this.facts = {"nodes": shape.nodes}
+    samples = []
+    with this.cluster(shape.nodes, this.model_flags()) as cluster:
+        door = shape.doors_of("")[0]
+        bodies, calm = this.untied(cluster, door, args.streams, args.prompt_tokens, args.tokens)
         for role in args.roles.split(","):
             case = f"{role} killed"
             load, killed_at = asyncio.run(_killed(cluster, shape, bodies, role, args.tokens))
@@ -81,6 +84,10 @@ def play(this: Run) -> None:
             if not shape.again:
                 cluster.restart(shape.victims[role])
                 form(cluster)
+            samples.append(memory_of(cluster))
+        rows, grown = growth_rows(samples, GROWTH_BYTES, "the first role")
+        this.rows += rows
+        this.wrong += grown
 
 
 async def _killed(
@@ -90,20 +97,11 @@ async def _killed(
     node when the first has a token, while the other prompts are computed. Returns (load, time of its death)."""
     doors, victim = [cluster[door].url for door in shape.doors_of(role)], shape.victims[role]
     due, most = (1, 1) if role == "prefill" else (tokens // 3, len(bodies) / 2)
-    async with Load(doors, bodies, role, once=True) as load:
+    async with Load(doors, bodies, role, once=True, salted=True) as load:
         await load.until(lambda: load.with_tokens(due) >= most)
         died = time.monotonic()
         (cluster.repeat if shape.again else cluster.kill)(victim)
     return load, died
 
 
-main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick={"streams": 6, "tokens": 80},
-        config=("shape", "streams", "tokens", "prompt_tokens"),
-    ),
-)
+main = partial(run, Scenario(__doc__, add_flags, play, quick={"streams": 6, "tokens": 80}))

@@ -191,4 +191,4 @@ def answers(clients: Mapping[str, Client], numbers: Sequence[int]) -> Answers:
     return out
 
 
-main = partial(run, Scenario(__doc__, add_flags, play, quick={"keys": 100, "cut_s": 4.0}, config=("keys",)))
+main = partial(run, Scenario(__doc__, add_flags, play, quick={"keys": 100, "cut_s": 4.0}))

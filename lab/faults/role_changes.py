@@ -126,13 +126,4 @@ def _does(node: dict[str, Any]) -> str:
     return "+".join(role for role in node["load"]["does"] if role != "store")
 
 
-main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick={"hold_ms": 600, "phase_s": 8.0, "phases": 2},
-        config=("nodes", "hold_ms", "phase_s", "phases"),
-    ),
-)
+main = partial(run, Scenario(__doc__, add_flags, play, quick={"hold_ms": 600, "phase_s": 8.0, "phases": 2}))

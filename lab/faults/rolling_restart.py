@@ -98,14 +98,4 @@ async def drain(url: str) -> None:
         await asyncio.sleep(0.2)
 
 
-main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick={"requests": 40},
-        config=("nodes", "tiny", "tokens", "width"),
-        passes_flags=True,
-    ),
-)
+main = partial(run, Scenario(__doc__, add_flags, play, quick={"requests": 40}, passes_flags=True))

@@ -28,6 +28,12 @@ API_KEY = "of-the-lab"
 
 WRONG_SHOWN = 20
 
+TINY, EMBEDDED = "tiny", "embedded"
+"""Values of --model: random weights that load at once, and the model that nodes serve by default."""
+
+SPARE = 4
+"""Spare requests, which replace those that `Run.untied` excludes."""
+
 
 @dataclass
 class Run:
@@ -49,6 +55,14 @@ class Run:
     def tiny(self) -> list[str]:
         """Flags for a model that loads immediately."""
         return [*tiny_model(self.folder()), "--max-model-len", "4096"]
+
+    def model_flags(self) -> list[str]:
+        """Flags for the model that --model names."""
+        self.facts["dtype"] = "float32"
+        if self.args.model == TINY:
+            return self.tiny()
+        named = [] if self.args.model == EMBEDDED else ["--model", self.args.model]
+        return [*named, "--dtype", "float32"]
 
     @contextmanager
     def cluster(
@@ -85,6 +99,19 @@ class Run:
         self.wrong += [f"undisturbed: {one.error}" for one in streams if one.error]
         return streams
 
+    def untied(
+        self, cluster: LocalCluster, door: str, count: int, prompt_tokens: int, tokens: int
+    ) -> tuple[list[Body], list[Stream]]:
+        """`count` requests and their undisturbed tokens. Excludes requests whose tokens depend on concurrent requests,
+        because two tokens are equally likely up to rounding."""
+        bodies = self.bodies(cluster, count + SPARE, prompt_tokens, tokens, self.args.seed)
+        alone = self.calm(cluster, door, [body | {"cache_salt": "alone"} for body in bodies], at_once=1)
+        salted = [body | {"cache_salt": "together"} for body in bodies]
+        together = asyncio.run(each_once(cluster[door].url, salted, "together", cluster.api_key))
+        same = [i for i, one in enumerate(alone) if one.tokens == together[i].tokens]
+        print(f"{len(bodies) - len(same)} of {len(bodies)} requests are tied and excluded", file=sys.stderr)
+        return [bodies[i] for i in same[:count]], [alone[i] for i in same[:count]]
+
     def compare(self, case: str, calm: Sequence[Stream], load: Load) -> int:
         """Check that every request of the load returned the tokens of its undisturbed body; returns the number that did
         not."""
@@ -106,7 +133,6 @@ class Scenario:
     add_flags    adds its own flags to those that every scenario has: --seed, --quick, --json
     play         starts clusters with Run.cluster, causes faults, and adds to Run.rows and Run.wrong
     quick        with --quick, numbers here are upper bounds of the flags, and other values replace them
-    config       names of the flags that go into the result's config
     passes_flags pass flags that the scenario does not know to every node
     """
 
@@ -114,8 +140,15 @@ class Scenario:
     add_flags: Callable[[ArgumentParser], None]
     play: Callable[[Run], None]
     quick: Mapping[str, Any]
-    config: Sequence[str]
     passes_flags: bool = False
+
+
+def add_model_flag(parser: ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--model",
+        default=default,
+        help=f"{EMBEDDED}, {TINY} (random weights), or a model as --model of a node (default: {default})",
+    )
 
 
 def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
@@ -136,7 +169,7 @@ def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
         except NoNamespaces as reason:
             print(f"no network namespaces: {reason}", file=sys.stderr)
             return UNAVAILABLE
-    config = {name: getattr(args, name) for name in (*scenario.config, "seed")}
+    config = {name: value for name, value in vars(args).items() if name not in ("json", "quick")}
     report(config | this.facts | {"wrong": len(this.wrong)}, this.rows, args.json)
     for text in this.wrong[:WRONG_SHOWN]:
         print(f"WRONG: {text}", file=sys.stderr)

@@ -2,8 +2,7 @@
 
     scripts/faults.py soak --minutes 30       mixed load on three nodes: wrong bytes, and growth of memory, slots, fds
     scripts/faults.py soak --kills 100        kill -9 at random points of writing, then everything is read back
-    scripts/faults.py soak --holders 5        a holder is killed or stopped while clients read its values: the longest
-                                              get
+    scripts/faults.py soak --holders 5        kills or stops a holder while clients read its values: the longest get
     scripts/faults.py soak --flips 100        flips bits anywhere in the files of a stopped SSD tier
     scripts/faults.py soak --quick            a small run of all of these, under two minutes
 
@@ -63,13 +62,4 @@ def _note(this: Run, case: str, counts: Mapping[str, Any], bad: tuple[str, ...])
     this.wrong += [f"{case}: {counts[name]} {name}" for name in bad if counts.get(name)]
 
 
-main = partial(
-    run,
-    Scenario(
-        __doc__,
-        add_flags,
-        play,
-        quick=QUICK,
-        config=("minutes", "kills", "flips", "holders", "rate", "backend"),
-    ),
-)
+main = partial(run, Scenario(__doc__, add_flags, play, quick=QUICK))

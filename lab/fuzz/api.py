@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Fuzzes the API of a small cluster from its own OpenAPI document, with schemathesis, and judges every answer.
 
   python3 -m venv ~/clients/schemathesis && ~/clients/schemathesis/bin/pip install schemathesis

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Fuzzes every decoder of foreign bytes: wire frames, gossip, HTTP bodies, GGUF and trace files, and more.
 
   scripts/tools.py fuzz                          # 10,000 inputs per decoder

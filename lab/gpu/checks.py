@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lab.bench.common.results import columns
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -60,17 +62,8 @@ def table(checks: Sequence[Check]) -> str:
     """The lines in aligned columns, then their notes."""
     head = ["section", "what", "measured", "limit", "unit", "share", "goal", ""]
     lines = [head, *(cells(check) for check in checks)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    left = (0, 1, 4)
-    shown = [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
     notes = [f"{check.section}, {check.what}: {check.note}" for check in checks if check.note]
-    return "\n".join([*shown, *notes])
+    return "\n".join([columns(lines, (0, 1, 4)), *notes])
 
 
 def cells(check: Check) -> list[str]:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """All measurements that need a GPU, in one command on one GPU, in under ten minutes: measured, limit, share, goal.
 
   scripts/tools.py gpu-check                              # all sections

@@ -7,25 +7,14 @@ question. Flood: prompts that share no block with others, as an offline job send
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import count
 from random import Random
 
 from lab.loads.trace import BLOCK_TOKENS, TraceRow
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """Rows and the service class of each."""
-
-    rows: list[TraceRow]
-    classes: list[str]
-
-    def class_of(self, index: int) -> str:
-        return self.classes[index]
-
-
-def chats(seed: int, requests: int, rate_s: float = 4.0, systems: int = 12, turns: float = 4.0) -> Labelled:
+def chats(seed: int, requests: int, rate_s: float = 4.0, systems: int = 12, turns: float = 4.0) -> list[TraceRow]:
     """About `rate_s` requests per second of sessions with `turns` turns on average, and a minute of thinking between
     them; the first `requests` of them by time."""
     rng, ids = Random(seed), count()
@@ -48,34 +37,26 @@ def chats(seed: int, requests: int, rate_s: float = 4.0, systems: int = 12, turn
             tokens += output
             at += rng.expovariate(1 / 60)
     rows.sort(key=lambda row: row.timestamp_ms)
-    return Labelled(rows[:requests], ["interactive"] * requests)
+    return rows[:requests]
 
 
-def flood(chat: Labelled, seed: int, per_request: float, blocks: int = 24) -> Labelled:
-    """`chat` with `per_request` batch prompts of about `blocks` blocks after each of its rows. Each prompt comes twice
-    at random distances, like retried work, so a cache that keeps it would benefit."""
+def flood(chat: Sequence[TraceRow], seed: int, per_request: float, blocks: int = 24) -> list[TraceRow]:
+    """`chat` in the class interactive, with `per_request` batch prompts of about `blocks` blocks after each row. Each
+    prompt comes twice at random distances, like retried work, so a cache that keeps it would benefit."""
     rng = Random(seed)
-    ids = count(1 + max(max(row.hash_ids) for row in chat.rows))
-    rows, classes = [], []
-    waiting: list[TraceRow] = []
+    ids = count(1 + max(max(row.hash_ids) for row in chat))
+    rows: list[TraceRow] = []
+    waiting: list[list[int]] = []
     debt = 0.0
-    for row, service_class in zip(chat.rows, chat.classes, strict=True):
-        rows.append(row)
-        classes.append(service_class)
+    for row in chat:
+        rows.append(replace(row, service_class="interactive"))
         debt += per_request
         while debt >= 1:
             debt -= 1
             if waiting and rng.random() < 0.5:
-                again = waiting.pop(rng.randrange(len(waiting)))
-                prompt = again.hash_ids
+                prompt = waiting.pop(rng.randrange(len(waiting)))
             else:
                 prompt = [next(ids) for _ in range(rng.randint(1, 2 * blocks))]
-                waiting.append(TraceRow(row.timestamp_ms, len(prompt) * BLOCK_TOKENS, 64, prompt))
-            rows.append(TraceRow(row.timestamp_ms, len(prompt) * BLOCK_TOKENS, 64, prompt))
-            classes.append("batch")
-    return Labelled(rows, classes)
-
-
-def as_interactive(rows: Sequence[TraceRow]) -> Labelled:
-    """A trace without classes, treated as chats."""
-    return Labelled(list(rows), ["interactive"] * len(rows))
+                waiting.append(prompt)
+            rows.append(TraceRow(row.timestamp_ms, len(prompt) * BLOCK_TOKENS, 64, prompt, "batch"))
+    return rows

@@ -15,7 +15,7 @@ from lab.loads.trace import TraceRow
 Generator = Callable[[int, int], list[TraceRow]]
 
 GENERATORS: dict[str, Generator] = {
-    "chats": lambda seed, requests: chats(seed, requests).rows,
+    "chats": chats,
     "conversation": conversation,
     "agents": agents,
     "synthetic": synthetic,

@@ -70,7 +70,7 @@ def mixed(seed: int, requests: int) -> list[TraceRow]:
         at += rng.expovariate(rate["batch"])
         documents.append(_asked(rng, ids, at, [next(ids) for _ in range(rng.randint(8, 40))]))
     made = {
-        "interactive": chats(seed, parts["interactive"], rate["interactive"]).rows,
+        "interactive": chats(seed, parts["interactive"], rate["interactive"]),
         "standard": agents(seed, parts["standard"], rate["standard"]),
         "batch": documents,
     }

@@ -1,8 +1,6 @@
-#!/usr/bin/env python3
 """The highest load at which a cluster, simulated or live, keeps its objectives, by bisection.
 
-  scripts/tools.py capacity                                          # the conversation trace, P90 TTFT 30 s, P90 TBT
-  0.1 s
+  scripts/tools.py capacity                                          # the conversation trace, P90 TTFT 30 s, TBT 0.1 s
   scripts/tools.py capacity --ttft-s 10 --tbt-s 0.2 --prefill 10 --decode 6 --pool-blocks 6000
   scripts/tools.py capacity --placement least-load,mooncake --json capacity.json
   scripts/tools.py capacity --live --nodes prefill=1,decode=1 --ttft-s 1 --tbt-s 0.05 --seconds 30

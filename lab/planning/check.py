@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Checks plans against the simulator: random loads and objectives, the formula's node count against the fewest
 simulated nodes.
 

@@ -1,12 +1,9 @@
-#!/usr/bin/env python3
 """The smallest cluster for a load and its objectives, by formula: the number of prefill and decode nodes, and its cost.
 
   scripts/tools.py plan                                                   # the conversation trace at its own rate
   scripts/tools.py plan --rate 12 --pool-blocks 50000 --ttft-s 10 --tbt-s 0.1
   scripts/tools.py plan --prompt 4000,1.5 --answer 300,1 --rate 20 --hit-rate 0.4 --model llama3-8b-h200
-  scripts/tools.py plan --prefill-cost 16 --decode-cost 16                # per node and hour; shows the cost per
-                                                                          million
-  tokens
+  scripts/tools.py plan --prefill-cost 16 --decode-cost 16                # per node and hour; cost per million tokens
 
 Prompts and answers come from a trace, with the prefixes that an LRU pool of --pool-blocks finds or --hit-rate of every
 prompt, or are lognormal by mean and coefficient of variation. `scripts/tools.py check-plan` compares plans with the
@@ -73,7 +70,7 @@ def _rows(args: Namespace) -> tuple[str, list[TraceRow]]:
             raise ValueError("--prompt needs --rate")
         return "lognormal lengths", drawn(args.seed, 4000, args.prompt, args.answer, args.rate)
     path = Path(args.trace) if args.trace else find_trace("conversation")
-    return (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000).rows)
+    return (path.name, list(read_trace(path))) if path else ("generated chats", chats(args.seed, 4000))
 
 
 def shown(found: Plan, priced: bool) -> Table:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """When reuse and disaggregation pay, for a model on given hardware; and what this machine reaches.
 
   scripts/tools.py roofline                                   # the paper's nodes: LLaMA3-70B on 8 A800

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The simulator against real nodes: a step model is fitted to recorded steps, then both get the same requests.
 
   scripts/tools.py validate --nodes mixed=1                      # one node on one core, the client on another

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Swaps a kernel by file: checks it against the reference grid, times it against the built-in ones, and serves with it.
 
   scripts/playground.py attention --backend lab/playground/naive_attention.py
@@ -14,8 +13,7 @@ check    every step of lab/bench/attention/grid.py: ragged mixes, head sizes, bl
          True it also checks some steps over int8 and fp8 pools (lab/bench/attention/quantized.py). The command names
          the first wrong step and ends with exit code 1.
 bench    write_kv + attend, bfloat16, at the geometries of SmolLM2-135M and Llama-3-8B, compared with every built-in
-         backend
-         that runs here.
+         backend that runs here.
 serve    a node with --attention-backend FILE.py:NAME. Your file runs with your rights: serve only what you wrote.
 """
 

@@ -1,9 +1,7 @@
-#!/usr/bin/env python3
 """Real RDMA verbs on any x86-64 Debian machine: boots a stock kernel with Soft-RoCE (rdma_rxe) under plain emulation
 and runs tests/rdma in it, with this machine's files and this Python.
 
-    scripts/tools.py rdma-vm                      tests/rdma, about two minutes; the first run fetches about 100 MB of
-    packages
+    scripts/tools.py rdma-vm                      tests/rdma, two minutes; the first run fetches about 100 MB
     scripts/tools.py rdma-vm tests/rdma -k rails  arguments go to pytest
     scripts/tools.py rdma-vm --script FILE        runs any bash script instead, as root of the guest
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under virtual time.
 
   scripts/simulate.py                                       # the conversation trace on 8 prefill and 8 decode nodes

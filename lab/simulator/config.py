@@ -17,7 +17,7 @@ class SimConfig:
     decode: int = 8  # nodes that decode
     mixed: int = 0  # nodes that do both
     placement: str = "mooncake"  # see sched/placement/table.py
-    queue_order: str = "fcfs"  # or edf, srpt, weighted-fair (sched/queueing.py)
+    queue_order: str = "fcfs"  # fcfs, edf, srpt or weighted-fair (sched/queueing.py)
     eviction: str = "lru"  # see cache/pool/policies/
     cache_blocks: int = 6_000  # blocks of a node's own cache
     pool_blocks: int = 0  # blocks of a node's share of the pool
@@ -47,7 +47,7 @@ class SimConfig:
     links: str = "exact"  # knowledge of transfer times, see lab/simulator/links.py
     threshold: float = 1.5  # kvcache balancing threshold
     max_waiting: int = 100_000  # waiting prompts at which a node refuses
-    rejection: str = "none"  # or stage-load, early, predicted (sched/rejection.py)
+    rejection: str = "none"  # none, stage-load, early or predicted (sched/rejection.py)
     recheck: bool = False  # the decode node checks the time per token again when a prompt arrives
     slo: str = ""  # objectives other than the classes' own: interactive:ttft=0.5,tbt=0.1;batch:ttft=60
     slo_scale: float = 1.0  # factor on the objectives used for rejection

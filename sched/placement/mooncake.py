@@ -35,9 +35,9 @@ MAX_DRAWS = 2 * DRAWN_NODES
 
 INFINITE = math.inf
 
-Compiled = Callable[[float, Demand, View, Vector, int, float], list[int] | None]
-"""(now, demand, view, matched, width, seed): the shortlist without the pool, drawn with `seed` in [0, 1). None: numpy
-must compute it."""
+Compiled = Callable[[float, Demand, View, Vector, float], list[int] | None]
+"""(now, demand, view, matched, seed): the shortlist without the pool, drawn with `seed` in [0, 1). None: numpy must
+compute it."""
 
 
 def width_of(view: View) -> int:
@@ -64,11 +64,11 @@ class MooncakePlacement(CentralGreedy):
     compiled: Compiled | None = None  # set by the maker of the policy (engine/front/cheapest.py)
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
-        width = width_of(view)
-        if self.compiled is not None and not (self.fetches and demand.pool_tokens):
-            found = self.compiled(now, demand, view, matched, width, self.rng.random())
+        if self.compiled is not None and not (demand.pool_tokens and self.fetches):
+            found = self.compiled(now, demand, view, matched, self.rng.random())
             if found is not None:
                 return found
+        width = width_of(view)
         chosen = self._prefills(ranking(now, demand, view, matched, self.threshold, self.fetches), view, width)
         if not chosen:
             return ()

@@ -18,24 +18,15 @@ from sched.gossip.load_word import ROLE_BITS
 from sched.gossip.state import Records
 from sched.membership.member import Member
 from sched.placement.links import Line, Lines, Links, Vector
+from sched.placement.record_table import COLUMNS, Table, table_of
 
 QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
-
-SLOW = 1.5
-"""A node is slow if its measured / predicted step time exceeds this (reference/scheduling.md section 6)."""
-
-COLUMNS = (
-    "a0", "a1", "a2", "open_at", "work_until", "closed_decode", "waiting", "running", "queued_tokens", "free_blocks",
-    "total_blocks", "step_s", "step_soon_s", "step_alone_s", "decode_s", "age_s",
-)  # fmt: skip
-"""Rows of a view's table; each is also an attribute of the view."""
 
 CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order")
 """Properties that a view computes once from its table."""
 
 Flags = npt.NDArray[np.bool_]
-Table = npt.NDArray[np.float64]
 
 
 @lru_cache
@@ -128,30 +119,13 @@ class View:
         max_waiting: int,
         expected_arrivals: float = 0.0,
     ) -> View:
-        """A view of `members`, each with a row of `records` (sched/gossip/record.py), at time `now`. If a node's steps
-        take much longer than its models predict, all its estimates are scaled up until the models have adapted."""
+        """A view of `members`, each with a row of `records` (sched/gossip/record.py), at time `now`."""
         view = cls.__new__(cls)  # the table is made from arrays, not from candidates
         view._begin(links, max_waiting, expected_arrivals)
-        residual = records["residual"].astype(np.float64)
-        slow = np.where(residual > SLOW, residual, 1.0)
-        table = np.zeros((len(COLUMNS), len(members)))
-        rows = dict(zip(COLUMNS, table, strict=True))
-        for name in ("a0", "a1", "a2"):
-            rows[name][:] = records[f"prefill_{name}"] * slow
-        rows["work_until"][:] = records["work_s"] * slow
-        for name in ("running", "queued_tokens", "age_s"):
-            rows[name][:] = records[name]
-        rows["waiting"][:] = records["waiting_interactive"]
-        rows["waiting"] += records["waiting_standard"]
-        rows["waiting"] += records["waiting_batch"]
-        rows["total_blocks"][:] = records["blocks_total"]
-        rows["free_blocks"][:] = np.maximum(rows["total_blocks"] - records["blocks_used"], 0.0)
-        rows["step_s"][:] = rows["step_soon_s"][:] = records["decode_step_s"] * slow
-        rows["step_alone_s"][:] = np.where(records["running"] > 0, 0.0, rows["step_s"])
         able = np.array([_role_bits(member.roles) for member in members], dtype=np.uint16)
         able &= np.where(records["flags"] == 0, np.uint16(0xFFFF), records["flags"])
         prefills, decodes = (able & np.uint16(ROLE_BITS[role]) != 0 for role in ("prefill", "decode"))
-        view._fill(now, [member.node_id for member in members], table, prefills, decodes)
+        view._fill(now, [member.node_id for member in members], table_of(records), prefills, decodes)
         return view
 
     def _begin(self, links: Links, max_waiting: int, expected_arrivals: float) -> None:
@@ -250,10 +224,10 @@ class View:
         view._attach(self.table.copy())
         return view
 
-    def at(self, table: Sequence[Sequence[float]], links: Links) -> View:
+    def at(self, table: Table, links: Links) -> View:
         """A view of the same nodes with this table and these links."""
         view = copy(self)
-        view._attach(np.array(table, dtype=np.float64).reshape(len(COLUMNS), -1))
+        view._attach(table)
         view._links, view._handover, view._fetch = links, {}, {}
         return view
 

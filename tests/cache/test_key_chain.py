@@ -42,6 +42,12 @@ def test_both_ways_make_the_same_keys(compiled, block_size, tokens):
         compiled._library = library
 
 
+@pytest.mark.parametrize("size", [key_chain.LONG_PROMPT, key_chain.LONG_PROMPT + 1])
+def test_long_prompts_have_the_same_keys(compiled, size):
+    tokens = array("I", range(size))
+    assert compiled.chain(ROOT, tokens, 16) == key_chain._by_hashlib(ROOT, tokens.tobytes(), 64, size // 16)
+
+
 @given(st.integers(1, 20), st.integers(0, 100), st.integers(0, 100))
 def test_keys_grow_with_the_tokens(block_size, first, more):
     tokens = list(range(first + more))

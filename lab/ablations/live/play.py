@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from lab.ablations.live.loads import VOCABULARY
-from lab.bench.common.client import Client, Outcome, Unreachable, greedy_client
+from lab.bench.common.client import Client, Outcome, Unreachable, greedy_client, open_session
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.launch.cluster import LocalCluster
@@ -66,8 +65,7 @@ def play(
 
 
 async def _play(urls: Sequence[str], specs: Sequence[Spec], on_done: Callable[[], None], warm: bool) -> Played:
-    timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=_headers()) as session:
+    async with open_session() as session:
         clients = [await greedy_client(session, "node", url) for url in urls]
         if warm:
             await warm_up(clients)
@@ -95,8 +93,7 @@ def one_by_one(url: str, specs: Sequence[Spec]) -> list[Outcome]:
     """Sends each spec when the previous one has ended; arrival times are ignored."""
 
     async def send_all() -> list[Outcome]:
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(timeout=timeout, headers=_headers()) as session:
+        async with open_session() as session:
             client = await greedy_client(session, "node", url)
             outcomes = [Outcome() for _ in specs]
             for spec, outcome in zip(specs, outcomes, strict=True):
@@ -104,10 +101,6 @@ def one_by_one(url: str, specs: Sequence[Spec]) -> list[Outcome]:
         return outcomes
 
     return asyncio.run(send_all())
-
-
-def _headers() -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
 
 
 async def warm_up(clients: Sequence[Client]) -> None:

@@ -81,7 +81,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 OVERLOAD = Ablation(
     "overload",
-    "Which requests to refuse when not all can be served?",
+    "Which requests should be refused when not all can be served?",
     "8P+8D, the tool&agent trace; TTFT <= 30 s. Both scarce: 4 times as fast, 45 ms per token; once with the decode "
     "node chosen by its present instead of its promised load. Prefill scarce: 5 times as fast, 100 ms. Each "
     "in turn: twice as fast, 100 ms, and for two minutes each prompts are 1.5 times or answers 6 times as long. "

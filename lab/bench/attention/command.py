@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Attention kernels: GB/s of decode and TFLOP/s of chunked prefill, compared with the ceilings of the same run and with
 peers.
 

@@ -1,11 +1,8 @@
-#!/usr/bin/env python
 """Finds the tiles of one row of attention/triton/tiles.py: compiles every candidate, and times on a GPU those that fit.
 
   scripts/bench.py tune-attention --head-size 128                         # on a GPU: the row for it, printed to paste
-  scripts/bench.py tune-attention --head-size 128 --write                 # the same, written into
-  attention/triton/tiles.py
-  scripts/bench.py tune-attention --head-size 128 --dry-run               # without a GPU: the compiler's report on
-  each
+  scripts/bench.py tune-attention --head-size 128 --write                 # the same, and write it to the table
+  scripts/bench.py tune-attention --head-size 128 --dry-run               # without a GPU: the compiler's reports
 
 A candidate is rejected if it spills registers, needs more shared memory than the GPU has, or does not compile. Times
 are geometric means over a few decodes, or prefill chunks, of 32 query heads and 8 KV heads; a new one must win by

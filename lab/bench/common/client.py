@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,13 @@ class Outcome:
     output_tokens: int = 0
     usage_given: bool = False  # False: output_tokens counts events
     error: str | None = "not sent"  # None = success
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session without a deadline and without a limit on connections. It sends OPENAI_API_KEY if that is set."""
+    headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get("OPENAI_API_KEY")) else {}
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
 
 
 async def find_server(session: aiohttp.ClientSession, name: str, base_url: str, model: str | None) -> Server:

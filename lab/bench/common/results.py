@@ -14,7 +14,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -117,8 +117,17 @@ def table(rows: Sequence[Row]) -> str:
         for name in limits:
             line += [_number(row.limits[name]) if name in row.limits else "", _ratio(row.ours, row.limits.get(name))]
         lines.append(line)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(_aligned(line, widths) for line in lines)
+    return columns(lines, range(3))
+
+
+def columns(lines: Sequence[Sequence[str]], left: Container[int]) -> str:
+    """Words in aligned columns: those of `left` begin below each other, the others end below each other."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = []
+    for line in lines:
+        cells = enumerate(zip(line, widths, strict=True))
+        shown.append("  ".join(word.ljust(w) if i in left else word.rjust(w) for i, (word, w) in cells).rstrip())
+    return "\n".join(shown)
 
 
 def commit() -> str:
@@ -142,11 +151,3 @@ def _number(value: Value) -> str:
 
 def _ratio(ours: Value, theirs: Value) -> str:
     return f"{ours / theirs:.2f}x" if ours is not None and theirs else ""
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    words = (
-        word.ljust(width) if i < 3 else word.rjust(width)
-        for i, (word, width) in enumerate(zip(line, widths, strict=True))
-    )
-    return "  ".join(words).rstrip()

@@ -1,8 +1,6 @@
-#!/usr/bin/env python
 """Our engine against vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
 
-  scripts/bench.py engine --peer-python vllm=VENV/bin/python --peer-python transformers=VENV/bin/python
-                                                                                under 20 minutes
+  scripts/bench.py engine --peer-python vllm=VENV/bin/python --peer-python transformers=VENV/bin/python  # 20 min
   scripts/bench.py engine --quick --peers none                                  ours alone, under a minute
   scripts/bench.py engine --only decode,prefill --ours '--attention-backend torch'
 

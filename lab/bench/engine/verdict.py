@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.bench.common.results import columns
 from lab.bench.engine.cases import Case
 from lab.bench.engine.cells import Cell, Cells
 from lab.bench.engine.floors import Ceilings, Work, floor_ms
@@ -127,13 +128,7 @@ def table(found: Sequence[Line], peers: Sequence[str], errors: Mapping[str, str]
         for name in peers:
             row += [_ms(line.peers.get(name)), _times(line.ratio(name))]
         rows.append([*row, "" if line.goal is None else f"<= {line.goal:.2f}x", line.verdict])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    text = ["  ".join(_pad(word, widths[i], i < 2) for i, word in enumerate(row)).rstrip() for row in rows]
-    return "\n".join([*text, *(f"note: {what}: {why}" for what, why in errors.items())])
-
-
-def _pad(word: str, width: int, left: bool) -> str:
-    return word.ljust(width) if left else word.rjust(width)
+    return "\n".join([columns(rows, range(2)), *(f"note: {what}: {why}" for what, why in errors.items())])
 
 
 def _ms(value: float | None) -> str:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """The products of a step at each level of this CPU, against F.linear, oneDNN's packed weights and the machine's limits.
 
   scripts/bench.py ops                    # products, then whole steps; about two minutes

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Twice the load that the cluster can serve, under each rejection variant: goodput, refusals, wasted prefill.
 
     python scripts/bench.py overload                       simulated: the ablation `overload` of scripts/ablate.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The quality loss and the saved bytes of quantized KV and weights, on the real model.
 
   scripts/bench.py quantization --json quantization.json        # about three minutes on two cores

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The cost of the scheduler: placement decisions, block keys, the accept path.
 
     python scripts/bench.py sched                       all, about a minute

@@ -2,8 +2,8 @@
 
 Runs under the contender's own interpreter, so it needs only the standard library (and the contender's own packages):
 
-    python -m lab.bench.transfer.agent NAME owner|client --control FD --local FD --remote FD --nbytes N --congestion
-    NAME
+    python -m lab.bench.transfer.agent NAME owner|client --control FD --local FD --remote FD --nbytes N
+        --congestion NAME
 
 The owner holds the remote arena. It answers {"ready": info}; the client gets {"owner": info}, answers {"ready": {}},
 and then measures one cell per order. {"cpu": true} requests the CPU seconds of each thread so far.

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """The transfer engine against raw memcpy, raw blocking sockets, Mooncake's Transfer Engine and NIXL, in one run.
 "stream" is the limit as iperf measures it: the sockets with hot buffers instead of cold arenas.
 

@@ -39,26 +39,33 @@ def cluster_key() -> ClusterKey:
         return ClusterKey(Path(file.name))
 
 
-class Node:
-    """Owner or client: an event loop in a separate thread."""
+class Loop:
+    """An event loop in a separate thread."""
 
-    def __init__(self, role: str, transport: str, key: bool, options: dict[str, dict[str, Any]]) -> None:
+    def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class Node(Loop):
+    """Owner or client."""
+
+    def __init__(self, role: str, transport: str, key: bool, options: dict[str, dict[str, Any]]) -> None:
+        super().__init__()
         self._role, self._transport = role, transport
         self._key = cluster_key() if key else None
         self._options = options
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
     def start(self, remote: Arena) -> dict[str, Any]:
-        return {"address": self._run(self._up(remote))}
+        return {"address": self.run(self._up(remote))}
 
     def connect(self, info: dict[str, Any], local: Arena) -> None:
-        self._run(self._up(local))
+        self.run(self._up(local))
         self._channel.introduce("owner", tuple(info["address"]))
-        path = self._run(self._engine.open("owner"))
+        path = self.run(self._engine.open("owner"))
         if path.transport != self._transport:
             raise RuntimeError(f"{self._transport} cannot be used: {path.refused}")
 
@@ -72,7 +79,7 @@ class Node:
         return [list(zip(ours, theirs, repeat(size))) for ours, theirs in calls]
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        return list(self._run(self._measure(Op(op), prepared, seconds)))
+        return list(self.run(self._measure(Op(op), prepared, seconds)))
 
     async def _measure(self, op: Op, prepared: Sequence[Any], seconds: float) -> list[float]:
         submit = self._engine.submit
@@ -91,7 +98,7 @@ class Node:
 
     def stall(self, order: dict[str, Any]) -> dict[str, Any]:
         """How late this node's loop runs while the client moves blocks of `size` in STREAMS concurrent submissions."""
-        return dict(self._run(self._stall(order)))
+        return dict(self.run(self._stall(order)))
 
     async def _stall(self, order: dict[str, Any]) -> dict[str, Any]:
         watch = Watch()

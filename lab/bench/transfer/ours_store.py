@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import uvloop
 
 from cache.arena import Arena as Slots
 from cache.homes.rendezvous import equal_members
@@ -20,6 +17,7 @@ from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from lab.bench.transfer.agent import Arena, Call, most_puts
+from lab.bench.transfer.ours import Loop
 from net.channel.channel import Channel
 from net.transfer.common.memory import Region
 from net.transfer.common.prefault import Prefault
@@ -36,17 +34,6 @@ def make(name: str, role: str, congestion: str) -> Any:
     _, transport, *plain = name.split("-")
     options = {"tcp": {"congestion": congestion}}
     return Home(transport, options) if role == "owner" else Client(transport, options, checksums=not plain)
-
-
-class Loop:
-    """An event loop in a separate thread."""
-
-    def __init__(self) -> None:
-        self._loop = uvloop.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 class Home:

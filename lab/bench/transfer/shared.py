@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.common.peer_python import add_peer_python, python_of
-from lab.bench.common.results import add_result_flags
+from lab.bench.common.results import add_result_flags, columns
 from lab.bench.transfer.contenders import Contenders, Key
 from lab.bench.transfer.pairs import Arenas
 from lab.bench.transfer.verdict import size_text
@@ -74,10 +74,7 @@ def table(names: Sequence[str], cells: Mapping[Key, Mapping[str, Any]], verbs: M
         lines.append(
             [verbs[op], str(batch), size_text(size), *(CELL.format(**cell) if cell else "-" for cell in found)]
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return columns(lines, range(len(lines[0])))
 
 
 def tell(goals: Sequence[Mapping[str, Any]], missing: Mapping[str, str]) -> None:

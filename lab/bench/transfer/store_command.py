@@ -1,10 +1,7 @@
-#!/usr/bin/env python3
 """The pooled store, upstream's store and the limits of this machine, in one run.
 
-    scripts/bench.py store [--quick] [--json PATH] [--peer-python PATH]    memory: put and get of blocks, one and 32 per
-                                                                           call
-    scripts/bench.py store --disk DIR [--quick] [--json PATH]              the SSD tier in both backends, and direct
-                                                                           access
+    scripts/bench.py store [--quick] [--json PATH] [--peer-python PATH]    memory: put and get of 1 and 32 blocks
+    scripts/bench.py store --disk DIR [--quick] [--json PATH]              the SSD tier in both backends, direct I/O
 
 Contenders in memory, each two processes on this host: memcpy (libc, one thread or two) and sockets (blocking, plain
 Python) are the limits; store-shm and store-tcp are cache.store.store; mooncake-store is upstream's (its master, one

@@ -48,9 +48,6 @@ class Network:
         """Present bytes/s of the node's NIC."""
         return self.bytes_s / self.slowness.get(node, 1.0)
 
-    def flows(self, node: str) -> int:
-        return len(self._sending.get(node, ())) + len(self._receiving.get(node, ()))
-
     def _share(self, changed: Flow) -> None:
         for flow in {**self._sending[changed.source], **self._receiving[changed.target]}:
             sent = self.speed(flow.source) / len(self._sending[flow.source])

@@ -56,4 +56,8 @@ def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
     try:
         return kind.model_validate(parsed)
     except ValidationError as error:
-        raise from_validation(error) from error
+        refused = from_validation(error)
+    try:
+        raise refused
+    finally:  # it travels to the event loop with this frame, which must keep neither the values nor the refusal itself
+        del parsed, refused

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from attention.cpu import build as cpu_build
-from attention.cpu.build import cache_dir, load
-from net.compiled import NotCompiled
+from attention.cpu.build import load
+from net.compiled import NotCompiled, folder
 
 THREADS = """
 #include <omp.h>
@@ -37,14 +37,14 @@ def source(tmp_path) -> Path:
 
 def test_compiles_once_and_again_when_a_source_a_header_or_a_flag_changes(source):
     assert load("t", [source], ()).threads(2) == 20
-    (first,) = cache_dir().iterdir()
+    (first,) = folder("cpu").iterdir()
     written = first.stat().st_mtime_ns
     load("t", [source], ())
-    assert [(path, path.stat().st_mtime_ns) for path in cache_dir().iterdir()] == [(first, written)]
+    assert [(path, path.stat().st_mtime_ns) for path in folder("cpu").iterdir()] == [(first, written)]
     (source.parent / "factor.h").write_text("#define FACTOR 100\n")
     assert load("t", [source], ()).threads(2) == 200
     load("t", [source], (), ["-DNOTHING"])
-    assert len(list(cache_dir().iterdir())) == 3
+    assert len(list(folder("cpu").iterdir())) == 3
 
 
 def test_shares_the_openmp_runtime_of_torch(source):
@@ -70,7 +70,7 @@ def test_of_processes_at_once_one_compiles(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(_load_in_child, [source] * 2, chunksize=1) == [10, 10]
-    assert len(list(cache_dir().iterdir())) == 1
+    assert len(list(folder("cpu").iterdir())) == 1
     assert (tmp_path / "calls").read_text() == "x\n"
 
 
@@ -78,7 +78,7 @@ def test_a_failing_compile_shows_the_end_of_the_output(source):
     source.write_text("int broken( { return missing_name; }")
     with pytest.raises(NotCompiled, match=r"(?s)compiling failed.*threads\.cpp.*error"):
         load("t", [source], ())
-    assert list(cache_dir().iterdir()) == []
+    assert list(folder("cpu").iterdir()) == []
 
 
 def test_a_library_with_unknown_symbols_is_unavailable(source):

@@ -20,7 +20,10 @@ from hypothesis.stateful import (
 
 from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool, OutOfBlocks
+from engine.config.config import Config
 from engine.core.batcher import Batcher, BatchRules
+from engine.core.costs import StepCosts
+from engine.core.engine_load import EngineLoad
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request, RequestState
 from engine.step.step import Step
@@ -64,6 +67,8 @@ class BatcherMachine(RuleBasedStateMachine):
         policy, order = batching_policies[self.policy](tuning), queue_orders[self.order]()
         caching = drawn.draw(st.booleans())
         self.batcher = Batcher(pool, size, seats, self.budget, MAX_LEN, {0}, BatchRules(caching, policy, order))
+        self.config = Config(block_size=size, max_num_seqs=seats, max_num_batched_tokens=self.budget)
+        self.load = EngineLoad(self.config, self.batcher, StepCosts())
         self.prompts: dict[str, list[int]] = {}
         self.all: list[Request] = []
         self.aborted: set[str] = set()
@@ -189,6 +194,12 @@ class BatcherMachine(RuleBasedStateMachine):
         for request in b.requests.values():
             assert request.num_computed <= min(len(request.block_ids) * self.size, request.num_tokens)
             assert request.token_ids == continued(self.prompts[request.request_id], request.num_output_tokens)
+
+    @invariant()
+    def the_load_is_that_of_the_requests(self):
+        counted_now = EngineLoad(self.config, self.batcher, StepCosts())
+        assert self.load.word() == counted_now.word()
+        assert self.load.running_soon(0.01) == counted_now.running_soon(0.01)
 
     def teardown(self):
         """Nothing new comes: everybody gets through, every block is free again."""

@@ -12,11 +12,11 @@ from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
-from engine.core.worker import HAND_OUT_SIZE, Emission, Reuse, Worker, _Produced
+from engine.core.worker import END_SIZE, HAND_OUT_SIZE, Emission, Reuse, Worker, _Produced
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
-from engine.step.request import Request
+from engine.step.request import Request, RequestState
 from net.metrics.events import Metrics
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
@@ -128,6 +128,22 @@ async def test_the_loop_gets_a_turn_after_every_few_emissions():
     counting.cancel()
     assert [size for _, size in pieces] == [HAND_OUT_SIZE, HAND_OUT_SIZE, 5]
     assert len({at for at, _ in pieces}) == 3
+    await worker.close()
+
+
+async def test_the_ends_of_requests_are_handed_out_a_few_in_a_turn():
+    """An end takes the acceptor as long as END_SIZE tokens: the answer is completed, measured and recorded."""
+    worker, _ = make()
+    pieces: list[list[str]] = []
+    worker.start(lambda emissions: pieces.append([emission.request.request_id for emission in emissions]))
+    few = HAND_OUT_SIZE // END_SIZE
+    ended = [request(f"r{i}") for i in range(few + 1)]
+    for one in ended:
+        one.state = RequestState.FINISHED
+    shown = [Emission(one, 1) for one in ended] + [Emission(ended[-1], 1, num_behind=1), Emission(request("r"), 1)]
+    await worker._hand_out(_Produced(shown, 5))
+    assert [len(piece) for piece in pieces] == [few, 3]
+    assert [name for piece in pieces for name in piece] == [emission.request.request_id for emission in shown]
     await worker.close()
 
 

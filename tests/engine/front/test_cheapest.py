@@ -143,12 +143,33 @@ def test_a_copy_of_a_view_is_read_at_its_own_address():
 
 def test_what_the_code_cannot_do_is_left_to_numpy(monkeypatch):
     view, wanted = view_of(40, 1, 64), demand(100)
-    assert shortlist(NOW, wanted, view, view.none, MAX_WIDTH + 1, 0.5) is None
+    view.expected_arrivals = float(MAX_WIDTH)
+    assert shortlist(NOW, wanted, view, view.none, 0.5) is None
+    view.expected_arrivals = MAX_WIDTH - 1.0
+    assert shortlist(NOW, wanted, view, view.none, 0.5) is not None
     monkeypatch.setattr(compiled, "_library", None)
-    assert shortlist(NOW, wanted, view, view.none, 3, 0.5) is None
+    assert shortlist(NOW, wanted, view, view.none, 0.5) is None
     policy = MooncakePlacement(Limits(4), random.Random(0))
     policy.compiled = shortlist
     assert policy.shortlist(NOW, wanted, view, view.none) != ()
+
+
+def test_a_column_of_matches_need_not_be_contiguous():
+    view, wanted = view_of(40, 1, 64), demand(1000)
+    held = matched_of(view, 5, wanted)
+    spread = np.repeat(held, 2)[::2]
+    assert not spread.flags.c_contiguous
+    assert both(view, wanted, spread, 0.5)[0] == both(view, wanted, held, 0.5)[1]
+
+
+def test_a_column_is_read_at_its_own_address_however_many_there_are():
+    view, wanted = view_of(40, 1, 64), demand(1000)
+    for number in range(3 * compiled.KEPT_ADDRESSES):
+        matched = matched_of(view, number, wanted)
+        for _ in range(2):
+            ours, expected = both(view, wanted, matched, 0.5)
+            assert ours == expected
+    assert len(compiled._addresses) <= compiled.KEPT_ADDRESSES
 
 
 def test_a_node_that_serves_uses_it():

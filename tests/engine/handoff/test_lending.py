@@ -12,7 +12,7 @@ import pytest
 from cache.pool.block_pool import BlockPool
 from engine.handoff import messages
 from engine.handoff.borrowing import Borrowing
-from engine.handoff.lending import LENT_SHARE, Lending
+from engine.handoff.lending import MAX_LENT_SHARE, Lending
 from net.errors import RemoteError
 from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
@@ -177,7 +177,7 @@ async def test_a_part_of_the_arena_is_never_lent():
         pool.release(blocks)
         body = {"loan": 1, "block_bytes": SIZE}
         reply, _ = await reader.call("d", messages.BORROW, body, [b"".join(KEYS)])
-        assert len(reply["blocks"]) == int(LENT_SHARE * 4) and pool.num_free == 4 - len(reply["blocks"])
+        assert len(reply["blocks"]) == int(MAX_LENT_SHARE * 4) and pool.num_free == 4 - len(reply["blocks"])
         reply, _ = await reader.call("d", messages.BORROW, body | {"loan": 2}, [b"".join(KEYS)])
         assert reply["blocks"] == []
         with pytest.raises(RemoteError, match="4096 bytes here"):

@@ -1,5 +1,7 @@
 """The hit-rate tables: replay against a slow cache, the references on the released traces, and the batch flood."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -10,7 +12,7 @@ from lab.caches.belady import Belady
 from lab.caches.command import disagreements, find_traces, main, reference
 from lab.caches.replay import replay
 from lab.caches.targets import TARGETS, TOLERANCE
-from lab.loads.generate import as_interactive, chats, flood
+from lab.loads.generate import chats, flood
 from lab.loads.trace import TraceRow, read_trace
 
 TRACES = find_traces(None)
@@ -18,7 +20,7 @@ TRACES = find_traces(None)
 
 def test_replay_is_a_plain_lru_cache():
     """Written out with a list: prefix hits, then blocks used from the last to the first."""
-    rows, order, hits = chats(seed=5, requests=150).rows, [], 0
+    rows, order, hits = chats(seed=5, requests=150), [], 0
     for row in rows:
         run = 0
         while run < len(row.hash_ids) and row.hash_ids[run] in order:
@@ -44,7 +46,7 @@ def test_rates_count_blocks_tokens_and_work():
 
 @pytest.mark.parametrize("name", policies)
 def test_no_policy_beats_belady_or_the_ceiling(name):
-    rows = chats(seed=2, requests=500).rows
+    rows = chats(seed=2, requests=500)
     ceiling = replay(rows, None, LRU()).total.block_hits
     for capacity in (100, 800):
         outcome = replay(rows, capacity, choose(name))
@@ -53,12 +55,12 @@ def test_no_policy_beats_belady_or_the_ceiling(name):
 
 
 def test_room_for_everything_makes_all_policies_equal():
-    rows = chats(seed=3, requests=200).rows
+    rows = chats(seed=3, requests=200)
     assert len({replay(rows, 10**6, choose(name)).total.block_hits for name in policies}) == 1
 
 
 def test_a_refused_block_evicts_nothing():
-    rows = chats(seed=4, requests=300).rows
+    rows = chats(seed=4, requests=300)
     outcome = replay(rows, 100, LRU(), choose_admission("second-hit"))
     assert outcome.refused > 0
     assert outcome.inserted - outcome.evicted == 100
@@ -72,8 +74,8 @@ def test_a_batch_flood_costs_chats_two_points_at_most_with_shares(seed):
     capacity = 2500
 
     def lost(policy):
-        alone = replay(chat.rows, capacity, choose("lru")).total.block_rate
-        return alone - replay(both.rows, capacity, policy, None, both.class_of).by_class["interactive"].block_rate
+        alone = replay(chat, capacity, choose("lru")).total.block_rate
+        return alone - replay(both, capacity, policy).by_class["interactive"].block_rate
 
     assert lost(choose("lru", {"interactive": 0.9})) <= 0.02
     assert lost(choose("lru")) > 0.04
@@ -81,9 +83,9 @@ def test_a_batch_flood_costs_chats_two_points_at_most_with_shares(seed):
 
 def test_a_share_that_nobody_uses_is_lent():
     """Batch work alone has the whole cache, whatever belongs to chats."""
-    rows = chats(seed=6, requests=300).rows
-    alone = replay(rows, 400, choose("lru"), None, lambda index: "batch").total
-    shared = replay(rows, 400, choose("lru", {"interactive": 0.9}), None, lambda index: "batch").total
+    rows = [replace(row, service_class="batch") for row in chats(seed=6, requests=300)]
+    alone = replay(rows, 400, choose("lru")).total
+    shared = replay(rows, 400, choose("lru", {"interactive": 0.9})).total
     assert shared == alone
 
 
@@ -126,5 +128,6 @@ def test_the_released_traces_give_the_published_rates(trace, policy):
     assert abs(rate - reference(trace, policy, 10_000)) <= TOLERANCE
 
 
-def test_a_trace_without_classes_is_taken_for_chats():
-    assert set(as_interactive(chats(1, 10).rows).classes) == {"interactive"}
+def test_a_flood_keeps_the_chats_in_their_own_class():
+    rows = flood(chats(1, 10), 1, 1.0)
+    assert [row.service_class for row in rows] == ["interactive", "batch"] * 10

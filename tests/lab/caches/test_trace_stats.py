@@ -32,7 +32,7 @@ def test_prompts_that_share_nothing():
 
 def test_the_command(tmp_path, capsys):
     path, out = tmp_path / "t.jsonl", tmp_path / "s.json"
-    write_trace(path, chats(1, 200).rows)
+    write_trace(path, chats(1, 200))
     assert trace_stats.main(["--trace", str(path), "--json", str(out)]) == 0
     assert "found of a prompt" in capsys.readouterr().out
     assert 0 < orjson.loads(out.read_bytes())["config"]["statistics"]["hit_rate_ceiling"] < 1

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 
 import pytest
 
 from lab.bench.common.results import Row
+from lab.faults import kill_roles, stop_nodes
 from lab.faults.checks import growth_rows, own_bytes
 from lab.faults.client import Load, Stream
 from lab.faults.namespaces import NoNamespaces
-from lab.faults.runner import UNAVAILABLE, Run, Scenario, run
+from lab.faults.runner import EMBEDDED, TINY, UNAVAILABLE, Run, Scenario, run
 
 
 def scenario(play, **changed) -> Scenario:
@@ -22,7 +23,7 @@ def scenario(play, **changed) -> Scenario:
         parser.add_argument("--nodes", default="mixed=2")
 
     quick = {"streams": 4, "nodes": "mixed=1"}
-    return Scenario("about it", add_flags, play, quick, ("streams", "nodes"), **changed)
+    return Scenario("about it", add_flags, play, quick, **changed)
 
 
 def test_the_result_tells_flags_rows_and_what_was_wrong(tmp_path, capsys):
@@ -40,6 +41,18 @@ def test_the_result_tells_flags_rows_and_what_was_wrong(tmp_path, capsys):
     assert [(row["case"], row["metric"], row["ours"]) for row in told["rows"]] == [("a case", "requests", 3.0)]
     said = capsys.readouterr()
     assert "seed 7" in said.out and "WRONG: a token" in said.err
+
+
+def test_a_scenario_takes_the_model_that_nodes_serve_by_default(tmp_path):
+    """With random weights alone it would show nothing about the shape and the model that everybody starts with."""
+    flags = {name: Run(Namespace(model=name), [], tmp_path).model_flags() for name in (EMBEDDED, TINY, "a/path")}
+    assert flags[EMBEDDED] == ["--dtype", "float32"]
+    assert flags["a/path"] == ["--model", "a/path", "--dtype", "float32"]
+    assert "dummy" in flags[TINY] and "float32" in flags[TINY]
+    for scenario_of in (kill_roles, stop_nodes):
+        parser = ArgumentParser()
+        scenario_of.add_flags(parser)
+        assert parser.parse_args(["--model", EMBEDDED]).model == EMBEDDED
 
 
 def test_nothing_wrong_is_exit_code_0_and_no_namespaces_is_3(capsys):

@@ -83,19 +83,19 @@ def test_the_synthetic_load_is_like_the_released_trace():
 
 
 def test_unique_prompts_share_nothing():
-    rows = unique(chats(0, 200).rows, 0)
+    rows = unique(chats(0, 200), 0)
     assert max(Counter(block for row in rows for block in row.hash_ids).values()) == 1
-    assert [row.input_length for row in rows] == [row.input_length for row in chats(0, 200).rows]
+    assert [row.input_length for row in rows] == [row.input_length for row in chats(0, 200)]
 
 
 def test_a_flip_ends_all_reuse_at_the_middle():
-    rows = flipped(chats(0, 400).rows, 0)
+    rows = flipped(chats(0, 400), 0)
     first, second = ({block for row in half for block in row.hash_ids} for half in (rows[:200], rows[200:]))
     assert not first & second
 
 
 def test_a_viral_prefix_is_in_half_of_what_follows():
-    rows = viral(chats(0, 1000).rows, 3)
+    rows = viral(chats(0, 1000), 3)
     head = max(Counter(row.hash_ids[0] for row in rows[500:]).items(), key=lambda pair: pair[1])
     assert head[0] not in {row.hash_ids[0] for row in rows[:500]}
     assert head[1] == pytest.approx(250, abs=50)
@@ -149,7 +149,7 @@ def test_bursts_keep_the_rate_and_the_requests():
 
 
 def test_batch_fills_beside_interactive():
-    plain = chats(0, 2000).rows
+    plain = chats(0, 2000)
     rows = Filled(2.0, 8000.0)(plain, 0)
     batch = [row for row in rows if row.service_class == "batch"]
     seconds = (plain[-1].timestamp_ms - plain[0].timestamp_ms) / 1000
@@ -160,7 +160,7 @@ def test_batch_fills_beside_interactive():
 
 
 def test_phases_by_turns():
-    plain = chats(0, 800).rows
+    plain = chats(0, 800)
     rows = Alternating(30.0, 1.5, 4.0)(plain, 0)
     for old, new in zip(plain, rows, strict=True):
         if int(old.timestamp_ms / 30_000) % 2:
@@ -172,7 +172,7 @@ def test_phases_by_turns():
 
 
 def test_merged_traces_share_no_block():
-    parts = chats(0, 50).rows, chats(1, 50).rows
+    parts = chats(0, 50), chats(1, 50)
     rows = merged(*parts)
     distinct = [len({b for row in part for b in row.hash_ids}) for part in (*parts, rows)]
     assert len(rows) == 100 and distinct[2] == distinct[0] + distinct[1]

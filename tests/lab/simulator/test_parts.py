@@ -37,7 +37,7 @@ def test_flows_share_a_nic_and_leave_it_to_the_others():
         net.send(source, target, nbytes, lambda name=name: ended.setdefault(name, loop.now))
     loop.run()
     assert ended == {"c": pytest.approx(1.0), "a": pytest.approx(2.0), "b": pytest.approx(4.0)}
-    assert net.flows("x") == 0 and net.bytes_moved == 500
+    assert net.bytes_moved == 500
 
 
 @settings(max_examples=60)

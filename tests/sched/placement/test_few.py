@@ -173,6 +173,7 @@ def test_a_decision_is_explained_as_it_was_made():
 
 
 @seed(15)
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(1e6, 1e10), st.floats(1e-4, 5.0)), max_size=20))
 def test_measured_paths_are_the_same_as_lists_and_as_columns(measured):
     links, nodes = MeasuredLinks(), list("abcde")

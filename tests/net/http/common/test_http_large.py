@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -18,9 +19,10 @@ from hypothesis import strategies as st
 from net.http import Output
 from net.http.common import body as bodies
 from net.http.common import pieces
+from net.http.common.errors import ApiError
 from net.http.common.pieces import PIECE_VALUES, SENT_BYTES, SMALL_VALUES, Rows, parts
 from net.http.openai.plan import LONG_TEXT_CHARS
-from net.http.openai.schema import MAX_BIASES
+from net.http.openai.schema import MAX_BIASES, ChatBody, CompletionBody
 from tests.net.fake_frontend import FakeFrontend, serving
 
 
@@ -152,6 +154,23 @@ async def test_long_bodies_are_parsed_in_a_thread(monkeypatch):
             async with session.post("/tokenize", json={"prompt": "a" * size}) as response:
                 assert response.status == 200
     assert threads[0] == threading.get_ident() != threads[1]
+
+
+def test_a_refusal_does_not_keep_the_values_of_the_body():
+    """It travels from the thread that parsed them to the event loop, which must not have to free them."""
+    before = Counter(map(type, gc.get_objects()))[list]
+    raw = orjson.dumps({"prompt": [[]] * 5000, "n": 0})
+    with pytest.raises(ApiError) as refused:
+        bodies._parsed(raw, CompletionBody)
+    assert Counter(map(type, gc.get_objects()))[list] < before + 1000
+    assert refused.value.status == 400
+
+
+def test_a_long_conversation_is_refused_before_its_messages_are_checked():
+    with pytest.raises(ApiError, match="at most 4096 messages, got 4097"):
+        bodies._parsed(orjson.dumps({"messages": [1] * 4097}), ChatBody)
+    with pytest.raises(ApiError, match=r"messages\.0"):
+        bodies._parsed(orjson.dumps({"messages": [1] * 4096}), ChatBody)
 
 
 async def test_a_chat_is_rendered_in_a_thread_whatever_makes_it_long():
