@@ -41,7 +41,7 @@ if find_spec("uvloop") is None:
     sys.exit("mooncake: this Python has not its packages: run scripts/setup, then .venv/bin/python mooncake.py")
 
 from cache.ssd.claim import SsdError
-from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model
+from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model, with_weights_in
 from engine.config.config import NO_MODEL, Config
 from engine.config.flags import UsageError, as_dict, parse, show
 from engine.config.machine import survey
@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             source = no_model(config.value_bytes, config.block_size)
         else:
             source = describe(config.model, config.load_format, config.seed, config.weights_from_store)
+            source = with_weights_in(source, config.weight_dtype)
         return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)

@@ -171,6 +171,7 @@ MAY_TORCH = (
     "engine.model.ops_cpu",
     "engine.model.ops_triton",
     "engine.model.parallel",
+    "engine.model.quantized",
     "engine.loading.rank_processes",
     "engine.loading.rank_worker",
     "engine.sampling.rejection",
@@ -181,6 +182,7 @@ MAY_TORCH = (
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
     "engine.checkpoint.pooled_weights",
+    "engine.checkpoint.quantized_weights",
     "engine.pooled.encoded_blocks",
     "engine.handoff.wire",
 )

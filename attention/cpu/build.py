@@ -45,7 +45,8 @@ MACHINE_FLAGS = {
 """Feature as /proc/cpuinfo spells it -> the flag of g++ and clang++ that lets code use it."""
 
 AVX512 = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl")
-AVX512_BF16 = (*AVX512, "avx512_bf16")
+AVX512_VNNI = (*AVX512, "avx512_vnni")
+AVX512_BF16 = (*AVX512_VNNI, "avx512_bf16")
 AMX_BF16 = ("amx_tile", "amx_bf16")
 
 COMPILERS = ("g++", "c++", "clang++")

@@ -2,6 +2,7 @@
 
     amx           AVX-512 with bfloat16, and 16 x 16 tile products of bfloat16
     avx512_bf16   AVX-512 with products of bfloat16 pairs (vdpbf16ps)
+    avx512_vnni   AVX-512 with products of quads of bytes (vpdpbusd), which the levels above have too
     avx512        16 floats at a time
     avx2          8 floats at a time
     neon          4 floats at a time: aarch64
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attention.cpu.build import AMX_BF16, AVX512, AVX512_BF16, cpu_features, require
+from attention.cpu.build import AMX_BF16, AVX512, AVX512_BF16, AVX512_VNNI, cpu_features, require
 from net.compiled import NotCompiled
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*AVX512_BF16, "f16c", *AMX_BF16),
     "avx512_bf16": (*AVX512_BF16, "f16c"),
+    "avx512_vnni": (*AVX512_VNNI, "f16c"),
     "avx512": (*AVX512, "f16c"),
     "avx2": ("avx2", "fma", "f16c"),
     "neon": ("asimd", "fp"),

@@ -9,6 +9,7 @@ Files:
     model_source         Describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
     pooled_weights       Weights as objects of the pooled store (--weights-from-store)
     progress             Progress of loading weights: a bar on a terminal, at most ten lines in a log
+    quantized_weights    Load_quantized(): a model's weights with matrices in groups of 32 inputs
     safetensors_weights  Tensors of a Hugging Face directory, one file or shards, under our names, mapped lazily
     weight_cache         Stores weights converted from a GGUF file, so that the next start only reads them
     weights              Load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed

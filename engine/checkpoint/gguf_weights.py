@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
+from engine.model.quantized import GROUP, GROUP_BYTES, Quantized
 
 whole_names = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "lm_head"}
 
@@ -64,6 +65,18 @@ class GGUFWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {ours: self._file.tensors[theirs].shape for ours, theirs in self._names.items()}
 
+    def kinds(self) -> Mapping[str, str]:
+        """Every weight -> its type in the file: q4_1, f32."""
+        return {ours: self._file.tensors[theirs].type.name.lower() for ours, theirs in self._names.items()}
+
+    def stored(self, name: str, dtype: torch.dtype) -> Quantized:
+        """A matrix as it is in the file, for products in `dtype`; its type is a kind of engine/model/quantized.py."""
+        tensor = self._file.tensors[self._names[name]]
+        kind = tensor.type.name.lower()
+        row_bytes = tensor.shape[1] // GROUP * GROUP_BYTES[kind]
+        rows = torch.frombuffer(self._file.raw(tensor.name), dtype=torch.uint8).view(-1, row_bytes)
+        return Quantized(kind, self._half_split(name, rows), dtype)
+
     def read(self, name: str) -> Tensor:
         """float32, [out, in]. Raises ModelError for a type that cannot be dequantised."""
         tensor = self._file.tensors[self._names[name]]
@@ -75,8 +88,11 @@ class GGUFWeights:
                 f"{self._file.path.name}: {tensor.name} has type {tensor.type.name}, which the gguf package cannot "
                 "dequantise; use a file in Q8_0, Q4_K, Q6_K, F16 or another common type"
             ) from None
+        return self._half_split(name, values)
+
+    def _half_split(self, name: str, rows: Tensor) -> Tensor:
         kind = name.rpartition(".")[2].removesuffix("_bias")
-        return half_split(values, self._heads[kind]) if kind in self._heads else values
+        return half_split(rows, self._heads[kind]) if kind in self._heads else rows
 
 
 def our_name(name: str) -> str:

@@ -80,6 +80,15 @@ def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource
     return replace(source, fingerprint=str(cluster["fingerprint"]))
 
 
+def with_weights_in(source: ModelSource, weight_dtype: str) -> ModelSource:
+    """`source` as --weight-dtype serves it: int8 and int4 are other weights, so their KV has other keys. `stored` are
+    the same weights as auto."""
+    if weight_dtype not in ("int8", "int4"):
+        return source
+    text = f"{source.fingerprint}|{weight_dtype}".encode()
+    return replace(source, fingerprint=blake2b(text, digest_size=16, person=b"mooncake-model").hexdigest())
+
+
 def no_model(value_bytes: int, block_size: int) -> ModelSource:
     """The source of a store without a model: blocks of `value_bytes` in the shape of one layer's KV in bfloat16. Raises
     ModelError if no such block has this size."""

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,10 @@ class Reader(Protocol):
 
     def read(self, name: str) -> Tensor:
         """The tensor on the CPU, in any floating type."""
+
+
+R = TypeVar("R", bound=Reader)
+W = TypeVar("W")
 
 
 def load(
@@ -91,25 +95,34 @@ def _load(
     progress: Callable[[int, int], None] | None,
     shard: Shard | None,
 ) -> dict[str, Tensor]:
-    wanted = shapes(source.config)
-    with opened as reader:
-        _check(source, wanted, reader.shapes())
+    def take(reader: Reader, name: str) -> Tensor:
+        whole = reader.read(name)
+        part = whole if shard is None else shard.cut(name, whole).clone()  # frees the rest of `whole`
+        return part.to(device=device, dtype=dtype).contiguous()
 
-        def read(name: str) -> Tensor:
-            whole = reader.read(name)
-            part = whole if shard is None else shard.cut(name, whole).clone()  # frees the rest of `whole`
-            return part.to(device=device, dtype=dtype).contiguous()
-
-        weights: dict[str, Tensor] = {}
-        done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
-            for name, tensor in zip(wanted, threads.map(read, wanted), strict=True):
-                weights[name] = tensor
-                done += dtype.itemsize * math.prod(wanted[name])
-                if progress is not None:
-                    progress(done, total)
+    weights = read_all(source, opened, take, dtype, progress)
     if shard is not None and source.config.tie_word_embeddings:
         weights["lm_head"] = shard.cut("lm_head", weights["embed"])
+    return weights
+
+
+def read_all(
+    source: ModelSource,
+    opened: AbstractContextManager[R],
+    take: Callable[[R, str], W],
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, W]:
+    """What `take` makes of every weight, in several threads. `progress` as load has it. Raises ModelError."""
+    wanted, weights = shapes(source.config), {}
+    with opened as reader, ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
+        _check(source, wanted, reader.shapes())
+        done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
+        for name, weight in zip(wanted, threads.map(lambda name: take(reader, name), wanted), strict=True):
+            weights[name] = weight
+            done += dtype.itemsize * math.prod(wanted[name])
+            if progress is not None:
+                progress(done, total)
     return weights
 
 

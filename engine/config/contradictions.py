@@ -42,6 +42,13 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
+    if config.weight_dtype != "auto":
+        for flag, given in (
+            ("--tensor-parallel-size", config.tensor_parallel_size > 1),
+            ("--weights-from-store", config.weights_from_store),
+        ):
+            if given:
+                yield f"--weight-dtype {config.weight_dtype} does not work with {flag}; use one of the two"
     if config.transport == "rdma" and config.cluster_key_file is not None and not config.rdma_plaintext:
         yield (
             "--transport rdma moves KV unencrypted, --cluster-key-file is given: --transport auto (sealed TCP between "

@@ -87,6 +87,14 @@ class ModelFields:
         "otherwise float32",
         ("auto", "float32", "bfloat16", "float16"),
     )
+    weight_dtype: str = flag(
+        "auto",
+        "model",
+        "format of the weight matrices in memory, on a CPU; auto = as --dtype; stored = matrices of a GGUF file in "
+        "Q8_0, Q4_0 and Q4_1 as they are, others as --dtype; int8, int4 = quantize any checkpoint while loading, in "
+        "groups of 32 inputs",
+        ("auto", "stored", "int8", "int4"),
+    )
     max_model_len: int = flag(
         0,
         "model",
@@ -184,7 +192,7 @@ class ModelFields:
         "auto",
         "engine",
         "instruction set of the CPU kernels for attention and matrix products; auto = the best one of this CPU",
-        ("auto", "amx", "avx512_bf16", "avx512", "avx2", "neon"),
+        ("auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon"),
     )
     speculative_method: str = flag(
         "none",

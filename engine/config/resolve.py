@@ -1,10 +1,10 @@
 """Resolves 'auto': one function turns the user's flags and the machine's facts into the final Config.
 
-Pure: the machine, the model, the cluster to join and the random suffix are arguments. Ten fields may stay 'auto',
+Pure: the machine, the model, the cluster to join and the random suffix are arguments. Eleven fields may stay 'auto',
 because they name a policy instead of a value: `tokenizer` (the model's own), `load_format` (from --model),
-`weight_cache` (the user's), `attention_backend` and `cpu_level` (measured when the model is loaded: attention.choose),
-`transport` (chosen for each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all devices when a peer first
-asks), `speculative_length` (for each step), `tcp_congestion` (for each peer).
+`weight_cache` (the user's), `weight_dtype` (as --dtype), `attention_backend` and `cpu_level` (measured when the model
+is loaded: attention.choose), `transport` (chosen for each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all
+devices when a peer first asks), `speculative_length` (for each step), `tcp_congestion` (for each peer).
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ def resolve(
         pool_dtype=_encoding("--pool-dtype", config.pool_dtype, kv_dtype, cluster),
         wire_dtype=_encoding("--wire-dtype", config.wire_dtype, kv_dtype, cluster),
     )
+    if device == "cuda" and config.weight_dtype != "auto":
+        raise UsageError(
+            f"--weight-dtype {config.weight_dtype}: only a CPU multiplies quantized weights; use --device cpu, or "
+            "leave it on auto"
+        )
     for flag, encoding in (("--pool-dtype", config.pool_dtype), ("--wire-dtype", config.wire_dtype)):
         if device == "cuda" and encoding != kv_dtype:
             raise UsageError(f"{flag} {encoding}: only a CPU encodes blocks; use --device cpu, or leave it on auto")
@@ -189,7 +194,7 @@ def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | 
     if theirs["root"] != root:
         return (
             f"the cluster serves {theirs['model']}, and --model {config.model} has other weights; "
-            "start this node with the same model"
+            "start this node with the same model and --weight-dtype"
         )
     return None
 

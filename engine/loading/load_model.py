@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from attention.codes import pool_in
 from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.pooled_weights import PooledWeights
+from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.weight_cache import WeightCache
 from engine.checkpoint.weights import Reader, load, open_weights
 from engine.config.config import Config
@@ -162,14 +164,18 @@ def load_rank(
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
-    weights = load(source, dtype, device, progress, shard, weight_cache(config), opened)
+    quantized = config.weight_dtype != "auto"
+    if quantized:
+        weights: dict[str, Any] = load_quantized(source, config.weight_dtype, dtype, progress)
+    else:
+        weights = load(source, dtype, device, progress, shard, weight_cache(config), opened)
     backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
     model = Model(
         source.config if shard is None else shard.config,
         weights,
         backend,
         device,
-        _ops(config, backend, dtype),
+        _ops(config, backend, dtype, quantized),
         ranks=None if join is None else join(),
     )
     return Runner(model, kv, geometry.block_size, device)
@@ -205,11 +211,12 @@ def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBack
         raise UsageError(str(error)) from error
 
 
-def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype) -> Ops:
+def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype, quantized: bool = False) -> Ops:
     try:
-        return choose_ops(backend.name, config.device, dtype, config.cpu_level)
-    except NotCompiled as error:  # a level by name
-        raise UsageError(str(error)) from error
+        return choose_ops(backend.name, config.device, dtype, config.cpu_level, quantized)
+    except NotCompiled as error:  # a level by name, or no kernels for quantized weights
+        flag = f"--weight-dtype {config.weight_dtype}: " if quantized else ""
+        raise UsageError(flag + str(error)) from error
 
 
 def weight_cache(config: Config) -> WeightCache | None:

@@ -29,6 +29,7 @@ from engine.model.model_config import ModelConfig
 from engine.model.moe import Experts
 from engine.model.ops import Linear, Ops, Tail, TorchOps
 from engine.model.parallel import Alone, Ranks
+from engine.model.quantized import Weight, stacked, widened
 from engine.model.rope import Rope
 
 SCORED_AT_ONCE = 64
@@ -88,28 +89,28 @@ class Model:
     def __init__(
         self,
         config: ModelConfig,
-        weights: dict[str, Tensor],
+        weights: dict[str, Any],
         backend: AttentionBackend,
         device: str = "cpu",
         ops: Ops | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. This empties the dict while it
-        fuses weights, so that memory never contains two copies of a model. Raises ValueError naming a missing or
-        left-over weight.
+        """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices except those of experts
+        may be Quantized, for products in that dtype. This empties the dict while it fuses weights, so that memory never
+        contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
         With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py)."""
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
         self.ranks: Ranks = ranks or Alone()
         self.alone = isinstance(self.ranks, Alone)
-        embedding = self._take(weights, "embed")
+        embedding = self._matrix(weights, "embed")
         self.dtype = embedding.dtype
         # Rounded to the dtype, because the model was trained with the rounded value.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
         self.embedding = self.ops.vocabulary(embedding)
         tied = config.tie_word_embeddings
-        self.head = self.embedding if tied else self.ops.vocabulary(self._take(weights, "lm_head"))
+        self.head = self.embedding if tied else self.ops.vocabulary(self._matrix(weights, "lm_head"))
         self.norm = self._norm(weights, "norm")
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
@@ -124,24 +125,28 @@ class Model:
 
     # --- weights
 
-    def _take(self, weights: dict[str, Tensor], *names: str) -> Tensor:
+    def _take(self, weights: dict[str, Any], *names: str) -> Tensor:
         """The named weights stacked along the output axis, on the device."""
+        return widened(self._matrix(weights, *names))
+
+    def _matrix(self, weights: dict[str, Any], *names: str) -> Weight:
+        """As _take, and quantized weights remain so."""
         missing = [name for name in names if name not in weights]
         if missing:
             raise ValueError(f"the weights lack {', '.join(missing)}; the checkpoint does not match its configuration")
-        parts = [weights.pop(name).to(self.device) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = [weights.pop(name) for name in names]
+        return stacked([part.to(self.device) if isinstance(part, Tensor) else part for part in parts])
 
-    def _norm(self, weights: dict[str, Tensor], name: str) -> Tensor:
+    def _norm(self, weights: dict[str, Any], name: str) -> Tensor:
         weight = self._take(weights, name)
         return weight.float() + 1 if self.config.norm_plus_one else weight
 
-    def _layer(self, weights: dict[str, Tensor], index: int) -> Layer:
+    def _layer(self, weights: dict[str, Any], index: int) -> Layer:
         config, at = self.config, f"layers.{index}."
 
         def linear(*names: str, bias: bool = False) -> Linear:
             biases = self._take(weights, *(at + name + "_bias" for name in names)) if bias else None
-            return self.ops.linear(self._take(weights, *(at + name for name in names)), biases)
+            return self.ops.linear(self._matrix(weights, *(at + name for name in names)), biases)
 
         def norm(name: str) -> Tensor:
             return self._norm(weights, at + name)
@@ -159,13 +164,13 @@ class Model:
             window=config.window(index),
         )
 
-    def _mlp(self, weights: dict[str, Tensor], at: str) -> Mlp:
+    def _mlp(self, weights: dict[str, Any], at: str) -> Mlp:
         return Mlp(
-            gate_up=self.ops.gated_linear(self._take(weights, at + "gate", at + "up"), self.config.activation),
-            down=self.ops.linear(self._take(weights, at + "down")),
+            gate_up=self.ops.gated_linear(self._matrix(weights, at + "gate", at + "up"), self.config.activation),
+            down=self.ops.linear(self._matrix(weights, at + "down")),
         )
 
-    def _experts(self, weights: dict[str, Tensor], at: str) -> Experts:
+    def _experts(self, weights: dict[str, Any], at: str) -> Experts:
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
         return Experts(
             router=self.ops.linear(self._take(weights, at + "router")),

@@ -1,7 +1,8 @@
 """The small operations between attention and the matrix products, one class per kind of hardware.
 
 A model calls these operations and knows no hardware. An implementation may fuse and prepack, and reuse the memory of
-arguments if the docstring allows it. TorchOps runs anywhere and rounds at the same places as transformers' Llama.
+arguments if the docstring allows it. TorchOps runs anywhere and rounds at the same places as transformers' Llama;
+it widens quantized weights.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 from torch.nn import functional as F
+
+from engine.model.quantized import Weight, widened
 
 Linear = Callable[[Tensor], Tensor]
 """x [T, in] -> [T, out]"""
@@ -33,14 +36,14 @@ class Vocabulary(Protocol):
 class Ops(Protocol):
     """The operations of a decoder layer except attention. T is the step's tokens, H the hidden size."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """x [T, in] -> x weight^T + bias [T, out], for a weight [out, in] that is prepared here, once."""
 
-    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+    def gated_linear(self, weight: Weight, activation: str = "silu") -> Linear:
         """x [T, in] -> act(gate) * up [T, I] with (gate, up) = x weight^T, for a weight [2 I, in], gate's rows first.
         activation: silu, or gelu_tanh for gelu in its tanh approximation."""
 
-    def vocabulary(self, weight: Tensor) -> Vocabulary:
+    def vocabulary(self, weight: Weight) -> Vocabulary:
         """The vocabulary of a weight [vocab_size, H]."""
 
     def tail(
@@ -94,15 +97,17 @@ class TorchVocabulary:
 class TorchOps:
     """Eager torch, any device and float type."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return lambda x: F.linear(x, weight, bias)
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+        wide = widened(weight)
+        return lambda x: F.linear(x, wide, bias)
 
-    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+    def gated_linear(self, weight: Weight, activation: str = "silu") -> Linear:
         gate = {"silu": self.silu_mul, "gelu_tanh": self.gelu_tanh_mul}[activation]
-        return lambda x: gate(F.linear(x, weight))
+        wide = widened(weight)
+        return lambda x: gate(F.linear(x, wide))
 
-    def vocabulary(self, weight: Tensor) -> Vocabulary:
-        return TorchVocabulary(weight)
+    def vocabulary(self, weight: Weight) -> Vocabulary:
+        return TorchVocabulary(widened(weight))
 
     def tail(
         self,

@@ -1,12 +1,14 @@
 """The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes.
 
     ops.cpp       bfloat16 on AMX tiles
-    ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 if the CPU has it, else products in float32
+    ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 if the CPU has it, else products in float32;
+                  quantized weights of every level
 
-A weight is packed once, in the order in which the kernels read it (cpu/gemm.h, cpu/gemm_any.h), without changing its
-type. Only the packed copy is kept: it serves any number of rows, and the vocabulary's copy also serves the embedding.
-Sums are float32 and each result is rounded once, so a fused operation is closer to the exact value than the chain of
-TorchOps that it replaces.
+A weight is packed once, in the order in which the kernels read it (cpu/gemm.h, cpu/gemm_any.h, cpu/groups.h), without
+changing its type. Only the packed copy is kept: it serves any number of rows, and the vocabulary's copy also serves the
+embedding. Sums are float32 and each result is rounded once, so a fused operation is closer to the exact value than the
+chain of TorchOps that it replaces. Quantized weights are multiplied with rows that are rounded to one byte per element,
+in groups of 32.
 
 Tensors of another type than the model's use the operations of TorchOps, the base class.
 """
@@ -27,6 +29,7 @@ from attention.cpu import build as cpu_build
 from attention.cpu.level import LEVELS, best
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
+from engine.model.quantized import GROUP, Quantized, Weight
 from net import compiled
 
 FOLDER = Path(__file__).with_name("cpu")
@@ -36,6 +39,9 @@ FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")  # fals
 
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
 """Types of models that the kernels accept -> their names in C++."""
+
+KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3}
+"""`Kind` of engine/model/cpu/gemm_any.h; 0 = elements."""
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 """`Activation` of engine/model/cpu/ops.cpp."""
@@ -49,6 +55,7 @@ class PackedWeight(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
     ]
 
 
@@ -91,11 +98,16 @@ SIGNATURES: dict[str, list[type]] = {
 }
 
 
+QUANTIZED_SIGNATURES: dict[str, list[type]] = {"pack_groups": [P, I64, I64, I64, I32, P, I32]}
+"""Of ops_any.cpp alone."""
+
+
 @functools.cache
-def library(level: str, dtype: torch.dtype) -> ctypes.CDLL:
-    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Raises NotCompiled: missing CPU features,
-    no compiler, or Linux refuses the tile registers."""
-    if level == "amx" and dtype == torch.bfloat16:
+def library(level: str, dtype: torch.dtype, quantized: bool = False) -> ctypes.CDLL:
+    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles have no `quantized` kernels.
+    Raises NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
+    signatures = SIGNATURES
+    if level == "amx" and dtype == torch.bfloat16 and not quantized:
         kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
         if kernels.amx_request() != 0:
             raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
@@ -104,7 +116,8 @@ def library(level: str, dtype: torch.dtype) -> ctypes.CDLL:
         flags = (*FLAGS, "-ffp-contract=fast", f"-DELEMENT={element}")
         features = LEVELS["avx512_bf16" if level == "amx" else level]
         kernels = cpu_build.load(f"ops-{level}-{element}", [FOLDER / "ops_any.cpp"], features, flags, [VECTORS])
-    for name, types in SIGNATURES.items():
+        signatures = SIGNATURES | QUANTIZED_SIGNATURES
+    for name, types in signatures.items():
         getattr(kernels, name).argtypes = types
     return kernels
 
@@ -112,19 +125,23 @@ def library(level: str, dtype: torch.dtype) -> ctypes.CDLL:
 class Packed:
     """A weight [n, k] in the kernels' order; `gated` interleaves its halves. Owns the memory of `struct`."""
 
-    def __init__(self, ops: CpuOps, weight: Tensor, bias: Tensor | None = None, gated: bool = False) -> None:
-        kernels = ops.kernels
-        self.kernels, self.outputs, self.k = kernels, len(weight), weight.shape[1]
+    def __init__(self, ops: CpuOps, weight: Weight, bias: Tensor | None = None, gated: bool = False) -> None:
+        self.kernels, (self.outputs, self.k), self.dtype = ops.kernels, weight.shape, weight.dtype
         self.half = self.outputs // 2
-        block, self.step = ops.block, ops.step
+        block, threads = ops.block, torch.get_num_threads()
         n = -(-self.half // (block // 2)) * block if gated else self.outputs
-        self.memory = ops.memory.take(-(-n // block), -(-self.k // self.step) * self.step, block, dtype=weight.dtype)
-        weight = weight.contiguous()
-        kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), torch.get_num_threads())
+        blocks, kind = -(-n // block), 0
+        if isinstance(weight, Quantized):
+            self.step, kind, groups = GROUP, KINDS[weight.kind], weight.groups.contiguous()
+            self.memory = ops.memory.take(blocks * block, groups.shape[1], dtype=torch.uint8)
+            ops.kernels.pack_groups(groups.data_ptr(), *weight.shape, kind, gated, self.memory.data_ptr(), threads)
+        else:
+            self.step, weight = ops.step, weight.contiguous()
+            self.memory = ops.memory.take(blocks, -(-self.k // self.step) * self.step, block, dtype=weight.dtype)
+            ops.kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), threads)
         self.bias = None if bias is None else F.pad(bias.float(), (0, -len(bias) % block))
-        self.struct = PackedWeight(
-            self.memory.data_ptr(), None if self.bias is None else self.bias.data_ptr(), n, self.k
-        )
+        address = None if self.bias is None else self.bias.data_ptr()
+        self.struct = PackedWeight(self.memory.data_ptr(), address, n, self.k, kind)
         self.address = ctypes.addressof(self.struct)
 
     def readable(self, x: Tensor) -> Tensor:
@@ -136,7 +153,7 @@ class Packed:
 
 class CpuLinear(Packed):
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self.memory.dtype)
+        return self._product(x, self.dtype)
 
     def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         x = self.readable(x)
@@ -150,7 +167,7 @@ class CpuLinear(Packed):
 
 class CpuVocabulary(CpuLinear):
     def embed(self, token_ids: Tensor) -> Tensor:
-        rows = torch.empty(len(token_ids), self.k, dtype=self.memory.dtype)
+        rows = torch.empty(len(token_ids), self.k, dtype=self.dtype)
         ids = token_ids.contiguous()
         if self.kernels.rows_of(self.address, ids.data_ptr(), len(ids), rows.data_ptr(), torch.get_num_threads()):
             raise IndexError(f"token ids must be in 0 .. {self.outputs - 1}")
@@ -161,7 +178,7 @@ class CpuVocabulary(CpuLinear):
 
 
 class CpuGatedLinear(Packed):
-    def __init__(self, ops: CpuOps, weight: Tensor, activation: str) -> None:
+    def __init__(self, ops: CpuOps, weight: Weight, activation: str) -> None:
         super().__init__(ops, weight, gated=True)
         self.activation = ACTIVATIONS[activation]
 
@@ -220,27 +237,28 @@ class CpuTail:
 
 class CpuOps(TorchOps):
     """Operations for a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu/level.py; auto:
-    the best level. Raises NotCompiled if the CPU, the compiler or Linux does not support them."""
+    the best level. `quantized`: they accept quantized weights too. Raises NotCompiled if the CPU, the compiler or Linux
+    does not support them."""
 
-    def __init__(self, level: str = "auto", dtype: torch.dtype = torch.bfloat16) -> None:
-        self.level, self.dtype = best(lambda each: library(each, dtype), level), dtype
-        self.kernels = library(self.level, dtype)
+    def __init__(self, level: str = "auto", dtype: torch.dtype = torch.bfloat16, quantized: bool = False) -> None:
+        self.level, self.dtype = best(lambda each: library(each, dtype, quantized), level), dtype
+        self.kernels = library(self.level, dtype, quantized)
         self.block: int = self.kernels.block_outputs()  # outputs of a packed block
         self.step: int = self.kernels.block_inputs()  # inputs of a weight are padded to a multiple of it
         self.memory = HugePages()
 
-    def ours(self, x: Tensor) -> bool:
+    def ours(self, x: Weight) -> bool:
         return x.dtype == self.dtype
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         return CpuLinear(self, weight, bias) if self.ours(weight) else super().linear(weight, bias)
 
-    def gated_linear(self, weight: Tensor, activation: str = "silu") -> Linear:
+    def gated_linear(self, weight: Weight, activation: str = "silu") -> Linear:
         return (
             CpuGatedLinear(self, weight, activation) if self.ours(weight) else super().gated_linear(weight, activation)
         )
 
-    def vocabulary(self, weight: Tensor) -> Vocabulary:
+    def vocabulary(self, weight: Weight) -> Vocabulary:
         return CpuVocabulary(self, weight) if self.ours(weight) else super().vocabulary(weight)
 
     def tail(

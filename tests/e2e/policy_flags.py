@@ -151,6 +151,7 @@ OTHERS = {
     "log_format": "no policy",
     "load_format": "how weights are read: tests/engine/checkpoint",
     "dtype": "a number format",
+    "weight_dtype": "a number format: test_weight_dtype.py",
     "kv_cache_dtype": "a number format: test_quantized_arena.py, test_speculation.py",
     "pool_dtype": "a number format: test_pool_contents.py",
     "wire_dtype": "a number format: test_wire_dtype.py",

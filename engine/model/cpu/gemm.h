@@ -30,6 +30,7 @@ struct Weight {
     const bf16* packed;
     const float* bias;  // padded to whole blocks, or null
     int64_t n, k;
+    int64_t kind;  // 0, as gemm_any.h has it: bfloat16
     int64_t steps() const { return (k + 31) / 32; }
     int64_t blocks() const { return (n + 31) / 32; }
 };

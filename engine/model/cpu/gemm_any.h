@@ -32,10 +32,13 @@ constexpr int STEP = PAIRS ? 2 : 1;  // inputs multiplied per instruction; k is 
 constexpr int64_t CHUNK = CHUNK_BYTES / (OUTPUTS * (int64_t)sizeof(Element)) / STEP;  // steps
 using Factor = std::conditional_t<PAIRS, Bf16, float>;  // the type of x in products
 
+// What a packed weight consists of: elements, or groups of inputs that share a scale (groups.h).
+enum Kind : int64_t { ELEMENTS = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
+
 struct Weight {
     const Element* packed;
     const float* bias;  // padded to whole blocks, or null
-    int64_t n, k;
+    int64_t n, k, kind;
     int64_t blocks() const { return (n + OUTPUTS - 1) / OUTPUTS; }
     int64_t steps() const { return (k + STEP - 1) / STEP; }
     const Element* block(int64_t b) const { return packed + b * steps() * STEP * OUTPUTS; }
@@ -113,7 +116,8 @@ class Factors {
 // Rows [rows] of x (element stride `stride`) times the blocks [blocks] of w. epilogue(row, block, OUTPUTS sums) gets each
 // row of each block.
 template <class Epilogue>
-void product(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks, const Epilogue& epilogue) {
+void product_of_elements(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks,
+                         const Epilogue& epilogue) {
     if (!rows.size()) return;
     const Factors factors(x, stride, rows, w.k);
     static thread_local std::vector<float> sums;

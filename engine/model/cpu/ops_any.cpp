@@ -1,9 +1,9 @@
 // The operations of engine/model/ops_cpu.py at levels without tiles, for one type of elements (-DELEMENT): the functions
-// of ops.cpp under the same names, on the products of gemm_any.h.
+// of ops.cpp under the same names, on the products of gemm_any.h and groups.h.
 //
 // Few rows (decode): threads share the outputs of a product, so that each reads its part of the weights once, and wait
 // at a barrier between products. Many rows (prefill): threads share the rows.
-#include "gemm_any.h"
+#include "groups.h"
 
 namespace {
 
@@ -72,14 +72,37 @@ void pack(const Element* weight, int64_t n, int64_t k, int32_t gated, Element* p
     });
 }
 
+// rows [n][k / 32] groups of a kind as GGUF has them -> packed, whose memory is zeros. gated: as pack.
+void pack_groups(const uint8_t* rows, int64_t n, int64_t k, int64_t kind, int32_t gated, uint8_t* packed,
+                 int32_t threads) {
+    const int64_t columns = gated ? n / 2 : n, wide = gated ? WIDTH : OUTPUTS, groups = k / GROUP;
+    const int64_t row_bytes = groups * group_bytes(kind);
+    team(threads, [&](int index, int count) {
+        const Range mine = share(columns, wide, index, count);  // whole blocks
+        for (int64_t row = 0; row < n; row++) {
+            const int64_t column = row % columns, half = row / columns;
+            if (column < mine.begin || column >= mine.end) continue;
+            const int64_t output = column / wide * OUTPUTS + half * WIDTH + column % wide;
+            with_kind(kind, [&](auto is) { pack_output<is>(rows + row * row_bytes, groups, output, packed); });
+        }
+    });
+}
+
 // Rows ids[m] of a packed weight, not gated -> y [m, k]. Returns 0, or 1 if an id is out of range: y is incomplete.
 int32_t rows_of(const Weight* w, const int64_t* ids, int64_t m, Element* y, int32_t threads) {
     for (int64_t i = 0; i < m; i++)
         if (ids[i] < 0 || ids[i] >= w->n) return 1;
     team(elementwise_threads(m * w->k, threads), [&](int index, int count) {
         const Range mine = share(m, 1, index, count);
-        for (int64_t i = mine.begin; i < mine.end; i++)
-            for (int64_t j = 0; j < w->k; j++) y[i * w->k + j] = w->packed[packed_at(*w, ids[i], j)];
+        for (int64_t i = mine.begin; i < mine.end; i++) {
+            Element* to = y + i * w->k;
+            if (w->kind == ELEMENTS)
+                for (int64_t j = 0; j < w->k; j++) to[j] = w->packed[packed_at(*w, ids[i], j)];
+            else
+                with_kind(w->kind, [&](auto is) {
+                    widen_output<is>((const uint8_t*)w->packed, w->k / GROUP, ids[i], to);
+                });
+        }
     });
     return 0;
 }

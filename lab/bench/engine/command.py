@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench_engine: interrupted; the same command continues where this one stopped", file=sys.stderr)
         return 130
-    work = Work.of(describe(EMBEDDED_MODEL).config, args.dtype)
+    work = Work.of(describe(EMBEDDED_MODEL).config, args.dtype, weight_dtype(args.ours))
     names = [program.name for program in found[1:]] + list(missing)
     table_lines = lines(listed, cells, servers.OURS, names, work, ceilings)
     notes = notes_of(fleet, listed, cells, missing)
@@ -238,6 +238,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_result(config_of(args, fleet, ceilings, resumed) | {"notes": notes}, rows, args.json)
     cells.finish()
     return 0 if all(line.ours is not None for line in table_lines) else 1
+
+
+def weight_dtype(flags: str) -> str:
+    """That --ours gives our server."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--weight-dtype", default="auto")
+    return str(parser.parse_known_args(shlex.split(flags))[0].weight_dtype)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import torch
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+QUANTIZED_BYTES = {"int8": (34 / 32, 34 / 32), "int4": (20 / 32, 34 / 32), "stored": (20 / 32, 34 / 32)}
+"""--weight-dtype -> bytes of a weight of the layers and of the head; `stored` is that of the embedded model."""
 REPEATS = 7
 
 
@@ -56,15 +58,16 @@ class Work:
     flop_per_pair: int  # of a visible (row, key) pair, all layers
 
     @classmethod
-    def of(cls, model: ModelConfig, dtype: str = "bfloat16") -> Work:
-        """`dtype`: of weights and KV, a key of ITEM_BYTES."""
+    def of(cls, model: ModelConfig, dtype: str = "bfloat16", weight_dtype: str = "auto") -> Work:
+        """`dtype`: of KV, a key of ITEM_BYTES, and of weights unless `weight_dtype` is a key of QUANTIZED_BYTES."""
         item = ITEM_BYTES[dtype]
+        layers, last = QUANTIZED_BYTES.get(weight_dtype, (item, item))
         attention = 2 * model.hidden_size * (model.num_heads + model.num_kv_heads) * model.head_size
         matrices = model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
         head = model.vocab_size * model.hidden_size
         kv = 2 * model.num_layers * model.num_kv_heads * model.head_size * item
         pair = 4 * model.num_layers * model.num_heads * model.head_size
-        return cls(item * (matrices + head), kv, 2 * matrices, pair)
+        return cls(int(layers * matrices + last * head), kv, 2 * matrices, pair)
 
     def decode_s(self, ceilings: Ceilings, batch: int, context: float) -> float:
         """One step of `batch` requests with `context` tokens each."""

@@ -4,8 +4,9 @@
   scripts/bench.py ops --only steps --threads 2 --json steps.json
 
 A rate is GB/s of weights up to 32 rows of x, where memory is the limit, and TFLOP/s beyond. Limits are measured in the
-same run: reading from huge pages, and AMX tile products that stay in registers or torch's product. The results are
-invalid if other processes use the cores. Exit code 1: one of ours is slower than F.linear.
+same run: reading from huge pages, and AMX tile products that stay in registers or torch's product. Rows of quantized
+weights are times: of the product, of that with the widened weight, and of reading the bytes of the weight. The results
+are invalid if other processes use the cores. Exit code 1: one of ours is slower than F.linear.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ import torch
 from attention.cpu.level import levels_here
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.ops.products import product_rows
+from lab.bench.ops.quantized import quantized_rows
 from lab.bench.ops.steps import step_rows
 
 NOISE = 0.9
+PRODUCTS = {"products": product_rows, "quantized": quantized_rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads to measure with")
-    parser.add_argument("--only", choices=("products", "steps"), help="run only this part")
+    parser.add_argument("--only", choices=("products", "quantized", "steps"), help="run only this part")
     parser.add_argument(
         "--cpu-level", nargs="+", default=levels_here(), help="levels to measure; default: all of this CPU"
     )
@@ -38,12 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--cpu-level: this CPU has {', '.join(levels_here()) or 'none'}")
     torch.set_grad_enabled(False)
     rows: list[Row] = []
-    if args.only != "steps":
-        for threads in args.threads:
-            for level, dtype in product(args.cpu_level, args.dtype):
-                counts = [1, 32] if args.quick else [1, 8, 32, 128, 512, 2048]
-                rows += product_rows(counts, threads, level, getattr(torch, dtype))
-    if args.only != "products":
+    counts = [1, 32] if args.quick else [1, 8, 32, 128, 512, 2048]
+    parts = [part for name, part in PRODUCTS.items() if args.only in (None, name)]
+    for threads, part in product(args.threads, parts):
+        for level, dtype in product(args.cpu_level, args.dtype):
+            rows += part(counts, threads, level, getattr(torch, dtype))
+    if args.only in (None, "steps"):
         prompts = [128] if args.quick else [128, 512, 2048]
         rows += step_rows([1, 8] if args.quick else [1, 8, 32], [256, 1024], prompts, args.threads)
     config = {name: value for name, value in vars(args).items() if name != "json"}

@@ -1,15 +1,18 @@
-"""Whole steps of the embedded model: Runner, sampler and the cpu attention backend, with TorchOps and with CpuOps."""
+"""Whole steps of the embedded model: Runner, sampler and the cpu attention backend, with TorchOps and with CpuOps
+over weights in bfloat16 and as they are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from attention import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
+from engine.checkpoint.quantized_weights import load_quantized
 from engine.config.config import EMBEDDED_MODEL
 from engine.model.decoder import Model
 from engine.model.ops import Ops, TorchOps
@@ -25,10 +28,11 @@ BLOCK_SIZE = 16
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def runner(ops: Ops, num_blocks: int) -> Runner:
+def runner(ops: Ops, num_blocks: int, stored: bool = False) -> Runner:
     source = describe(EMBEDDED_MODEL)
-    config = source.config
-    model = Model(config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)
+    config, dtype = source.config, torch.bfloat16
+    loaded: dict[str, Any] = load_quantized(source, "stored", dtype) if stored else weights.load(source, dtype)
+    model = Model(config, loaded, choose("cpu", "cpu"), ops=ops)
     shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
     return Runner(model, torch.zeros(shape, dtype=torch.bfloat16), BLOCK_SIZE)
 
@@ -49,13 +53,15 @@ def step_rows(
         sampling = SamplingRow(GREEDY, [1] * prompt, prompt)
         cases[f"prefill {prompt}"] = [Row([5] * prompt, 0, list(range(per_request)), sampling)]
     times: dict[tuple[str, int], dict[str, float]] = {}
-    for name, ops in (("ours", CpuOps()), ("TorchOps", TorchOps())):
-        each = runner(ops, max(batches) * per_request)
+    for name, ops in (("ours", CpuOps()), ("stored", CpuOps(quantized=True)), ("TorchOps", TorchOps())):
+        each = runner(ops, max(batches) * per_request, name == "stored")
         for count in threads:
             torch.set_num_threads(count)
             for case, rows in cases.items():
                 times.setdefault((case, count), {})[name] = 1e3 * shortest(partial(each.step, rows))
-    return [
-        Result(f"{case}, {count} threads", "step", "ms", by["ours"], {"TorchOps": by["TorchOps"]})
-        for (case, count), by in times.items()
-    ]
+    found = []
+    for (case, count), by in times.items():
+        where = f"{case}, {count} threads"
+        found.append(Result(where, "step", "ms", by["ours"], {"TorchOps": by["TorchOps"]}))
+        found.append(Result(f"{where}, weights as stored", "step", "ms", by["stored"], {"bfloat16": by["ours"]}))
+    return found

@@ -1,4 +1,4 @@
-"""The quality loss and the saved bytes of quantized KV, on the real model.
+"""The quality loss and the saved bytes of quantized KV and weights, on the real model.
 
   scripts/bench.py quantization --json quantization.json        # about three minutes on two cores
   scripts/bench.py quantization --model DIRECTORY --windows 32
@@ -10,6 +10,8 @@ A window of text is cut into two halves, and the first half, the prefix, is comp
   wire TYPE    all of its KV is converted to a type of --wire-dtype, as from a prefill node to a decode node; the first
                token is that of 16 bit, because the prefill node computes it
   arena TYPE   all tokens are computed over an arena of that --kv-cache-dtype
+  weights TYPE all tokens are computed with that --weight-dtype; `stored` only with a GGUF file. Its weights are
+               those of 16 bit, so only rounded activations change the result
 
 Then
 
@@ -68,16 +70,21 @@ def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
     model = load_model(source)
     most = args.window_tokens + args.new_tokens
     arenas = {name: Prefixes(model, most, name) for name in (AS_IS, *ENCODINGS)}
+    forms = ("stored", "int8", "int4") if source.format == "gguf" else ("int8", "int4")
+    quantized = {f"weights {form}": Prefixes(load_model(source, form), most) for form in forms}
     exact: list[Answer] = []
     others: dict[str, list[Answer]] = {f"{what} {name}": [] for what in ("pool", "wire", "arena") for name in ENCODINGS}
+    others |= {case: [] for case in quantized}
     for number, window in enumerate(windows, 1):
-        for arena in arenas.values():
+        for arena in (*arenas.values(), *quantized.values()):
             arena.compute(window[: args.window_tokens // 2])
         exact.append(arenas[AS_IS].answer(window, args.new_tokens))
         for name in ENCODINGS:
             others[f"pool {name}"].append(arenas[AS_IS].answer(window, args.new_tokens, name))
             others[f"wire {name}"].append(arenas[AS_IS].answer_elsewhere(window, args.new_tokens, name, exact[-1]))
             others[f"arena {name}"].append(arenas[name].answer(window, args.new_tokens))
+        for case, prefixes in quantized.items():
+            others[case].append(prefixes.answer(window, args.new_tokens))
         print(f"window {number} of {len(windows)}", file=sys.stderr)
     rows = [row for name, answers in others.items() for row in quality_rows(name, answers, exact)]
     for name in ENCODINGS:

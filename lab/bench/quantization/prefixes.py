@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from attention.codes import DTYPES, pool_in
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, encodings
 from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.weights import load
 from engine.model.decoder import Model
 from engine.model.ops_choice import choose_ops
@@ -29,11 +31,13 @@ ENCODINGS = encodings
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def load_model(source: ModelSource) -> Model:
-    """Load the model in bfloat16, with a backend that reads every kind of arena."""
+def load_model(source: ModelSource, weight_dtype: str = "auto") -> Model:
+    """Load the model in bfloat16, with a backend that reads every kind of arena; `weight_dtype` as --weight-dtype."""
     backend = choose("auto", "cpu", source.config.head_size, encodings[0])
-    dtype = torch.bfloat16
-    return Model(source.config, load(source, dtype), backend, "cpu", choose_ops(backend.name, "cpu", dtype))
+    dtype, quantized = torch.bfloat16, weight_dtype != "auto"
+    ops = choose_ops(backend.name, "cpu", dtype, quantized=quantized)
+    weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype) if quantized else load(source, dtype)
+    return Model(source.config, weights, backend, "cpu", ops)
 
 
 class Prefixes:

@@ -49,6 +49,7 @@ def test_a_laptop():
         "tokenizer",
         "load_format",
         "weight_cache",
+        "weight_dtype",
         "attention_backend",
         "cpu_level",
         "transport",

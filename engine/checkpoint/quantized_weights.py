@@ -1,0 +1,130 @@
+"""load_quantized(): a model's weights with matrices in groups of 32 inputs (--weight-dtype).
+
+    stored   as a GGUF file has them, if their type has a kernel (engine/model/quantized.py); others are widened, and
+             matrices that are multiplied together but stored in several types
+    int8     any checkpoint, to q8_0 while loading
+    int4     any checkpoint, to q4_1 while loading; embed and lm_head to q8_0
+
+Nothing is kept in the cache of converted weights: `stored` converts nothing. Norms, biases and routers are in the type
+of the computation.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import gguf
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from torch import Tensor
+
+from engine.checkpoint.gguf_weights import GGUFWeights
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.weights import Reader, open_weights, read_all, shapes
+from engine.model.model_error import ModelError
+from engine.model.quantized import GROUP, GROUP_BYTES, Quantized, Weight
+
+log = logging.getLogger("mooncake.engine")
+
+TOGETHER = (("q", "k", "v"), ("gate", "up"), ("o",), ("down",))
+"""Matrices of a layer, as the decoder multiplies them."""
+VOCABULARY = ("embed", "lm_head")
+
+
+def load_quantized(
+    source: ModelSource,
+    weight_dtype: str,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Weight]:
+    """All weights on the CPU: matrices as Quantized for products in `dtype`, others in `dtype`. `progress` as
+    weights.load has it. Raises ModelError, also for a model or a file that --weight-dtype cannot serve."""
+    if source.config.num_experts:
+        raise ModelError(f"--weight-dtype {weight_dtype}: experts are computed in --dtype only; use auto")
+    if weight_dtype == "stored":
+        weights = _as_stored(source, dtype, progress)
+    else:
+        weights = _quantize_all(source, weight_dtype, dtype, progress)
+    found = [weight for weight in weights.values() if isinstance(weight, Quantized)]
+    log.info(
+        "%d weight matrices in %s: %d MB, %d MB in %s",
+        len(found),
+        " and ".join(sorted({weight.kind for weight in found})),
+        sum(weight.nbytes for weight in found) >> 20,
+        sum(math.prod(weight.shape) for weight in found) * dtype.itemsize >> 20,
+        str(dtype).removeprefix("torch."),
+    )
+    return weights
+
+
+def _as_stored(
+    source: ModelSource, dtype: torch.dtype, progress: Callable[[int, int], None] | None
+) -> dict[str, Weight]:
+    if source.format != "gguf":
+        raise ModelError(f"--weight-dtype stored: {source.name} is not a GGUF file; use int8, int4 or auto")
+    file = GGUFWeights(source.path, source.config)
+    found = file.kinds()
+    kinds = kept(found)
+    _report({name: found[name] for name in matrices(found) if name not in kinds}, dtype)
+
+    def take(reader: GGUFWeights, name: str) -> Weight:
+        return reader.stored(name, dtype) if name in kinds else reader.read(name).to(dtype).contiguous()
+
+    return read_all(source, file, take, dtype, progress)
+
+
+def _quantize_all(
+    source: ModelSource, weight_dtype: str, dtype: torch.dtype, progress: Callable[[int, int], None] | None
+) -> dict[str, Weight]:
+    wanted = shapes(source.config)
+    whole = [name for name in matrices(wanted) if wanted[name][1] % GROUP == 0]
+    kinds = {name: "q8_0" if weight_dtype == "int8" or name in VOCABULARY else "q4_1" for name in whole}
+    _report({name: f"{wanted[name][1]} inputs" for name in matrices(wanted) if name not in kinds}, dtype)
+
+    def take(reader: Reader, name: str) -> Weight:
+        values = reader.read(name)
+        return quantized(values, kinds[name], dtype) if name in kinds else values.to(dtype).contiguous()
+
+    return read_all(source, open_weights(source, dtype, None), take, dtype, progress)
+
+
+def matrices(names: Mapping[str, object]) -> list[str]:
+    """Names of weights that may be quantized."""
+    kinds = {name for group in TOGETHER for name in group}
+    return [name for name in names if name in VOCABULARY or name.rpartition(".")[2] in kinds]
+
+
+def kept(found: Mapping[str, str]) -> set[str]:
+    """Names of the matrices that stay as they are stored. `found`: every weight -> its type in the file."""
+    names = {name for name in VOCABULARY if found.get(name) in GROUP_BYTES}
+    for layer in {name.rpartition(".")[0] for name in found if name.startswith("layers.")}:
+        for group in TOGETHER:
+            together = {f"{layer}.{name}" for name in group}
+            types = {found.get(name, "") for name in together}
+            if len(types) == 1 and types <= GROUP_BYTES.keys():
+                names |= together
+    return names
+
+
+def quantized(values: Tensor, kind: str, dtype: torch.dtype) -> Quantized:
+    """A matrix [out, in] rounded to nearest in groups of 32."""
+    rows = gguf.quantize(np.ascontiguousarray(values.float().numpy()), GGMLQuantizationType[kind.upper()])
+    return Quantized(kind, torch.from_numpy(rows), dtype)
+
+
+def _report(left: Mapping[str, str], dtype: torch.dtype) -> None:
+    """Says which matrices are computed in `dtype`, by the reason."""
+    for reason, count in Counter(left.values()).items():
+        names = [name for name in left if left[name] == reason]
+        log.warning(
+            "%d matrices (%s) are widened to %s: %s%s",
+            count,
+            reason,
+            str(dtype).removeprefix("torch."),
+            ", ".join(names[:3]),
+            " ..." if count > 3 else "",
+        )

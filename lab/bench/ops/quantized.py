@@ -1,0 +1,60 @@
+"""Products of quantized weights: each of the embedded model's layer, beside the same product of the widened weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.model.ops import Linear
+from engine.model.ops_cpu import CpuOps
+from engine.model.quantized import GROUP, GROUP_BYTES, Quantized
+from lab.bench.common.results import Row
+from lab.bench.ops.products import HIDDEN, ROTATE_BYTES, SHAPES, VOCAB, limits, per_call
+
+LARGEST_HEAD = 32
+"""Rows: nobody asks for the logits of more."""
+
+
+def quantized_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.dtype) -> list[Row]:
+    """Microseconds of a product; the limit is its bytes of weights at the rate at which this machine reads."""
+    torch.set_num_threads(threads)
+    read = limits(threads, level, dtype)["read"]
+    where = f"{level}, {str(dtype).removeprefix('torch.')}, {threads} threads"
+    found = []
+    for name, shape in (SHAPES | {"head": (VOCAB, HIDDEN)}).items():
+        counts = [m for m in rows if name != "head" or m <= LARGEST_HEAD]
+        item = dtype.itemsize * GROUP
+        wide = _made(CpuOps(level, dtype), name, shape, item, None, dtype)
+        times = {m: _time(wide, m, shape, dtype) for m in counts}
+        for kind in GROUP_BYTES:
+            linears = _made(CpuOps(level, dtype, quantized=True), name, shape, GROUP_BYTES[kind], kind, dtype)
+            floor = shape[0] * shape[1] / GROUP * GROUP_BYTES[kind] / read / 1e3
+            for m in counts:
+                ours = _time(linears, m, shape, dtype)
+                case = f"{name} {kind}, {m} rows, {where}"
+                found.append(Row(case, "time", "us", ours, {"widened": times[m]}, {"read": floor}))
+    return found
+
+
+def random_weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Quantized:
+    groups = torch.randint(0, 256, (shape[0], shape[1] // GROUP, GROUP_BYTES[kind]), dtype=torch.uint8)
+    groups[..., :2] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
+    groups[..., 2:4] &= 0x3F  # the minimum of q4_1: below 2
+    return Quantized(kind, groups.view(shape[0], -1), dtype)
+
+
+def _made(
+    ops: CpuOps, name: str, shape: tuple[int, int], item: int, kind: str | None, dtype: torch.dtype
+) -> list[Linear]:
+    """So many of one product that few are in a cache; `item`: bytes of a group."""
+    count = max(1, ROTATE_BYTES * GROUP // (item * shape[0] * shape[1]))
+    weight = torch.randn(shape).to(dtype) if kind is None else random_weight(kind, shape, dtype)
+    if name == "head":
+        return [ops.vocabulary(weight).logits for _ in range(count)]
+    make = ops.gated_linear if name == "gate_up" else ops.linear
+    return [make(weight) for _ in range(count)]
+
+
+def _time(linears: Sequence[Linear], rows: int, shape: tuple[int, int], dtype: torch.dtype) -> float:
+    return 1e6 * per_call(linears if rows <= 32 else linears[:4], torch.randn(rows, shape[1]).to(dtype))

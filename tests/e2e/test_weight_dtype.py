@@ -1,0 +1,72 @@
+"""A node with quantized weights gives the tokens of the model with these weights; what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attention import choose
+from attention.cpu.level import levels_here
+from engine.checkpoint.model_source import describe
+from engine.checkpoint.quantized_weights import load_quantized
+from engine.config.config import EMBEDDED_MODEL
+from engine.model.decoder import Model
+from engine.model.ops_choice import choose_ops
+from engine.step.runner import Runner
+from tests.e2e.conftest import Start, complete, settled
+from tests.e2e.test_start import run
+from tests.engine.model.test_model import greedy
+
+QUESTION = "What is the capital of France?"
+SIZES = ("--max-model-len", "1024", "--kv-cache-bytes", "100M", "--num-threads", "1", "--dtype", "float32")
+NEW_TOKENS = 12
+
+
+def in_process(weight_dtype: str, prompt: list[int]) -> list[int]:
+    """What a node computes, without the node around it. Not compared with `auto`: two of its first tokens are as good
+    as tied (25.33 and 25.24), and rounded rows decide otherwise."""
+    torch.set_num_threads(1)
+    source, dtype = describe(EMBEDDED_MODEL), torch.float32
+    config = source.config
+    ops = choose_ops("cpu", "cpu", dtype, quantized=True)
+    model = Model(config, load_quantized(source, weight_dtype, dtype), choose("auto", "cpu"), ops=ops)
+    pool = torch.zeros(8, config.num_layers, 2, config.num_kv_heads, 16, config.head_size, dtype=dtype)
+    return greedy(Runner(model, pool, 16), prompt, NEW_TOKENS, [len(prompt)], list(range(8)))
+
+
+@pytest.mark.skipif(not levels_here(), reason="CpuOps needs x86 with AVX2, or aarch64")
+@pytest.mark.parametrize(("weight_dtype", "kinds"), [("stored", "q4_1 and q8_0"), ("int8", "q8_0")])
+def test_a_node_answers_as_its_model(start: Start, embedded_tokenizer: Any, weight_dtype, kinds):
+    prompt = list(embedded_tokenizer.chat([{"role": "user", "content": QUESTION}]))
+    expected = embedded_tokenizer.decode(in_process(weight_dtype, prompt), skip_special_tokens=True)
+    with start("mixed=1", *SIZES, "--weight-dtype", weight_dtype) as cluster:
+        answer = complete(cluster.nodes[0].url, prompt, NEW_TOKENS, ignore_eos=True)
+        assert answer["choices"][0]["text"] == expected
+        assert f"weight matrices in {kinds}: " in "\n".join(cluster.nodes[0].last_lines(200))
+        settled(cluster)
+
+
+@pytest.mark.skipif(not levels_here(), reason="CpuOps needs x86 with AVX2, or aarch64")
+def test_stored_weights_work_with_nodes_that_widen_them(start: Start, embedded_tokenizer: Any):
+    """They are the same weights: one cluster, KV of one node used by the other."""
+    prompt = list(embedded_tokenizer.chat([{"role": "user", "content": QUESTION}]))
+    role_flags = {"prefill": ["--weight-dtype", "stored"]}
+    with start("prefill=1,decode=1", *SIZES, role_flags=role_flags) as cluster:
+        answer = complete(cluster["decode-0"].url, prompt, NEW_TOKENS, ignore_eos=True)
+        assert answer["usage"]["completion_tokens"] == NEW_TOKENS
+        settled(cluster)
+
+
+def test_other_weights_do_not_join(start: Start, tiny_model):
+    with start("store=1", *tiny_model) as cluster:
+        door = cluster.nodes[0].url.removeprefix("http://")
+        code, told = run(*tiny_model, "--role", "store", "--port", "0", "--join", door, "--weight-dtype", "int8")
+        assert code == 2 and "start this node with the same model and --weight-dtype" in told.splitlines()[-1]
+
+
+def test_stored_needs_a_gguf_file(tiny_model):
+    code, told = run(*tiny_model, "--port", "0", "--weight-dtype", "stored")
+    assert code == 2 and "Traceback" not in told
+    assert "--weight-dtype stored: " in told and "is not a GGUF file; use int8, int4 or auto" in told.splitlines()[-1]
