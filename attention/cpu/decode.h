@@ -20,7 +20,7 @@ static inline int padded(int size) { return (size + 31) / 32 * 32; }
 
 constexpr float RAISE = 8;  // log2: see flash.h
 
-// Sums that stay in registers, beside their factors: of KEYS keys x GROUP heads for scores, of GROUP heads x PARTS
+// Sums that stay in registers next to their factors: of KEYS keys x GROUP heads for scores, of GROUP heads x PARTS
 // vectors for weights times V. AVX2 has 16 registers, the others have 32.
 constexpr bool FEW = WIDTH == 8;
 template <int GROUP> constexpr int keys_at_once() {

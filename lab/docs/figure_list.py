@@ -244,9 +244,9 @@ FIGURES = (
     Figure(
         "ops",
         "ops-steps-2-threads",
-        "scripts/bench.py ops",
+        "scripts/bench.py ops --only steps --threads 2",
         {"step": "step"},
-        compared_with=("TorchOps",),
+        compared_with=("TorchOps", "bfloat16"),
     ),
 )
 

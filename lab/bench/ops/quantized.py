@@ -1,4 +1,4 @@
-"""Products of quantized weights: each of the embedded model's layer, beside the same product of the widened weight."""
+"""Products of quantized weights: those of one layer of the embedded model, and the same products of widened weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.bench.common.results import Row
 from lab.bench.ops.products import HIDDEN, ROTATE_BYTES, SHAPES, VOCAB, limits, per_call
 
 LARGEST_HEAD = 32
-"""Rows: nobody asks for the logits of more."""
+"""Maximum rows of a product with the vocabulary: a step needs the logits of few tokens."""
 
 
 def quantized_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.dtype) -> list[Row]:
@@ -47,7 +47,7 @@ def random_weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Quan
 def _made(
     ops: CpuOps, name: str, shape: tuple[int, int], item: int, kind: str | None, dtype: torch.dtype
 ) -> list[Linear]:
-    """So many of one product that few are in a cache; `item`: bytes of a group."""
+    """Copies of one weight, enough of them to exceed the caches; `item`: bytes of a group."""
     count = max(1, ROTATE_BYTES * GROUP // (item * shape[0] * shape[1]))
     weight = torch.randn(shape).to(dtype) if kind is None else random_weight(kind, shape, dtype)
     if name == "head":

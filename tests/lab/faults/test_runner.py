@@ -44,7 +44,7 @@ def test_the_result_tells_flags_rows_and_what_was_wrong(tmp_path, capsys):
 
 
 def test_a_scenario_takes_the_model_that_nodes_serve_by_default(tmp_path):
-    """With random weights alone it would show nothing about the shape and the model that everybody starts with."""
+    """Runs with random weights alone would say nothing about the default shape and model."""
     flags = {name: Run(Namespace(model=name), [], tmp_path).model_flags() for name in (EMBEDDED, TINY, "a/path")}
     assert flags[EMBEDDED] == ["--dtype", "float32"]
     assert flags["a/path"] == ["--model", "a/path", "--dtype", "float32"]
