@@ -174,6 +174,7 @@ MAY_TORCH = (
     "engine.model.quantized",
     "engine.loading.rank_processes",
     "engine.loading.rank_worker",
+    "engine.sampling.race",
     "engine.sampling.rejection",
     "engine.model.rope",
     "engine.step.runner",
