@@ -65,6 +65,7 @@ class Attempts:
         """Continue an attempt whose acceptor was lost. Returns False if no decode node keeps one."""
         if not await self._adoption.adopt(flight, self._placer.decode_nodes()):
             return False
+        flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
         flight.persistence.begun()
         self._log.adopted(flight)
@@ -86,6 +87,7 @@ class Attempts:
         placed = await self._placer.place(request, flight.avoid, new=not flight.persistence.promised)
         placement = placed.placement
         self._log.placed(flight, placed)
+        flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}

@@ -41,6 +41,7 @@ class Flight:
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
+    begun: float = 0.0  # when the current attempt was placed; before last_token if the attempt has made a token
     adopted: str | None = None  # the attempt of another acceptor that this flight continues
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
