@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -93,6 +94,8 @@ class Node:
         self.process.wait()
 
 
+_parent = ThreadPoolExecutor(1, thread_name_prefix="parent-of-nodes")
+
 started: list[Node] = []
 """Every node that this process has started; the tests look into their logs."""
 
@@ -100,16 +103,23 @@ started: list[Node] = []
 def spawn(name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping[str, str]) -> Node:
     """Start `argv` with its stderr in NAME.log (appended) and its stdout in NAME.out.
 
-    It gets a separate session, so Ctrl-C reaches only the launcher, and it dies with the thread that calls this:
-    util-linux's setpriv asks the kernel for SIGTERM at the parent's death and then becomes the node.
+    It gets a separate session, so Ctrl-C reaches only the launcher, and it dies with this process: util-linux's setpriv
+    asks the kernel for SIGTERM at the parent's death and then becomes the node. The kernel counts the end of the thread
+    that forked as that death, so all nodes come from one thread that lives as long as this process.
     """
     setpriv = shutil.which("setpriv")
     guard = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
     log, out = run_dir / f"{name}.log", run_dir / f"{name}.out"
     with log.open("ab") as stderr, out.open("wb") as stdout:
-        process = subprocess.Popen(
-            [*guard, *argv], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, start_new_session=True
-        )
+        process = _parent.submit(
+            subprocess.Popen,
+            [*guard, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            start_new_session=True,
+        ).result()
     node = Node(name, role, list(argv), log, out, process, time.monotonic())
     started.append(node)
     return node
