@@ -9,7 +9,15 @@ from lab.docs.figures import Figure, Line, Result, number, summary
 ENGINE = "scripts/bench.py engine --rounds 1 --peers vllm --peer-python vllm=VENV/bin/python"
 TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
-FAULTS = {"streams cut": "streams cut", "reconnects": "reconnects", "longest pause p99": "longest pause, p99, s"}
+FAULTS = {
+    "streams cut": "streams cut",
+    "reconnects": "reconnects",
+    "longest pause p99": "longest pause, p99, s",
+    "longest wait for a first token": "longest wait for a first token, s",
+}
+NO_STREAM = "none"
+"""The cell of a pause or wait where no stream was cut, or where all streams had their first token already."""
+
 
 FIGURES = (
     Figure(
@@ -121,9 +129,14 @@ FIGURES = (
         },
         timed=False,
     ),
-    Figure("kill-roles", "kill-roles", "scripts/faults.py kill-roles", FAULTS, timed=False),
+    Figure("kill-roles", "kill-roles", "scripts/faults.py kill-roles", FAULTS, timed=False, without=NO_STREAM),
     Figure(
-        "kill-roles-single", "kill-roles-single", "scripts/faults.py kill-roles --shape single", FAULTS, timed=False
+        "kill-roles-single",
+        "kill-roles-single",
+        "scripts/faults.py kill-roles --shape single",
+        FAULTS,
+        timed=False,
+        without=NO_STREAM,
     ),
     Figure(
         "cut-nodes",
@@ -136,6 +149,7 @@ FIGURES = (
             "heal to one cluster": "one cluster again after, s",
         },
         timed=False,
+        without=NO_STREAM,
     ),
     Figure(
         "rolling-restart",

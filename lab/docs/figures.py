@@ -76,7 +76,8 @@ class Figure:
     metrics: Mapping[str, str]  # name in the file -> name on the page
     cases: str = ".*"  # pattern
     compared_with: Sequence[str] = ()
-    timed: bool = True  # False: counts and virtual time, which do not depend on the machine
+    timed: bool = True  # False: counts, virtual time or pauses, for which the CPU does not matter
+    without: str = "missing"  # the cell of a row without a value
     scale: Mapping[str, float] = field(default_factory=dict)  # metric -> factor
 
     def render(self, folder: Path = RESULTS) -> str:
@@ -88,7 +89,7 @@ class Figure:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
         for case in result.cases(self.cases):
             known = {row["metric"]: row for row in result.rows if row["case"] == case}
-            cells = [number(self._value(known[name])) if name in known else "" for name in self.metrics]
+            cells = [number(self._value(known[name]), self.without) if name in known else "" for name in self.metrics]
             if any(cells):
                 lines.append(f"| {case} | " + " | ".join(cells) + " |")
         return lines
@@ -138,10 +139,10 @@ def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
     return "\n".join(out)
 
 
-def number(value: float | None) -> str:
-    """A number in a table: three significant digits, or all digits of a whole number."""
+def number(value: float | None, without: str = "missing") -> str:
+    """A number in a table: three significant digits, or all digits of a whole number; `without` for None."""
     if value is None:
-        return "missing"
+        return without
     if float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -157,7 +158,9 @@ def caption(result: Result, command: str, timed: bool = True) -> str:
     """The origin of a table."""
     here = result.machine
     parts = [f"`{command}`", f"`lab/results/{result.path.name}`", f"commit `{result.commit[:7]}`"]
-    if timed:
+    if not timed:
+        parts += [] if here.get("quiet", True) else ["**machine busy**"]
+    else:
         features = ", ".join(here.get("cpu_features", ()))
         cpu = f"{here['cpu']} ({features})" if "cpu" in here else "a CPU with AMX (the file does not name it)"
         parts.append(f"{here.get('cores', 2)} cores of {cpu}")

@@ -66,6 +66,39 @@ def test_a_busy_machine_is_marked(tmp_path):
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py")
 
 
+def test_a_busy_machine_is_marked_under_tables_of_counts_and_pauses_too(tmp_path):
+    written(tmp_path, "2026-01-01-x.json", load_before=2.0, quiet=False)
+    assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
+    written(tmp_path, "2026-02-01-x.json")
+    assert "busy" not in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
+
+
+def test_a_row_without_a_value_says_what_that_means(tmp_path):
+    path = written(tmp_path, "2026-01-01-x.json")
+    path.write_text(path.read_text().replace("5.0", "null"))
+    assert Figure("f", "x", "scripts/x.py", {"t": "t"}).render(tmp_path).splitlines()[2] == "| a | missing |"
+    figure = Figure("f", "x", "scripts/x.py", {"t": "t"}, without="none")
+    assert figure.render(tmp_path).splitlines()[2] == "| a | none |"
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_what_is_published_is_of_a_quiet_machine_or_says_that_it_was_busy(figure):
+    result = Result.newest(figure.result)
+    if "quiet" not in result.machine:
+        assert not figure.timed, "a time without the load of its machine"
+    elif not result.machine["quiet"]:
+        assert "**machine busy**" in figure.render()
+
+
+@pytest.mark.parametrize(
+    "figure", [one for one in FIGURES if one.command.startswith("scripts/faults.py")], ids=lambda figure: figure.name
+)
+def test_the_command_under_a_table_of_faults_is_the_one_of_its_run(figure):
+    config = Result.newest(figure.result).config
+    said = dict(re.findall(r"--([a-z-]+) ([^\s-]\S*)", figure.command))
+    assert {flag: str(config[flag.replace("-", "_")]) for flag in said} == said
+
+
 def test_only_what_is_between_the_marks_changes():
     page = "before\n<!-- figure: f -->\nold\n<!-- end -->\nafter\n"
     assert filled(page, {"f": lambda: "new"}) == page.replace("old", "new")
