@@ -12,6 +12,9 @@ import pytest
 
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
+from tests.forked_nodes import forked_nodes
+
+__all__ = ["forked_nodes"]
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -36,12 +39,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """start("prefill=1,decode=1", "--flag", ...) -> a running LocalCluster as a context manager; its logs are printed
     when the test fails inside it."""
 
-    env = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}  # not the user's
-
     @contextmanager
     def cluster(nodes: str, *flags: str, **options: Any) -> Iterator[LocalCluster]:
         run_dir = tmp_path_factory.mktemp("cluster")
-        with LocalCluster(nodes, flags, run_dir=run_dir, **{"env": env} | options) as running:
+        with LocalCluster(nodes, flags, run_dir=run_dir, **options) as running:
             try:
                 yield running
             except BaseException:
