@@ -4,10 +4,23 @@ the end of the run says how many, and how to run them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import pytest
 
 REASON = "heavy: scripts/test --all runs it"
+
+
+def one_in(count: int, *axes: Sequence[Any]) -> list[Any]:
+    """Parameters of a test: every combination of the values of the axes. One in `count` is not heavy: the sum of its
+    places on the axes is a multiple of it. So each pair of values of two axes occurs in one that is not heavy, if there
+    is another axis with at least `count` values."""
+    params = []
+    for chosen in product(*(enumerate(axis) for axis in axes)):
+        heavy = sum(place for place, _ in chosen) % count
+        params.append(pytest.param(*(value for _, value in chosen), marks=[pytest.mark.heavy] if heavy else []))
+    return params
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

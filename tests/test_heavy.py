@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
+
+from tests.heavy import one_in
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
@@ -21,6 +24,14 @@ def test_long(number):
 def test_short():
     pass
 """
+
+
+def test_every_pair_of_values_is_left():
+    axes = "abcd", "xyz", "123"
+    left = [tuple(param.values) for param in one_in(3, *axes) if not param.marks]
+    assert len(left) * 3 == len(one_in(3, *axes)) == 36
+    for i, j in combinations(range(3), 2):
+        assert {(values[i], values[j]) for values in left} == set(product(axes[i], axes[j]))
 
 
 @pytest.mark.parametrize(
