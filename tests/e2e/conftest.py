@@ -73,41 +73,6 @@ def embedded_tokenizer() -> Any:
     return Tokenizer.load(describe("smollm2-135m-instruct"))
 
 
-@pytest.fixture(scope="session")
-def transformers_model() -> Any:
-    """The embedded model in transformers, float32, with weights it read itself."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    from engine.checkpoint.model_source import describe
-
-    path = str(describe("smollm2-135m-instruct").path)
-    with torch.device("meta"):
-        names_only = LlamaForCausalLM(LlamaConfig(num_hidden_layers=30))
-    loaded = load_gguf_checkpoint(path, return_tensors=True, model_to_load=names_only)
-    model = LlamaForCausalLM(LlamaConfig(**loaded["config"])).eval()
-    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
-    assert missing == ["lm_head.weight"] and not unexpected
-    return model
-
-
-@pytest.fixture(scope="session")
-def transformers_greedy(transformers_model: Any) -> Callable[[list[int], int], list[int]]:
-    """(prompt ids, count) -> the next `count` ids by transformers, greedy."""
-    import torch
-
-    model = transformers_model
-
-    @torch.inference_mode()
-    def greedy(prompt: list[int], count: int) -> list[int]:
-        ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
-        return out[0, len(prompt) :].tolist()
-
-    return greedy
-
-
 def complete(url: str, prompt: str | list[int], max_tokens: int = 16, **body: Any) -> dict[str, Any]:
     """One greedy completion; the answer's body with its request id under "id"."""
     body = {"model": model_of(url), "prompt": prompt, "max_tokens": max_tokens, "temperature": 0} | body

@@ -37,7 +37,9 @@ def in_process(weight_dtype: str, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.skipif(not levels_here(), reason="CpuOps needs x86 with AVX2, or aarch64")
-@pytest.mark.parametrize(("weight_dtype", "kinds"), [("stored", "q4_1 and q8_0"), ("int8", "q8_0")])
+@pytest.mark.parametrize(
+    ("weight_dtype", "kinds"), [("stored", "q4_1 and q8_0"), pytest.param("int8", "q8_0", marks=pytest.mark.heavy)]
+)
 def test_a_node_answers_as_its_model(start: Start, embedded_tokenizer: Any, weight_dtype, kinds):
     prompt = list(embedded_tokenizer.chat([{"role": "user", "content": QUESTION}]))
     expected = embedded_tokenizer.decode(in_process(weight_dtype, prompt), skip_special_tokens=True)
