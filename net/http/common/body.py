@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -19,6 +19,9 @@ LONG_BODY_BYTES = 16 << 10
 
 MAX_VALUES = 300_000
 """Per body: at most 30 ms of parsing. A prompt of this many token ids exceeds every model's context."""
+
+MAX_DEPTH = 100
+"""Levels of lists and objects in a body, and in JSON text inside it: libraries that read it later stop at 128."""
 
 
 async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
@@ -46,6 +49,21 @@ def _check_values(raw: bytes) -> None:
         raise ApiError(413, message, code="request_too_large")
 
 
+def _check_depth(body: dict[str, Any]) -> None:
+    for name, value in body.items():
+        if deeper_than(MAX_DEPTH - 1, value):
+            raise bad_request(f"{name[:80]}: nested more than {MAX_DEPTH} levels deep in the body", name[:80])
+
+
+def deeper_than(levels: int, value: Any) -> bool:
+    """Whether lists and objects in `value` are nested more than `levels` deep."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        children = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [child for some in children for child in some if isinstance(child, dict | list)]
+    return bool(level)
+
+
 def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
     try:
         parsed = orjson.loads(raw)
@@ -53,6 +71,8 @@ def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
         raise bad_request(f"the body is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise bad_request("the body must be a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+        _check_depth(parsed)
     try:
         return kind.model_validate(parsed)
     except ValidationError as error:

@@ -141,6 +141,14 @@ class CompletionBody(Generation):
         return self
 
 
+def _text_of(part: Any) -> str:
+    """The text of a content part. Raises ValueError."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+        raise ValueError('every content part must be {"type": "text", "text": "..."}, or a refusal in the same form')
+    return str(part[kind])
+
+
 class Message(BaseModel):
     """One chat message; fields other than role and content are passed to the template unchanged."""
 
@@ -155,16 +163,20 @@ class Message(BaseModel):
     def _as_objects(cls, calls: list[Any] | None) -> list[Any] | None:
         return None if calls is None else spelt_for_templates(calls)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _always_text(cls, message: Any) -> Any:
+        """A message without content, such as a call, has an empty one for templates; a refusal has its text."""
+        if not isinstance(message, dict) or message.get("content") is not None:
+            return message
+        refusal = message.get("refusal")
+        return message | {"content": refusal if isinstance(refusal, str) else ""}
+
     @field_validator("content")
     @classmethod
     def _text_only(cls, content: str | list[Any] | None) -> str | None:
         """Content parts become one string: templates of text models expect a string."""
-        if not isinstance(content, list):
-            return content
-        for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ValueError('every content part must be {"type": "text", "text": "..."}')
-        return "\n".join(part["text"] for part in content)
+        return "\n".join(map(_text_of, content)) if isinstance(content, list) else content
 
 
 MAX_MESSAGES = 4096

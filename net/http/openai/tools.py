@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from net.http.common.body import MAX_DEPTH, deeper_than
+
 BEGIN, END = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
 
@@ -53,13 +55,16 @@ def _with_object(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError('each element of tool_calls must be {"function": {"name": "...", "arguments": "..."}, ...}')
-    arguments = function.get("arguments")
+    arguments, name = function.get("arguments"), function["name"][:80]
     if not isinstance(arguments, str):
         return call
     try:
-        return {**call, "function": {**function, "arguments": orjson.loads(arguments or "{}")}}
+        parsed = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"tool_calls: arguments of {function['name'][:80]!r} are not JSON: {error}") from None
+        raise ValueError(f"tool_calls: arguments of {name!r} are not JSON: {error}") from None
+    if deeper_than(MAX_DEPTH, parsed):
+        raise ValueError(f"tool_calls: arguments of {name!r} are nested more than {MAX_DEPTH} levels deep")
+    return {**call, "function": {**function, "arguments": parsed}}
 
 
 def schema_of_call(tools: Sequence[Tool]) -> str:
@@ -71,7 +76,9 @@ def schema_of_call(tools: Sequence[Tool]) -> str:
         required = ["name", "arguments"]
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
-    parameters = {str(at): _resource(tool.function.parameters or {"type": "object"}, at) for at, tool in enumerate(tools)}
+    parameters = {
+        str(at): _resource(tool.function.parameters or {"type": "object"}, at) for at, tool in enumerate(tools)
+    }
     call = {"anyOf": [one(at, tool) for at, tool in enumerate(tools)], "$defs": parameters}
     return orjson.dumps(call).decode()
 

@@ -23,6 +23,21 @@ def chat(**fields: Any) -> bytes:
     return orjson.dumps({"messages": USER, "max_tokens": 2} | fields)
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A schema of so many objects, each a property of the one before."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels - 1):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def deep_format(levels: int) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": deep(levels)}}
+
+
+DEEP_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 300 + "]" * 300}}
+
+
 @pytest.fixture
 async def api():
     async with serving(FakeFrontend(), max_body_bytes=1 << 20) as url, aiohttp.ClientSession(url) as session:
@@ -90,6 +105,17 @@ BAD = {
     "crash, stream": (COMPLETIONS, completion(prompt="!crash", stream=True), 500, None),
     "late crash, whole": (COMPLETIONS, completion(prompt="!late", max_tokens=9), 500, None),
     "end without reason": (COMPLETIONS, completion(prompt="!silent-end", max_tokens=9), 500, None),
+    "deep schema": (COMPLETIONS, completion(guided_json=deep(127)), 400, "guided_json"),
+    "deep tools": (CHAT, chat(tools=[{"type": "function", "function": {"name": "f", "x": deep(60)}}]), 400, "tools"),
+    "deep format": (CHAT, chat(response_format=deep_format(120)), 400, "response_format"),
+    "deep template argument": (CHAT, chat(chat_template_kwargs=deep(120)), 400, "chat_template_kwargs"),
+    "deep arguments": (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [DEEP_CALL]}]), 400, "messages"),
+    "refusal without text": (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "refusal"}]}]),
+        400,
+        "messages",
+    ),
     "no messages": (CHAT, b"{}", 400, "messages"),
     "empty messages": (CHAT, chat(messages=[]), 400, "messages"),
     "message without role": (CHAT, chat(messages=[{"content": "x"}]), 400, "messages.0.role"),
@@ -145,6 +171,25 @@ async def test_nulls_and_harmless_fields_are_accepted(api):
         assert response.status == 200, "the best 2 of 2"
 
 
+async def test_deep_schemas_within_the_limit_are_served(api):
+    async with api.post(COMPLETIONS, data=completion(guided_json=deep(50)), headers=JSON) as response:
+        assert response.status == 200
+
+
+async def test_messages_without_content_and_refusals_have_a_text():
+    frontend = FakeFrontend()
+    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    contents = [{"content": None}, {}, {"content": None, "refusal": "no"}, {"content": parts}, {"content": "x"}]
+    messages = [{"role": "assistant", **content} for content in contents]
+    async with (
+        serving(frontend) as url,
+        aiohttp.ClientSession(url) as session,
+        session.post(CHAT, data=chat(messages=messages), headers=JSON) as response,
+    ):
+        assert response.status == 200
+    assert [message["content"] for message in frontend.rendered[0][0]] == ["", "", "no", "a\nb", "x"]
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 async def test_other_content_types(api, kind):
     async with api.post(COMPLETIONS, data=completion(), headers={"Content-Type": kind}) as response:
@@ -164,7 +209,10 @@ async def test_broken_compression(api):
     [
         ("/chat/completions", "did you mean /v1/chat/completions? A client's base URL is"),
         ("/v1/v1/completions", "did you mean /v1/completions?"),
-        ("/v1/responses", "the Responses API is not served, use /v1/chat/completions"),
+        ("/v1/completions/", "did you mean /v1/completions?"),
+        ("/V1//Chat/Completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/tokenize", "did you mean /tokenize?"),
         ("/v1/rerank", "GET /openapi.json lists all routes"),
     ],
 )

@@ -101,6 +101,7 @@ def _objects(part):
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 TOOL = {"type": "function", "function": {"name": "f"}}
 PART = {"type": "text", "text": "x"}
+REFUSAL = {"type": "refusal", "refusal": "no"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED = [{"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "user", "content": "x"}]
 MOST = 2**63 - 1
@@ -117,6 +118,7 @@ GOOD = {
     "named model": (COMPLETIONS, completion(model="fake", user=5, metadata=[], suffix="")),
     "extremes": (COMPLETIONS, completion(temperature=1e308, repetition_penalty=1e-308, top_k=MOST, min_tokens=2)),
     "parts": (CHAT, chat(messages=[{"role": "user", "content": [PART, PART], "name": "me"}])),
+    "a refusal": (CHAT, chat(messages=[{"role": "assistant", "content": [PART, REFUSAL]}, *CALLED])),
     "an earlier call": (CHAT, chat(messages=CALLED)),
     "forced": (CHAT, chat(tools=[TOOL], tool_choice="required")),
     "named tool": (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})),
