@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from net.http.common.errors import ApiError, bad_request, from_validation
 from net.http.common.limits import read_timeout_key
+from net.http.common.unknown import ignored_key, ignores_key
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -37,7 +38,12 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
         message = f"the request body did not arrive within {seconds:g} s (--read-timeout-ms)"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
     _check_values(raw)
-    body = _parsed(raw, kind) if len(raw) <= LONG_BODY_BYTES else await asyncio.to_thread(_parsed, raw, kind)
+    ignored: list[str] | None = [] if request.app[ignores_key] else None
+    if len(raw) <= LONG_BODY_BYTES:
+        body = _parsed(raw, kind, ignored)
+    else:
+        body = await asyncio.to_thread(_parsed, raw, kind, ignored)
+    request[ignored_key] = ignored or ()
     return body, len(raw)
 
 
@@ -64,7 +70,8 @@ def deeper_than(levels: int, value: Any) -> bool:
     return bool(level)
 
 
-def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
+def _parsed(raw: bytes, kind: type[BodyT], ignored: list[str] | None = None) -> BodyT:
+    """`ignored`: gets the names of unknown fields; None: they are refused."""
     try:
         parsed = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -74,7 +81,7 @@ def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(parsed)
     try:
-        return kind.model_validate(parsed)
+        return kind.model_validate(parsed, context=ignored)
     except ValidationError as error:
         refused = from_validation(error)
     try:

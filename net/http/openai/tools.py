@@ -19,6 +19,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from net.http.common.body import MAX_DEPTH, deeper_than
+from net.http.openai.fields import Known
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
@@ -36,9 +37,7 @@ class Function(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class Tool(Known):
     type: Literal["function"]
     function: Function
 

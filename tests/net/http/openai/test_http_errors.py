@@ -40,7 +40,8 @@ DEEP_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments
 
 @pytest.fixture
 async def api():
-    async with serving(FakeFrontend(), max_body_bytes=1 << 20) as url, aiohttp.ClientSession(url) as session:
+    limits = {"max_body_bytes": 1 << 20, "ignore_unknown": False}
+    async with serving(FakeFrontend(), **limits) as url, aiohttp.ClientSession(url) as session:
         yield session
 
 
@@ -169,6 +170,36 @@ async def test_nulls_and_harmless_fields_are_accepted(api):
         assert response.status == 200
     async with api.post(COMPLETIONS, data=completion(n=2, best_of=2), headers=JSON) as response:
         assert response.status == 200, "the best 2 of 2"
+
+
+UNKNOWN = {
+    "a field": (COMPLETIONS, completion(wibble=1, ignore_eos=False), "wibble"),
+    "fields of parts": (COMPLETIONS, completion(stream_options={"x": 1, "include_usage": True}, y=None), "x"),
+    "of a stream": (CHAT, chat(stream=True, thinking={"type": "enabled"}), "thinking"),
+    "of a tool": (
+        CHAT,
+        chat(tools=[{"type": "function", "function": {"name": "f"}, "cache_control": {}}]),
+        "cache_control",
+    ),
+    "many": (
+        COMPLETIONS,
+        completion(**{f"a{i}": 1 for i in range(50)}),
+        ", ".join(f"a{i}" for i in range(16)) + ", ...",
+    ),
+    "a bad name": (COMPLETIONS, completion(**{"x\r\nSet-Cookie: é" + "y" * 99: 1}), "x??Set-Cookie???" + "y" * 48),
+    "none": (COMPLETIONS, completion(user="x"), None),
+    "of messages, which the template gets": (CHAT, chat(messages=[USER[0] | {"name": "me"}]), None),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+async def test_unknown_fields_are_ignored_and_named(case):
+    path, body, named = UNKNOWN[case]
+    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+        async with session.post(path, data=body, headers=JSON) as response:
+            assert (response.status, response.headers.get("X-Ignored-Fields")) == (200, named)
+        async with session.post(path, data=completion(response_format={"type": "text", "x": 1}), headers=JSON) as wrong:
+            assert wrong.status == 400, "a field that may say how the answer looks is never ignored"
 
 
 async def test_deep_schemas_within_the_limit_are_served(api):
