@@ -6,7 +6,6 @@ the decision, because stale gossip alone would send every acceptor to the same n
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,10 +87,15 @@ class Placer:
         members = [known.members[i] for i in asked] + known.strangers
         told = {known.view.ids[i]: int(matched[i]) for i in asked}
         question = Question(keys, horizon_s(begun, demand, known.view), told)
-        pooled, answers = await asyncio.gather(self._pooled(keys), self._prober.ask(members, question, known))
+        asking = self._prober.begin(members, question, known)
+        try:
+            pooled = await self._pooled(keys)
+            answers = await asking.answers()
+        finally:
+            asking.stop()
         now = time.monotonic()
         view = self._neighbours.answered(now, known, answers, bool(asked))
-        held = int(matched.max(initial=0.0))  # tokens on the best node
+        held = 0 if matched is known.view.none else int(matched.max(initial=0.0))  # tokens on the best node
         if asked or not known.members:
             matched = _told(view, answers, told)
             held = max(held, int(matched.max(initial=0.0)))
