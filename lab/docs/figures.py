@@ -82,9 +82,7 @@ class Figure:
         name = self.result or self.name
         result = Result.newest(name, folder)
         lines = self._compared(result) if self.compared_with else self._columns(result)
-        return "\n".join(
-            [*lines, "", caption(result, self.command or f"scripts/bench.py {name}", self.timed)]
-        )
+        return "\n".join([*lines, "", caption(result, self.command or f"scripts/bench.py {name}", self.timed)])
 
     def _columns(self, result: Result) -> list[str]:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
