@@ -214,7 +214,7 @@ void product_of_groups(const Element* x, int64_t stride, Range rows, const Weigh
         for (int64_t g = 0; g < groups; g += chunk)
             tiles(codes.data(), groups, {g, std::min(g + chunk, groups)}, packed + (b * groups + g) * bytes, sums.data(),
                   rows.size());
-        for (int64_t i = 0; i < rows.size(); i++) epilogue(rows.begin + i, b, sums.data() + i * OUTPUTS);
+        finish(rows, b, sums.data(), epilogue);
     }
 }
 
@@ -270,4 +270,12 @@ void widen_output(const uint8_t* packed, int64_t groups, int64_t output, Element
         }
         for (int i = 0; i < GROUP; i += WIDTH) store(y + i, load(values + i));
     }
+}
+
+// Row `output` of a packed weight, not gated -> y [k].
+inline void read_output(const Weight& w, int64_t output, Element* y) {
+    if (w.kind == ELEMENTS)
+        for (int64_t j = 0; j < w.k; j++) y[j] = w.packed[packed_at(w, output, j)];
+    else
+        with_kind(w.kind, [&](auto is) { widen_output<is>((const uint8_t*)w.packed, w.k / GROUP, output, y); });
 }

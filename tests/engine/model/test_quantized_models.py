@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.cpu.level import levels_here
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.config.config import Config
