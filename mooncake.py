@@ -95,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # other each time it was given up (around every kernel). Much below 1 ms they spend more on turns than they save.
     sys.setswitchinterval(GIL_SWITCH_S)
     gc.disable()  # until the node is up
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    limit_spinning()
     try:
         arguments = sys.argv[1:] if argv is None else argv
         if arguments and arguments[0] in COMMANDS:
@@ -115,6 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
         return 2
+
+
+def limit_spinning() -> None:
+    """Unless the environment says otherwise; it has an effect before torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 async def serve(config: Config, source: ModelSource, draft: ModelSource | None, phases: Phases) -> int:

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from engine.checkpoint.gguf_weights import GGUFWeights
 from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.packed_weights import PackedWeights
 from engine.checkpoint.safetensors_weights import SafetensorsWeights
 from engine.checkpoint.weight_cache import WeightCache
 from engine.model.model_config import ModelConfig
@@ -215,6 +216,8 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
             f"{source.name} has no weight files, and the cluster's pooled store does not have its weights: start a "
             "node with --weights-from-store that has them, or give --model a directory with them"
         )
+    if source.quantization is not None:
+        return PackedWeights(source.files, source.config, source.quantization)
     return SafetensorsWeights(source.files, source.config)
 
 

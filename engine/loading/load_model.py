@@ -29,6 +29,7 @@ from engine.core.kv_ready import KV_REGION
 from engine.loading import rank_arenas
 from engine.loading.cuda_memory import CudaMemory
 from engine.loading.rank_processes import RankProcesses
+from engine.loading.weight_type import weight_type
 from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_config import ModelConfig
@@ -165,9 +166,13 @@ def load_rank(
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
-    quantized = config.weight_dtype != "auto"
+    backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
+    weight_dtype = config.weight_dtype
+    if weight_dtype == "auto":
+        weight_dtype = weight_type(source, backend.name, dtype, config.cpu_level)
+    quantized = weight_dtype != "wide"
     if quantized:
-        weights: dict[str, Any] = load_quantized(source, config.weight_dtype, dtype, progress)
+        weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype, progress)
     else:
         weights = load(
             source,
@@ -178,7 +183,6 @@ def load_rank(
             weight_cache(config),
             None if opened is None else nullcontext(opened),
         )
-    backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
     model = Model(
         source.config if shard is None else shard.config,
         weights,

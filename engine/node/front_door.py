@@ -79,6 +79,7 @@ class FrontDoor:
             read_timeout_s=config.read_timeout_ms / 1000,
             rate_limit=config.rate_limit,
             allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
+            ignore_unknown=config.unknown_fields == "ignore",
             version=__version__,
             cluster_key=open_cluster_key(config),
         )

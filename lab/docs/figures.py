@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,31 +71,27 @@ class Figure:
     line per case and metric, and one column with the ratio to each of `compared_with` (peers and limits)."""
 
     name: str
-    result: str
-    command: str
     metrics: Mapping[str, str]  # name in the file -> name on the page
+    result: str = ""  # "" = `name`
+    command: str = ""  # "" = scripts/bench.py RESULT
     cases: str = ".*"  # pattern
     compared_with: Sequence[str] = ()
     timed: bool = True  # False: counts and virtual time, which do not depend on the machine
-    scale: Mapping[str, float] = field(default_factory=dict)  # metric -> factor
 
     def render(self, folder: Path = RESULTS) -> str:
-        result = Result.newest(self.result, folder)
+        name = self.result or self.name
+        result = Result.newest(name, folder)
         lines = self._compared(result) if self.compared_with else self._columns(result)
-        return "\n".join([*lines, "", caption(result, self.command, self.timed)])
+        return "\n".join([*lines, "", caption(result, self.command or f"scripts/bench.py {name}", self.timed)])
 
     def _columns(self, result: Result) -> list[str]:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
         for case in result.cases(self.cases):
             known = {row["metric"]: row for row in result.rows if row["case"] == case}
-            cells = [number(self._value(known[name])) if name in known else "" for name in self.metrics]
+            cells = [number(known[name]["ours"]) if name in known else "" for name in self.metrics]
             if any(cells):
                 lines.append(f"| {case} | " + " | ".join(cells) + " |")
         return lines
-
-    def _value(self, row: Row) -> float | None:
-        factor = self.scale.get(row["metric"], 1)
-        return None if row["ours"] is None else row["ours"] * factor
 
     def _compared(self, result: Result) -> list[str]:
         heads = [head for other in self.compared_with for head in (other, "ratio")]
@@ -113,29 +109,6 @@ class Figure:
                     cells += [number(others[other]) if other in others else "", "" if ratio is None else f"{ratio:.2f}"]
                 lines.append("| " + " | ".join(cells) + " |")
         return lines
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of README's table: ratios or values of some cases of one result."""
-
-    label: str
-    compared_with: str  # the readers' name of the ratio's denominator
-    result: str
-    command: str
-    values: Callable[[Result], Sequence[str]]
-    threads: Callable[[Result], str] | None = None  # how many threads ours kept busy
-
-
-def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
-    """README's table; each line comes from one result, which it names."""
-    out = ["| | ours / theirs | figure | run |", "|---|---|---|---|"]
-    for line in lines:
-        result = Result.newest(line.result, folder)
-        label = line.label if line.threads is None else f"{line.label}; {line.threads(result)}"
-        cells = [f"{label} (`{line.command}`)", line.compared_with, " / ".join(line.values(result))]
-        out.append(f"| {' | '.join(cells)} | {stamp(result)} |")
-    return "\n".join(out)
 
 
 def number(value: float | None) -> str:

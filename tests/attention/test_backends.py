@@ -20,20 +20,23 @@ from lab.bench.attention.grid import (
     points,
     ragged_batch,
 )
+from tests.heavy import one_in
 
 ON_CPU = sorted(backends.keys() - {"triton"})
 """triton takes a GPU or the interpreter: tests/attention/interpreted holds it to the same yardstick."""
 
 FAST = sorted(set(ON_CPU) - {"reference"})
 
+MASKS = [(1, 0.0), (16, 0.0), (20, 0.0), (20, 2.0), (0, 2.0), (10_000, 0.0)]
+"""(window, soft cap)"""
+
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), GEOMETRIES)
-def test_no_further_from_the_truth_than_twice_plain_torch(heads, kv_heads, size, block_size, dtype):
+@pytest.mark.parametrize(("geometry", "block_size", "dtype"), one_in(3, GEOMETRIES, BLOCK_SIZES, DTYPES), ids=str)
+def test_no_further_from_the_truth_than_twice_plain_torch(geometry, block_size, dtype):
     """Written and attended as lab/bench/attention/grid.py wants it."""
+    heads, kv_heads, size = geometry
     for mix in MIXES:
         point = Point(mix, heads, kv_heads, size, block_size, dtype)
         for name in FAST:
@@ -47,12 +50,11 @@ def test_the_quick_grid_with_windows_and_soft_caps(name):
         assert find_fault(made(name), point) is None, point
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("window", "soft_cap"), [(1, 0.0), (16, 0.0), (20, 0.0), (20, 2.0), (0, 2.0), (10_000, 0.0)])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (8, 1, 80)])
+@pytest.mark.parametrize(("mask", "dtype", "geometry"), one_in(2, MASKS, DTYPES, [(9, 3, 64), (8, 1, 80)]), ids=str)
 @pytest.mark.parametrize("backend", FAST)
-def test_windows_and_soft_caps(backend, heads, kv_heads, size, window, soft_cap, dtype):
+def test_windows_and_soft_caps(backend, mask, dtype, geometry):
     """The same rule, for every backend of the CPU."""
+    (window, soft_cap), (heads, kv_heads, size) = mask, geometry
     for name in ("ragged decodes", "prefix and chunk", "everything"):
         case = Case([*MIXES[name], (300, 9)], heads, kv_heads, size, 16, dtype)
         truth = case.run(ReferenceBackend(), torch.float64, window, soft_cap)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from lab.bench.common import machine as here
-from lab.docs.figure_list import BLOCKS, FIGURES, SUMMARY, pages
+from lab.docs.command import tables
+from lab.docs.figure_list import FIGURES
 from lab.docs.figures import MARK, RESULTS, Figure, Result, caption, filled, number
+from lab.docs.summary import BLOCKS, SUMMARY
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("README.md", "docs/performance.md")
@@ -53,7 +55,7 @@ def test_a_table_is_made_from_the_newest_file_alone(tmp_path):
     written(tmp_path, "2026-01-01-x.json", cpu="An older CPU")
     written(tmp_path, "2026-02-01-x.json")
     written(tmp_path, "2026-03-01-x-limited.json", cpu="Another result")
-    figure = Figure("f", "x", "scripts/x.py", {"t": "time"}, compared_with=("p", "gone", "l"))
+    figure = Figure("f", {"t": "time"}, "x", "scripts/x.py", compared_with=("p", "gone", "l"))
     lines = figure.render(tmp_path).splitlines()
     assert lines[2] == "| a: time, us | 5 | 10 | 0.50 | missing |  | 4 | 1.25 |"
     assert lines[3] == "| b: time, us | 1,234 |  |  |  |  |  |  |"
@@ -83,7 +85,7 @@ def test_numbers_have_three_digits():
 def test_every_mark_names_a_figure_and_every_table_is_marked(page):
     text = (ROOT / page).read_text()
     named = [found[2] for found in MARK.finditer(text)]
-    assert named and set(named) <= set(pages()) and len(named) == len(set(named))
+    assert named and set(named) <= set(tables()) and len(named) == len(set(named))
     if page == "docs/performance.md":
         assert "|---" not in MARK.sub("", text), "a table that no result file makes"
         assert set(named) == {figure.name for figure in FIGURES}
