@@ -38,7 +38,11 @@ inline int64_t packed_at(const Weight& w, int64_t output, int64_t input) {
 
 // Row `output` of a packed weight, not gated -> y [k].
 inline void read_output(const Weight& w, int64_t output, Element* y) {
-    for (int64_t j = 0; j < w.k; j++) y[j] = w.packed[packed_at(w, output, j)];
+    for (int64_t first = 0; first < w.k; first += STEP) {
+        const Element* from = w.packed + packed_at(w, output, first);
+        const int64_t count = std::min<int64_t>(STEP, w.k - first);
+        for (int64_t i = 0; i < count; i++) y[first + i] = from[i / 2 * 32 + i % 2];
+    }
 }
 
 // This thread's tile shapes: tiles 0..3 contain the products, 4 and 5 rows of x, 6 and 7 the weight. The destructor
