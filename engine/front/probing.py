@@ -108,7 +108,7 @@ class Prober:
     def _of_word(
         self, member: Member, load: Load, record: NodeRecord, question: Question, known: Known, took: float
     ) -> ProbeAnswer:
-        told = known.of(member.node_id, time.monotonic())
+        gossiped = known.of(member.node_id, time.monotonic())
         return ProbeAnswer(
             member=member,
             record=load.word.onto(record).pack(),
@@ -116,8 +116,8 @@ class Prober:
             ahead=None,
             local_tokens=question.matched.get(member.node_id, 0),
             round_trip_s=took,
-            gossiped_wait_s=None if told is None else told[0],
-            gossip_age_s=None if told is None else told[1],
+            gossiped_wait_s=None if gossiped is None else gossiped[0],
+            gossip_age_s=None if gossiped is None else gossiped[1],
             claimed=load.claimed,
             one_sided=True,
         )
@@ -129,8 +129,8 @@ class Prober:
         load = probed.load
         same_host = load.boot_id == self._boot_id
         self._clocks.observe(member.node_id, sent, time.time(), load.unix_s, same_host)
-        self._links.told(member.node_id, probed.rates.fetch_bytes_per_s, probed.rates.bytes_per_s)
-        told = known.of(member.node_id, begun)
+        self._links.reported(member.node_id, probed.rates.fetch_bytes_per_s, probed.rates.bytes_per_s)
+        gossiped = known.of(member.node_id, begun)
         return ProbeAnswer(
             member=member,
             record=load.record,
@@ -138,8 +138,8 @@ class Prober:
             ahead=(load.step_soon_s, load.step_alone_s, load.decode_s),
             local_tokens=probed.local_tokens,
             round_trip_s=time.monotonic() - begun,
-            gossiped_wait_s=None if told is None else told[0],
-            gossip_age_s=None if told is None else told[1],
+            gossiped_wait_s=None if gossiped is None else gossiped[0],
+            gossip_age_s=None if gossiped is None else gossiped[1],
             claimed=load.claimed,
         )
 

@@ -131,7 +131,9 @@ class Node:
         self.leaving = Leaving(config, self.gossip, self.serving)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
         watch(metrics, peers, blocks)
-        self.supervisor = Supervisor(metrics.count_background_failure, self.give_up)
+        self.supervisor = Supervisor(
+            lambda task: metrics.count("mooncake:background_failures", task=task), self.give_up
+        )
         self.given_up = asyncio.Event()
         self._publishing: asyncio.Task[None] | None = None  # of weights
         self._prefault: Prefault | None = None

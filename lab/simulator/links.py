@@ -51,7 +51,7 @@ class SimLinks:
         if self._kind == "rails":
             for node in nodes:
                 speed = self._network.speed(node)
-                self._measured.told(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in nodes})
+                self._measured.reported(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in nodes})
 
     def fetched(self, node: str, nbytes: float, seconds: float) -> None:
         if self._kind != "exact":

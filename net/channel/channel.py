@@ -256,8 +256,8 @@ class Channel:
             log.exception("handler of %r failed on a message from %s", kind, line.peer_id)
             reason, code, facts = f"internal error in {kind}", "internal", {}
         if call_id is not None:
-            told = {"t": "error", "i": call_id, "reason": reason, "code": code}
-            _reply(line, told | {"f": facts} if facts else told)
+            header = {"t": "error", "i": call_id, "reason": reason, "code": code}
+            _reply(line, header | {"f": facts} if facts else header)
         else:
             log.warning("refused a %r posted by %s: %s", kind, line.peer_id, reason)
 

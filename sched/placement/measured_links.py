@@ -43,7 +43,7 @@ class MeasuredLinks:
 
     # --- measurements
 
-    def told(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
+    def reported(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
         """`node` reports the bytes/s of its rails: the mean over its peers (0 = unknown), and to single peers."""
         if fetch > 0:
             self._fetch_rails[node] = fetch

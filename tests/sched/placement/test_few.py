@@ -179,7 +179,7 @@ def test_a_decision_is_explained_as_it_was_made():
 def test_measured_paths_are_the_same_as_lists_and_as_columns(measured):
     links, nodes = MeasuredLinks(), list("abcde")
     for node, rate, seconds in measured:
-        links.told(node, rate, {"c": rate})
+        links.reported(node, rate, {"c": rate})
         links.fetched(node, 1 << 20, seconds)
         links.handed_over("a", node, 1 << 20, seconds)
     for lines, (latency_s, per_byte_s) in (
