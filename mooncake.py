@@ -180,11 +180,11 @@ def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Set by the first signal, and by the second one."""
     stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
-    def heard() -> None:
+    def signalled() -> None:
         (hurry if stop.is_set() else stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, heard)
+        loop.add_signal_handler(number, signalled)
     return stop, hurry
 
 

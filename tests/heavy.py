@@ -23,6 +23,11 @@ def one_in(count: int, *axes: Sequence[Any]) -> list[Any]:
     return params
 
 
+def seeds(few: int, count: int) -> list[Any]:
+    """range(count) as parameters of a test; all after the first `few` are heavy."""
+    return [pytest.param(seed, marks=[pytest.mark.heavy] if seed >= few else []) for seed in range(count)]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skip-heavy", action="store_true", help="leave out the tests marked heavy")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.heavy import one_in
+from tests.heavy import one_in, seeds
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
@@ -32,6 +32,11 @@ def test_every_pair_of_values_is_left():
     assert len(left) * 3 == len(one_in(3, *axes)) == 36
     for i, j in combinations(range(3), 2):
         assert {(values[i], values[j]) for values in left} == set(product(axes[i], axes[j]))
+
+
+def test_the_first_seeds_are_left():
+    assert [param.values[0] for param in seeds(2, 5)] == [0, 1, 2, 3, 4]
+    assert [param.values[0] for param in seeds(2, 5) if not param.marks] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attention import backends
+from attention.cpu.level import LEVELS
 from engine.config.field import flag
 from sched.batching import batching_policies
 
@@ -186,14 +188,14 @@ class ModelFields:
         "auto",
         "engine",
         "attention implementation, or your own: FILE.py:NAME",
-        ("auto", "cpu", "reference", "torch", "triton"),
+        ("auto", *backends),
         file=True,
     )
     cpu_level: str = flag(
         "auto",
         "engine",
         "instruction set of the CPU kernels for attention and matrix products; auto = the best one of this CPU",
-        ("auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon"),
+        ("auto", *LEVELS),
     )
     speculative_method: str = flag(
         "none",

@@ -137,7 +137,7 @@ class Attempts:
             match await flight.items.get():
                 case Token(index, token_id, logprobs, finish, report):
                     if report is not None:
-                        self._log.told(flight, report)
+                        self._log.reported(flight, report)
                     if index < flight.num_output_tokens:
                         continue  # the newest tokens of an adopted request can arrive twice
                     if index > flight.num_output_tokens:  # not from an earlier attempt: ids differ
@@ -146,16 +146,16 @@ class Attempts:
                     flight.token_ids.append(token_id)
                     return text.push(token_id, logprobs, finish)
                 case Landed(report):
-                    self._log.told(flight, report)
+                    self._log.reported(flight, report)
                 case HandedOver():
                     flight.watched.discard(flight.timeline.nodes["prefill"])
                 case Failed(reason, report):
                     if report is not None:
-                        self._log.told(flight, report)
+                        self._log.reported(flight, report)
                     raise AttemptFailed(reason)
                 case Refused(reason, retry_after_s, facts, report):
                     if report is not None:
-                        self._log.told(flight, report)
+                        self._log.reported(flight, report)
                     self._log.refused(flight, flight.timeline.nodes["decode"], facts)
                     raise Overloaded(reason, retry_after_s)
                 case TimedOut():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import AttentionBackend, choose
+from attention.choice.choose import choose
 from attention.codes import pool_in
+from attention.interface import AttentionBackend
 from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.pooled_weights import PooledWeights
@@ -173,7 +174,15 @@ def load_rank(
     if quantized:
         weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype, progress)
     else:
-        weights = load(source, dtype, device, progress, shard, weight_cache(config), opened)
+        weights = load(
+            source,
+            dtype,
+            device,
+            progress,
+            shard,
+            weight_cache(config),
+            None if opened is None else nullcontext(opened),
+        )
     model = Model(
         source.config if shard is None else shard.config,
         weights,

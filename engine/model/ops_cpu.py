@@ -1,14 +1,14 @@
 """The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes.
 
-    ops.cpp       bfloat16 on AMX tiles
+    ops_amx.cpp   bfloat16 on AMX tiles
     ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 if the CPU has it, else products in float32;
                   quantized weights of every level
 
-A weight is packed once, in the order in which the kernels read it (cpu/gemm.h, cpu/gemm_any.h, cpu/groups.h), without
-changing its type. Only the packed copy is kept: it serves any number of rows, and the vocabulary's copy also serves the
-embedding. Sums are float32 and each result is rounded once, so a fused operation is closer to the exact value than the
-chain of TorchOps that it replaces. Quantized weights are multiplied with rows that are rounded to one byte per element,
-in the groups of the weight.
+Both have the operations of cpu/ops.h on products of their own. A weight is packed once, in the order in which these
+read it (cpu/gemm_amx.h, cpu/gemm_any.h, cpu/groups.h), without changing its type. Only the packed copy is kept: it
+serves any number of rows, and the vocabulary's copy also serves the embedding. Sums are float32 and each result is
+rounded once, so a fused operation is closer to the exact value than the chain of TorchOps that it replaces. Quantized
+weights are multiplied with rows that are rounded to one byte per element, in the groups of the weight.
 
 Tensors of another type than the model's use the operations of TorchOps, the base class.
 """
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import attention
 from attention.cpu import build as cpu_build
 from attention.cpu.level import LEVELS, best
 from engine.model.huge_pages import HugePages
@@ -33,23 +32,23 @@ from engine.model.quantized import GROUP, Mixed, Quantized, Weight
 from net import compiled
 
 FOLDER = Path(__file__).with_name("cpu")
-VECTORS = Path(attention.__file__).with_name("cpu")  # of vec.h
-FEATURES = LEVELS["amx"]
-FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")  # false alarms from g++'s own intrinsics
+VECTORS = Path(cpu_build.__file__).parent  # of vec.h
+FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
+"""The warnings are false alarms from g++'s own intrinsics."""
 
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
 """Types of models that the kernels accept -> their names in C++."""
 
 KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3, "q4_k": 4, "q5_k": 5, "q6_k": 6}
-"""`Kind` of engine/model/cpu/gemm_any.h; 0 = elements."""
+"""`Kind` of engine/model/cpu/weight.h; 0 = elements."""
 MIXED = 7
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-"""`Activation` of engine/model/cpu/ops.cpp."""
+"""`Activation` of engine/model/cpu/vectors.h."""
 
 
 class PackedWeight(ctypes.Structure):
-    """`Weight` of engine/model/cpu/gemm.h."""
+    """`Weight` of engine/model/cpu/weight.h."""
 
     _fields_ = [
         ("packed", ctypes.c_void_p),
@@ -61,7 +60,7 @@ class PackedWeight(ctypes.Structure):
 
 
 class PackedTail(ctypes.Structure):
-    """`Tail` of engine/model/cpu/ops.cpp."""
+    """`Tail` of engine/model/cpu/ops.h."""
 
     _fields_ = [
         ("o", PackedWeight),
@@ -76,7 +75,7 @@ class PackedTail(ctypes.Structure):
 
 
 class TailCall(ctypes.Structure):
-    """`TailCall` of engine/model/cpu/ops.cpp."""
+    """`TailCall` of engine/model/cpu/ops.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("layer", "attended", "x", "normed", "y")),
@@ -110,17 +109,14 @@ QUANTIZED_SIGNATURES: dict[str, list[type]] = {
 def library(level: str, dtype: torch.dtype, quantized: bool = False) -> ctypes.CDLL:
     """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles have no `quantized` kernels.
     Raises NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
-    signatures = SIGNATURES
-    if level == "amx" and dtype == torch.bfloat16 and not quantized:
-        kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
-        if kernels.amx_request() != 0:
-            raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
-    else:
-        element = ELEMENTS[dtype]
-        flags = (*FLAGS, "-ffp-contract=fast", f"-DELEMENT={element}")
-        features = LEVELS["avx512_bf16" if level == "amx" else level]
-        kernels = cpu_build.load(f"ops-{level}-{element}", [FOLDER / "ops_any.cpp"], features, flags, [VECTORS])
-        signatures = SIGNATURES | QUANTIZED_SIGNATURES
+    tiles = level == "amx" and dtype == torch.bfloat16 and not quantized
+    name, element = "amx" if tiles else "any", ELEMENTS[dtype]
+    features = LEVELS["avx512_bf16" if level == "amx" and not tiles else level]
+    flags = (*FLAGS, f"-DELEMENT={element}")
+    kernels = cpu_build.load(f"ops-{level}-{element}", [FOLDER / f"ops_{name}.cpp"], features, flags, [VECTORS])
+    if tiles and kernels.amx_request() != 0:
+        raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
+    signatures = SIGNATURES if tiles else SIGNATURES | QUANTIZED_SIGNATURES
     for name, types in signatures.items():
         getattr(kernels, name).argtypes = types
     return kernels

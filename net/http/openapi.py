@@ -95,7 +95,7 @@ def document(
     modes = [(body, "validation") for body in sorted(bodies, key=lambda body: body.__name__)]
     _, schemas = models_json_schema(modes, ref_template=REFERENCE)  # type: ignore[arg-type]
     known = {body.__name__ for body in _subclasses(Body)}
-    models = {name: _told(name, schema, name in known) for name, schema in schemas["$defs"].items()}
+    models = {name: _completed(name, schema, name in known) for name, schema in schemas["$defs"].items()}
     if open_bodies:
         for kind in _subclasses(Known):
             models.get(kind.__name__, {}).pop("additionalProperties", None)
@@ -131,7 +131,7 @@ def _operation(path: str, operation: Operation, with_key: bool) -> Json:
     return described
 
 
-def _told(name: str, schema: Json, is_body: bool) -> Json:
+def _completed(name: str, schema: Json, is_body: bool) -> Json:
     """Adds the rules that pydantic does not know. A body also gets everything that `served_fields` accepts: null for
     every optional field, ignored fields, and fields that accept only neutral values."""
     properties = schema["properties"] | FIELDS.get(name, {})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.cpu.level import levels_here
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.quantized_weights import load_quantized

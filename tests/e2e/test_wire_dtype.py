@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 import torch
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.codes import DTYPES
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry

@@ -243,7 +243,7 @@ void product_of_kind(const Element* x, int64_t stride, Range rows, const Weight&
         for (int64_t at = 0; at < blocks; at += CHUNK_BLOCKS)
             group_tiles<KIND>(codes.data(), blocks, {at, std::min(at + CHUNK_BLOCKS, blocks)},
                               packed + (b * blocks + at) * F::BYTES, sums.data(), rows.size());
-        for (int64_t i = 0; i < rows.size(); i++) epilogue(rows.begin + i, b, sums.data() + i * OUTPUTS);
+        finish(rows, b, sums.data(), epilogue);
     }
 }
 
@@ -254,7 +254,7 @@ void product_of_parts(const Element* x, int64_t stride, Range rows, const Weight
     int64_t first = 0;  // block of the part
     for (const Weight* part = (const Weight*)w.packed; part->n; first += part->blocks(), part++) {
         const auto inside = [&](int64_t b) { return std::clamp<int64_t>(b - first, 0, part->blocks()); };
-        const auto moved = [&](int64_t row, int64_t b, const float* sums) { epilogue(row, b + first, sums); };
+        const auto moved = [&](int64_t row, int64_t b, Vec low, Vec high) { epilogue(row, b + first, low, high); };
         with_kind(part->kind, [&](auto is) {
             product_of_kind<is>(x, stride, rows, *part, {inside(blocks.begin), inside(blocks.end)}, moved);
         });
@@ -379,4 +379,15 @@ void widen_output(const uint8_t* packed, int64_t blocks, int64_t output, Element
             for (int j = 0; j < F::GROUP; j += WIDTH) store(y + j, load(values + j));
         }
     }
+}
+
+// Row `output` of a packed weight, not gated -> y [k].
+inline void read_output(const Weight& w, int64_t output, Element* y) {
+    if (w.kind == ELEMENTS)
+        for (int64_t j = 0; j < w.k; j++) y[j] = w.packed[packed_at(w, output, j)];
+    else
+        with_kind(w.kind, [&](auto is) {
+            const int64_t blocks = w.k / (Format<is>::GROUP * Format<is>::GROUPS);
+            widen_output<is>((const uint8_t*)w.packed, blocks, output, y);
+        });
 }

@@ -192,9 +192,8 @@ def simulate(case: Case, seed: int) -> dict[str, Any]:
         rows = work.change(rows, seed)
     if not source.startswith(GENERATED):
         rows = jittered(rows, work.jitter_s, seed)
-    cluster = Cluster(replace(case.config, seed=seed), case.model)
-    for _ in cluster.run([replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]):
-        pass
+    rows = [replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]
+    cluster = Cluster(replace(case.config, seed=seed), case.model).played(rows)
     found = figures(cluster, case.ttft_slo_s, case.tbt_slo_s, case.tail_tbt)
     for look in case.look:
         found |= look(cluster)

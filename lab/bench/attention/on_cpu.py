@@ -30,7 +30,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attention.cpu import CpuBackend
+from attention.cpu.backend import CpuBackend
 from attention.interface import AttentionBackend
 from attention.torch_backend import TorchBackend
 from lab.bench.attention.cases import LLAMA_8B, SMOLLM2, Case, batch_of

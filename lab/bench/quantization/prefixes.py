@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.codes import DTYPES, pool_in
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, encodings

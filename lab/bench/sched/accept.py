@@ -21,12 +21,14 @@ import numpy as np
 from cache.block import BlockGeometry
 from cache.results import LeadingRun
 from engine.front.cheapest import shortlist
+from engine.front.choose import find
 from engine.front.cluster import Cluster
 from engine.front.placing import PlacementRules, Placer
-from engine.handoff.messages import PROBE, Intended, LoadNow, Probed, Rates, pack_request
+from engine.handoff.messages import Intended, LoadNow, Probed, Rates, pack_request
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
 from net.bodies import encode
+from net.channel.wire import Frame
 from sched.admission import Limits
 from sched.gossip.holders import Holders
 from sched.gossip.record import RECORD, NodeRecord
@@ -57,8 +59,13 @@ class Answers:
             for name, record in self.records.items()
         }
 
+    def ask(self, peer: str, kind: str, body: Any, data: Any = ()) -> asyncio.Future[Frame]:
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        answer.set_result(Frame({"b": self.replies[peer]}, []))
+        return answer
+
     async def call(self, peer: str, kind: str, body: Any, data: Any = (), timeout_s: float = 0.0) -> Any:
-        return self.replies[peer] if kind == PROBE else NOBODY_COMPUTES, memoryview(b"")
+        return NOBODY_COMPUTES, memoryview(b"")
 
     def handle(self, kind: str, handler: Any) -> None:
         pass
@@ -90,7 +97,7 @@ class Acceptor:
         rng = random.Random(seed)
         world = cast(Any, Answers(nodes, rng))
         policy = MooncakePlacement(Limits(), rng)
-        policy.compiled = shortlist  # as engine/front/placement_policy.py does
+        policy.compiled, policy.find = shortlist, find  # as engine/front/placement_policy.py does
         rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
         self._placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
         self._prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]

@@ -5,10 +5,11 @@
     python scripts/bench.py sched --quick --json lab/results/...
 
 A decision has three parts, with given hashes: match the prompt with the digests, shortlist (score all nodes, draw some
-to probe), and choose among the answers. Every policy is timed over all three, as a node runs it: the shortlist of
-`mooncake` is compiled C, the other policies are numpy and Python. Policies and sizes take turns, every turn begins with
-uncounted decisions and with the garbage collector off, and a figure is the median over the turns. Times are wall clock
-of one process: run it on a machine that is otherwise idle. scripts/bench.py gossip measures gossip's traffic and CPU.
+to probe), and choose among the answers. Every policy is timed over all three, as a node runs it: the shortlist and the
+choice of `mooncake` are compiled C, the other policies are numpy and Python. Policies and sizes take turns. Every turn
+begins with uncounted decisions and runs without the garbage collector. A figure is the median over the turns. Times are
+wall clock of one process: run it on a machine that is otherwise idle. scripts/bench.py gossip measures gossip's traffic
+and CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from functools import partial
 from statistics import median
 
 from cache import keys as key_chain
-from engine.front import cheapest
+from engine.front import cheapest, choose
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.timing import timed
 from lab.bench.sched import accept, decision
@@ -50,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = hashing(50 if args.quick else 300)
     try:
         cheapest.prepare()
+        choose.prepare()
     except NotCompiled as error:
-        print(f"shortlists by numpy: {error}")
+        print(f"shortlists by numpy, choices in Python: {error}")
     clusters = {size: Cluster(size, args.seed) for size in sizes}
     contenders = {
         size: {name: Contender(cluster, name, args.seed) for name in (OURS, *RIVALS)}

@@ -20,6 +20,7 @@ from statistics import median
 import numpy as np
 
 from engine.front.cheapest import shortlist
+from engine.front.choose import find
 from lab.bench.common.timing import timed
 from sched.admission import Limits
 from sched.cost import TransferModel
@@ -127,7 +128,7 @@ class Contender:
         self._cluster, self._rng = cluster, random.Random(seed)
         self._policy: PlacementPolicy = placements[policy](Limits(), random.Random(seed))
         if isinstance(self._policy, MooncakePlacement):
-            self._policy.compiled = shortlist  # as engine/front/placement_policy.py does
+            self._policy.compiled, self._policy.find = shortlist, find  # as engine/front/placement_policy.py does
         self._number = 0
         self.rounds: dict[str, list[list[float]]] = {part: [] for part in PARTS}
 

@@ -26,7 +26,7 @@ from engine.model.decoder import Model
 from engine.model.graphs import Bucket, StaticStep
 from engine.model.model_config import ModelConfig
 from engine.model.ops_triton import TritonOps
-from engine.step.inputs import Row, build_inputs
+from engine.step.inputs import InputBuilder, Row
 from lab.bench.attention.every_tile import KERNELS, LLAMA, Variant, attention_launches, meta, quantized, shortfall
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
@@ -188,7 +188,7 @@ def test_a_step_never_waits_for_the_device() -> None:
     model = Model(config, named, TritonBackend(), "meta", TritonOps())
     pool = meta(8, 2, 2, 2, 16, 32, dtype=torch.bfloat16)
     rows = [Row([1], 5, [1]), Row([2], 6, [2]), Row([3, 4, 5], 0, [3])]
-    inputs = build_inputs(rows, 16, torch.device("meta"))
+    inputs = InputBuilder(16, torch.device("meta")).build(rows)
     static = StaticStep(Bucket(4, 2, 16), 16, 16, torch.device("meta"))
 
     def launch() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-import attention
+from attention.choice.choose import choose
 from engine.checkpoint.safetensors_weights import our_name
 from engine.model.decoder import Model
 from engine.sampling.params import SamplingParams
@@ -73,7 +73,7 @@ def transformers_model() -> LlamaForCausalLM:
 def runner_of(embedded, weights, backend: str, dtype: torch.dtype) -> Runner:
     config = embedded.config
     weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    model = Model(config, weights, attention.choose(backend, "cpu", config.head_size))
+    model = Model(config, weights, choose(backend, "cpu", config.head_size))
     shape = (NUM_BLOCKS, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
     return Runner(model, torch.zeros(shape, dtype=dtype), BLOCK_SIZE)
 
