@@ -95,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # other each time it was given up (around every kernel). Much below 1 ms they spend more on turns than they save.
     sys.setswitchinterval(GIL_SWITCH_S)
     gc.disable()  # until the node is up
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    limit_spinning()
     try:
         arguments = sys.argv[1:] if argv is None else argv
         if arguments and arguments[0] in COMMANDS:
@@ -115,6 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)
         return 2
+
+
+def limit_spinning() -> None:
+    """Unless the environment says otherwise; it has an effect before torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 async def serve(config: Config, source: ModelSource, draft: ModelSource | None, phases: Phases) -> int:
@@ -175,11 +180,11 @@ def _stop_on_signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Set by the first signal, and by the second one."""
     stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
-    def heard() -> None:
+    def signalled() -> None:
         (hurry if stop.is_set() else stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, heard)
+        loop.add_signal_handler(number, signalled)
     return stop, hurry
 
 

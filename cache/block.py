@@ -122,7 +122,7 @@ def salted_root(root: BlockKey, salt: str) -> BlockKey:
 def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
     """Append to `keys` the keys of all full blocks of `token_ids` not yet in it; returns `keys`."""
     start = len(keys) * block_size
-    end = len(token_ids) // block_size * block_size
-    if end > start:
-        keys += chain(keys[-1] if keys else root, array("I", token_ids[start:end]), block_size)
+    if len(token_ids) >= start + block_size:
+        new = token_ids[start:] if start else token_ids  # a new prompt is not copied
+        keys += chain(keys[-1] if keys else root, array("I", new), block_size)
     return keys

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -35,21 +36,23 @@ def prepare() -> None:
     for one in (library, held):
         one.key_chain.restype = None
         one.key_chain.argtypes = [
-            *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p)
+            *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
         ]
     if not library.key_chain_order():
         raise NotCompiled("this machine is not little-endian")
     _library = library, held
 
 
-def chain(parent: bytes, tokens: array[int], block_size: int) -> list[bytes]:
+def chain(parent: bytes, tokens: array[int], block_size: int) -> Sequence[bytes]:
     """Keys of the full blocks of `tokens` (uint32) that follow the block named `parent`."""
     count = len(tokens) // block_size
     if _library is None:
         return _by_hashlib(parent, tokens.tobytes(), 4 * block_size, count)
-    out = ctypes.create_string_buffer(KEY_BYTES * count)
-    _library[len(tokens) <= LONG_PROMPT].key_chain(parent, tokens.buffer_info()[0], block_size, count, out)
-    return list(_splitter(count).unpack(out.raw))
+    out = array("B", bytes(KEY_BYTES * count))  # ctypes would make a type for each length
+    _library[len(tokens) <= LONG_PROMPT].key_chain(
+        parent, tokens.buffer_info()[0], block_size, count, out.buffer_info()[0]
+    )
+    return _splitter(count).unpack_from(out)
 
 
 def _by_hashlib(parent: bytes, content: bytes, block_bytes: int, count: int) -> list[bytes]:

@@ -98,11 +98,11 @@ def but_none(parts: Sequence[Any]) -> Any:
 
 def _record(kind: Any) -> Read:
     hints, known = get_type_hints(kind), fields(kind)
-    told: dict[str, Any] = {"make": kind, "wrong": _wrong, "unknown": partial(_unknown, kind), "BodyError": BodyError}
+    names: dict[str, Any] = {"make": kind, "wrong": _wrong, "unknown": partial(_unknown, kind), "BodyError": BodyError}
     needed, taken, checks = 0, "", ""
     arguments: list[str] = []
     for i, one in enumerate(known):
-        told[f"read{i}"] = reader(hints[one.name])
+        names[f"read{i}"] = reader(hints[one.name])
         check = _check(hints[one.name], f"v{i}", one.name, f"read{i}")
         if default_of(one) is REQUIRED:
             needed += 1
@@ -111,9 +111,9 @@ def _record(kind: Any) -> Read:
         else:
             found = f"left, v{i} = left - 1, body[{one.name!r}]\n{check}"
             if one.default is MISSING:
-                told[f"default{i}"], default = one.default_factory, f"default{i}()"
+                names[f"default{i}"], default = one.default_factory, f"default{i}()"
             else:
-                told[f"default{i}"], default = one.default, f"default{i}"
+                names[f"default{i}"], default = one.default, f"default{i}"
             checks += f"if left and {one.name!r} in body:\n{indent(found, '    ')}else:\n    v{i} = {default}\n"
         arguments.append(f"{one.name}=v{i}" if one.kw_only else f"v{i}")
     arguments.sort(key=lambda argument: "=" in argument)
@@ -137,7 +137,7 @@ def read(body):
     except ValueError as error:
         raise BodyError(str(error)) from None
 """
-    read: Read = generated("read", source, kind, told)
+    read: Read = generated("read", source, kind, names)
     return read
 
 
@@ -158,9 +158,9 @@ def _check(kind: Any, value: str, field: str, read: str) -> str:
     return f"if {value} is not None:\n{indent(call, '    ')}" if condition else call
 
 
-def generated(name: str, source: str, kind: Any, told: dict[str, Any]) -> Any:
-    exec(compile(source, f"<{name} {kind.__qualname__}>", "exec"), told)
-    return told[name]
+def generated(name: str, source: str, kind: Any, names: dict[str, Any]) -> Any:
+    exec(compile(source, f"<{name} {kind.__qualname__}>", "exec"), names)
+    return names[name]
 
 
 def default_of(field: Field[Any]) -> Any:

@@ -49,12 +49,12 @@ def writer(kind: Any) -> Write:
 
 def _fields(kind: Any) -> Write:
     hints = get_type_hints(kind)
-    told: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     always: list[str] = []
     others = ""
     for i, one in enumerate(fields(kind)):
-        told[f"write{i}"] = write = writer(hints[one.name])
-        told[f"default{i}"] = default = default_of(one)
+        names[f"write{i}"] = write = writer(hints[one.name])
+        names[f"default{i}"] = default = default_of(one)
         if default is REQUIRED:
             found = f"value.{one.name}"
             always.append(f"{one.name!r}: {found if write is None else f'write{i}({found})'}")
@@ -69,7 +69,7 @@ def write(value):
     body = {{{", ".join(always)}}}{others}
     return body
 """
-    write_all: Write = generated("write", source, kind, told)
+    write_all: Write = generated("write", source, kind, names)
     return write_all
 
 

@@ -1,5 +1,5 @@
-"""For every test: error lines fail it (complaints.py); temporary files of the processes that it starts lie under
-pytest's own directory, which it clears away."""
+"""For every test: error lines fail it (complaints.py); --skip-heavy leaves it out if it is marked heavy (heavy.py);
+temporary files of the processes that it starts lie under pytest's own directory, which it clears away."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.complaints import no_unexpected_errors, no_unexpected_errors_at_the_end
+from tests.heavy import pytest_addoption, pytest_collection_modifyitems, pytest_terminal_summary
 
-__all__ = ["no_unexpected_errors", "no_unexpected_errors_at_the_end"]
+__all__ = [
+    "no_unexpected_errors",
+    "no_unexpected_errors_at_the_end",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_terminal_summary",
+]
 
 SOCKET_PATH_MAX = 70  # bytes: a Unix socket's path has 108, of which a private directory takes some 30
 

@@ -167,7 +167,8 @@ def test_its_commands_take_their_flags(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in OF_OTHERS], ids=lambda page: page.name)
 def test_every_flag_it_names_is_some_programs(page):
-    programs = [*helps(), "mooncake.py", "scripts/up", "scripts/setup", *(f"mooncake.py {name}" for name in COMMANDS)]
+    scripts = ("scripts/up", "scripts/setup", "scripts/test", ".ci/run")
+    programs = [*helps(), "mooncake.py", *scripts, *(f"mooncake.py {name}" for name in COMMANDS)]
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     assert named - set().union(*(flags_of(program) for program in programs)) == set()
 

@@ -3,7 +3,6 @@
 Files:
     backend         The `cpu` backend: C++ kernels that read K and V directly in the pool
     build           C++ for the CPU, compiled at first use: no torch headers
-    choice          Chooses the attention backend for this CPU by a measurement with the model's heads
     codes.h         Rows of a quantized pool (attention/codes.py): codes of one byte
     decode.cpp      Paged decode attention: rows of one token each, split over
     decode.h        One token's row against its cached keys, flash-decoding style
@@ -24,9 +23,3 @@ Files:
     vec_avx512.h    What vec.h asks of an instruction set, in AVX-512
     vec_neon.h      What vec.h asks of an instruction set, in NEON of ARMv8
 """
-
-from __future__ import annotations
-
-from attention.cpu.backend import CpuBackend
-
-__all__ = ["CpuBackend"]

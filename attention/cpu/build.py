@@ -19,9 +19,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-
-import torch
 
 from net.compiled import NotCompiled, kept, opened, run
 
@@ -98,8 +97,12 @@ def compiler() -> Compiler:
 
 def openmp_runtime(clang: bool) -> Path | None:
     """The OpenMP library of torch, if code of this kind of compiler can use it."""
+    torch = find_spec("torch")  # not imported: flags read the levels of the kernels without torch
+    if torch is None or torch.origin is None:
+        return None
     patterns = ("libomp*", "libiomp5*") if clang else ("libgomp*",)
-    folders = (Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs")
+    home = Path(torch.origin).parent
+    folders = (home / "lib", home.parent / "torch.libs")
     found = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
     return found[0] if found else None
 

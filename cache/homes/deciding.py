@@ -12,38 +12,26 @@ from collections.abc import Iterable, Sequence
 
 from cache.block import BlockKey
 from cache.homes.rendezvous import ranking
-from cache.homes.routing import SPARES, Router, Target
+from cache.homes.routing import SPARES, Router, Target, Waves
 from cache.protocol import STORED
 
 
-class DecidingWalk:
-    """The walk of one put over `positions`. Call `wave` and report each target's result for each position, until a wave
-    is empty."""
+class DecidingWalk(Waves):
+    """The walk of one put over `positions`."""
 
     def __init__(self, router: Router, keys: Sequence[BlockKey], positions: Iterable[int]) -> None:
+        super().__init__()
         self._copies = router.replicas - 1
         self._homes: dict[int, list[str]] = {}
         self._left: dict[int, list[str]] = {}  # homes not asked yet, best first
         self._failed: dict[int, str] = {}  # the first home that failed
         self._decided: dict[int, str] = {}
-        self._next: dict[Target, list[int]] = {}
         self.owed: dict[str, list[int]] = {}  # deciding home -> positions whose copies are missing
         for position in positions:
             wide = ranking(keys[position], router.members, router.replicas + SPARES)
             self._homes[position], self._left[position] = wide[: router.replicas], wide[1:]
             if wide:
                 self.again(position, Target(wide[0], wait=len(wide) == 1))
-
-    def wave(self) -> dict[Target, list[int]]:
-        """Positions to write by target, ascending."""
-        groups, self._next = self._next, {}
-        for positions in groups.values():
-            positions.sort()
-        return groups
-
-    def again(self, position: int, target: Target) -> None:
-        """Ask the target for this position again: it could not answer yet."""
-        self._next.setdefault(target, []).append(position)
 
     def settled(self, position: int, target: Target, answer: int) -> None:
         """The target has stored this value (STORED), or has another value."""

@@ -84,19 +84,19 @@ class HotBlocks:
     def spread(self, now: float, key: BlockKey, count: int) -> bool:
         """The block should have `count` replicas. Returns True if copies must be made now, because there are fewer or
         some may have been evicted."""
-        told = self.replicas.get(key, 0)
-        if count <= told and now - self._spread_at[key] < RESIDENCY_S:
+        announced = self.replicas.get(key, 0)
+        if count <= announced and now - self._spread_at[key] < RESIDENCY_S:
             return False
-        self.replicas[key], self._spread_at[key] = max(count, told), now
+        self.replicas[key], self._spread_at[key] = max(count, announced), now
         return True
 
     def cool(self, now: float, usual: int, here: Callable[[BlockKey], object]) -> None:
         """Announce fewer replicas of blocks that have cooled. `here(key)` is not None while this home has the block."""
-        for key, told in list(self.replicas.items()):
+        for key, announced in list(self.replicas.items()):
             if here(key) is not None and now - self._spread_at[key] < RESIDENCY_S:
                 continue
             count = usual + self._heat.deserves(now, key)
             if here(key) is None or count <= usual:
                 del self.replicas[key], self._spread_at[key]
-            elif count < told:
+            elif count < announced:
                 self.replicas[key], self._spread_at[key] = count, now

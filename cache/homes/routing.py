@@ -186,19 +186,12 @@ class Target:
     copy: bool = False  # whether another home has already accepted the block
 
 
-class WriteWalk:
-    """The walk of one put. Call `wave` and report each target's result for each position, until a wave is empty."""
+class Waves:
+    """The questions of one put. Call `wave` and report each target's result for each position, until a wave is
+    empty."""
 
-    def __init__(self, router: Router, keys: Sequence[BlockKey]) -> None:
-        self._router, self._keys = router, keys
-        self._tried: dict[int, list[str]] = {}
+    def __init__(self) -> None:
         self._next: dict[Target, list[int]] = {}
-        last = len(router.members) <= router.replicas
-        for position, key in enumerate(keys):
-            chosen = router.homes(key)
-            self._tried[position] = chosen
-            for home in chosen:
-                self._next.setdefault(Target(home, wait=last), []).append(position)
 
     def wave(self) -> dict[Target, list[int]]:
         """Positions to write by target, ascending."""
@@ -208,8 +201,23 @@ class WriteWalk:
         return groups
 
     def again(self, position: int, target: Target) -> None:
-        """Ask the target for this position again: it could not answer yet."""
+        """Ask the target for this position in the next wave."""
         self._next.setdefault(target, []).append(position)
+
+
+class WriteWalk(Waves):
+    """The walk of one put whose keys identify their content."""
+
+    def __init__(self, router: Router, keys: Sequence[BlockKey]) -> None:
+        super().__init__()
+        self._router, self._keys = router, keys
+        self._tried: dict[int, list[str]] = {}
+        last = len(router.members) <= router.replicas
+        for position, key in enumerate(keys):
+            chosen = router.homes(key)
+            self._tried[position] = chosen
+            for home in chosen:
+                self.again(position, Target(home, wait=last))
 
     def settled(self, position: int, target: Target, answer: int) -> None:
         """The target has the block."""
@@ -224,6 +232,6 @@ class WriteWalk:
         spare = next((name for name in wide if name not in tried), None)
         if spare is not None:
             tried.append(spare)
-            self._next.setdefault(Target(spare, owner), []).append(position)
+            self.again(position, Target(spare, owner))
         elif full:
-            self._next.setdefault(Target(target.home, target.owner, wait=True), []).append(position)
+            self.again(position, Target(target.home, target.owner, wait=True))

@@ -41,17 +41,9 @@ class Newcomer:
 
 
 class BlockPool:
-    """Slots 0..num_blocks-1 of one arena. Every method is O(1) per block, or as fast as the policy.
+    """Slots 0..num_blocks-1 of one arena. Every method is O(1) per block, or as fast as the policy."""
 
-    The pool calls `on_evict(key, block_id)` while the content is still intact, before it hands the block out again.
-    """
-
-    def __init__(
-        self,
-        num_blocks: int,
-        policy: EvictionPolicy | None = None,
-        on_evict: Callable[[BlockKey, int], None] | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, policy: EvictionPolicy | None = None) -> None:
         self.num_blocks = num_blocks
         self.num_evictions = 0
         self._request_refs = [0] * num_blocks
@@ -62,13 +54,12 @@ class BlockPool:
         self._sharing = self._policy if isinstance(self._policy, Sharing) else None
         self._class_of: dict[int, str] = {}  # classes of blocks from `allocate_for`, until they are free
         self._newcomers: dict[BlockKey, Newcomer] = {}
-        self._on_evict = on_evict
 
-    def watch(self, told: Callable[[BlockKey, bool], None]) -> None:
-        """Call `told(key, True)` for every key held now, and `told(key, held)` for each later change."""
+    def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
+        """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change."""
         for key, _ in self._index.pairs():
-            told(key, True)
-        self._index.watch = told
+            changed(key, True)
+        self._index.watch = changed
 
     # --- room
 
@@ -107,11 +98,8 @@ class BlockPool:
         return bool(self._free) or self.next_victim(facts) is not None
 
     def _evict(self, key: BlockKey) -> None:
-        block_id = self._index.block_of(key)
-        if block_id is None:
+        if self._index.block_of(key) is None:
             raise IntegrityError(f"key {key.hex()} is evictable but has no block")
-        if self._on_evict is not None:
-            self._on_evict(key, block_id)
         self.num_evictions += 1
         self.forget(key)
 

@@ -9,7 +9,6 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from cache.tiers.local_store import LocalStore, Pin
 from net.bodies import BodyError, decode, encode
 from net.channel.wire import nowhere
 from net.errors import RemoteError
+from net.loop.clock import loop_time
 from net.transfer.tcp.bulk_call import Answer, Source, Views, joined
 from net.transfer.tcp.bulk_calls import BulkCalls
 
@@ -41,9 +41,9 @@ class BulkShare:
     def _get(self, peer: str, body: dict[str, Any]) -> Answer | Coroutine[Any, Any, Answer]:
         asked = decode(Get, body)
         keys = split_keys(asked.keys)
-        pins = self._local.pin_now(keys)
+        pins = self._local.pinning.pin_now(keys)
         if pins is None:
-            return self._get_later(keys, self._share.leading(_now(), asked.leading))
+            return self._get_later(keys, self._share.leading(loop_time(), asked.leading))
         return self._answer(keys, pins)
 
     async def _get_later(self, keys: list[BlockKey], leading: bool) -> Answer:
@@ -51,7 +51,7 @@ class BulkShare:
         return self._answer(keys, await self._share.pins(keys, leading))
 
     def _answer(self, keys: list[BlockKey], pins: Sequence[Pin | None]) -> Answer:
-        now, arena = _now(), self._local.arena
+        now, arena = loop_time(), self._local.arena
         found = [pin for pin in pins if pin is not None]
         slots = None
         if len(found) < len(keys):
@@ -70,7 +70,9 @@ class BulkShare:
         if arena is None or not found:
             return Answer(encode(got))
         views = [arena.memory(pin.slot)[: pin.nbytes] for pin in found]
-        return Answer(encode(got), joined(views), sum(lengths), partial(self._local.unpin, [pin.slot for pin in found]))
+        return Answer(
+            encode(got), joined(views), sum(lengths), partial(self._local.pinning.unpin, [pin.slot for pin in found])
+        )
 
     # --- put
 
@@ -129,8 +131,4 @@ class Arriving:
     def drop(self) -> None:
         for slot in self._slots:
             if slot >= 0:
-                self._local.abandon(slot)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+                self._local.reservations.abandon(slot)

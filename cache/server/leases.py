@@ -85,12 +85,12 @@ class Leases:
         return lease
 
     def give_back(self, slots: list[int], *, writes: bool) -> None:
-        give: Callable[[list[int]], None] = self._abandon if writes else self._local.unpin
+        give: Callable[[list[int]], None] = self._abandon if writes else self._local.pinning.unpin
         give(slots)
 
     def _abandon(self, slots: list[int]) -> None:
         for slot in slots:
-            self._local.abandon(slot)
+            self._local.reservations.abandon(slot)
 
     def _expire(self, peer: str, number: int) -> None:
         lease = self.take(peer, number)

@@ -44,6 +44,7 @@ from cache.tiers.local_store import LocalStore, Pin
 from net.bodies import BodyError, Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
+from net.loop.clock import loop_time
 from net.loop.tasks import spawn
 from net.transfer.engine import TransferEngine
 
@@ -66,7 +67,7 @@ class StoreServer:
         self.hints = Hints()
         self.hot = HotBlocks()
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
-        self._granting = Granting(local, lambda key: self._passed_on.has(_now(), key))
+        self._granting = Granting(local, lambda key: self._passed_on.has(loop_time(), key))
         self.uneven = self._granting.uneven
         for kind, handler in (
             (messages.HAS, typed(messages.Has, self._has)),
@@ -87,7 +88,7 @@ class StoreServer:
     # --- messages
 
     async def _has(self, peer: str, body: messages.Has, data: memoryview) -> Look:
-        now, have = _now(), []
+        now, have = loop_time(), []
         leading = self.leading(now, body.leading)
         keys = split_keys(data)
         if body.contents is not None and len(body.contents.checksums) != len(keys):
@@ -115,10 +116,10 @@ class StoreServer:
         return ELSEWHERE if self._passed_on.has(now, key) else ABSENT
 
     async def _pin(self, peer: str, body: messages.Pin, data: memoryview) -> Pinned:
-        keys, leading = split_keys(data), self.leading(_now(), body.leading)
+        keys, leading = split_keys(data), self.leading(loop_time(), body.leading)
         self._leases.open(peer, body.lease, writes=False)
         pins = await self.pins(keys, leading)
-        run, now = len(pins), _now()
+        run, now = len(pins), loop_time()
         found = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
         slots = [pin.slot for _, pin in found]
         place = self._leases.grant(peer, body.lease, slots, [key for key, _ in found], writes=False)
@@ -134,26 +135,26 @@ class StoreServer:
         )
 
     async def pins(self, keys: list[BlockKey], leading: bool) -> list[Pin | None]:
-        """LocalStore.pin_each, but it waits a moment for room to promote the first block."""
-        pins = await self._local.pin_each(keys, leading)
+        """Pinning.pin_each, but it waits a moment for room to promote the first block."""
+        pins = await self._local.pinning.pin_each(keys, leading)
         if pins or not self._local.count_leading(keys[:1]):
             return pins
         if await self._local.wait_for_room(self._deadlines.room_s, self._local.facts(keys[0])):
-            pins = await self._local.pin_each(keys, leading)
+            pins = await self._local.pinning.pin_each(keys, leading)
         return pins
 
     def warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """Count the reads; returns (position, replicas) of the blocks that other homes have too."""
         for key in keys:
             self.hot.read(now, key)
-        told = self.hot.replicas
-        return [(i, told[key]) for i, key in enumerate(keys) if key in told] if told else []
+        replicas = self.hot.replicas
+        return [(i, replicas[key]) for i, key in enumerate(keys) if key in replicas] if replicas else []
 
     async def _read(self, peer: str, body: messages.Read, data: memoryview) -> tuple[BlocksRead, list[Buffer]]:
-        keys, leading = split_keys(data), self.leading(_now(), body.leading)
-        ready = self._local.at_hand(keys)
+        keys, leading = split_keys(data), self.leading(loop_time(), body.leading)
+        ready = self._local.pinning.at_hand(keys)
         pins = await self.pins(keys, leading) if ready is None else [*ready]
-        now, arena = _now(), self._local.arena
+        now, arena = loop_time(), self._local.arena
         found = [pin for pin in pins if pin is not None]
         answer = BlocksRead(
             [self.where(now, key) if pin is None else 0 for key, pin in zip(keys, pins, strict=False)],
@@ -165,7 +166,7 @@ class StoreServer:
         )
         blocks: list[Buffer] = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
         if ready is None:
-            self._local.unpin([pin.slot for pin in found])
+            self._local.pinning.unpin([pin.slot for pin in found])
         return answer, blocks  # the channel copies them before another task runs
 
     async def _write(self, peer: str, body: messages.Write, data: memoryview) -> Taken:
@@ -236,7 +237,7 @@ class StoreServer:
     def room_now(self, keys: list[BlockKey], offer: Offer) -> list[int]:
         """Slots, or answers in place of slots, for a leading part of `keys` (cache/tiers/granting.py). With `divert`
         the writer takes the other blocks to the next member."""
-        now = _now()
+        now = loop_time()
         answers = self._granting.grant(now, keys, offer)
         if offer.divert:
             for key in keys[len(answers) :]:
@@ -272,7 +273,7 @@ class StoreServer:
 
     async def _remove(self, peer: str, body: Nothing, data: memoryview) -> Removed:
         keys = split_keys(data)
-        now = _now()
+        now = loop_time()
         for key in keys:
             self.removed(now, key, self._local.content(key))
         self.hints.settled(keys)
@@ -290,8 +291,8 @@ class StoreServer:
 
     async def _used(self, peer: str, body: Nothing, data: memoryview) -> None:
         keys = split_keys(data)
-        self._local.used(keys)
-        self.warm(_now(), keys)
+        self._local.pinning.used(keys)
+        self.warm(loop_time(), keys)
 
     # --- accounts and life
 
@@ -311,7 +312,3 @@ class StoreServer:
         if self._inspections:
             await asyncio.wait(list(self._inspections))
         await self._leases.close()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

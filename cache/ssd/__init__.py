@@ -4,13 +4,14 @@ Files:
     claim        One process's exclusive hold on the directory of an SSD tier
     direct       Reads and writes past the page cache
     health       Tracks the running operations of a tier's disk and its failures
+    index        SsdIndex: the blocks on disk, in memory: the place, checksum and facts of each
     lmdb_medium  Blocks in one LMDB file of fixed size
     lmdb_pages   Reads LMDB's file page by page without LMDB: the content of its trees
     medium       The interface of an SSD tier's storage
     note         20 bytes stored with a block's content: facts for the policies
     place        The directory of an SSD tier: its owner, its allowed files, and what is dropped or refused
     slot_medium  Blocks in one preallocated file of equal slots, written and read past the page cache
-    tier         SsdTier: the index of blocks on disk, their eviction, and the handling of disk failures
+    tier         SsdTier: writes and reads blocks on disk, and handles the failures of the disk
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Health:
         self._numbers = count()
         self._underway: dict[int, tuple[str, float]] = {}
         self._failing: dict[str, str] = {}  # operation -> the error of its last try
-        self._told = False  # whether the hang has been logged
+        self._reported = False  # whether the hang has been logged
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -43,10 +43,10 @@ class Health:
         finally:
             with self._lock:
                 _, since = self._underway.pop(number)
-                told = self._told and not self._underway
-                if told:
-                    self._told = False
-            if told:
+                reported = self._reported and not self._underway
+                if reported:
+                    self._reported = False
+            if reported:
                 log.warning("%s: the disk answers again after %.1f s", self._name, self._clock() - since)
 
     def worked(self, what: str) -> None:
@@ -81,7 +81,7 @@ class Health:
             if stalled:
                 waited = self._oldest_s(kind)
                 text = f"the disk of the SSD tier {self._name} has not answered a {kind} for {waited:.0f} s"
-                self._tell(text)
+                self._report(text)
                 return text
         for what, error in list(self._failing.items()):
             return f"the disk of the SSD tier {self._name} fails ({what}: {error})"
@@ -92,8 +92,8 @@ class Health:
             starts = [since for what, since in self._underway.values() if (what == "read") == (kind == "read")]
         return self._clock() - min(starts) if starts else 0.0
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         with self._lock:
-            first, self._told = not self._told, True
+            first, self._reported = not self._reported, True
         if first:
             log.warning("%s; until it answers, blocks that are only on this disk are misses", text)

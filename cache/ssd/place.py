@@ -134,23 +134,23 @@ class Place:
         """None if it is not valid."""
         try:
             found = orjson.loads((self.directory / RECORD).read_bytes())
-            told = found.pop("checksum")
+            stored = found.pop("checksum")
         except (OSError, orjson.JSONDecodeError, AttributeError, KeyError):
             return None
-        return dict(found) if told == _checksum(found) else None
+        return dict(found) if stored == _checksum(found) else None
 
     def _write_record(self) -> None:
         path = self.directory / RECORD
         if self._read_record() == self._record:
             return
         record = orjson.dumps(self._record | {"checksum": _checksum(self._record)})
-        beside = path.with_suffix(".new")
+        fresh = path.with_suffix(".new")
         try:
-            with open(beside, "wb") as file:
+            with open(fresh, "wb") as file:
                 file.write(record)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
+            fresh.replace(path)
         except OSError as error:
             raise SsdError(f"cannot write to {self.directory} ({error.strerror}): give one with room") from error
 

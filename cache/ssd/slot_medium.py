@@ -85,14 +85,14 @@ class SlotMedium:
             if row == NOTHING:
                 self._free.append(slot)
                 continue
-            key, block_checksum, length, start, sequence, end, told = ROW.unpack(row)
+            key, block_checksum, length, start, sequence, end, row_checksum = ROW.unpack(row)
             before = found.get(key)
             if (
-                told != xxh3_64_intdigest(row[:COVERED])
+                row_checksum != xxh3_64_intdigest(row[:COVERED])
                 or not 0 < length <= self._slot_bytes
                 or (before is not None and before[0] > sequence)
             ):
-                damaged += told != xxh3_64_intdigest(row[:COVERED])
+                damaged += row_checksum != xxh3_64_intdigest(row[:COVERED])
                 self._free.append(slot)
                 continue
             if before is not None:

@@ -1,10 +1,9 @@
-"""SsdTier: the index of blocks on disk, their eviction, and the handling of disk failures.
+"""SsdTier: writes and reads blocks on disk, and handles the failures of the disk.
 
-The index is in memory: an entry per block has its place, checksum and facts, so lookups and reads search no tree. A
-restart adopts the blocks that the medium finds, oldest first. Reads verify the checksum; a damaged block is dropped and
-counts as a miss. A damaged medium is replaced by an empty one while the node serves; if that fails, the tier is closed
-and tries again. A background thread syncs, which bounds the loss at a power failure; a killed process loses nothing
-that was written.
+Its index (cache/ssd/index.py) is in memory, so lookups and reads search no tree. A restart adopts the blocks that the
+medium finds, oldest first. Reads verify the checksum; a damaged block is dropped and counts as a miss. A damaged medium
+is replaced by an empty one while the node serves; if that fails, the tier is closed and tries again. A background
+thread syncs, which bounds the loss at a power failure; a killed process loses nothing that was written.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cache.arena import Buffer, checksum
 from cache.block import BlockKey
-from cache.pool.policy import LRU, PLAIN, EvictionPolicy, Facts
+from cache.pool.policy import PLAIN, EvictionPolicy, Facts
 from cache.ssd.claim import SsdError
 from cache.ssd.health import Health
+from cache.ssd.index import SsdIndex
 from cache.ssd.lmdb_medium import LmdbMedium
 from cache.ssd.medium import Damaged, Entry, Found, Full, Medium, New
 from cache.ssd.slot_medium import SlotMedium
@@ -61,22 +60,13 @@ class SsdTier:
         self.slot_bytes = slot_bytes
         self.nbytes = nbytes
         self.health = Health(str(directory))
-        self._policy: EvictionPolicy = LRU() if policy is None else policy
-        self._entries: dict[BlockKey, Entry] = {}
-        self._lock = threading.Lock()  # guards _entries, _policy and the following fields; held only briefly
-        self._doomed: list[Found] = []  # dropped blocks still on the medium: erased with the next write
-        self._forgotten: Counter[BlockKey] = Counter()  # their running writes will not be indexed
-        self._unsynced: set[BlockKey] = set()  # written since the last sync began
-        self._doubtful: set[BlockKey] = set()  # written before a sync that failed: the kernel may have dropped them
-        self._unread: dict[BlockKey, int] = {}  # blocks whose last read failed -> number of successful reads by then
+        self._index = SsdIndex(policy)
         self._reads = self._read_failures = 0  # successful reads; failures since the last success
         counted = ("hits", "misses", "writes", "evictions", "corrupt", "failures", "renewals")
         self._counts = dict.fromkeys(counted, 0)
         self._medium: Medium = backends[backend](self.directory, slot_bytes, nbytes, root)
         self.capacity = self._medium.capacity
-        blocks, self._doomed = self._medium.adopt()
-        for key, entry in blocks:
-            self._enter(key, entry)
+        self._index.adopt(*self._medium.adopt())
         self._writing = threading.RLock()  # the owner's thread and the renewing thread take turns
         self._syncing = threading.Lock()  # prevents a renewal during a sync
         self._sync_s = sync_ms / 1000
@@ -89,37 +79,33 @@ class SsdTier:
     # --- what is here
 
     def contains(self, key: BlockKey) -> bool:
-        return key in self._entries
+        return key in self._index.entries
 
     def content(self, key: BlockKey) -> tuple[int, int] | None:
         """(checksum, bytes) of a block here."""
-        entry = self._entries.get(key)
+        entry = self._index.entries.get(key)
         return None if entry is None else (entry.checksum, entry.length)
 
     def facts(self, key: BlockKey) -> Facts:
         """The block's facts at the time of its write."""
-        entry = self._entries.get(key)
+        entry = self._index.entries.get(key)
         return PLAIN if entry is None else entry.facts
 
     def is_durable(self, key: BlockKey) -> bool:
         """Whether the block is here, and no sync has failed since its write."""
-        return key in self._entries and key not in self._doubtful
+        return self._index.is_durable(key)
 
     def all_keys(self) -> list[BlockKey]:
         """All blocks here, in no order."""
-        with self._lock:
-            return list(self._entries)
+        return self._index.keys()
 
     def kept_keys(self) -> list[BlockKey]:
         """All blocks that are never evicted."""
-        with self._lock:
-            return [key for key, entry in self._entries.items() if entry.kept]
+        return self._index.kept_keys()
 
     def touch(self, key: BlockKey) -> None:
         """A hit in a higher tier: counts as a use of this copy too."""
-        with self._lock:
-            if key in self._entries:
-                self._policy.touched(key)
+        self._index.touch(key)
 
     # --- writing
 
@@ -152,23 +138,16 @@ class SsdTier:
         """All of them or none."""
         if self.health.closed:
             return False
-        with self._lock:
-            for row in rows:
-                if row.key in self._doubtful and (entry := self._leave(row.key)) is not None:
-                    self._doomed.append((row.key, entry))
-            new = list({row.key: row for row in rows if row.key not in self._entries}.values())
+        new = self._index.lacking(rows)
         if not new:
             return True
-        victims = self._take_victims(len(self._entries) + len(new) - self.capacity)
-        doomed = self._take_doomed()
+        victims = self._index.take_victims(len(self._index.entries) + len(new) - self.capacity)
+        doomed = self._index.take_doomed()
         try:
             with self.health.doing("write"):
                 entries = self._write(new, victims + doomed)
         except (Full, OSError) as error:
-            with self._lock:
-                self._doomed += doomed
-            for key, entry in victims:
-                self._enter(key, entry)
+            self._index.adopt(victims, doomed)
             self._failed("write", error)
             return False
         except Damaged as error:
@@ -176,7 +155,7 @@ class SsdTier:
             return False
         self.health.worked("write")
         for row, entry in zip(new, entries, strict=True):
-            self._enter(row.key, entry)
+            self._index.enter(row.key, entry)
         self._counts["writes"] += len(new)
         self._counts["evictions"] += len(victims)
         self._written.set()
@@ -188,7 +167,7 @@ class SsdTier:
             try:
                 return self._medium.write(new, erase)
             except Full:
-                more = self._take_victims(1)
+                more = self._index.take_victims(1)
                 self._medium.erase(more)
                 self._counts["evictions"] += len(more)
         return self._medium.write(new, erase)
@@ -197,14 +176,11 @@ class SsdTier:
         """Set whether the block is kept (never evicted), also after a restart. Returns False if it is not here or the
         disk fails."""
         with self._writing:
-            with self._lock:
-                entry = self._entries.get(key)
-                if entry is None or self.health.closed:
-                    return False
-                if entry.kept == kept:
-                    return True
-                marked = self._entries[key] = entry._replace(kept=kept)
-                (self._policy.pinned if kept else self._policy.unpinned)(key)
+            if self.health.closed:
+                return False
+            here, marked = self._index.keep(key, kept)
+            if marked is None:
+                return here
             try:
                 with self.health.doing("write"):
                     self._medium.mark([(key, marked)])
@@ -220,19 +196,13 @@ class SsdTier:
     def forget(self, keys: Sequence[BlockKey]) -> None:
         """Remove these keys from the index, including running writes. The caller must then call `erase_forgotten(keys)`
         in the owner's thread, after the writes that have begun."""
-        with self._lock:
-            for key in keys:
-                self._forgotten[key] += 1
-                if (entry := self._leave(key)) is not None:
-                    self._doomed.append((key, entry))
+        self._index.forget(keys)
 
     def erase_forgotten(self, keys: Sequence[BlockKey]) -> None:
         """Erase forgotten keys on disk, so that a restart does not find them."""
         with self._writing:
-            with self._lock:
-                self._forgotten.subtract(keys)
-                self._forgotten = +self._forgotten
-            doomed = self._take_doomed()
+            self._index.end_forgetting(keys)
+            doomed = self._index.take_doomed()
             if self.health.closed or not doomed:
                 return
             try:
@@ -242,8 +212,7 @@ class SsdTier:
                 self._renew(error)
             except (Full, OSError) as error:
                 self._failed("delete", error)
-                with self._lock:
-                    self._doomed += doomed
+                self._index.doom(doomed)
             else:
                 self.health.worked("delete")
             self._written.set()
@@ -255,49 +224,12 @@ class SsdTier:
         self.erase_forgotten([key])
         return here
 
-    def _take_victims(self, count: int) -> list[Found]:
-        """Remove the next `count` victims from the index."""
-        taken: list[Found] = []
-        with self._lock:
-            while len(taken) < count and len(self._policy):
-                key = cast(BlockKey, self._policy.victim())
-                entry = self._leave(key)
-                if entry is not None:
-                    taken.append((key, entry))
-        return taken
-
-    def _take_doomed(self) -> list[Found]:
-        with self._lock:
-            doomed, self._doomed = self._doomed, []
-        return doomed
-
-    def _enter(self, key: BlockKey, entry: Entry) -> None:
-        with self._lock:
-            if key in self._forgotten:  # it was removed while it was written
-                self._doomed.append((key, entry))
-                return
-            self._entries[key] = entry
-            self._unsynced.add(key)
-            self._policy.added(key, entry.facts)
-            if entry.kept:
-                self._policy.pinned(key)
-
-    def _leave(self, key: BlockKey) -> Entry | None:
-        """Remove the key from the index. The caller must hold the lock."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._policy.removed(key)
-            self._unread.pop(key, None)
-            self._unsynced.discard(key)
-            self._doubtful.discard(key)
-        return entry
-
     # --- reading
 
     def get(self, key: BlockKey, into: Buffer) -> Entry | None:
         """Copy a block into `into` (slot_bytes, writable), verify its checksum there, and return its entry. Returns
         None for a miss; then the content of `into` is undefined."""
-        entry = self._entries.get(key)
+        entry = self._index.entries.get(key)
         if entry is None or entry.length > len(into):
             self._counts["misses"] += 1
             return None
@@ -316,12 +248,7 @@ class SsdTier:
             self._counts["hits"] += 1
             self.touch(key)
             return entry
-        with self._lock:
-            ours = self._entries.get(key) is entry
-            if ours:
-                self._leave(key)
-                self._doomed.append((key, entry))
-        if not ours:  # evicted by the writing thread meanwhile, and overwritten
+        if not self._index.drop(key, entry):  # evicted by the writing thread meanwhile, and overwritten
             self._counts["misses"] += 1
             return None
         self._counts["corrupt"] = count = self._counts["corrupt"] + 1
@@ -341,16 +268,12 @@ class SsdTier:
         self._counts["misses"] += 1
         self._read_failures += 1
         self._failed("read", error)
-        with self._lock:
-            if self._unread.setdefault(key, self._reads) < self._reads and self._entries.get(key) is entry:
-                self._leave(key)
-                self._doomed.append((key, entry))
-                self._counts["corrupt"] += 1
+        if self._index.read_failed(key, entry, self._reads):
+            self._counts["corrupt"] += 1
 
     def _try_reading(self) -> None:
         """Read any block to check whether the disk works again."""
-        with self._lock:
-            key = next((key for key in self._entries if key not in self._unread), next(iter(self._entries), None))
+        key = self._index.any_key()
         if key is None:
             self._read_failures = 0
             self.health.worked("read")
@@ -360,10 +283,7 @@ class SsdTier:
     def _renew(self, error: Damaged) -> None:
         """Replace the damaged medium by an empty one and continue serving."""
         log.warning("%s is damaged (%s); starting with an empty tier", self.directory, error)
-        with self._lock:
-            for key in list(self._entries):
-                self._leave(key)
-            self._doomed.clear()
+        self._index.clear()
         self._counts["renewals"] += 1
         self._renew_pause_s = RENEW_AGAIN_S
         self._renew_now()
@@ -395,16 +315,14 @@ class SsdTier:
     def sync(self) -> bool:
         """Returns True if everything written so far is on disk."""
         with self._syncing:
-            with self._lock:
-                pending, self._unsynced = self._unsynced, set()
+            pending = self._index.take_unsynced()
             try:
                 if self.health.closed:
                     raise OSError(f"it is closed: {self.health.closed}")
                 with self.health.doing("sync"):
                     self._medium.sync()
             except OSError as error:
-                with self._lock:
-                    self._doubtful |= pending & self._entries.keys()
+                self._index.doubt(pending)
                 self._failed("sync", error)
                 self._written.set()
                 return False
@@ -413,9 +331,9 @@ class SsdTier:
 
     def stats(self) -> dict[str, Any]:
         return {
-            "blocks": len(self._entries),
+            "blocks": len(self._index.entries),
             "capacity": self.capacity,
-            "bytes": len(self._entries) * self.slot_bytes,
+            "bytes": len(self._index.entries) * self.slot_bytes,
             "map_bytes": self.nbytes,
             "closed": int(bool(self.health.closed)),
             "failing": int(self.health.failing),

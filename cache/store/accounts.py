@@ -34,8 +34,8 @@ class Accounts:
         totals["get_bytes"] += nbytes
         totals["get_misses"] += count - len(job.arrived)
         result = GetResult(run, nbytes)
-        came = [job.arrived[i] for i in range(run)]
-        for (home, transport, tier), blocks in (Counter(came) if run > 1 else dict.fromkeys(came, 1)).items():
+        origins = [job.arrived[i] for i in range(run)]
+        for (home, transport, tier), blocks in (Counter(origins) if run > 1 else dict.fromkeys(origins, 1)).items():
             for counts, name in ((result.sources, home), (result.transports, transport), (result.tiers, tier)):
                 counts[name] = counts.get(name, 0) + blocks
         return result

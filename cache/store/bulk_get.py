@@ -47,7 +47,7 @@ class BulkGet(BulkCall):
     def place(self, body: dict[str, Any], nbytes: int) -> Cursor:
         job = self._job
         self.answered_at = asyncio.get_running_loop().time()
-        self.got = got = self._told(body)
+        self.got = got = self._parsed(body)
         sums, asked = got.checksums, self._positions
         found = asked if got.slots is None else [p for p, s in zip(asked, got.slots, strict=False) if s >= 0]
         lengths = got.lengths or [job.block_bytes] * len(found)
@@ -62,12 +62,12 @@ class BulkGet(BulkCall):
         self._partial_bytes = 0
         return Cursor(job.region.memory, [(job.offsets[p], length) for p, length in zip(found, lengths, strict=True)])
 
-    def _told(self, body: dict[str, Any]) -> Got:
+    def _parsed(self, body: dict[str, Any]) -> Got:
         """Parses the answer. Raises RemoteError."""
         return answered(Got, body).check(len(self._positions))
 
-    def came(self, moved: int) -> None:
-        super().came(moved)
+    def received(self, moved: int) -> None:
+        super().received(moved)
         if not self._checks:
             return
         if moved == self._total and self._partial is None:
@@ -120,7 +120,7 @@ class BulkGet(BulkCall):
     def settle(self, home: str) -> list[int]:
         """Writes the results into the job; returns the positions of the intact blocks. Raises RemoteError."""
         if not self.found:  # the answer had no bytes
-            self.got = self._told(self.answer)
+            self.got = self._parsed(self.answer)
         job, got = self._job, self.got
         whole = [position for position in self.found if position not in self.bad]
         if not got.tiers:

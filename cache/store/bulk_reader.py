@@ -5,7 +5,6 @@ It requests several pieces at the same time, so the home sends one while the che
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from cache.homes.routing import ReadWalk, Router
@@ -13,6 +12,7 @@ from cache.protocol import ELSEWHERE
 from cache.store.bulk_get import BulkGet
 from cache.store.calls import Calls
 from cache.store.job import StoreCall, in_pieces
+from net.loop.clock import loop_time
 
 
 class BulkReader:
@@ -60,7 +60,7 @@ class BulkReader:
         others."""
         paces = self._router.paces
         call = BulkGet(job, positions, leading, self._checksums)
-        begin = _now()
+        begin = loop_time()
         paces.started(home, call.expected)
         try:
             await self._calls.ask(home, call, self._patience(walk, home, positions))
@@ -68,19 +68,15 @@ class BulkReader:
         except BaseException:
             paces.failed(home, call.expected)
             raise
-        answered = call.answered_at or _now()
-        paces.ended(home, call.expected, answered - begin, _now() - answered if whole else 0.0)
+        answered = call.answered_at or loop_time()
+        paces.ended(home, call.expected, answered - begin, loop_time() - answered if whole else 0.0)
         walk.found_all(whole)
         for position, slot in zip(positions, call.got.slots or (), strict=False):
             if slot == ELSEWHERE:
                 walk.elsewhere(position)
         for at, replicas in call.got.hot:
-            self._router.heated(_now(), job.keys[positions[at]], replicas)
+            self._router.heated(loop_time(), job.keys[positions[at]], replicas)
         if call.bad:
             self._damaged(home, len(call.bad))
             self._calls.report(home, [job.keys[position] for position in call.bad])
         return call
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

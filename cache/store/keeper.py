@@ -168,7 +168,7 @@ class Keeper:
         """False when the home has no room now."""
         arena = self._local.arena
         keys = await self._lacking(home, keys)
-        pins = await self._local.pin_each(keys)
+        pins = await self._local.pinning.pin_each(keys)
         held = [(key, pin) for key, pin in zip(keys, pins, strict=False) if pin is not None]
         gone = [key for key, pin in zip(keys, pins, strict=False) if pin is None]
         self._share.hints.settled(gone)
@@ -188,10 +188,10 @@ class Keeper:
             self._counts["offered"] += len(held)
             self._counts["moved"] += len(job.stored)
             self._counts["moved_bytes"] += sum(map(job.length, job.stored))
-            await self._heed(home, held, answers)
+            await self._apply(home, held, answers)
             return any(answer != WRITING for answer in answers.values())
         finally:
-            self._local.unpin([pin.slot for _, pin in held])
+            self._local.pinning.unpin([pin.slot for _, pin in held])
 
     async def _lacking(self, home: str, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """Those of `keys` that the home does not have, or has with another content. Blocks that are only on this node's
@@ -204,7 +204,7 @@ class Keeper:
         self._share.hints.settled(there)
         return [key for key in contents if key not in there]
 
-    async def _heed(self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int]) -> None:
+    async def _apply(self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int]) -> None:
         """Applies the home's answers to this node's copies. A content that lost the agreement is dropped, except at a
         home of the key, which will get the other content; a removed one is dropped everywhere."""
         now, members, replicas = asyncio.get_running_loop().time(), self._members(), self._router.replicas

@@ -6,7 +6,6 @@ far longer than usual while another replica could be asked (cache/homes/pace.py)
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from cache.store.bulk_reader import BulkReader
 from cache.store.calls import HOME_ERRORS, Calls, Ticket, TooSlow
 from cache.store.job import MESSAGE_BYTES, StoreCall, at_each, in_pieces
 from cache.store.same_host import SameHost
+from net.loop.clock import loop_time
 from net.transfer.engine import Completion, Op, TransferEngine
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Reader:
 
     async def which(self, keys: Sequence[BlockKey], *, leading: bool) -> Seen:
         """Which of `keys` the pool has now; with `leading` it looks for the leading run only."""
-        walk = self._router.read(_now(), keys, 0)
+        walk = self._router.read(loop_time(), keys, 0)
         found = Seen()
 
         async def ask(home: str, positions: list[int]) -> None:
@@ -117,7 +117,7 @@ class Reader:
 
     async def fetch(self, job: StoreCall, window: int, *, leading: bool) -> None:
         """Fill `job.arrived` and `job.lengths`; `window`: blocks pinned together at one home."""
-        walk = self._router.read(_now(), job.keys, job.block_bytes)
+        walk = self._router.read(loop_time(), job.keys, job.block_bytes)
 
         async def take(home: str, positions: list[int]) -> None:
             try:
@@ -138,7 +138,7 @@ class Reader:
         return self._router.paces.patience(home) if walk.has_others(positions) else None
 
     def _give_up(self, walk: ReadWalk, home: str, positions: Sequence[int], error: TooSlow) -> None:
-        self._router.paces.given_up(_now(), home, error.waited_s)
+        self._router.paces.given_up(loop_time(), home, error.waited_s)
         self._accounts.counts["given_up"] += 1
         log.info("%s: asking another replica", error)
         for position in positions:
@@ -157,7 +157,7 @@ class Reader:
             window = min(window, max(1, MESSAGE_BYTES // job.block_bytes))
         while positions:
             batch = positions[:window]
-            nbytes, begin = len(batch) * job.block_bytes, _now()
+            nbytes, begin = len(batch) * job.block_bytes, loop_time()
             paces.started(home, nbytes)
             patience_s = self._patience(walk, home, batch)
             try:
@@ -166,12 +166,12 @@ class Reader:
                 paces.failed(home, nbytes)
                 raise
             answers = reply.slots
-            paces.ended(home, nbytes, answered - begin, _now() - answered if answers else 0.0)
+            paces.ended(home, nbytes, answered - begin, loop_time() - answered if answers else 0.0)
             for position, answer in zip(batch, answers, strict=False):
                 if answer == ELSEWHERE:
                     walk.elsewhere(position)
             for position, replicas in reply.hot:
-                self._router.heated(_now(), job.keys[batch[position]], replicas)
+                self._router.heated(loop_time(), job.keys[batch[position]], replicas)
             if not answers or (leading and not whole) or (len(answers) < len(batch) and not reply.more):
                 return
             positions = positions[len(answers) :]
@@ -182,14 +182,14 @@ class Reader:
         view = self._same_host.view(home) if self._checksums else None
         if view is None:
             return positions
-        nbytes, begin = len(positions) * job.block_bytes, _now()
+        nbytes, begin = len(positions) * job.block_bytes, loop_time()
         self._router.paces.started(home, nbytes)
         try:
             arrived = await self._same_host.read(view, home, job, positions)
         except BaseException:
             self._router.paces.failed(home, nbytes)
             raise
-        self._router.paces.ended(home, nbytes, 0.0, _now() - begin if len(arrived) == len(positions) else 0.0)
+        self._router.paces.ended(home, nbytes, 0.0, loop_time() - begin if len(arrived) == len(positions) else 0.0)
         walk.found_all(arrived)
         if len(arrived) == len(positions):
             return []
@@ -210,10 +210,10 @@ class Reader:
         keys = [job.keys[position] for position in batch]
         if by_message:
             read, data = await self._calls.read(home, keys, leading=leading, patience_s=patience_s)
-            return read, _now(), self._unpack(job, walk, home, batch, read, data)
+            return read, loop_time(), self._unpack(job, walk, home, batch, read, data)
         with self._calls.ticket(home) as ticket:
             reply = await self._calls.pin(home, keys, ticket, leading=leading, patience_s=patience_s)
-            answered, positions = _now(), batch[: len(reply.slots)]
+            answered, positions = loop_time(), batch[: len(reply.slots)]
             return reply, answered, await self._read(job, walk, home, positions, reply, ticket, patience_s)
 
     def _unpack(
@@ -302,7 +302,3 @@ class Reader:
             if impatient:
                 raise TooSlow(home, wait_s) from None
             raise
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -87,8 +87,8 @@ class Remote:
         await self.store.close()
 
     async def _refresh(self) -> PoolMembers:
-        told, _ = await self._channel.call(self._contact, MEMBERS, encode(Nothing()), timeout_s=ANSWER_S)
-        answer = answered(PoolMembers, told)
+        reply, _ = await self._channel.call(self._contact, MEMBERS, encode(Nothing()), timeout_s=ANSWER_S)
+        answer = answered(PoolMembers, reply)
         for node_id, host, port, _ in answer.members:
             self._channel.introduce(node_id, (host, port))
         here = {node_id: share for node_id, _, _, share in answer.members if share > 0}

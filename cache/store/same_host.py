@@ -128,7 +128,7 @@ class SameHost:
                 job.lengths[position] = length
             job.arrived[position] = origin
         if arrived:
-            self._tell_soon(home, [job.keys[position] for position in arrived])
+            self._report_soon(home, [job.keys[position] for position in arrived])
         return list(arrived)
 
     async def _read_at_once(
@@ -157,18 +157,18 @@ class SameHost:
             position: row.length for (position, row), found in zip(rows, sums, strict=True) if found == row.checksum
         }
 
-    def _tell_soon(self, home: str, keys: list[BlockKey]) -> None:
+    def _report_soon(self, home: str, keys: list[BlockKey]) -> None:
         hits = self._hits.setdefault(home, [])
         hits += keys
         if len(hits) >= HIT_REPORT_KEYS:
             self._calls.used(home, self._hits.pop(home))
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(HIT_REPORT_S, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(HIT_REPORT_S, self._report)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._timer = None
-        told, self._hits = self._hits, {}
-        for home, keys in told.items():
+        hits, self._hits = self._hits, {}
+        for home, keys in hits.items():
             self._calls.used(home, keys)
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ from cache.protocol import KEPT, OTHER, PINS_FULL, PRESENT, STORED, WRITING, Dea
 from cache.store.bulk_put import BulkPut
 from cache.store.calls import HOME_ERRORS, Calls, Ticket
 from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, StoreCall, at_each, in_pieces
+from net.loop.clock import loop_time
 from net.transfer.engine import BULK, Op, TransferEngine
 
 RETRY_PAUSE_S, RETRY_PAUSE_MAX_S = 0.005, 0.1  # before an undecided home is asked again; doubles
@@ -84,7 +85,7 @@ class Writer:
             await self._make_durable(job, home, positions)
 
     async def _go(self, job: StoreCall, window: int, walk: WriteWalk | DecidingWalk) -> None:
-        patient_until, pause_s, busy = _now() + self._deadlines.control_s, RETRY_PAUSE_S, False
+        patient_until, pause_s, busy = loop_time() + self._deadlines.control_s, RETRY_PAUSE_S, False
 
         async def place(target: Target, positions: list[int]) -> None:
             nonlocal busy
@@ -100,7 +101,7 @@ class Writer:
                 full = False
             for position in positions:
                 answer = ends.get(position)
-                if answer == WRITING and _now() < patient_until:
+                if answer == WRITING and loop_time() < patient_until:
                     walk.again(position, target)
                     busy = True
                 elif answer is None or answer == WRITING:
@@ -308,7 +309,3 @@ def _note(job: StoreCall, position: int, answer: int, target: Target) -> None:
 def _note_trouble(job: StoreCall, trouble: str) -> None:
     if trouble:
         job.trouble.add(trouble)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -45,14 +45,14 @@ class Granting:
         except Exception:  # after any error, no slot stays reserved
             for slot in answers:
                 if slot >= 0:
-                    self._local.abandon(slot)
+                    self._local.reservations.abandon(slot)
             raise
         return answers
 
     def _first(self, key: BlockKey, about: Facts | None, decide: bool) -> int:
-        slot = self._local.reserve(key, about)
+        slot = self._local.reservations.reserve(key, about)
         if slot is None:
-            return WRITING if decide and self._local.arriving(key) else PRESENT
+            return WRITING if decide and self._local.reservations.arriving(key) else PRESENT
         return slot
 
     def _copy(self, now: float, key: BlockKey, about: Facts | None, offered: Content, repair: bool, keep: bool) -> int:
@@ -60,12 +60,12 @@ class Granting:
         if repair and self.removals.gone(now, key, offered):
             self.uneven.add([key] if here else ())  # put again: homes that drop the old value lack the new one
             return GONE
-        if self._local.arriving(key):
+        if self._local.reservations.arriving(key):
             return WRITING
         if not here:
             if repair and self.removals.lately(now, key):
                 return PRESENT
-            slot = self._local.reserve(key, about, copy=True, keep=keep)
+            slot = self._local.reservations.reserve(key, about, copy=True, keep=keep)
             return PRESENT if slot is None else slot
         if self.has(key, offered):
             return PRESENT
@@ -75,7 +75,7 @@ class Granting:
         if ours is not None and stays(ours, offered):
             return OTHER
         try:
-            slot = self._local.reserve(key, about, copy=True, keep=keep, over=True)
+            slot = self._local.reservations.reserve(key, about, copy=True, keep=keep, over=True)
         except NoSpace:
             return WRITING
         return WRITING if slot is None else slot

@@ -54,7 +54,7 @@ class Kept:
         if (slot := self._pool.lookup(key)) is not None:
             self._pool.hold([slot])
             self._held[key] = slot
-        self._tell(key, kept=True)
+        self._mark_soon(key, kept=True)
         return True
 
     def give_up(self, key: BlockKey) -> bool:
@@ -62,7 +62,7 @@ class Kept:
         if key not in self._keys:
             return False
         self.lost(key)
-        self._tell(key, kept=False)
+        self._mark_soon(key, kept=False)
         return True
 
     def lost(self, key: BlockKey) -> None:
@@ -78,14 +78,14 @@ class Kept:
         if (slot := self._held.pop(key, None)) is not None:
             self._pool.unhold([slot])
 
-    def _tell(self, key: BlockKey, *, kept: bool) -> None:
+    def _mark_soon(self, key: BlockKey, *, kept: bool) -> None:
         if self._ssd is None:
             return
-        task = spawn(self._told(key, kept), "marking of a pinned block")
+        task = spawn(self._marked(key, kept), "marking of a pinned block")
         self._marking.add(task)
         task.add_done_callback(self._marking.discard)
 
-    async def _told(self, key: BlockKey, kept: bool) -> None:
+    async def _marked(self, key: BlockKey, kept: bool) -> None:
         if await self._mark(key, kept) and kept and key in self._keys:
             self.written(key)
 

@@ -5,9 +5,10 @@ to the SSD tier and may leave DRAM only after that, so eviction loses no acknowl
 SSD tier is inclusive: a block found only there is promoted into DRAM to be read, and hits in DRAM keep its copy below
 from aging.
 
-Every block in use has a transfer reference in the pool (`Pin`), taken before the first await, so it is not evicted. One
-thread writes to SSD and deletes there, in order; reads and syncs run in other threads; the event loop never waits for
-the disk. While the disk hangs or fails, blocks in DRAM are served, and blocks that are only on SSD are misses.
+`reservations` has the slots that are being written, and `pinning` the blocks that are being read: each has a transfer
+reference in the pool (`Pin`), taken before the first await, so it is not evicted. One thread writes to SSD and deletes
+there, in order; reads and syncs run in other threads; the event loop never waits for the disk. While the disk hangs or
+fails, blocks in DRAM are served, and blocks that are only on SSD are misses.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class LocalStore:
         self._kept = Kept(int(pin_share * lasting), self._pool, ssd, self.contains, self._mark)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
-        self._pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.contains, counts)
-        self._reservations = Reservations(
+        self.pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.contains, counts)
+        self.reservations = Reservations(
             self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
         )
 
@@ -135,37 +136,6 @@ class LocalStore:
 
     # --- reading
 
-    async def pin(self, keys: Sequence[BlockKey]) -> list[Pin]:
-        """The leading run of `keys` that is here, each block with one transfer reference. It ends at a block that is
-        missing or damaged, or for which no slot is free to promote it into."""
-        pins = await self._pinning.pin_each(keys, leading=True)
-        return [pin for pin in pins if pin is not None]
-
-    async def pin_each(self, keys: Sequence[BlockKey], leading: bool = False) -> list[Pin | None]:
-        """Pins for `keys`, None for what is missing or damaged; shorter than `keys` when no slot is free to promote
-        the next one into. With `leading` it ends before the first that would be None."""
-        return await self._pinning.pin_each(keys, leading)
-
-    def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
-        """Pins of all `keys` if all are in DRAM now, otherwise None. They take no references, so they are valid only
-        until the next await."""
-        return self._pinning.at_hand(keys)
-
-    def pin_now(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
-        """`at_hand` with one transfer reference on each block."""
-        pins = self._pinning.at_hand(keys)
-        if pins is not None:
-            self._pool.hold([pin.slot for pin in pins])
-        return pins
-
-    def used(self, keys: Sequence[BlockKey]) -> None:
-        """Count hits of readers that used the index."""
-        self._pinning.used(keys)
-
-    def unpin(self, slots: Sequence[int]) -> None:
-        """Release one reference on each slot."""
-        self._pool.unhold(slots)
-
     async def verify(self, key: BlockKey) -> bool:
         """A reader found a wrong checksum: check the block here. A damaged block is dropped from DRAM; then its copy on
         SSD, if any, is used."""
@@ -188,34 +158,11 @@ class LocalStore:
 
     # --- writing
 
-    def reserve(
-        self,
-        key: BlockKey,
-        facts: Facts | None = None,
-        *,
-        copy: bool = False,
-        keep: bool = False,
-        over: bool = False,
-    ) -> int | None:
-        """A slot to write `key` into, until `commit` or `abandon`. Returns None if the block is here, is being written,
-        or is refused by admission. Admission may refuse only KV that can be recomputed (it has `facts`), and no `copy`
-        of another node's block. `keep`: keep it if the limit allows. With `over`, the present block stays readable
-        until the commit replaces it. Raises NoSpace; `wait_for_room` may help."""
-        return self._reservations.reserve(key, facts, copy=copy, keep=keep, over=over)
-
-    def arriving(self, key: BlockKey) -> bool:
-        """A slot is reserved for it now."""
-        return self._reservations.arriving(key)
-
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> None:
         """The reserved slot has `nbytes` bytes, at least 1 (-1: the whole slot): readers find the block from now on.
         Raises ValueError without a reservation or for an impossible length."""
-        if self._reservations.commit(key, slot, block_checksum, nbytes):
+        if self.reservations.commit(key, slot, block_checksum, nbytes):
             self._kept.keep(key)
-
-    def abandon(self, slot: int) -> None:
-        """Release the reservation of `slot`. Raises KeyError without one."""
-        self._reservations.abandon(slot)
 
     def _displace(self, key: BlockKey) -> bool:
         """Remove the block before another content replaces it; returns whether it was kept. One thread works on the SSD
@@ -292,7 +239,7 @@ class LocalStore:
             return [False] * len(keys)
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
-        await self._reservations.settled(keys, timeout_s)  # another writer may be writing one
+        await self.reservations.settled(keys, timeout_s)  # another writer may be writing one
         self._behind.want([key for key in keys if not self.ssd.is_durable(key)])
         await self._behind.through(keys, deadline - now())
         synced = await self._syncs.synced(max(0.0, deadline - now()))
@@ -345,7 +292,7 @@ class LocalStore:
             "capacity": usage["total"],
             "evictions": usage["evictions"],
             "held": usage["held"],
-            "reserved": len(self._reservations),
+            "reserved": len(self.reservations),
             "pinned": len(self._kept),
             "pinned_most": self._kept.limit,
             "unwritten": 0 if self._behind is None else self._behind.owed,

@@ -51,6 +51,13 @@ class Pinning:
         self.used(keys)
         return [self._slots.pin(slot, "dram") for slot in slots]
 
+    def pin_now(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
+        """`at_hand` with one transfer reference on each block."""
+        pins = self.at_hand(keys)
+        if pins is not None:
+            self._pool.hold([pin.slot for pin in pins])
+        return pins
+
     def used(self, keys: Sequence[BlockKey]) -> None:
         """Count hits of readers that used the index."""
         slots = [slot for slot in map(self._pool.lookup, keys) if slot is not None]

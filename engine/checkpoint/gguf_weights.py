@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import gguf
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.quantized import GROUP, GROUP_BYTES, Quantized
+from engine.model.quantized import Quantized
 
 whole_names = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "lm_head"}
 
@@ -56,7 +57,7 @@ class GGUFWeights:
         self._heads = {"q": config.num_heads, "k": config.num_kv_heads} if interleaved else {}
         self._names = {our_name(name): name for name in self._file.tensors if name != ROPE_TABLE}
 
-    def __enter__(self) -> GGUFWeights:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -73,8 +74,7 @@ class GGUFWeights:
         """A matrix as it is in the file, for products in `dtype`; its type is a kind of engine/model/quantized.py."""
         tensor = self._file.tensors[self._names[name]]
         kind = tensor.type.name.lower()
-        row_bytes = tensor.shape[1] // GROUP * GROUP_BYTES[kind]
-        rows = torch.frombuffer(self._file.raw(tensor.name), dtype=torch.uint8).view(-1, row_bytes)
+        rows = torch.frombuffer(self._file.raw(tensor.name), dtype=torch.uint8).view(tensor.shape[0], -1)
         return Quantized(kind, self._half_split(name, rows), dtype)
 
     def read(self, name: str) -> Tensor:

@@ -109,7 +109,6 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": ("gelu_pytorch_tanh",),
     "mlp_bias": (False,),
-    "quantization_config": (),
     "partial_rotary_factor": (1.0,),
     "use_bidirectional_attention": (False,),
 }

@@ -17,6 +17,7 @@ from typing import Any
 from engine.checkpoint.gguf_config import from_gguf
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.checkpoint.hf_config import from_hf
+from engine.checkpoint.hf_quantization import Quantization, quantization_of
 from engine.config.config import EMBEDDED_MODEL, NO_MODEL
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
@@ -42,6 +43,7 @@ class ModelSource:
     fingerprint: str  # 32 hex digits; equal for equal configuration and (sampled) weights, independent of the path
     files: tuple[Path, ...] = ()  # files with weights
     seed: int = 0  # of dummy weights
+    quantization: Quantization | None = None  # of safetensors files
 
 
 def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool = False) -> ModelSource:
@@ -66,8 +68,10 @@ def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool 
         files = () if load_format == "dummy" else safetensors_files(path)
     if load_format == "dummy":
         return ModelSource(name, path, "dummy", config, _fingerprint(config, (), seed), (), seed)
-    kind = "gguf" if path.is_file() else "safetensors"
-    return ModelSource(name, path, kind, config, _fingerprint(config, files), files)
+    if path.is_file():
+        return ModelSource(name, path, "gguf", config, _fingerprint(config, files), files)
+    quantization = quantization_of(read_json(path / "config.json"))
+    return ModelSource(name, path, "safetensors", config, _fingerprint(config, files), files, quantization=quantization)
 
 
 def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource:
@@ -81,8 +85,8 @@ def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource
 
 
 def with_weights_in(source: ModelSource, weight_dtype: str) -> ModelSource:
-    """`source` as --weight-dtype serves it: int8 and int4 are other weights, so their KV has other keys. `stored` are
-    the same weights as auto."""
+    """`source` as --weight-dtype serves it: int8 and int4 are other weights, so their KV has other keys. `stored` and
+    `wide` are the same weights."""
     if weight_dtype not in ("int8", "int4"):
         return source
     text = f"{source.fingerprint}|{weight_dtype}".encode()

@@ -56,12 +56,6 @@ class PooledWeights:
         listed = calls.wait(objects.get(prefix(fingerprint, dtype)))
         return None if listed is None else cls(objects, calls, fingerprint, dtype, orjson.loads(listed))
 
-    def __enter__(self) -> PooledWeights:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 

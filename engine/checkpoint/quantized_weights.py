@@ -1,7 +1,8 @@
-"""load_quantized(): a model's weights with matrices in groups of 32 inputs (--weight-dtype).
+"""load_quantized(): a model's weights with matrices in groups of inputs that share a scale (--weight-dtype).
 
-    stored   as a GGUF file has them, if their type has a kernel (engine/model/quantized.py); others are widened, and
-             matrices that are multiplied together but stored in several types
+    stored   as a GGUF file or a checkpoint in 4 bits (packed_weights.py) has them, if their type has a kernel
+             (engine/model/quantized.py) and those of the matrices with which they are multiplied together have one;
+             others are widened
     int8     any checkpoint, to q8_0 while loading
     int4     any checkpoint, to q4_1 while loading; embed and lm_head to q8_0
 
@@ -15,6 +16,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Protocol, Self
 
 import gguf
 import numpy as np
@@ -24,15 +26,30 @@ from torch import Tensor
 
 from engine.checkpoint.gguf_weights import GGUFWeights
 from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.packed_weights import PackedWeights
 from engine.checkpoint.weights import Reader, open_weights, read_all, shapes
 from engine.model.model_error import ModelError
-from engine.model.quantized import GROUP, GROUP_BYTES, Quantized, Weight
+from engine.model.quantized import BLOCKS, GROUP, TOGETHER, Quantized, Weight
 
 log = logging.getLogger("mooncake.engine")
 
-TOGETHER = (("q", "k", "v"), ("gate", "up"), ("o",), ("down",))
-"""Matrices of a layer, as the decoder multiplies them."""
 VOCABULARY = ("embed", "lm_head")
+OUTPUTS = 32
+"""The largest block of outputs of a kernel (engine/model/cpu/gemm_any.h)."""
+
+
+class StoredReader(Reader, Protocol):
+    """Weights of which some are stored in groups of inputs; a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def kinds(self) -> Mapping[str, str]:
+        """Every weight -> a kind of engine/model/quantized.py that `stored` gives, or its type or why there is none."""
+
+    def stored(self, name: str, dtype: torch.dtype) -> Quantized:
+        """A matrix as it is stored, for products in `dtype`."""
 
 
 def load_quantized(
@@ -64,17 +81,29 @@ def load_quantized(
 def _as_stored(
     source: ModelSource, dtype: torch.dtype, progress: Callable[[int, int], None] | None
 ) -> dict[str, Weight]:
-    if source.format != "gguf":
-        raise ModelError(f"--weight-dtype stored: {source.name} is not a GGUF file; use int8, int4 or auto")
-    file = GGUFWeights(source.path, source.config)
+    file = open_stored(source)
+    if file is None:
+        raise ModelError(
+            f"--weight-dtype stored: {source.name} is not a GGUF file, nor a checkpoint in AWQ or GPTQ; use int8, int4 "
+            "or auto"
+        )
     found = file.kinds()
-    kinds = kept(found)
+    kinds = kept(found, file.shapes())
     _report({name: found[name] for name in matrices(found) if name not in kinds}, dtype)
 
-    def take(reader: GGUFWeights, name: str) -> Weight:
+    def take(reader: StoredReader, name: str) -> Weight:
         return reader.stored(name, dtype) if name in kinds else reader.read(name).to(dtype).contiguous()
 
     return read_all(source, file, take, dtype, progress)
+
+
+def open_stored(source: ModelSource) -> StoredReader | None:
+    """The weights of a model whose files may have quantized matrices; None if they have none. Raises ModelError."""
+    if source.format == "gguf":
+        return GGUFWeights(source.path, source.config)
+    if source.format == "safetensors" and source.quantization is not None:
+        return PackedWeights(source.files, source.config, source.quantization)
+    return None
 
 
 def _quantize_all(
@@ -98,15 +127,18 @@ def matrices(names: Mapping[str, object]) -> list[str]:
     return [name for name in names if name in VOCABULARY or name.rpartition(".")[2] in kinds]
 
 
-def kept(found: Mapping[str, str]) -> set[str]:
-    """Names of the matrices that stay as they are stored. `found`: every weight -> its type in the file."""
-    names = {name for name in VOCABULARY if found.get(name) in GROUP_BYTES}
+def kept(found: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Names of the matrices that stay as they are stored. `found`: every weight -> its type in the file; `sizes`: its
+    shape."""
+    names = {name for name in VOCABULARY if found.get(name) in BLOCKS}
     for layer in {name.rpartition(".")[0] for name in found if name.startswith("layers.")}:
         for group in TOGETHER:
-            together = {f"{layer}.{name}" for name in group}
+            together = [f"{layer}.{name}" for name in group]
             types = {found.get(name, "") for name in together}
-            if len(types) == 1 and types <= GROUP_BYTES.keys():
-                names |= together
+            # q, k and v may be of several types, if each is whole blocks of the kernels.
+            fit = len(types) == 1 or (group[0] == "q" and not any(sizes[name][0] % OUTPUTS for name in together))
+            if types <= BLOCKS.keys() and fit:
+                names.update(together)
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -73,7 +73,7 @@ class SafetensorsWeights:
                 if not name.endswith(COMPUTED):
                     self._where[our_name(name, names)] = (file, name)
 
-    def __enter__(self) -> SafetensorsWeights:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

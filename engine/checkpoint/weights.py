@@ -28,7 +28,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
@@ -37,6 +37,7 @@ from torch import Tensor
 
 from engine.checkpoint.gguf_weights import GGUFWeights
 from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.packed_weights import PackedWeights
 from engine.checkpoint.safetensors_weights import SafetensorsWeights
 from engine.checkpoint.weight_cache import WeightCache
 from engine.model.model_config import ModelConfig
@@ -80,7 +81,7 @@ def load(
         return _load(source, opened or _open(source), dtype, device, progress, shard)
     entry = cache.entry(source.path, dtype)
     if (kept := cache.load(entry)) is not None:
-        return _load(source, KeptWeights(kept), dtype, device, progress, shard)
+        return _load(source, nullcontext(KeptWeights(kept)), dtype, device, progress, shard)
     weights = _load(source, _open(source), dtype, device, progress, shard)
     if shard is None and cache.entry(source.path, dtype) == entry:  # otherwise the file was replaced meanwhile
         cache.save(entry, weights)
@@ -163,12 +164,6 @@ class KeptWeights:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
 
-    def __enter__(self) -> KeptWeights:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
@@ -187,12 +182,6 @@ class DummyWeights:
         self._shapes = shapes(config)
         self._norm = torch.zeros if config.norm_plus_one else torch.ones
         self._seed = seed
-
-    def __enter__(self) -> DummyWeights:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
@@ -213,13 +202,13 @@ def open_weights(source: ModelSource, dtype: torch.dtype, cache: WeightCache | N
     if cache is not None and source.format == "gguf":
         kept = cache.load(cache.entry(source.path, dtype))
         if kept is not None:
-            return KeptWeights(kept)
+            return nullcontext(KeptWeights(kept))
     return _open(source)
 
 
 def _open(source: ModelSource) -> AbstractContextManager[Reader]:
     if source.format == "dummy":
-        return DummyWeights(source.config, source.seed)
+        return nullcontext(DummyWeights(source.config, source.seed))
     if source.format == "gguf":
         return GGUFWeights(source.path, source.config)
     if source.format == "pooled":
@@ -227,6 +216,8 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
             f"{source.name} has no weight files, and the cluster's pooled store does not have its weights: start a "
             "node with --weights-from-store that has them, or give --model a directory with them"
         )
+    if source.quantization is not None:
+        return PackedWeights(source.files, source.config, source.quantization)
     return SafetensorsWeights(source.files, source.config)
 
 

@@ -219,6 +219,13 @@ class Config(CacheFields):
     )
     read_timeout_ms: int = flag(30_000, "api", "maximum wait for the head of a request, and for its body", least=100)
     max_body_bytes: int = flag(8 << 20, "api", "longest request body; longer ones get 413", least=1024)
+    unknown_fields: str = flag(
+        "ignore",
+        "api",
+        "fields of a request that this server does not know: ignore = the answer's header X-Ignored-Fields names them; "
+        "refuse = 400",
+        ("ignore", "refuse"),
+    )
     max_answer_logprobs: int = flag(
         250_000,
         "api",

@@ -42,7 +42,7 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
-    if config.weight_dtype != "auto":
+    if config.weight_dtype not in ("auto", "wide"):
         for flag, given in (
             ("--tensor-parallel-size", config.tensor_parallel_size > 1),
             ("--weights-from-store", config.weights_from_store),

@@ -133,6 +133,8 @@ def _validated(config: Config) -> Config:
     if "mixed" in role:
         role = "mixed"
     config = replace(config, role=role)
+    if config.weight_dtype == "auto" and config.dtype != "auto":  # whoever names a type wants it for the weights too
+        config = replace(config, weight_dtype="wide")
     if (reason := next(contradictions(config), None)) is not None:
         raise UsageError(reason)
     try:

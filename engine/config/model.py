@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attention import backends
+from attention.cpu.level import LEVELS
 from engine.config.field import flag
 from sched.batching import batching_policies
 
@@ -90,10 +92,11 @@ class ModelFields:
     weight_dtype: str = flag(
         "auto",
         "model",
-        "format of the weight matrices in memory, on a CPU; auto = as --dtype; stored = matrices of a GGUF file in "
-        "Q8_0, Q4_0 and Q4_1 as they are, others as --dtype; int8, int4 = quantize any checkpoint while loading, in "
-        "groups of 32 inputs",
-        ("auto", "stored", "int8", "int4"),
+        "format of the weight matrices in memory, on a CPU; auto = wide if --dtype is given, otherwise stored if the "
+        "checkpoint and this CPU have it and it is the faster one; wide = as --dtype; stored = matrices of a GGUF file "
+        "in Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K, and of AWQ and GPTQ in 4 bits, as they are, others as --dtype; "
+        "int8, int4 = quantize any checkpoint while loading, in groups of 32 inputs",
+        ("auto", "wide", "stored", "int8", "int4"),
     )
     max_model_len: int = flag(
         0,
@@ -185,14 +188,14 @@ class ModelFields:
         "auto",
         "engine",
         "attention implementation, or your own: FILE.py:NAME",
-        ("auto", "cpu", "reference", "torch", "triton"),
+        ("auto", *backends),
         file=True,
     )
     cpu_level: str = flag(
         "auto",
         "engine",
         "instruction set of the CPU kernels for attention and matrix products; auto = the best one of this CPU",
-        ("auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon"),
+        ("auto", *LEVELS),
     )
     speculative_method: str = flag(
         "none",

@@ -2,9 +2,10 @@
 
 Pure: the machine, the model, the cluster to join and the random suffix are arguments. Eleven fields may stay 'auto',
 because they name a policy instead of a value: `tokenizer` (the model's own), `load_format` (from --model),
-`weight_cache` (the user's), `weight_dtype` (as --dtype), `attention_backend` and `cpu_level` (measured when the model
-is loaded: attention.choose), `transport` (chosen for each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all
-devices when a peer first asks), `speculative_length` (for each step), `tcp_congestion` (for each peer).
+`weight_cache` (the user's), `weight_dtype` (by the file and the CPU: engine/loading/weight_type.py),
+`attention_backend` and `cpu_level` (measured when the model is loaded: attention/choice/choose.py), `transport` (chosen
+for each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all devices when a peer first asks),
+`speculative_length` (for each step), `tcp_congestion` (for each peer).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def resolve(
         pool_dtype=_encoding("--pool-dtype", config.pool_dtype, kv_dtype, cluster),
         wire_dtype=_encoding("--wire-dtype", config.wire_dtype, kv_dtype, cluster),
     )
-    if device == "cuda" and config.weight_dtype != "auto":
+    if device == "cuda" and config.weight_dtype not in ("auto", "wide"):
         raise UsageError(
             f"--weight-dtype {config.weight_dtype}: only a CPU multiplies quantized weights; use --device cpu, or "
             "leave it on auto"
@@ -99,6 +100,7 @@ def resolve(
         served_model_name=_model_name(config),
         device=device,
         dtype=dtype,
+        weight_dtype=_weight_dtype(config, machine, device, dtype),
         kv_cache_dtype=kv_dtype,
         num_threads=config.num_threads or machine.num_cpus,
         max_connections=_max_connections(config, machine),
@@ -229,8 +231,21 @@ def _dtype(config: Config, machine: Machine, device: str, cluster: Mapping[str, 
         return config.dtype
     if cluster is not None and cluster["dtype"] not in encodings:
         return str(cluster["dtype"])
-    native = machine.gpu.bfloat16 if device == "cuda" and machine.gpu else machine.bfloat16
-    return "bfloat16" if native else "float32"
+    return _native_dtype(machine, device)
+
+
+def _native_dtype(machine: Machine, device: str) -> str:
+    bfloat16 = machine.gpu.bfloat16 if device == "cuda" and machine.gpu else machine.bfloat16
+    return "bfloat16" if bfloat16 else "float32"
+
+
+def _weight_dtype(config: Config, machine: Machine, device: str, dtype: str) -> str:
+    """--weight-dtype; instead of auto `wide` where quantized weights cannot be computed, or the cluster's first node
+    named a type of computation."""
+    plain = device == "cpu" and config.tensor_parallel_size == 1 and not config.weights_from_store
+    if config.weight_dtype != "auto" or (plain and dtype == _native_dtype(machine, device)):
+        return config.weight_dtype
+    return "wide"
 
 
 def _kv_dtype(config: Config, model: ModelSizes, dtype: str, cluster: Mapping[str, Any] | None) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cache.store.calls import HOME_ERRORS
 from engine.core.batcher import Batcher
-from engine.core.layered_load import Arriving, LayeredLoad, LayerGate
+from engine.core.layered_load import Arriving, LayeredLoad
 from engine.step.request import Request
 from net.loop.tasks import spawn
 
@@ -33,13 +33,14 @@ class Loader(Protocol):
 
 
 class PrefixLoads:
-    """The loads of the batcher's requests. It calls `wake` when a request may have become runnable."""
+    """The loads of the batcher's requests by `loader`; `arriving`: those that a step may use before they end. It calls
+    `wake` when a request may have become runnable."""
 
     def __init__(self, batcher: Batcher, loader: Loader, wake: Callable[[], None]) -> None:
         self._batcher = batcher
-        self._loader = loader
+        self.loader = loader
         self._wake = wake
-        self._arriving = Arriving()
+        self.arriving = Arriving()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, now: float) -> None:
@@ -51,9 +52,9 @@ class PrefixLoads:
 
     async def _load(self, request: Request) -> None:
         try:
-            load = await self._loader.load(request)
+            load = await self.loader.load(request)
             if load is not None:
-                self._arriving.add(request, load)
+                self.arriving.add(request, load)
         except HOME_ERRORS as error:
             log.info("the prefix load of %s failed; the node will compute it: %r", request.request_id, error)
         except Exception:
@@ -61,15 +62,11 @@ class PrefixLoads:
         self._batcher.loaded(time.monotonic(), request)
         self._wake()
 
-    def gates(self, requests: Iterable[Request]) -> dict[str, LayerGate]:
-        """The gates that a step over `requests` has to wait for, by request id. Call it in the engine thread."""
-        return self._arriving.gates(requests)
-
     async def settle(self, requests: Iterable[Request]) -> list[Request]:
         """Wait for the end of the loads that a step over `requests` used, and name their blocks. Returns the requests
         whose prefix is incomplete; they are aborted, and their acceptors place them again."""
         failed = []
-        for request, whole in await self._arriving.settle(requests):
+        for request, whole in await self.arriving.settle(requests):
             if request.finished:
                 continue
             if whole:
@@ -79,20 +76,8 @@ class PrefixLoads:
                 failed.append(request)
         return failed
 
-    def held_blocks(self) -> Iterator[int]:
-        """Ids of all blocks being filled, one item per transfer reference."""
-        return self._loader.held_blocks()
-
-    def fresh_blocks(self) -> Iterator[int]:
-        """Ids of blocks that no request has taken over yet, one item per request reference."""
-        return self._loader.fresh_blocks()
-
-    def drop(self, request_id: str) -> None:
-        """The request has ended."""
-        self._arriving.drop(request_id)
-
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._arriving.close()
+        await self.arriving.close()

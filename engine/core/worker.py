@@ -169,7 +169,7 @@ class Worker:
     def abort(self, request_id: str) -> Request | None:
         """End a request. The caller takes its transfer, if any, with `take_transfer`."""
         request = self.batcher.abort(time.monotonic(), request_id)
-        self._loads.drop(request_id)
+        self._loads.arriving.drop(request_id)
         if request is not None:
             self.wake()
         return request
@@ -180,7 +180,7 @@ class Worker:
 
     def held_blocks(self) -> Iterator[int]:
         """The block ids of all transfer references that this worker holds, one item per reference."""
-        yield from self._loads.held_blocks()
+        yield from self._loads.loader.held_blocks()
         yield from self._publisher.held_blocks()
         for transfer in self._transfers.values():
             yield from transfer.held_blocks()
@@ -188,7 +188,7 @@ class Worker:
     def request_blocks(self) -> Iterator[int]:
         """The block ids of all requests and of prefixes being loaded for them, one item per request reference."""
         yield from self.batcher.held_blocks()
-        yield from self._loads.fresh_blocks()
+        yield from self._loads.loader.fresh_blocks()
 
     # --- the loop
 
@@ -288,7 +288,7 @@ class Worker:
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin = time.monotonic()
         rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
-        gates = self._loads.gates(row.request for row in step.rows)
+        gates = self._loads.arriving.gates(row.request for row in step.rows)
         transfers = [
             # A prefix that is still arriving leaves layer by layer, like the layers that the step computes.
             (
@@ -355,7 +355,7 @@ class Worker:
     async def _hand_out(self, produced: _Produced) -> None:
         """At most HAND_OUT_SIZE emissions in one turn of the event loop: every token wakes a task of its acceptor, and
         other work of the loop must not wait for hundreds of tasks."""
-        self._metrics.observe_step(produced.num_tokens)
+        self._metrics.observe("vllm:iteration_tokens_total", produced.num_tokens)
         some: list[Emission] = []
         size = 0
         for emission in produced.emissions:
@@ -375,7 +375,7 @@ class Worker:
         """Handle a step that raised: its requests end, and the node continues."""
         ended = self.batcher.fail(time.monotonic(), step)
         for request in ended:
-            self._loads.drop(request.request_id)
+            self._loads.arriving.drop(request.request_id)
         self._emit([Emission(request, None, error=error) for request in ended])
 
     def _gauge(self) -> None:
@@ -383,8 +383,7 @@ class Worker:
         waiting = sum(r.state is not RequestState.RUNNING for r in self.batcher.requests.values())
         usage = self.batcher.pool.usage()
         self._metrics.set_load(running, waiting, usage["held"] / usage["total"])
-        for _ in range(self.batcher.num_preemptions - self._preemptions_seen):
-            self._metrics.count_preemption()
+        self._metrics.count("vllm:num_preemptions", self.batcher.num_preemptions - self._preemptions_seen)
         self._preemptions_seen = self.batcher.num_preemptions
 
 

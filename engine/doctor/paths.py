@@ -118,9 +118,9 @@ async def _try(
         await channel.start("127.0.0.1")
         peer = await channel.connect(tuple(cluster["control"]))
         begin = time.perf_counter()
-        told, _ = await channel.call(peer, OPEN, encode(Nothing()))
+        reply, _ = await channel.call(peer, OPEN, encode(Nothing()))
         took = time.perf_counter() - begin
-        offer = answered(Offers, told).offers.get(name)
+        offer = answered(Offers, reply).offers.get(name)
         try:
             path = await transfer.open(peer)
         except (TransferError, TimeoutError) as error:

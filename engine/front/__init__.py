@@ -7,6 +7,8 @@ Files:
     bursts            Finds out whether another node already computes a prompt's new blocks
     cheapest.c        Whom an acceptor asks before it places a request
     cheapest          Computes the shortlist of a view in one compiled pass: cheapest.c
+    choose.c          The choice of a prefill node and a decode node among a few, Algorithm 1 in plain loops
+    choose            Computes the choice among a few nodes in two compiled passes: choose.c
     claims            Announces a prompt's work to its prefill node before the prompt arrives there
     clocks            Estimates the clock offsets of other nodes from calls and their answers
     cluster           The connections through which a node reaches the others

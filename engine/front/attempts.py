@@ -65,6 +65,7 @@ class Attempts:
         """Continue an attempt whose acceptor was lost. Returns False if no decode node keeps one."""
         if not await self._adoption.adopt(flight, self._placer.decode_nodes()):
             return False
+        flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
         flight.persistence.begun()
         self._log.adopted(flight)
@@ -86,6 +87,7 @@ class Attempts:
         placed = await self._placer.place(request, flight.avoid, new=not flight.persistence.promised)
         placement = placed.placement
         self._log.placed(flight, placed)
+        flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
         flight.nodes = {placement.prefill, placement.decode}
@@ -135,7 +137,7 @@ class Attempts:
             match await flight.items.get():
                 case Token(index, token_id, logprobs, finish, report):
                     if report is not None:
-                        self._log.told(flight, report)
+                        self._log.reported(flight, report)
                     if index < flight.num_output_tokens:
                         continue  # the newest tokens of an adopted request can arrive twice
                     if index > flight.num_output_tokens:  # not from an earlier attempt: ids differ
@@ -144,16 +146,16 @@ class Attempts:
                     flight.token_ids.append(token_id)
                     return text.push(token_id, logprobs, finish)
                 case Landed(report):
-                    self._log.told(flight, report)
+                    self._log.reported(flight, report)
                 case HandedOver():
                     flight.watched.discard(flight.timeline.nodes["prefill"])
                 case Failed(reason, report):
                     if report is not None:
-                        self._log.told(flight, report)
+                        self._log.reported(flight, report)
                     raise AttemptFailed(reason)
                 case Refused(reason, retry_after_s, facts, report):
                     if report is not None:
-                        self._log.told(flight, report)
+                        self._log.reported(flight, report)
                     self._log.refused(flight, flight.timeline.nodes["decode"], facts)
                     raise Overloaded(reason, retry_after_s)
                 case TimedOut():

@@ -52,10 +52,10 @@ class Bursts:
                 reply, _ = await self._channel.call(
                     home, messages.INTEND, body, [b"".join(claimed)], max(MIN_ANSWER_WAIT_S, ready_s)
                 )
-                told = answered(Intended, reply).coming
+                intended = answered(Intended, reply).coming
             except (PeerLost, PeerRefused, RemoteError, TimeoutError):
                 return {}
-            coming = {name: found for name, found in told.items() if 0 < found.depth <= len(depths)}
+            coming = {name: found for name, found in intended.items() if 0 < found.depth <= len(depths)}
         return {name: Coming(depths[found.depth - 1], found.ready_s) for name, found in coming.items()}
 
     async def _on_intend(self, peer: str, body: Intend, data: memoryview) -> Intended:

@@ -8,6 +8,7 @@
 enum { A0, A1, A2, OPEN_AT, TOTAL_BLOCKS = 10, CHUNK = 64 };
 /* The same names as in the reference. */
 enum { SMALL_CLUSTER = 16, SHORTLIST_SIZE = 4, DRAWN_NODES = 3, MAX_DRAWS = 2 * DRAWN_NODES, MAX_WIDTH = 256 };
+enum { MAX_CHOSEN = 32 }; /* all nodes of a small cluster, a holder and four decode nodes, or seven draws */
 enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
 #if defined(__x86_64__)
@@ -52,16 +53,58 @@ static int64_t add(int64_t *chosen, int64_t count, int64_t node)
     return count + 1;
 }
 
-/* At most `width` nodes of finite cost into `best`, the cheapest first and of equals the first; the first with most
-   matched into `holder`, -1 for none. Returns how many were written. */
-FASTEST static int64_t cheapest(const struct view *view, const double *matched, double now, double tokens, double block_size,
-                        int64_t width, int64_t *best, int64_t *holder)
+/* The first node with most matched; -1 if none has any. */
+FASTEST static int64_t deepest(const double *matched, int64_t nodes)
+{
+    double most = 0.0;
+    int64_t holder = -1;
+    for (int64_t from = 0; matched && from < nodes; from += CHUNK) {
+        int64_t size = nodes - from < CHUNK ? nodes - from : CHUNK, deeper = 0;
+        for (int64_t j = 0; j < size; j++) /* nearly every chunk is passed over, and counting is done in vectors */
+            deeper += matched[from + j] > most;
+        for (int64_t i = from; deeper && i < from + size; i++)
+            if (matched[i] > most) {
+                most = matched[i];
+                holder = i;
+            }
+    }
+    return holder;
+}
+
+static int able(const struct view *view, int64_t i, double tokens, double block_size)
+{
+    const double *open_at = view->table + OPEN_AT * view->nodes, *total = view->table + TOTAL_BLOCKS * view->nodes;
+    return (open_at[i] < INFINITY) & (total[i] * block_size > tokens);
+}
+
+/* How many nodes can take the prompt. */
+FASTEST static int64_t count_able(const struct view *view, double tokens, double block_size)
+{
+    int64_t size = 0;
+    for (int64_t i = 0; i < view->nodes; i++)
+        size += able(view, i, tokens, block_size);
+    return size;
+}
+
+/* One of the `size` nodes that can take the prompt. */
+static int64_t one_able(const struct view *view, double tokens, double block_size, int64_t size, uint64_t *state)
+{
+    int64_t left = (int64_t)(drawn(state) * (double)size), i = -1;
+    do
+        left -= able(view, ++i, tokens, block_size);
+    while (left >= 0);
+    return i;
+}
+
+/* At most `width` nodes of finite cost into `best`, the cheapest first and of equals the first. Returns how many were
+   written. */
+FASTEST static int64_t cheapest(const struct view *view, const double *matched, double now, double tokens,
+                                double block_size, int64_t width, int64_t *best)
 {
     int64_t nodes = view->nodes, count = 0;
     const double *a0 = view->table + A0 * nodes, *a1 = view->table + A1 * nodes, *a2 = view->table + A2 * nodes;
     const double *open_at = view->table + OPEN_AT * nodes, *total = view->table + TOTAL_BLOCKS * nodes;
-    double rank[CHUNK], costs[MAX_WIDTH], squared = tokens * tokens, most = 0.0, limit = INFINITY;
-    *holder = -1;
+    double rank[CHUNK], costs[MAX_WIDTH], squared = tokens * tokens, limit = INFINITY;
     for (int64_t from = 0; from < nodes; from += CHUNK) {
         int64_t size = nodes - from < CHUNK ? nodes - from : CHUNK;
         for (int64_t j = 0; j < size; j++) {
@@ -74,14 +117,6 @@ FASTEST static int64_t cheapest(const struct view *view, const double *matched, 
             const double *own = matched + from;
             for (int64_t j = 0; j < size; j++)
                 rank[j] -= (a2[from + j] * own[j] + a1[from + j]) * own[j];
-            int64_t deeper = 0; /* counted first: nearly every chunk is passed over, and counting is done in vectors */
-            for (int64_t j = 0; j < size; j++)
-                deeper += own[j] > most;
-            for (int64_t j = 0; deeper && j < size; j++)
-                if (own[j] > most) {
-                    most = own[j];
-                    *holder = from + j;
-                }
         }
         int64_t cheaper = 0;
         for (int64_t j = 0; j < size; j++)
@@ -102,11 +137,21 @@ FASTEST static int64_t cheapest(const struct view *view, const double *matched, 
     return count;
 }
 
-/* Appends decode nodes: of the fastest with room for `need` blocks. */
+/* The place in `order` of the decode node with `at` other roomy ones before it. */
+static int64_t roomy(const struct view *view, int64_t need, int64_t at)
+{
+    int64_t i = -1;
+    do
+        at -= view->free[++i] >= (double)need;
+    while (at >= 0);
+    return i;
+}
+
+/* Appends decode nodes: of the fastest with room for `need` blocks; if none has room, of the fastest. */
 static int64_t decodes(const struct view *view, int64_t need, int64_t width, uint64_t *state, int64_t *chosen,
                        int64_t count)
 {
-    int64_t roomy[MAX_WIDTH], picked[DRAWN_NODES], found = 0, size = 0;
+    int64_t picked[DRAWN_NODES], found = 0, size = 0;
     int64_t most = view->nodes <= SMALL_CLUSTER ? SHORTLIST_SIZE : width < view->orders ? width : view->orders;
     if (most > SHORTLIST_SIZE)
         for (int tries = 0; tries < MAX_DRAWS && found < DRAWN_NODES; tries++) {
@@ -120,50 +165,55 @@ static int64_t decodes(const struct view *view, int64_t need, int64_t width, uin
         return count;
     }
     for (int64_t i = 0; i < view->orders && size < most; i++)
-        if (view->free[i] >= (double)need)
-            roomy[size++] = view->order[i];
-    if (!size)
-        for (; size < view->orders && size < most; size++)
-            roomy[size] = view->order[size];
-    if (size <= SHORTLIST_SIZE)
-        for (int64_t i = 0; i < size; i++)
-            count = add(chosen, count, roomy[i]);
-    else
-        for (int i = 0; i < DRAWN_NODES; i++)
-            count = add(chosen, count, one_of(roomy, size, state));
+        size += view->free[i] >= (double)need;
+    int any = !size; /* whether the node has room does not matter */
+    size = size ? size : most < view->orders ? most : view->orders;
+    for (int64_t i = 0; i < (size <= SHORTLIST_SIZE ? size : DRAWN_NODES); i++) {
+        int64_t at = size <= SHORTLIST_SIZE ? i : (int64_t)(drawn(state) * (double)size);
+        count = add(chosen, count, view->order[any ? at : roomy(view, need, at)]);
+    }
     return count;
 }
 
 /* matched [nodes] or NULL; expected: arrivals since the records were written; seed in [0, 1). Writes the shortlist into
-   chosen [MAX_WIDTH + 8] and returns its length; -1 if it would draw from more than MAX_WIDTH nodes. */
+   chosen [MAX_CHOSEN] and returns its length; -1 if it would draw from more than MAX_WIDTH cheapest nodes. */
 int64_t shortlist(const struct view *view, const double *matched, double now, int64_t num_tokens, int64_t max_tokens,
                   int64_t block_size, double expected, double seed, int64_t *chosen)
 {
-    if (!(expected <= MAX_WIDTH - 1))
+    if (!(expected < 0x1.0p62))
         return -1;
-    double tokens = (double)num_tokens;
+    double tokens = (double)num_tokens, size = (double)block_size;
     int64_t output = max_tokens < MAX_OUTPUT_TOKENS ? max_tokens : MAX_OUTPUT_TOKENS;
     int64_t need = (num_tokens + output + block_size - 1) / block_size;
-    int64_t width = 1 + (int64_t)ceil(expected);
+    int64_t width = 1 + (int64_t)ceil(expected), nodes = view->nodes, count = 0, found;
     width = width < DRAWN_NODES ? DRAWN_NODES : width;
     uint64_t state = (uint64_t)(seed * 0x1.0p53);
-    int64_t best[MAX_WIDTH], holder, count = 0;
-    int64_t wanted = view->nodes <= SMALL_CLUSTER && width < SHORTLIST_SIZE ? SHORTLIST_SIZE : width;
-    int64_t size = cheapest(view, matched, now, tokens, (double)block_size, wanted, best, &holder);
-    if (!size)
-        return 0;
-    if (view->nodes <= SMALL_CLUSTER) {
-        for (int64_t i = 0; i < size; i++)
+    int64_t best[MAX_WIDTH];
+    if (nodes <= SMALL_CLUSTER) {
+        found = cheapest(view, matched, now, tokens, size, width < SHORTLIST_SIZE ? SHORTLIST_SIZE : width, best);
+        for (int64_t i = 0; i < found; i++)
             count = add(chosen, count, best[i]);
+    } else if (width >= nodes) {
+        found = count_able(view, tokens, size);
+        for (int i = 0; found && i < DRAWN_NODES; i++)
+            count = add(chosen, count, one_able(view, tokens, size, found, &state));
+    } else if (width <= MAX_WIDTH) {
+        found = cheapest(view, matched, now, tokens, size, width, best);
+        for (int i = 0; found && i < DRAWN_NODES; i++)
+            count = add(chosen, count, one_of(best, found, &state));
     } else {
-        const double *open_at = view->table + OPEN_AT * view->nodes;
-        const double *total = view->table + TOTAL_BLOCKS * view->nodes;
-        for (int i = 0; i < DRAWN_NODES; i++)
-            count = add(chosen, count, one_of(best, size, &state));
-        int64_t other = view->num_takers ? one_of(view->takers, view->num_takers, &state) : one_of(best, size, &state);
-        if (open_at[other] < INFINITY && total[other] * (double)block_size > tokens)
+        return -1;
+    }
+    if (!found)
+        return 0;
+    if (nodes > SMALL_CLUSTER) {
+        int64_t other = view->num_takers ? one_of(view->takers, view->num_takers, &state)
+                        : width >= nodes ? one_able(view, tokens, size, found, &state)
+                                         : one_of(best, found, &state);
+        if (able(view, other, tokens, size))
             count = add(chosen, count, other);
     }
+    int64_t holder = deepest(matched, nodes);
     if (holder >= 0 && view->prefills[holder])
         count = add(chosen, count, holder);
     return decodes(view, need, width, &state, chosen, count);

@@ -18,16 +18,17 @@ from sched.placement.view import View
 
 SOURCE = Path(__file__).with_name("cheapest.c")
 MAX_WIDTH = 256
-"""Maximum width of a shortlist in C; numpy sorts a wider one faster."""
+"""Maximum number of cheapest nodes among which C draws; numpy sorts more faster. A draw among all nodes needs no
+order."""
 
-MAX_EXTRA_NODES = 8
-"""Maximum number of nodes that a shortlist has in addition to the cheapest ones."""
+MAX_CHOSEN = 32
+"""Maximum length of a shortlist, see cheapest.c."""
 
 KEPT_ADDRESSES = 64
 """Columns whose address is remembered. Prompts with a common prefix have the same column of matches."""
 
 _library: ctypes.CDLL | None = None
-_chosen = (ctypes.c_int64 * (MAX_WIDTH + MAX_EXTRA_NODES))()
+_chosen = (ctypes.c_int64 * MAX_CHOSEN)()
 _out = ctypes.addressof(_chosen)
 _addresses: dict[int, tuple[Vector, int]] = {}  # by id; the column is kept, so that no other one gets its id
 
@@ -44,7 +45,8 @@ def prepare() -> None:
 
 def shortlist(now: float, demand: Demand, view: View, matched: Vector, seed: float) -> list[int] | None:
     """MooncakePlacement.shortlist without the pool; `seed` in [0, 1) seeds the draws. Returns None if `prepare` was not
-    called or more than MAX_WIDTH nodes are to be drawn from. Call it from one thread only: the buffer is shared."""
+    called, or if the draw is among more than the MAX_WIDTH cheapest nodes, but not among all. Call it from one thread
+    only: the buffer is shared."""
     if _library is None:
         return None
     column = None if matched is view.none else _addresses.get(id(matched)) or _addressed(matched)

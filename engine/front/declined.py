@@ -74,8 +74,8 @@ def no_placement(decision: Rejected, probes: Sequence[ProbeAnswer], asked: int, 
     retry_s = decision.retry_after_s
     if retry_s is None:
         retry_s = NO_NODE_RETRY_S if decision.missing_role else NEVER_RETRY_S
-    told = {"reason": decision.reason, "retry_after_s": retry_s}
-    declined = Declined(told, decision.stages, None, probes, asked, seconds)
+    refused = {"reason": decision.reason, "retry_after_s": retry_s}
+    declined = Declined(refused, decision.stages, None, probes, asked, seconds)
     return NotPlaced(declined, decision.missing_role, overloaded=decision.retry_after_s is not None)
 
 

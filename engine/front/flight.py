@@ -41,6 +41,7 @@ class Flight:
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
+    begun: float = 0.0  # when the current attempt was placed; before last_token if the attempt has made a token
     adopted: str | None = None  # the attempt of another acceptor that this flight continues
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
@@ -109,11 +110,13 @@ class OutputText:
         self._stops = StopStrings(flight.sampling.stop)
 
     def push(self, token: int, logprobs: TokenLogprobs | None, finish: str | None) -> Output:
-        """The output for one token. The token that ends generation (EOS, stop token) has no text."""
+        """The output for one token. The token that ends generation (EOS, stop token) has no text. Stop strings count in
+        the text behind the first `min_tokens` tokens."""
         delta = "" if finish == "stop" else self._decoder.push([token])
         if finish is not None:
             delta += self._decoder.flush()
-        text, stop = self._stops.feed(delta)
+        early = self._flight.num_output_tokens <= self._flight.sampling.min_tokens
+        text, stop = (delta, None) if early else self._stops.feed(delta)
         if stop is not None:
             finish = "stop"
         elif finish is not None:

@@ -70,10 +70,10 @@ class FlightLog:
 
     def rejected(self, flight: Flight, error: Overloaded | Unavailable) -> None:
         """The client gets an error."""
-        told = {"reason": str(error), "retry_after_s": error.retry_after_s}
-        flight.timeline.refused = told | dict(flight.timeline.refused or {})
-        self._add(flight, "rejected", **told)
-        self._metrics.count_rejected(type(error).__name__.lower())
+        shown = {"reason": str(error), "retry_after_s": error.retry_after_s}
+        flight.timeline.refused = shown | dict(flight.timeline.refused or {})
+        self._add(flight, "rejected", **shown)
+        self._metrics.count("mooncake:requests_rejected", reason=type(error).__name__.lower())
         self.recent.refuse(flight.request_id, time.time())
 
     def waits(self, flight: Flight, reason: str) -> None:
@@ -92,7 +92,7 @@ class FlightLog:
     def reserved(self, flight: Flight, decode: str) -> None:
         self._add(flight, "reserved", on=decode)
 
-    def told(self, flight: Flight, report: Report) -> None:
+    def reported(self, flight: Flight, report: Report) -> None:
         """An engine node sent a report, with its first or last token."""
         flight.timeline.extend(report.events)
         self._placer.links.learn(report.events, flight.timeline.nodes["decode"])
@@ -106,12 +106,13 @@ class FlightLog:
             self._add(flight, "first_token")
             flight.first_token = now
             self._metrics.observe_ttft(now - flight.accepted, flight.service_class)
-            self._metrics.count_prompt_tokens(flight.num_prompt_tokens)
-            self._metrics.count_prefix_lookup(flight.num_prompt_tokens, flight.timeline.cached_tokens)
+            self._metrics.count("vllm:prompt_tokens", flight.num_prompt_tokens)
+            self._metrics.count("vllm:prefix_cache_queries", flight.num_prompt_tokens)
+            self._metrics.count("vllm:prefix_cache_hits", flight.timeline.cached_tokens)
         else:
             self._metrics.observe_itl(now - flight.last_token, flight.service_class)
         flight.last_token = now
-        self._metrics.count_generation_tokens(1)
+        self._metrics.count("vllm:generation_tokens")
 
     def attempt_failed(self, flight: Flight, reason: str) -> None:
         self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
@@ -125,7 +126,7 @@ class FlightLog:
 
     def resumed(self) -> None:
         """Another attempt follows a failed one."""
-        self._metrics.count_resumed()
+        self._metrics.count("mooncake:requests_resumed")
 
     def timed_out(self, flight: Flight) -> None:
         self._add(flight, "timed_out")
@@ -143,7 +144,7 @@ class FlightLog:
         self._metrics.finish_request(
             reason or "abort", e2e_s, flight.num_prompt_tokens, flight.num_output_tokens, decode_s
         )
-        self._metrics.observe_decode(decode_s)
+        self._metrics.observe("vllm:request_decode_time_seconds", decode_s)
         if self._recorder is not None:
             accepted = flight.timeline.events[0]["t"]
             prompt = flight.token_ids[: flight.num_prompt_tokens]
@@ -152,15 +153,16 @@ class FlightLog:
         summary = flight.timeline.summary()
         truth = flight.timeline.truth(summary)
         for name, found in truth.items():
-            self._metrics.observe_estimate(name.removesuffix("_s"), found["error"])
+            self._metrics.observe("mooncake:placement_estimate_error", found["error"], estimate=name.removesuffix("_s"))
         if "ttft_s" in truth:
             estimates = flight.timeline.decisions[-1].estimates
             self._placer.learn(flight.timeline.nodes["prefill"], estimates, truth["ttft_s"]["measured_s"])
         if (queue_ms := summary["queue_ms"]) is not None:
-            self._metrics.observe_queue(max(0.0, queue_ms) / 1000)
+            self._metrics.observe("vllm:request_queue_time_seconds", max(0.0, queue_ms) / 1000)
         if (prefill_ms := summary["prefill_ms"]) is not None:
-            self._metrics.observe_prefill(max(0.0, prefill_ms) / 1000)
-            self._metrics.observe_inference(max(0.0, prefill_ms) / 1000 + decode_s)
+            prefill_s = max(0.0, prefill_ms) / 1000
+            self._metrics.observe("vllm:request_prefill_time_seconds", prefill_s)
+            self._metrics.observe("vllm:request_inference_time_seconds", prefill_s + decode_s)
 
     def _add(self, flight: Flight, event: str, **detail: Any) -> None:
         flight.timeline.add(time.time(), self._node_id, event, **detail)

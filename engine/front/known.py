@@ -56,7 +56,7 @@ class _Layout:
 
     mates: list[Member]  # the inputs of the layout: the fields up to `held`
     ids: list[str]
-    versions: npt.NDArray[np.bool_]
+    have_record: npt.NDArray[np.bool_]
     flags: npt.NDArray[np.uint16]
     held: list[str | None]
     rows: npt.NDArray[np.intp]
@@ -70,7 +70,7 @@ class _Layout:
         return (
             self.mates is gossip.core.mates()
             and self.ids == ids
-            and np.array_equal(self.versions, _told(records))
+            and np.array_equal(self.have_record, _have_record(records))
             and np.array_equal(self.flags, records["flags"])
             and self.held == gossip.core.digests.holders.nodes
         )
@@ -83,9 +83,11 @@ def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
     members = {member.node_id: member for member in (*mates, gossip.me)}
     suspected = {name for name, member in members.items() if member.status is not Status.ALIVE}
     missing = COMPUTES.difference(*(m.roles for name, m in members.items() if name not in suspected))
-    told, flags = _told(records), records["flags"].copy()
+    have_record, flags = _have_record(records), records["flags"].copy()
     rows, here, strangers = [], [], []
-    for row, (node_id, ready, leaves) in enumerate(zip(ids, told.tolist(), (flags & DRAINING).tolist(), strict=True)):
+    for row, (node_id, ready, leaves) in enumerate(
+        zip(ids, have_record.tolist(), (flags & DRAINING).tolist(), strict=True)
+    ):
         member = members.get(node_id)
         if leaves or member is None or COMPUTES.isdisjoint(member.roles):
             continue
@@ -99,10 +101,10 @@ def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
     places = np.array([-1 if (at := holders.index(m.node_id)) is None else at for m in here], dtype=np.intp)
     ring = ring_of(member.node_id for member in here if "prefill" in member.roles)
     chosen = np.array(rows, dtype=np.intp)
-    return _Layout(mates, ids, told, flags, list(holders.nodes), chosen, here, strangers, places, ring)
+    return _Layout(mates, ids, have_record, flags, list(holders.nodes), chosen, here, strangers, places, ring)
 
 
-def _told(records: Records) -> npt.NDArray[np.bool_]:
+def _have_record(records: Records) -> npt.NDArray[np.bool_]:
     """Which rows have a load record."""
     return np.asarray((records["blocks_total"] > 0) & (records["version"] > 0))
 
@@ -148,11 +150,11 @@ class Neighbours:
 
     def view_of(self, now: float, answers: Mapping[str, ProbeAnswer]) -> View:
         """A view of the nodes that answered."""
-        told = list(answers.values())
-        records = np.frombuffer(bytearray(b"".join(answer.record for answer in told)), RECORD)
-        records["work_s"] += [answer.claimed_s for answer in told]
-        view = View.of_records(now, [answer.member for answer in told], records, self._links, self._max_waiting)
-        for i, answer in enumerate(told):
+        given = list(answers.values())
+        records = np.frombuffer(bytearray(b"".join(answer.record for answer in given)), RECORD)
+        records["work_s"] += [answer.claimed_s for answer in given]
+        view = View.of_records(now, [answer.member for answer in given], records, self._links, self._max_waiting)
+        for i, answer in enumerate(given):
             if answer.ahead is not None:
                 view.step_soon_s[i], view.step_alone_s[i], view.decode_s[i] = answer.ahead
         return view
@@ -168,9 +170,9 @@ class Neighbours:
 def with_silent(answered: View, gossiped: View) -> View:
     """A busy node is not gone: if no node of a role answered in time, use the gossiped records of that role."""
     missing = np.zeros(len(gossiped), dtype=bool)
-    for heard, told in ((answered.prefills, gossiped.prefills), (answered.decodes, gossiped.decodes)):
-        if not heard.any():
-            missing |= told
+    for here, everywhere in ((answered.prefills, gossiped.prefills), (answered.decodes, gossiped.decodes)):
+        if not here.any():
+            missing |= everywhere
     if not missing.any():
         return answered
     silent = [i for i in np.flatnonzero(missing).tolist() if gossiped.ids[i] not in answered.index]

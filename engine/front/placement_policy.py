@@ -7,6 +7,7 @@ from collections.abc import Callable
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.front.cheapest import shortlist
+from engine.front.choose import find
 from net.user_file import is_file, load
 from sched.admission import Limits
 from sched.membership.member import Rng
@@ -25,5 +26,5 @@ def placement_policy(config: Config, rng: Rng) -> PlacementPolicy:
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
     if isinstance(policy, MooncakePlacement):
-        policy.compiled = shortlist
+        policy.compiled, policy.find = shortlist, find
     return policy

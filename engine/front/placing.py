@@ -6,7 +6,6 @@ the decision, because stale gossip alone would send every acceptor to the same n
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,14 +85,19 @@ class Placer:
         matched = self._neighbours.matched(known, keys, self.block_size)
         asked = self._policy.shortlist(begun, demand, known.view, matched)
         members = [known.members[i] for i in asked] + known.strangers
-        told = {known.view.ids[i]: int(matched[i]) for i in asked}
-        question = Question(keys, horizon_s(begun, demand, known.view), told)
-        pooled, answers = await asyncio.gather(self._pooled(keys), self._prober.ask(members, question, known))
+        gossiped = {known.view.ids[i]: int(matched[i]) for i in asked}
+        question = Question(keys, horizon_s(begun, demand, known.view), gossiped)
+        asking = self._prober.begin(members, question, known)
+        try:
+            pooled = await self._pooled(keys)
+            answers = await asking.answers()
+        finally:
+            asking.stop()
         now = time.monotonic()
         view = self._neighbours.answered(now, known, answers, bool(asked))
-        held = int(matched.max(initial=0.0))  # tokens on the best node
+        held = 0 if matched is known.view.none else int(matched.max(initial=0.0))  # tokens on the best node
         if asked or not known.members:
-            matched = _told(view, answers, told)
+            matched = _held_tokens(view, answers, gossiped)
             held = max(held, int(matched.max(initial=0.0)))
         choice = Choice(self._policy, now, self._demands.of(request, pooled, held, view), view, matched, avoid)
         decision = choice.decide()
@@ -129,7 +133,7 @@ class Placer:
             answers |= more
             fresh = self._neighbours.view_of(choice.now, more)
             choice.view = choice.view.joined_with(fresh)
-            choice.matched = np.append(choice.matched, _told(fresh, more, {}))
+            choice.matched = np.append(choice.matched, _held_tokens(fresh, more, {}))
         choice.expect(coming, self.block_size)
         again = choice.decide()
         return decision if isinstance(again, Rejected) else again
@@ -195,7 +199,7 @@ class Placer:
         return await self._store.find(keys) if keys else LeadingRun(0)
 
 
-def _told(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:
+def _held_tokens(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:
     """Leading tokens of the prompt that the nodes of `view` hold: from their answers, otherwise from their digests."""
-    told = [answers[node].local_tokens if node in answers else matched.get(node, 0) for node in view.ids]
-    return np.array(told, dtype=np.float64)
+    tokens = [answers[node].local_tokens if node in answers else matched.get(node, 0) for node in view.ids]
+    return np.array(tokens, dtype=np.float64)

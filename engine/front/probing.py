@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cache.block import BlockKey
@@ -19,11 +20,11 @@ from engine.front.clocks import Clocks
 from engine.front.cluster import Cluster
 from engine.front.known import Known
 from engine.front.placed import ProbeAnswer
-from engine.handoff import messages
-from engine.handoff.messages import Probe, Probed
+from engine.handoff.messages import PROBE, Probe, Probed
 from net.bodies import answered, encode
-from net.channel.channel import PeerLost, RemoteError
-from net.loop.tasks import spawn
+from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
+from net.channel.wire import Frame
+from net.loop.tasks import awaited
 from net.transfer.shm.transport import boot_id
 from sched.gossip.load_word import CLAIM_UNIT_S, Load
 from sched.gossip.record import NodeRecord
@@ -62,16 +63,23 @@ class Prober:
 
     async def ask(self, members: Sequence[Member], question: Question, known: Known) -> dict[str, ProbeAnswer]:
         """Answers by node, without nodes that do not answer in time: a slow node must not delay every request."""
+        return await self.begin(members, question, known).answers()
+
+    def begin(self, members: Sequence[Member], question: Question, known: Known) -> Asking:
+        """Ask now and get the answers later; the caller must await `answers` or call `stop`."""
         read = [member for member in members if self._one_sided(member, known)]
-        asked = [member for member in members if member not in read]
-        for member in asked:
-            if not self._by_message:
+        asked = [member for member in members if member not in read] if read else members
+        if not self._by_message:
+            for member in asked:
                 self._words.open_soon(member.node_id)  # the next question can be a read
-        messages_sent = self._ask_all(asked, question, known)
-        if not read:
-            return await messages_sent
-        answers, loads = await asyncio.gather(messages_sent, self._read_all(read, question, known))
-        return answers | loads
+        reading = awaited(self._read_all(read, question, known)) if read else None
+        asking = Asking(known, self._heard, reading)
+        if asked:
+            self._words.counters["asked_message"] += len(asked)
+            body = encode(Probe(question.horizon_s, [m.node_id for m in asked if "decode" in m.roles]))
+            keys = [b"".join(question.keys)]
+            asking.send(self._channel, [(member, body, keys if "prefill" in member.roles else ()) for member in asked])
+        return asking
 
     def _one_sided(self, member: Member, known: Known) -> bool:
         i = known.view.index.get(member.node_id)
@@ -100,7 +108,7 @@ class Prober:
     def _of_word(
         self, member: Member, load: Load, record: NodeRecord, question: Question, known: Known, took: float
     ) -> ProbeAnswer:
-        told = known.of(member.node_id, time.monotonic())
+        gossiped = known.of(member.node_id, time.monotonic())
         return ProbeAnswer(
             member=member,
             record=load.word.onto(record).pack(),
@@ -108,66 +116,21 @@ class Prober:
             ahead=None,
             local_tokens=question.matched.get(member.node_id, 0),
             round_trip_s=took,
-            gossiped_wait_s=None if told is None else told[0],
-            gossip_age_s=None if told is None else told[1],
+            gossiped_wait_s=None if gossiped is None else gossiped[0],
+            gossip_age_s=None if gossiped is None else gossiped[1],
             claimed=load.claimed,
             one_sided=True,
         )
 
     # --- by messages
 
-    async def _ask_all(self, members: Sequence[Member], question: Question, known: Known) -> dict[str, ProbeAnswer]:
-        """Waits for all answers, for at most PROBE_TIMEOUT_S, and for at most LAGGARD_S after the first answer."""
-        answers: dict[str, ProbeAnswer] = {}
-        if not members:
-            return answers
-        loop = asyncio.get_running_loop()
-        over = loop.create_future()
-        timer = loop.call_later(PROBE_TIMEOUT_S, _end, over)
-        body = encode(Probe(question.horizon_s, [m.node_id for m in members if "decode" in m.roles]))
-        keys = [b"".join(question.keys)]
-        open_questions = len(members)
-
-        async def ask(member: Member) -> None:
-            nonlocal timer, open_questions
-            try:
-                answer = await self._ask(member, body, keys, known)
-            except Exception:
-                _end(over)
-                raise
-            if answer is not None:
-                if not answers:
-                    timer.cancel()
-                    timer = loop.call_later(LAGGARD_S, _end, over)
-                answers[member.node_id] = answer
-            open_questions -= 1
-            if not open_questions:
-                _end(over)
-
-        tasks = [spawn(ask(member), "probe") for member in members]
-        try:
-            await over
-        finally:
-            timer.cancel()
-            for task in tasks:
-                task.cancel()
-        return answers
-
-    async def _ask(self, member: Member, body: dict[str, Any], keys: list[bytes], known: Known) -> ProbeAnswer | None:
-        """`body`: the encoded Probe."""
-        data = keys if "prefill" in member.roles else []
-        self._words.counters["asked_message"] += 1
-        sent, begun = time.time(), time.monotonic()
-        try:
-            reply, _ = await self._channel.call(member.node_id, messages.PROBE, body, data, PROBE_TIMEOUT_S)
-            probed = answered(Probed, reply)
-        except (PeerLost, RemoteError, TimeoutError):
-            return None
+    def _heard(self, member: Member, probed: Probed, known: Known, sent: float, begun: float) -> ProbeAnswer:
+        """`sent`: in unix seconds, `begun`: on the monotonic clock."""
         load = probed.load
         same_host = load.boot_id == self._boot_id
         self._clocks.observe(member.node_id, sent, time.time(), load.unix_s, same_host)
-        self._links.told(member.node_id, probed.rates.fetch_bytes_per_s, probed.rates.bytes_per_s)
-        told = known.of(member.node_id, begun)
+        self._links.reported(member.node_id, probed.rates.fetch_bytes_per_s, probed.rates.bytes_per_s)
+        gossiped = known.of(member.node_id, begun)
         return ProbeAnswer(
             member=member,
             record=load.record,
@@ -175,12 +138,80 @@ class Prober:
             ahead=(load.step_soon_s, load.step_alone_s, load.decode_s),
             local_tokens=probed.local_tokens,
             round_trip_s=time.monotonic() - begun,
-            gossiped_wait_s=None if told is None else told[0],
-            gossip_age_s=None if told is None else told[1],
+            gossiped_wait_s=None if gossiped is None else gossiped[0],
+            gossip_age_s=None if gossiped is None else gossiped[1],
             claimed=load.claimed,
         )
 
 
-def _end(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
+Heard = Callable[[Member, Probed, Known, float, float], ProbeAnswer]
+
+
+class Asking:
+    """The open questions of one request. It waits for all answers, for at most PROBE_TIMEOUT_S, and for at most
+    LAGGARD_S after the first answer."""
+
+    def __init__(self, known: Known, heard: Heard, reading: asyncio.Task[dict[str, ProbeAnswer]] | None) -> None:
+        self._known, self._heard, self._reading = known, heard, reading
+        self._answers: dict[str, ProbeAnswer] = {}
+        self._open: set[asyncio.Future[Frame]] = set()
+        self._over: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent = self._begun = 0.0
+
+    def send(self, channel: Channel, questions: Sequence[tuple[Member, dict[str, Any], Sequence[bytes]]]) -> None:
+        """Ask each member with this body and data."""
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        self._timer = loop.call_later(PROBE_TIMEOUT_S, self._end)
+        self._sent, self._begun = time.time(), time.monotonic()
+        for member, body, data in questions:
+            answer = channel.ask(member.node_id, PROBE, body, data)
+            self._open.add(answer)
+            answer.add_done_callback(partial(self._answered, member))
+
+    async def answers(self) -> dict[str, ProbeAnswer]:
+        """By node."""
+        try:
+            if self._over is not None:
+                await self._over
+            return self._answers if self._reading is None else self._answers | await self._reading
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Wait for no further answer."""
+        self._end()
+        if self._reading is not None and not self._reading.cancel() and not self._reading.cancelled():
+            self._reading.exception()  # it ended; nobody may have asked how
+        for answer in self._open:
+            answer.cancel()
+
+    def _answered(self, member: Member, answer: asyncio.Future[Frame]) -> None:
+        self._open.discard(answer)
+        if answer.cancelled():
+            return
+        if self._over is None or self._over.done():  # too late: a decision is being made with the others
+            answer.exception()
+            return
+        try:
+            probed = answered(Probed, answer.result().header["b"])
+            found = self._heard(member, probed, self._known, self._sent, self._begun)
+        except (PeerLost, PeerRefused, RemoteError):
+            found = None
+        except Exception:
+            self._end()
+            raise
+        if found is not None:
+            if not self._answers and self._timer is not None:
+                self._timer.cancel()
+                self._timer = asyncio.get_running_loop().call_later(LAGGARD_S, self._end)
+            self._answers[member.node_id] = found
+        if not self._open:
+            self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)

@@ -1,6 +1,11 @@
 """Handles nodes that fall silent. A network cut breaks no connection, so the requests of such a node would wait some
 seconds until gossip declares it dead. When gossip suspects a node and it sends nothing for SILENCE_S, the acceptor
-places its requests again. If the node is alive after all, its late tokens belong to an attempt that has ended."""
+places its requests again. If the node is alive after all, its late tokens belong to an attempt that has ended.
+
+For an attempt that has made tokens, silence begins with the last one: up to a second of it has usually passed when the
+suspicion comes. The node still has REFUTATION_S to refute. For an attempt without tokens, which may be in the middle of
+a long prompt, and for an unanswered call, silence begins with the suspicion.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,10 @@ from net.channel.channel import Channel
 from net.channel.wire import Buffer
 
 SILENCE_S = 1.0
+REFUTATION_S = 0.4
+"""A live node refutes within a few gossip periods of 0.1 s."""
+
+CHECK_S = 0.1
 
 
 class Silent(Exception):
@@ -35,18 +44,28 @@ class Silence:
 
     def suspected(self, node: str) -> None:
         """Gossip has begun to suspect the node."""
-        asyncio.get_running_loop().call_later(SILENCE_S, self._check, node, time.monotonic())
+        self._check_later(node, time.monotonic(), REFUTATION_S)
+
+    def _check_later(self, node: str, since: float, pause_s: float) -> None:
+        left_s = since + SILENCE_S - time.monotonic()
+        asyncio.get_running_loop().call_later(max(0.0, min(pause_s, left_s)), self._check, node, since)
 
     def _check(self, node: str, since: float) -> None:
         if not self._suspects(node):
             return
-        reason = f"node {node} is suspected and silent"
+        now, reason = time.monotonic(), f"node {node} is suspected and silent"
+        over = now >= since + SILENCE_S
         for flight in self._flights():
             if flight.asking is not None and flight.asking[0] == node:
-                flight.unheard = reason
-                flight.asking[1].cancel()
+                if over:
+                    flight.unheard = reason
+                    flight.asking[1].cancel()
             elif node in flight.watched and flight.last_token < since:
-                self._fail(flight, reason)
+                heard = flight.last_token if flight.last_token > flight.begun else since
+                if now >= heard + SILENCE_S:
+                    self._fail(flight, reason)
+        if not over:
+            self._check_later(node, since, CHECK_S)
 
     async def ask(
         self, flight: Flight, node: str, kind: str, body: dict[str, Any], data: Sequence[Buffer], timeout_s: float

@@ -56,11 +56,11 @@ class Borrowing:
             except HOME_ERRORS as error:
                 log.info("a prefix in the arena of %s: %r", node, error)
                 break
-            came = 0 if done is None else done.nbytes // self._block_bytes
+            arrived = 0 if done is None else done.nbytes // self._block_bytes
             if done is not None:
-                transports[done.transport] += came
-            blocks += came
-            if came < len(keys[part]):
+                transports[done.transport] += arrived
+            blocks += arrived
+            if arrived < len(keys[part]):
                 break
         if not blocks:
             return GetResult(0, 0)
@@ -71,16 +71,16 @@ class Borrowing:
         loan, size, open_there = next(self._numbers), self._block_bytes, True
         try:
             body = encode(Borrow(loan, size))
-            told, _ = await self._channel.call(node, BORROW, body, [join_keys(keys)], ANSWER_S)
-            there = answered(Borrowed, told)
+            reply, _ = await self._channel.call(node, BORROW, body, [join_keys(keys)], ANSWER_S)
+            there = answered(Borrowed, reply)
             if not there.blocks:
                 open_there = False
                 return None
             spans = [(here * size, block * size, size) for here, block in zip(block_ids, there.blocks, strict=False)]
             done = await self._transfer.submit(node, Op.READ, self._region, there.region, spans, READ_S, URGENT)
-            told, _ = await self._channel.call(node, RETURN, encode(Return(loan)), timeout_s=ANSWER_S)
+            reply, _ = await self._channel.call(node, RETURN, encode(Return(loan)), timeout_s=ANSWER_S)
             open_there = False
-            return done if answered(Returned, told).whole else None
+            return done if answered(Returned, reply).whole else None
         finally:
             if open_there:
                 with suppress(ConnectionError):  # a lost node ends the loan by itself

@@ -346,7 +346,7 @@ class Publisher:
                 if rows:
                     keys, blocks, facts = zip(*rows, strict=True)
                     stored = await self._pool_blocks.put(keys, blocks, facts)
-                    self._metrics.count_store_put(stored)
+                    self._metrics.count("mooncake:store_put_blocks", stored)
             except HOME_ERRORS as error:  # a lost home costs reuse, never correctness
                 log.info("publishing %d blocks failed: %r", len(batch), error)
             finally:

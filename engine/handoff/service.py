@@ -196,7 +196,7 @@ class EngineService:
             }
             if (wire := self._moves.wire) is not None:
                 detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
-                self._metrics.count_wire_saved(report.saved)
+                self._metrics.count("mooncake:wire_saved_bytes", report.saved)
             request.journal.note(now, "kv_moved", detail)
             # Sent before the call: the decode node may finish a short answer before it replies here.
             self._tell(acceptor, request, Landed(self._report(request)))
@@ -205,7 +205,7 @@ class EngineService:
         except Exception as error:
             await transfer.stop()
             self._tell(acceptor, request, _why_not(error, self._report(request)))
-            self._metrics.count_transfer_failure(transfer.report.transport or "none")
+            self._metrics.count("mooncake:transfer_failures", transport=transfer.report.transport or "none")
             log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
         else:
             self._remember(request, transfer.node)

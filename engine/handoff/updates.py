@@ -123,8 +123,8 @@ def decode(wire: object) -> tuple[str, Update]:
         case [attempt, int() as index, token_id]:
             return attempt, Token(_count(index), _count(token_id))
         case [attempt, int() as index, token_id, logprobs, finish, report] if finish in FINISHES:
-            told = _report_in(report)
-            return attempt, Token(_count(index), _count(token_id), _logprobs_in(logprobs), finish, told)
+            parsed = _report_in(report)
+            return attempt, Token(_count(index), _count(token_id), _logprobs_in(logprobs), finish, parsed)
         case [attempt, "landed", [_, _] as report]:
             return attempt, Landed(_report(report))
         case [attempt, "handed_over"]:

@@ -8,4 +8,5 @@ Files:
     rank_worker     The process of a tensor-parallel rank above 0: it loads a shard
     split_arena     A KV arena in parts, one per tensor-parallel rank, seen as one arena of whole blocks
     split_memory    An arena whose parts are on several GPUs, as one device of transfers
+    weight_type     Decides what --weight-dtype auto means for one model on this CPU: `stored` or `wide`
 """

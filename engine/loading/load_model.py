@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import AttentionBackend, choose
+from attention.choice.choose import choose
 from attention.codes import pool_in
+from attention.interface import AttentionBackend
 from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.pooled_weights import PooledWeights
@@ -28,6 +29,7 @@ from engine.core.kv_ready import KV_REGION
 from engine.loading import rank_arenas
 from engine.loading.cuda_memory import CudaMemory
 from engine.loading.rank_processes import RankProcesses
+from engine.loading.weight_type import weight_type
 from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_config import ModelConfig
@@ -164,12 +166,23 @@ def load_rank(
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
-    quantized = config.weight_dtype != "auto"
-    if quantized:
-        weights: dict[str, Any] = load_quantized(source, config.weight_dtype, dtype, progress)
-    else:
-        weights = load(source, dtype, device, progress, shard, weight_cache(config), opened)
     backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
+    weight_dtype = config.weight_dtype
+    if weight_dtype == "auto":
+        weight_dtype = weight_type(source, backend.name, dtype, config.cpu_level)
+    quantized = weight_dtype != "wide"
+    if quantized:
+        weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype, progress)
+    else:
+        weights = load(
+            source,
+            dtype,
+            device,
+            progress,
+            shard,
+            weight_cache(config),
+            None if opened is None else nullcontext(opened),
+        )
     model = Model(
         source.config if shard is None else shard.config,
         weights,

@@ -3,7 +3,7 @@
 Layer by layer, a step enters the interpreter about three hundred times, and each time the event loop may hold the
 interpreter lock: with 32 streams, this took a quarter of a decode step's time. If all layers have the same form and
 consist only of C++ kernels, their calls are therefore listed first (attention/cpu/layers.py and `tail` of
-engine/model/cpu/ops.cpp) and run in one call.
+engine/model/cpu/ops.h) and run in one call.
 """
 
 from __future__ import annotations

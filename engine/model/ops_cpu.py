@@ -1,14 +1,14 @@
 """The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes.
 
-    ops.cpp       bfloat16 on AMX tiles
+    ops_amx.cpp   bfloat16 on AMX tiles
     ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 if the CPU has it, else products in float32;
                   quantized weights of every level
 
-A weight is packed once, in the order in which the kernels read it (cpu/gemm.h, cpu/gemm_any.h, cpu/groups.h), without
-changing its type. Only the packed copy is kept: it serves any number of rows, and the vocabulary's copy also serves the
-embedding. Sums are float32 and each result is rounded once, so a fused operation is closer to the exact value than the
-chain of TorchOps that it replaces. Quantized weights are multiplied with rows that are rounded to one byte per element,
-in groups of 32.
+Both have the operations of cpu/ops.h on products of their own. A weight is packed once, in the order in which these
+read it (cpu/gemm_amx.h, cpu/gemm_any.h, cpu/groups.h), without changing its type. Only the packed copy is kept: it
+serves any number of rows, and the vocabulary's copy also serves the embedding. Sums are float32 and each result is
+rounded once, so a fused operation is closer to the exact value than the chain of TorchOps that it replaces. Quantized
+weights are multiplied with rows that are rounded to one byte per element, in the groups of the weight.
 
 Tensors of another type than the model's use the operations of TorchOps, the base class.
 """
@@ -24,31 +24,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import attention
 from attention.cpu import build as cpu_build
 from attention.cpu.level import LEVELS, best
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
-from engine.model.quantized import GROUP, Quantized, Weight
+from engine.model.quantized import GROUP, Mixed, Quantized, Weight
 from net import compiled
 
 FOLDER = Path(__file__).with_name("cpu")
-VECTORS = Path(attention.__file__).with_name("cpu")  # of vec.h
-FEATURES = LEVELS["amx"]
-FLAGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")  # false alarms from g++'s own intrinsics
+VECTORS = Path(cpu_build.__file__).parent  # of vec.h
+FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
+"""The warnings are false alarms from g++'s own intrinsics."""
 
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
 """Types of models that the kernels accept -> their names in C++."""
 
-KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3}
-"""`Kind` of engine/model/cpu/gemm_any.h; 0 = elements."""
+KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3, "q4_k": 4, "q5_k": 5, "q6_k": 6}
+"""`Kind` of engine/model/cpu/weight.h; 0 = elements."""
+MIXED = 7
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-"""`Activation` of engine/model/cpu/ops.cpp."""
+"""`Activation` of engine/model/cpu/vectors.h."""
 
 
 class PackedWeight(ctypes.Structure):
-    """`Weight` of engine/model/cpu/gemm.h."""
+    """`Weight` of engine/model/cpu/weight.h."""
 
     _fields_ = [
         ("packed", ctypes.c_void_p),
@@ -60,7 +60,7 @@ class PackedWeight(ctypes.Structure):
 
 
 class PackedTail(ctypes.Structure):
-    """`Tail` of engine/model/cpu/ops.cpp."""
+    """`Tail` of engine/model/cpu/ops.h."""
 
     _fields_ = [
         ("o", PackedWeight),
@@ -75,7 +75,7 @@ class PackedTail(ctypes.Structure):
 
 
 class TailCall(ctypes.Structure):
-    """`TailCall` of engine/model/cpu/ops.cpp."""
+    """`TailCall` of engine/model/cpu/ops.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("layer", "attended", "x", "normed", "y")),
@@ -98,7 +98,10 @@ SIGNATURES: dict[str, list[type]] = {
 }
 
 
-QUANTIZED_SIGNATURES: dict[str, list[type]] = {"pack_groups": [P, I64, I64, I64, I32, P, I32]}
+QUANTIZED_SIGNATURES: dict[str, list[type]] = {
+    "packed_bytes": [I64, I64],
+    "pack_groups": [P, I64, I64, I64, I32, P, I32],
+}
 """Of ops_any.cpp alone."""
 
 
@@ -106,17 +109,14 @@ QUANTIZED_SIGNATURES: dict[str, list[type]] = {"pack_groups": [P, I64, I64, I64,
 def library(level: str, dtype: torch.dtype, quantized: bool = False) -> ctypes.CDLL:
     """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles have no `quantized` kernels.
     Raises NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
-    signatures = SIGNATURES
-    if level == "amx" and dtype == torch.bfloat16 and not quantized:
-        kernels = cpu_build.load("ops", [FOLDER / "ops.cpp"], FEATURES, FLAGS)
-        if kernels.amx_request() != 0:
-            raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
-    else:
-        element = ELEMENTS[dtype]
-        flags = (*FLAGS, "-ffp-contract=fast", f"-DELEMENT={element}")
-        features = LEVELS["avx512_bf16" if level == "amx" else level]
-        kernels = cpu_build.load(f"ops-{level}-{element}", [FOLDER / "ops_any.cpp"], features, flags, [VECTORS])
-        signatures = SIGNATURES | QUANTIZED_SIGNATURES
+    tiles = level == "amx" and dtype == torch.bfloat16 and not quantized
+    name, element = "amx" if tiles else "any", ELEMENTS[dtype]
+    features = LEVELS["avx512_bf16" if level == "amx" and not tiles else level]
+    flags = (*FLAGS, f"-DELEMENT={element}")
+    kernels = cpu_build.load(f"ops-{level}-{element}", [FOLDER / f"ops_{name}.cpp"], features, flags, [VECTORS])
+    if tiles and kernels.amx_request() != 0:
+        raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
+    signatures = SIGNATURES if tiles else SIGNATURES | QUANTIZED_SIGNATURES
     for name, types in signatures.items():
         getattr(kernels, name).argtypes = types
     return kernels
@@ -128,24 +128,52 @@ class Packed:
     def __init__(self, ops: CpuOps, weight: Weight, bias: Tensor | None = None, gated: bool = False) -> None:
         self.kernels, (self.outputs, self.k), self.dtype = ops.kernels, weight.shape, weight.dtype
         self.half = self.outputs // 2
-        block, threads = ops.block, torch.get_num_threads()
+        block = ops.block
         n = -(-self.half // (block // 2)) * block if gated else self.outputs
-        blocks, kind = -(-n // block), 0
-        if isinstance(weight, Quantized):
-            self.step, kind, groups = GROUP, KINDS[weight.kind], weight.groups.contiguous()
-            self.memory = ops.memory.take(blocks * block, groups.shape[1], dtype=torch.uint8)
-            ops.kernels.pack_groups(groups.data_ptr(), *weight.shape, kind, gated, self.memory.data_ptr(), threads)
-        else:
+        self.parts: ctypes.Array[PackedWeight] | None = None  # of a Mixed weight
+        self.order = None if isinstance(weight, Tensor) else weight.order
+        if isinstance(weight, Tensor):
             self.step, weight = ops.step, weight.contiguous()
-            self.memory = ops.memory.take(blocks, -(-self.k // self.step) * self.step, block, dtype=weight.dtype)
-            ops.kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), threads)
+            self.memory = ops.memory.take(
+                -(-n // block), -(-self.k // self.step) * self.step, block, dtype=weight.dtype
+            )
+            ops.kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), torch.get_num_threads())
+            packed, kind = self.memory.data_ptr(), 0
+        else:
+            self.step = GROUP
+            packed, kind = self._pack_groups(ops, weight, n, gated)
         self.bias = None if bias is None else F.pad(bias.float(), (0, -len(bias) % block))
         address = None if self.bias is None else self.bias.data_ptr()
-        self.struct = PackedWeight(self.memory.data_ptr(), address, n, self.k, kind)
+        self.struct = PackedWeight(packed, address, n, self.k, kind)
         self.address = ctypes.addressof(self.struct)
 
+    def _pack_groups(self, ops: CpuOps, weight: Quantized | Mixed, n: int, gated: bool) -> tuple[int, int]:
+        """`packed` and `kind` of the struct; all parts are in self.memory."""
+        parts = weight.parts if isinstance(weight, Mixed) else (weight,)
+        rows = [part.shape[0] for part in parts] if len(parts) > 1 else [n]
+        if any(count % ops.block for count in rows[:-1]) or (gated and len(parts) > 1):
+            raise ValueError(f"parts of {rows} outputs in several types: only whole blocks of {ops.block}, not gated")
+        sizes = [
+            -(-count // ops.block) * ops.block * ops.kernels.packed_bytes(KINDS[part.kind], self.k)
+            for count, part in zip(rows, parts, strict=True)
+        ]
+        self.memory = ops.memory.take(sum(sizes), dtype=torch.uint8)
+        at, structs = self.memory.data_ptr(), []
+        for part, size, count in zip(parts, sizes, rows, strict=True):
+            kind, stored = KINDS[part.kind], part.blocks.contiguous()
+            ops.kernels.pack_groups(stored.data_ptr(), *part.shape, kind, gated, at, torch.get_num_threads())
+            structs.append(PackedWeight(at, None, count, self.k, kind))
+            at += size
+        if len(parts) == 1:
+            return self.memory.data_ptr(), structs[0].kind
+        self.parts = (PackedWeight * (len(structs) + 1))(*structs)
+        return ctypes.addressof(self.parts), MIXED
+
     def readable(self, x: Tensor) -> Tensor:
-        """x [T, k] in the form that the kernels read: rows of whole steps with adjacent elements."""
+        """x [T, k] in the form that the kernels read: rows of whole steps with adjacent elements, in the weight's
+        order."""
+        if self.order is not None:
+            return x.index_select(1, self.order)
         if self.k % self.step:
             return F.pad(x, (0, -self.k % self.step))
         return x if x.stride(1) == 1 else x.contiguous()
@@ -272,12 +300,12 @@ class CpuOps(TorchOps):
         following: Linear | None = None,
     ) -> Tail:
         if isinstance(o, CpuLinear) and isinstance(gate_up, CpuGatedLinear) and isinstance(down, CpuLinear):
-            whole = not any(width % self.step for width in (o.k, gate_up.k, down.k))
+            whole = not any(part.k % self.step or part.order is not None for part in (o, gate_up, down))
             if (
                 whole
                 and self.ours(norm)
                 and self.ours(next_norm)
-                and (following is None or isinstance(following, CpuLinear))
+                and (following is None or (isinstance(following, CpuLinear) and following.order is None))
             ):
                 return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps, following)
         return super().tail(o, norm, gate_up, down, next_norm, eps, following)

@@ -1,9 +1,7 @@
-"""Matrices in groups of 32 inputs that share a scale, in the bytes of a GGUF tensor.
+"""Matrices in groups of inputs that share a scale, in the bytes of a GGUF tensor.
 
-kind   bytes of a group                          value
-q8_0   float16 d, 32 signed bytes q              d q
-q4_0   float16 d, 16 bytes: q of inputs i, i+16  d (q - 8)
-q4_1   float16 d, float16 m, 16 bytes as q4_0's  d q + m
+Blocks run along the inputs. A block is one group of 32 inputs (q8_0, q4_0, q4_1), or 256 inputs in groups of 32 (q4_k,
+q5_k) or 16 (q6_k) with integer scales. engine/model/cpu/groups.h has the layouts and the values.
 """
 
 from __future__ import annotations
@@ -11,61 +9,95 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import gguf
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 GROUP = 32
-GROUP_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+"""Inputs of a group of the types to which weights are rounded while loading."""
+
+TOGETHER = (("q", "k", "v"), ("gate", "up"), ("o",), ("down",))
+"""Matrices of a layer, as the decoder multiplies them."""
+
+BLOCKS = {
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+}
+"""Kinds that have kernels -> inputs and bytes of a block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantized:
-    """A matrix [out, in]; in is a multiple of GROUP."""
+    """A matrix [out, in]; in is a multiple of the inputs of a block."""
 
     kind: str
-    groups: Tensor  # uint8 [out, in / GROUP * GROUP_BYTES[kind]], contiguous
+    blocks: Tensor  # uint8 [out, in / inputs * bytes], contiguous
     dtype: torch.dtype  # of what it is multiplied with
+    order: Tensor | None = None  # int64 [in]: the input in each place of a row of blocks; None: 0, 1, 2, ...
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.groups), self.groups.shape[1] // GROUP_BYTES[self.kind] * GROUP
+        inputs, nbytes = BLOCKS[self.kind]
+        return len(self.blocks), self.blocks.shape[1] // nbytes * inputs
 
     @property
     def nbytes(self) -> int:
-        return self.groups.nbytes
+        return self.blocks.nbytes
 
     def widened(self) -> Tensor:
         """[out, in] in `dtype`; computed in float32."""
-        bytes_ = self.groups.view(len(self.groups), -1, GROUP_BYTES[self.kind])
-
-        def half(at: int) -> Tensor:
-            return bytes_[..., at : at + 2].contiguous().view(torch.float16).float()
-
-        if self.kind == "q8_0":
-            values = half(0) * bytes_[..., 2:].contiguous().view(torch.int8).float()
-        else:
-            pairs = bytes_[..., -GROUP // 2 :]
-            q = torch.cat((pairs & 15, pairs >> 4), -1).float()
-            values = half(0) * q + half(2) if self.kind == "q4_1" else half(0) * (q - 8)
-        return values.view(self.shape).to(self.dtype)
+        stored = gguf.dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind.upper()])
+        values = torch.from_numpy(stored).to(self.dtype)
+        return values if self.order is None else torch.empty_like(values).index_copy_(1, self.order, values)
 
 
-Weight = Tensor | Quantized
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixed:
+    """Matrices of several kinds, one below the other, with the same order of inputs."""
+
+    parts: tuple[Quantized, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def order(self) -> Tensor | None:
+        return self.parts[0].order
+
+    def widened(self) -> Tensor:
+        return torch.cat([part.widened() for part in self.parts])
+
+
+Weight = Tensor | Quantized | Mixed
 """A matrix of a model."""
 
 
 def widened(weight: Weight) -> Tensor:
-    return weight.widened() if isinstance(weight, Quantized) else weight
+    return weight if isinstance(weight, Tensor) else weight.widened()
 
 
 def stacked(parts: Sequence[Weight]) -> Weight:
-    """Along the output axis. Raises ValueError for parts of several kinds."""
+    """Along the output axis. Quantized parts have the same order of inputs. Raises ValueError for plain parts together
+    with quantized ones."""
     if len(parts) == 1:
         return parts[0]
     quantized = [part for part in parts if isinstance(part, Quantized)]
     plain = [part for part in parts if isinstance(part, Tensor)]
     if not quantized:
         return torch.cat(plain)
-    if plain or len({part.kind for part in quantized}) > 1:
-        raise ValueError("matrices that are multiplied together are stored in several types")
-    return Quantized(quantized[0].kind, torch.cat([part.groups for part in quantized]), quantized[0].dtype)
+    if plain:
+        raise ValueError("only some of the matrices that are multiplied together are quantized")
+    if len({part.kind for part in quantized}) > 1:
+        return Mixed(tuple(quantized))
+    first = quantized[0]
+    return Quantized(first.kind, torch.cat([part.blocks for part in quantized]), first.dtype, first.order)

@@ -79,6 +79,7 @@ class FrontDoor:
             read_timeout_s=config.read_timeout_ms / 1000,
             rate_limit=config.rate_limit,
             allowed_origins=[origin.strip() for origin in (config.allowed_origins or "").split(",") if origin.strip()],
+            ignore_unknown=config.unknown_fields == "ignore",
             version=__version__,
             cluster_key=open_cluster_key(config),
         )
@@ -145,10 +146,12 @@ class FrontDoor:
         """GET /metrics. Reads gauges of states now; events are already counted."""
         metrics, engine = self._measures.metrics, self._serving.engine
         roles = Counter(role for member in self._cluster.gossip.members for role in member.roles)
-        metrics.set_members({role: roles[role] for role in ROLES})
-        metrics.set_longest_stall(self._measures.stalls.longest_s)
+        for role in ROLES:
+            metrics.set("mooncake:cluster_members", roles[role], role=role)
+        metrics.set("mooncake:event_loop_longest_stall_seconds", self._measures.stalls.longest_s)
         if engine is not None:
-            metrics.set_waiting(engine.load.waiting_by_class())
+            for name, count in engine.load.waiting_by_class().items():
+                metrics.set("mooncake:requests_waiting", count, service_class=name)
         metrics.read()
         return await asyncio.to_thread(metrics.text)
 

@@ -31,7 +31,7 @@ from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.config.resolve import disagreement, geometry, identity
 from engine.core.engine_load import first_role
-from engine.front import cheapest
+from engine.front import cheapest, choose
 from engine.front.cluster import Cluster
 from engine.handoff.arenas import Arenas
 from engine.node import common_transport
@@ -131,7 +131,9 @@ class Node:
         self.leaving = Leaving(config, self.gossip, self.serving)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
         watch(metrics, peers, blocks)
-        self.supervisor = Supervisor(metrics.count_background_failure, self.give_up)
+        self.supervisor = Supervisor(
+            lambda task: metrics.count("mooncake:background_failures", task=task), self.give_up
+        )
         self.given_up = asyncio.Event()
         self._publishing: asyncio.Task[None] | None = None  # of weights
         self._prefault: Prefault | None = None
@@ -160,8 +162,9 @@ class Node:
             log.info("block keys by hashlib, four times slower: %s", error)
         try:
             await asyncio.to_thread(cheapest.prepare)
+            await asyncio.to_thread(choose.prepare)
         except NotCompiled as error:
-            log.info("shortlists of large clusters by numpy, three times slower: %s", error)
+            log.info("shortlists by numpy and choices in Python, up to three times slower: %s", error)
         self.measures.phase("network")
         await self.door.open(self._http_socket, self._draft)
         if self._cluster is not None:

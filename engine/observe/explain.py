@@ -51,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
 def newest(node: NodeClient) -> str | None:
     """The last request that ended or was refused, of those that the nodes still know. Raises NoAnswer."""
     speaking = [one for one in node.get("/live")["nodes"] if "error" not in one]
-    told = [one["recent"] for one in speaking]
-    rows = [row for one in told for row in (*one["requests"], one["refused"]) if row is not None]
+    recent = [one["recent"] for one in speaking]
+    rows = [row for one in recent for row in (*one["requests"], one["refused"]) if row is not None]
     return max(rows, key=lambda row: float(row["ended"]))["id"] if rows else None
 
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from net.transfer.common.copying import all_ended
+
 
 class Conversion:
     """One conversion after the other. They write to memory that others own: a call ends behind its conversion."""
@@ -16,17 +18,7 @@ class Conversion:
     async def run(self, work: Callable[[], None]) -> None:
         """Ends when the thread is done with the memory, however often this is cancelled; then it raises
         CancelledError. Raises what `work` raised."""
-        task = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            task.exception()  # seen
-            raise cancelled
-        task.result()
+        await all_ended([asyncio.get_running_loop().run_in_executor(self._executor, work)])
 
     def close(self) -> None:
         """Behind what is under way."""

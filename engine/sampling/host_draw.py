@@ -15,31 +15,37 @@ import torch
 from torch import Tensor
 
 from engine.sampling.params import SamplingParams
+from engine.sampling.race import race, race_among, race_numbers
 
 ROWS_AT_ONCE = 8
 """1.5 MB of logits at a vocabulary of 49,152."""
-
-PIECE_WEIGHTS = 512
 
 SLACK = 1e-3
 """Relative; far above the error of the float32 exponentials, so that rounding drops no needed token."""
 
 
 def draw_on_host(
-    logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, floors: Tensor, uniforms: Sequence[float]
+    logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, floors: Tensor, keys: Sequence[int]
 ) -> Tensor:
     """Tokens [R] int64 for logits [R, V] float32 on the CPU.
 
     temperature [R], floors [R]: the smallest admitted value of (logit - largest) / temperature by min_p;
-    uniforms [R] in [0, 1)."""
+    keys [R]: signed 64-bit."""
     tokens = np.empty(len(params), dtype=np.int64)
+    numbers = race_numbers(keys, logits.shape[1], logits.device)
     for begin in range(0, len(params), ROWS_AT_ONCE):
         part = slice(begin, begin + ROWS_AT_ONCE)
-        scaled = logits[part] - logits[part].amax(-1, keepdim=True)
-        scaled /= temperature[part, None]
-        weights = scaled.exp()
+        scaled, weights = _weights(logits[part], temperature[part])
+        free = []
         for i, (row, weight) in enumerate(zip(scaled.numpy(), weights.numpy(), strict=True), begin):
-            tokens[i] = _draw(row, weight, params[i], floors[i].numpy(), uniforms[i])
+            ids = _admitted(row, weight, params[i], floors[i].numpy())
+            if ids is None:
+                free.append(i)
+            else:  # NaN logits admit no token
+                tokens[i] = race_among(ids, weight[ids], numbers[i].numpy()) if len(ids) else 0
+        if free:
+            own = weights if len(free) == len(weights) else weights[[i - begin for i in free]]
+            tokens[free] = race(own, numbers[free]).numpy()
     return torch.from_numpy(tokens)
 
 
@@ -47,8 +53,7 @@ def probabilities_on_host(
     logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, floors: Tensor
 ) -> Tensor:
     """[R, V] float32: the probabilities from which draw_on_host draws; same arguments."""
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
-    weights = scaled.exp()
+    scaled, weights = _weights(logits, temperature)
     for i, (row, weight) in enumerate(zip(scaled.numpy(), weights.numpy(), strict=True)):
         ids = _admitted(row, weight, params[i], floors[i].numpy())
         if ids is not None:
@@ -59,27 +64,11 @@ def probabilities_on_host(
     return weights
 
 
-def _draw(scaled: np.ndarray, weights: np.ndarray, params: SamplingParams, floor: np.ndarray, uniform: float) -> int:
-    """One token; weights = exp(scaled) [V]; the maximum of scaled is 0. If logits are NaN, the token is arbitrary."""
-    ids = _admitted(scaled, weights, params, floor)
-    if ids is None:
-        return _invert(weights, uniform)
-    return int(ids[_invert(weights[ids], uniform)]) if len(ids) else len(scaled) - 1
-
-
-def _invert(weights: np.ndarray, uniform: float) -> int:
-    """The first index at which the cumulative sum of the weights exceeds `uniform` times their total. Sums pieces
-    first, then searches one piece: a cumulative sum of all weights takes five times as long."""
-    pieces = np.add.reduceat(weights, np.arange(0, len(weights), PIECE_WEIGHTS), dtype=np.float64)
-    sums = pieces.cumsum()
-    target = uniform * sums[-1]
-    piece = min(int(sums.searchsorted(target, "right")), len(sums) - 1)
-    begin = PIECE_WEIGHTS * piece
-    inside = weights[begin : begin + PIECE_WEIGHTS].cumsum(dtype=np.float64)
-    at = int(inside.searchsorted(target - (sums[piece] - pieces[piece]), "right"))
-    if at == len(inside):  # the two sums of this piece were rounded differently: its last token with any weight
-        at = int(inside.searchsorted(inside[-1]))
-    return min(begin + at, len(weights) - 1)
+def _weights(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """[R, V] each: (logit - largest) / temperature, and its exponential."""
+    scaled = logits - logits.amax(-1, keepdim=True)
+    scaled /= temperature[:, None]
+    return scaled, scaled.exp()
 
 
 def _admitted(scaled: np.ndarray, weights: np.ndarray, params: SamplingParams, floor: np.ndarray) -> np.ndarray | None:

@@ -8,24 +8,22 @@ otherwise the token is drawn from (p - q)+ normalised. The outcome is distribute
 because sum (p - q)+ = 1 - sum min(p, q). A rejected x has p(x) < q(x), so the second draw never returns it: x was
 accepted if and only if the outcome equals x.
 
-The two random numbers are from separate streams, independent of the stream of x.
+The random numbers of the two decisions are from separate streams, independent of the stream of x.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from engine.sampling.uniform import uniform
+from engine.sampling.race import race, race_numbers
+from engine.sampling.uniform import stream_key, uniform
 
 
 def judge(p: Tensor, token: int, q: Tensor, seed: int, position: int) -> int:
     """The token at `position`. p and q [V]: probabilities on one device; `token`: drawn from q."""
     if uniform(seed, position, b"keep") * float(q[token]) < float(p[token]):
         return token
-    rest = (p - q).clamp_(min=0).cumsum(-1, dtype=torch.float64)
-    total = float(rest[-1])
-    if total <= 0:  # p equals q up to rounding, so nothing is rejected
+    rest = (p - q).clamp_(min=0)
+    if not rest.any():  # p equals q up to rounding, so nothing is rejected
         return token
-    target = rest.new_tensor([uniform(seed, position, b"rest") * total])
-    return min(int(torch.searchsorted(rest, target, right=True)), len(p) - 1)
+    return int(race(rest[None], race_numbers([stream_key(seed, position, b"rest")], len(rest), rest.device)))

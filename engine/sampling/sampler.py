@@ -7,8 +7,9 @@ Greedy rows take the largest logit. The others draw from softmax(logits / temper
     top_p    the smallest set of the most probable remaining tokens whose sum reaches top_p
 
 Each restriction is one threshold on the logit, so tokens tied with the last admitted one are also admitted, and the set
-does not depend on how a sort breaks ties. The draw inverts the cumulative distribution at one uniform number, a hash of
-(seed, position): a request that continues on another node, or in another batch, continues its stream.
+does not depend on how a sort breaks ties. The draw (race.py) uses random numbers that are hashes of (seed, position): a
+request that continues on another node, or in another batch, continues its stream, and the different rounding there
+seldom changes a token.
 
 Log probabilities are those of the raw distribution: before penalties, bias, temperature and restrictions.
 """
@@ -25,10 +26,11 @@ from engine.sampling.host_draw import draw_on_host, probabilities_on_host
 from engine.sampling.logit_rules import Masks, SamplingRow, apply_rules
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.sampling.race import race, race_numbers
 from engine.sampling.rejection import judge
-from engine.sampling.uniform import uniform
+from engine.sampling.uniform import stream_key
 
-__all__ = ["Sampled", "SamplingRow", "sample", "uniform"]
+__all__ = ["Sampled", "SamplingRow", "sample"]
 
 MIN_TEMPERATURE = 1e-6
 """Below this, only the best tokens have any weight in float32, and a smaller divisor would overflow."""
@@ -81,8 +83,7 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     temperature = _temperature(logits, params)
     if logits.device.type == "cpu":
         return probabilities_on_host(logits, params, temperature, _min_p_floors(logits, params))
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
-    weights = scaled.exp().masked_fill_(scaled < _floors(scaled, params), 0)
+    weights = _weights(logits, params, temperature)
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -106,20 +107,22 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Tokens [R] drawn from logits [R, V]."""
     params = [row.params for row in rows]
     temperature = _temperature(logits, params)
-    draws = [uniform(_seed(row), row.position) for row in rows]
+    keys = [stream_key(_seed(row), row.position) for row in rows]
     if logits.device.type == "cpu":
-        return draw_on_host(logits, params, temperature, _min_p_floors(logits, params), draws)
-    return draw(logits, params, temperature, draws)
+        return draw_on_host(logits, params, temperature, _min_p_floors(logits, params), keys)
+    return draw(logits, params, temperature, keys)
 
 
-def draw(logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, draws: Sequence[float]) -> Tensor:
-    """Tokens [R] for logits [R, V], temperature [R] and numbers in [0, 1), on any device; all rows in one pass."""
+def draw(logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor, keys: Sequence[int]) -> Tensor:
+    """Tokens [R] for logits [R, V], temperature [R] and signed 64-bit keys, on any device; all rows in one pass."""
+    numbers = race_numbers(keys, logits.shape[1], logits.device)
+    return race(_weights(logits, params, temperature), numbers)
+
+
+def _weights(logits: Tensor, params: Sequence[SamplingParams], temperature: Tensor) -> Tensor:
+    """[R, V]: exp((logit - largest) / temperature) of admitted tokens, 0 of others."""
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
-    weights = scaled.exp().masked_fill_(scaled < _floors(scaled, params), 0)
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    target = cumulative.new_tensor(draws)[:, None] * cumulative[:, -1:]
-    # The clamp is for NaN logits: a row then gets a wrong token, but not an id outside the vocabulary.
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logits.shape[1] - 1)
+    return scaled.exp().masked_fill_(scaled < _floors(scaled, params), 0)
 
 
 def _min_p_floors(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -7,10 +7,13 @@ import struct
 from hashlib import blake2b
 
 
-def uniform(seed: int, position: int, purpose: bytes = b"draw") -> float:
-    """A number in [0, 1) for the token at `position` of a request with this seed; `purpose` names independent streams.
-
-    It has 52 bits, so that its product with any float64 total stays below the total.
-    """
+def stream_key(seed: int, position: int, purpose: bytes = b"draw") -> int:
+    """A signed 64-bit number for the token at `position` of a request with this seed; `purpose` names independent
+    streams."""
     digest = blake2b(struct.pack("<qq", seed, position), digest_size=8, person=b"mooncake-" + purpose).digest()
-    return (int.from_bytes(digest, "little") >> 12) * 2.0**-52
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def uniform(seed: int, position: int, purpose: bytes) -> float:
+    """A number in [0, 1) with 52 bits; arguments as of `stream_key`."""
+    return ((stream_key(seed, position, purpose) % 2**64) >> 12) * 2.0**-52

@@ -6,7 +6,7 @@ one after the whole draft) is also kept, so a step yields 1 to k + 1 tokens.
 
 Acceptance by the same draw (n-grams; greedy; draft models with --speculative-acceptance same-draw) gives the same
 tokens. engine/sampling/sampler.py chooses the token at position i as x_i = S(logits after x_<i, params, seed, i), S
-deterministic: the uniform number of (seed, i) inverts the cumulative distribution. Let d be the draft and
+deterministic: the random numbers of (seed, i) decide the draw. Let d be the draft and
 y_j = S(logits after x_<i d_<j, params, seed, i + j). y_0 = x_i always. While y_l = d_l for all l < j, y_j is chosen
 from the logits after the true history, so y_j = x_(i+j). The kept tokens y_0 .. y_m, with m the first mismatch, are
 x_i .. x_(i+m): the request's tokens without speculation, for any proposer, up to the rounding of another batch shape.
@@ -17,12 +17,10 @@ with probability sum_x min(p(x), q(x)), the maximum for any rule. Compared with 
 
     n-gram        is as good: q is one token d, both accept with probability p(d);
     greedy        is as good: both accept if the argmax agrees;
-    draft model   is worse: the draft inverts its own distribution at the same number, so they agree if the number is
-                  in the same token's interval of both, sum_x |[P(x-), P(x)) n [Q(x-), Q(x))|. Measured on two texts
-                  with the embedded model; its draft lacked 1 to 4 of its 30 layers: at temperature 1, 0.50, 0.41 and
-                  0.23 instead of the rejection rule's 0.77, 0.64 and 0.42; at 0.7, 0.62, 0.51 and 0.30 instead of
-                  0.76, 0.62 and 0.40. A small difference in one token's probability shifts the intervals of all later
-                  tokens.
+    draft model   is a little worse: the draft takes part in a race of its own weights with the same random numbers
+                  (engine/sampling/race.py). Measured on two texts with the embedded model; its draft lacked 1, 2 or 4
+                  of its 30 layers: at temperature 1, 0.59, 0.52 and 0.25 instead of the rejection rule's 0.68, 0.60 and
+                  0.32; at 0.7, 0.62, 0.54 and 0.27 instead of 0.67, 0.59 and 0.32.
 
 Number of drafts (--speculative-length auto). Let a be a request's estimated chance that a draft token is right if all
 earlier ones are; then draft j is right with probability a^j. The depth with the most expected tokens per second is

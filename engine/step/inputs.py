@@ -134,11 +134,6 @@ class InputBuilder:
         return moved
 
 
-def build_inputs(rows: Sequence[Row], block_size: int, device: torch.device) -> Inputs:
-    """The inputs of one step in newly allocated memory."""
-    return InputBuilder(block_size, device).build(rows)
-
-
 def _shape(rows: Sequence[Row]) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray]:
     """(order of the batch, and in this order per request: new tokens, tokens before them, needed rows of logits)."""
     facts = np.array([(len(row.token_ids), row.start, row.num_wanted) for row in rows], dtype=np.int64)

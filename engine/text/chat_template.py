@@ -19,7 +19,7 @@ import jinja2.sandbox
 
 from engine.model.model_error import ModelError
 from engine.text.spelt_json import spelt_json
-from engine.text.tool_prompt import told
+from engine.text.tool_prompt import with_tools
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -56,7 +56,7 @@ class ChatTemplate:
         context |= {"messages": checked(messages), "add_generation_prompt": add_generation_prompt}
         try:
             if not self._shows_tools:
-                context["messages"] = told(context["messages"], kwargs.get("tools") or [])
+                context["messages"] = with_tools(context["messages"], kwargs.get("tools") or [])
             return self._template.render(context)
         except Exception as error:  # a template evaluates expressions on the client's data: any exception is possible
             raise ValueError(f"the chat template refused the messages: {error}") from error

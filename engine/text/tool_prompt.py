@@ -14,7 +14,7 @@ from engine.text.spelt_json import spelt_json
 Message = dict[str, Any]
 
 
-def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """`messages` with all tools, calls and results converted to plain text."""
     plain = [_plain(message) for message in messages]
     if not tools:

@@ -28,12 +28,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from lab.ablations.common.ablation import Estimated, Goal, Outcome, run
+from lab.ablations.common.ablation import Case, Estimated, Goal, Outcome, run
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import goal_table, section
 from lab.ablations.live import run as live
-from lab.ablations.live.case import LiveOutcome
+from lab.ablations.live.case import LiveCase
+from lab.ablations.live.run import TBT_SLO_S, TTFT_SLO_S
 from lab.ablations.live.table import LIVE, why_not
 from lab.ablations.simulated import ABLATIONS, WITH_GOALS
 from lab.bench.common.client import Unreachable
@@ -73,7 +74,9 @@ def add_flags(made: ArgumentParser) -> None:
     made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
 
 
-def run_all(names: Sequence[str], args: Namespace, console: Console, kept: Runs | None = None) -> Iterator[Outcome]:
+def run_all(
+    names: Sequence[str], args: Namespace, console: Console, kept: Runs | None = None
+) -> Iterator[Outcome[Case]]:
     """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run."""
     with Progress(console=console) as bar:
         total = sum(len(ABLATIONS[name].cases(args.requests)) for name in names) * args.seeds
@@ -83,7 +86,7 @@ def run_all(names: Sequence[str], args: Namespace, console: Console, kept: Runs 
             yield run(ABLATIONS[name], args.requests, args.seeds, args.workers, lambda: bar.advance(task), kept)
 
 
-def reached(outcome: Outcome) -> list[Goal]:
+def reached(outcome: Outcome[Any]) -> list[Goal]:
     """The goals that this outcome answers."""
     return [] if outcome.ablation.goals is None else outcome.ablation.goals(outcome.values)
 
@@ -97,58 +100,27 @@ def rows_of(values: Mapping[str, Mapping[str, Estimated]]) -> list[dict[str, Any
     ]
 
 
-def write_json(outcome: Outcome, path: Path, seeds: int) -> None:
-    cases = {
-        case.label: {
-            "config": case.config.as_dict(),
-            "model": None if case.model is None else asdict(case.model),
-            "speed": case.workload.speed,
-            "seeds": outcome.raw[case.label],
-        }
-        for case in outcome.cases
-    }
-    ablation = outcome.ablation
-    config: dict[str, Any] = {
-        "ablation": ablation.name,
-        "definition": ablation.definition,
-        "trace": outcome.source,
-        "seeds": seeds,
-        "cases": cases,
-    }
-    config["goals"] = [asdict(goal) for goal in reached(outcome)]
-    write_result(
-        config | {"paper": ablation.paper, "reading": ablation.reading(outcome.values)}, rows_of(outcome.values), path
-    )
-
-
-def write_live(outcome: LiveOutcome, path: Path, args: Namespace) -> None:
-    cases = {
-        case.label: {
-            "nodes": case.nodes or case.url,
-            "flags": case.flags,
-            "workload": case.workload.name,
-            "node": outcome.configs[case.label],
-            "seeds": outcome.raw[case.label],
-        }
-        for case in outcome.cases
-    }
+def write_json(outcome: Outcome[Any], path: Path, seeds: int, more: Mapping[str, Any] | None = None) -> None:
+    """`more`: entries of the configuration of a live ablation."""
     about = outcome.ablation
-    config = {"ablation": about.name, "live": True, "definition": about.definition, "seconds": args.seconds}
-    config |= {"cases": cases, "seeds": args.seeds, "ttft_slo_s": about.ttft_slo_s, "tbt_slo_s": about.tbt_slo_s}
+    cases = {case.label: case.as_dict() | {"seeds": outcome.raw[case.label]} for case in outcome.cases}
+    for label, node in outcome.nodes.items():
+        cases[label]["node"] = node
+    config = {"ablation": about.name, "definition": about.definition, "seeds": seeds, "cases": cases}
+    config |= more or {"trace": outcome.source, "paper": about.paper, "goals": [asdict(g) for g in reached(outcome)]}
     write_result(config | {"reading": about.reading(outcome.values)}, rows_of(outcome.values), path)
 
 
-def run_live(args: Namespace, console: Console) -> LiveOutcome:
+def run_live(args: Namespace, console: Console) -> Outcome[LiveCase]:
     """Raises Unreachable, NodeDied, StartTimeout, ValueError."""
-    ablation = LIVE[args.name]
-    cases = live.at_urls(ablation, args.url) if args.url else list(ablation.cases)
+    ablation = live.at_urls(LIVE[args.name], args.url) if args.url else LIVE[args.name]
     with Progress(console=console) as bar, tempfile.TemporaryDirectory(prefix="ablate-") as folder:
-        task, done = bar.add_task(args.name, total=len(cases) * args.seeds), count()
+        task, done = bar.add_task(args.name, total=len(ablation.cases(None)) * args.seeds), count()
 
         def tell(what: str) -> None:
             bar.update(task, description=f"{args.name}: {what}", completed=next(done))
 
-        return live.run(ablation, cases, args.seeds, args.seconds, Path(folder), tell)
+        return live.run(ablation, args.seeds, args.seconds, Path(folder), tell)
 
 
 def list_all() -> None:
@@ -158,6 +130,15 @@ def list_all() -> None:
         if name not in ABLATIONS:
             print(f"{name:<14} {one.question} Only --live.")
     print(f"{GOALS:<14} All goals, and whether they are met. ({', '.join(WITH_GOALS)})")
+
+
+def show(outcome: Outcome[Any], args: Namespace) -> None:
+    print(section(outcome))
+    if args.json:
+        about_live = {"live": True, "seconds": args.seconds, "ttft_slo_s": TTFT_SLO_S, "tbt_slo_s": TBT_SLO_S}
+        write_json(outcome, args.json, args.seeds, about_live if args.live else None)
+    if args.plot:
+        draw(outcome, args.plot)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,15 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error(f"{args.name} has no simulated form: add --live")
     if args.live:
         try:
-            found = run_live(args, console)
+            show(run_live(args, console), args)
         except (Unreachable, NodeDied, StartTimeout, ValueError) as error:
             console.print(f"ablate: {error}", style="red", markup=False)
             return 1
-        print(section(found.shown()))
-        if args.json:
-            write_live(found, args.json, args)
-        if args.plot:
-            draw(found.shown(), args.plot)
         return 0
     names = WITH_GOALS if args.name == GOALS else [args.name]
     if len(names) > 1 and (args.json or args.plot):
@@ -193,11 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     goals = []
     for outcome in run_all(names, args, console):
         goals += reached(outcome)
-        print(section(outcome))
-        if args.json:
-            write_json(outcome, args.json, args.seeds)
-        if args.plot:
-            draw(outcome, args.plot)
+        show(outcome, args)
     if args.name == GOALS:
         print(goal_table(goals))
     return 0

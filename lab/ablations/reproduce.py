@@ -29,7 +29,7 @@ from rich.console import Console
 
 from lab.ablations import command as ablate
 from lab.ablations import curve
-from lab.ablations.common.ablation import Goal, Outcome
+from lab.ablations.common.ablation import Case, Goal, Outcome
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import goal_table, section
@@ -80,7 +80,7 @@ def replays() -> tuple[list[str], list[Goal]]:
     return [text, curve.section()], goals
 
 
-def cases_of(outcome: Outcome) -> dict[str, Any]:
+def cases_of(outcome: Outcome[Case]) -> dict[str, Any]:
     """The settings of each case that differ from the defaults."""
     default = SimConfig().as_dict()
     return {

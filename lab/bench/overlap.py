@@ -96,15 +96,12 @@ def round_of(case: str, record: dict[str, Any], outcome: Outcome) -> Round:
 
 
 async def ask(url: str, tokens: list[int], case: str) -> tuple[Round, dict[str, Any]]:
-    """Send one prompt; returns its numbers and its timeline. Raises RuntimeError when it fails."""
+    """Send one prompt; returns its numbers and its timeline. Raises Unreachable when it fails."""
     request_id = f"overlap-{os.urandom(6).hex()}"
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, headers={"X-Request-Id": request_id}) as session:
-        outcome = Outcome()
         client = await greedy_client(session, case, url)
-        await client.send(Spec(tokens, NEW_TOKENS), outcome)
-    if outcome.error:
-        raise RuntimeError(f"{case}: {outcome.error}")
+        outcome = await client.ask(Spec(tokens, NEW_TOKENS))
     record = await asyncio.to_thread(rest.get, f"{url}/debug/requests/{request_id}")
     return round_of(case, record, outcome), record
 

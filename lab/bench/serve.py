@@ -25,7 +25,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lab.bench.common.client import Client, Outcome, Server, Unreachable, find_server, open_session
+from lab.bench.common.client import Client, Server, Unreachable, find_server, open_session
 from lab.bench.common.datasets import INF, build_specs, case_name
 from lab.bench.common.latency import Measured, summarize
 from lab.bench.common.results import Row, report
@@ -82,10 +82,7 @@ async def warm_up(client: Client, server: Server, args: Namespace) -> None:
     source = TokenSource(args.seed, args.vocab_size)
     size = min(WARMUP_INPUT, (server.max_model_len or WARMUP_INPUT) // 2)
     for index in range(1 + args.num_warmups):
-        outcome = Outcome()
-        await client.send(Spec(source.tokens(size, WARMUP, index), WARMUP_OUTPUT), outcome)
-        if outcome.error is not None:
-            raise Unreachable(f"the test request to {server.base_url} failed: {outcome.error}")
+        await client.ask(Spec(source.tokens(size, WARMUP, index), WARMUP_OUTPUT), "test request")
 
 
 def fitting(specs: Sequence[Spec], servers: Sequence[Server]) -> list[Spec]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-import attention
+from attention.choice.choose import choose
 from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool
 from engine.checkpoint import weights
@@ -152,7 +152,7 @@ def runner_of(model: str, dtype: str) -> Runner:
     """A runner with room for 8,192 tokens of KV."""
     source = describe(model)
     config, kind = source.config, getattr(torch, dtype)
-    backend = attention.choose("auto", "cpu", config.head_size)
+    backend = choose("auto", "cpu", config.head_size)
     ops = choose_ops(backend.name, "cpu", kind)
     loaded = Model(config, weights.load(source, kind), backend, "cpu", ops)
     pool = torch.zeros(512, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size, dtype=kind)

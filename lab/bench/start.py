@@ -24,7 +24,7 @@ from typing import Any
 
 import aiohttp
 
-from lab.bench.common.client import Client, Outcome, greedy_client
+from lab.bench.common.client import greedy_client
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource
@@ -57,27 +57,19 @@ def flags(argv: Sequence[str] | None) -> Namespace:
 
 
 async def start(ranks: int, run_dir: Path, seed: int) -> tuple[Start, dict[str, Any]]:
-    """Starts one node and sends requests to it. Raises RuntimeError when a request fails."""
+    """Starts one node and sends requests to it. Raises Unreachable when a request fails."""
     begun = time.monotonic()
     node_flags = ("--kv-cache-bytes", "400M", "--tensor-parallel-size", str(ranks))
     async with LocalCluster("mixed=1", node_flags, run_dir=run_dir) as cluster, aiohttp.ClientSession() as session:
         node = cluster.nodes[0]
         client = await greedy_client(session, "node", node.url)
         source = TokenSource(seed, 32_000)
-        await _ask(client, Spec(source.tokens(8, WARMUP, 0), 1))
+        await client.ask(Spec(source.tokens(8, WARMUP, 0), 1))
         first_s = time.monotonic() - begun
-        await _ask(client, Spec(source.tokens(PROMPT_TOKENS, WARMUP, 1), 8))
-        done = await _ask(client, Spec(source.tokens(PROMPT_TOKENS, SUFFIX, 0), OUTPUT_TOKENS))
+        await client.ask(Spec(source.tokens(PROMPT_TOKENS, WARMUP, 1), 8))
+        done = await client.ask(Spec(source.tokens(PROMPT_TOKENS, SUFFIX, 0), OUTPUT_TOKENS))
         assert node.ready_s is not None
         return Start(node.ready_s, first_s, done.ttft_s, tpot_s(done)), client.server.config or {}
-
-
-async def _ask(client: Client, spec: Spec) -> Outcome:
-    outcome = Outcome()
-    await client.send(spec, outcome)
-    if outcome.error:
-        raise RuntimeError(f"a request failed: {outcome.error}")
-    return outcome
 
 
 def rows_of(starts: Mapping[int, Sequence[Start]]) -> list[Row]:

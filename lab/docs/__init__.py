@@ -2,7 +2,8 @@
 
 Files:
     command      Write docs/flags.md, docs/metrics.md, docs/errors.md
-    figure_list  Every table of measured figures in README.md and docs/performance.md
+    figure_list  Every table of measured figures of docs/performance.md
     figures      Tables of README.md and docs/performance.md, made from the result files
     rooms        Writes the list of files in every `__init__.py` and docs/map.md from the first sentence of each file
+    summary      README's table of ratios to others: its lines, and how each is read from a result
 """

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.config.flags import GROUPS, rows
-from lab.docs.figure_list import pages
+from lab.docs.figure_list import FIGURES
 from lab.docs.figures import filled
 from lab.docs.rooms import ROOMS as HOUSE
 from lab.docs.rooms import folders, package, tree
+from lab.docs.summary import SUMMARY, summary
 from net.metrics.events import Metrics
 from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers, of_traces
 
@@ -127,9 +128,14 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def tables() -> dict[str, Callable[[], str]]:
+    """Every table of figures by its name; calling it makes the table."""
+    return {figure.name: figure.render for figure in FIGURES} | {"summary": lambda: summary(SUMMARY)}
+
+
 def with_figures(name: str) -> Callable[[], str]:
     """The page with its marked tables made from the newest results."""
-    return lambda: filled((ROOT / name).read_text(), pages())
+    return lambda: filled((ROOT / name).read_text(), tables())
 
 
 def with_rooms() -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,31 +71,28 @@ class Figure:
     line per case and metric, and one column with the ratio to each of `compared_with` (peers and limits)."""
 
     name: str
-    result: str
-    command: str
     metrics: Mapping[str, str]  # name in the file -> name on the page
+    result: str = ""  # "" = `name`
+    command: str = ""  # "" = scripts/bench.py RESULT
     cases: str = ".*"  # pattern
     compared_with: Sequence[str] = ()
-    timed: bool = True  # False: counts and virtual time, which do not depend on the machine
-    scale: Mapping[str, float] = field(default_factory=dict)  # metric -> factor
+    timed: bool = True  # False: counts, virtual time or pauses, for which the CPU does not matter
+    without: str = "missing"  # the cell of a row without a value
 
     def render(self, folder: Path = RESULTS) -> str:
-        result = Result.newest(self.result, folder)
+        name = self.result or self.name
+        result = Result.newest(name, folder)
         lines = self._compared(result) if self.compared_with else self._columns(result)
-        return "\n".join([*lines, "", caption(result, self.command, self.timed)])
+        return "\n".join([*lines, "", caption(result, self.command or f"scripts/bench.py {name}", self.timed)])
 
     def _columns(self, result: Result) -> list[str]:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
         for case in result.cases(self.cases):
             known = {row["metric"]: row for row in result.rows if row["case"] == case}
-            cells = [number(self._value(known[name])) if name in known else "" for name in self.metrics]
+            cells = [number(known[name]["ours"], self.without) if name in known else "" for name in self.metrics]
             if any(cells):
                 lines.append(f"| {case} | " + " | ".join(cells) + " |")
         return lines
-
-    def _value(self, row: Row) -> float | None:
-        factor = self.scale.get(row["metric"], 1)
-        return None if row["ours"] is None else row["ours"] * factor
 
     def _compared(self, result: Result) -> list[str]:
         heads = [head for other in self.compared_with for head in (other, "ratio")]
@@ -115,33 +112,10 @@ class Figure:
         return lines
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of README's table: ratios or values of some cases of one result."""
-
-    label: str
-    compared_with: str  # the readers' name of the ratio's denominator
-    result: str
-    command: str
-    values: Callable[[Result], Sequence[str]]
-    threads: Callable[[Result], str] | None = None  # how many threads ours kept busy
-
-
-def summary(lines: Sequence[Line], folder: Path = RESULTS) -> str:
-    """README's table; each line comes from one result, which it names."""
-    out = ["| | ours / theirs | figure | run |", "|---|---|---|---|"]
-    for line in lines:
-        result = Result.newest(line.result, folder)
-        label = line.label if line.threads is None else f"{line.label}; {line.threads(result)}"
-        cells = [f"{label} (`{line.command}`)", line.compared_with, " / ".join(line.values(result))]
-        out.append(f"| {' | '.join(cells)} | {stamp(result)} |")
-    return "\n".join(out)
-
-
-def number(value: float | None) -> str:
-    """A number in a table: three significant digits, or all digits of a whole number."""
+def number(value: float | None, without: str = "missing") -> str:
+    """A number in a table: three significant digits, or all digits of a whole number; `without` for None."""
     if value is None:
-        return "missing"
+        return without
     if float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -157,7 +131,9 @@ def caption(result: Result, command: str, timed: bool = True) -> str:
     """The origin of a table."""
     here = result.machine
     parts = [f"`{command}`", f"`lab/results/{result.path.name}`", f"commit `{result.commit[:7]}`"]
-    if timed:
+    if not timed:
+        parts += [] if here.get("quiet", True) else ["**machine busy**"]
+    else:
         features = ", ".join(here.get("cpu_features", ()))
         cpu = f"{here['cpu']} ({features})" if "cpu" in here else "a CPU with AMX (the file does not name it)"
         parts.append(f"{here.get('cores', 2)} cores of {cpu}")

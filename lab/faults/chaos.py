@@ -100,9 +100,7 @@ class Chaos(VirtualCluster):
     def fault(self) -> None:
         rng, up = self.random, [node.name for node in self.up()]
         down = [name for name, node in self.nodes.items() if not node.up]
-        kind = rng.choice(
-            ["crash", "leave", "pause", "partition", "one way", "heal", "restart", "add", "clock", "load"]
-        )
+        kind = rng.choice(KINDS)
         name = rng.choice(up)
         self.say(f"{self.now:.2f} {kind} {name}")
         if kind in ("crash", "leave") and len(up) > 2:

@@ -130,7 +130,5 @@ BODIES: dict[Kind, Callable[[Random], bytes]] = {
     Kind.DIGEST: _orders,
     Kind.WANT: lambda rng: _key(rng).to_bytes(8, "little"),
     Kind.CELLS: _cells,
-    Kind.CELL_AGES: lambda rng: struct.pack(
-        "<HBBf", number(rng, 16), 1, 0, rng.choice((0.0, -1.0, float("nan"), 3e38))
-    ),
+    Kind.CELL_AGES: _ages,
 }

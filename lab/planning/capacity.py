@@ -66,9 +66,7 @@ def parser() -> ArgumentParser:
 
 
 def try_speed(config: SimConfig, rows: Sequence[TraceRow], args: Namespace, speed: float) -> Tried:
-    cluster = Cluster(config)
-    for _ in cluster.run([replace(row, timestamp_ms=row.timestamp_ms / speed) for row in rows]):
-        pass
+    cluster = Cluster(config).played(replace(row, timestamp_ms=row.timestamp_ms / speed) for row in rows)
     ttft = percentile([job.ttft for job in cluster.jobs], args.percentile / 100)
     tbt = percentile([job.tbt for job in cluster.jobs if not job.refused], args.percentile / 100)
     refused = sum(bool(job.refused) for job in cluster.jobs)

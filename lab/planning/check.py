@@ -112,9 +112,7 @@ def simulated(asked: Question, prefill: int, decode: int) -> tuple[float, float]
         model=asked.model, prefill=prefill, decode=decode, placement="mooncake-central-greedy", cache_blocks=0,
         pool_blocks=POOL_BLOCKS // (prefill + decode) + 1,
     )  # fmt: skip
-    cluster = Cluster(config)
-    for _ in cluster.run(asked.rows):
-        pass
+    cluster = Cluster(config).played(asked.rows)
     steady = cluster.jobs[round(WARM_UP * len(cluster.jobs)) :]
     ttft = sum(kept(job, asked.objective.ttft_s, math.inf) for job in steady)
     tbt = sum(kept(job, math.inf, asked.objective.tbt_s) for job in steady)

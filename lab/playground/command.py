@@ -30,9 +30,10 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from attention import AttentionBackend, backends, choose
+from attention import backends
+from attention.choice.choose import choose
 from attention.codes import DTYPES
-from attention.interface import reads_codes
+from attention.interface import AttentionBackend, reads_codes
 from lab.bench.attention.grid import find_fault, points
 from lab.bench.attention.quantized import find_quantized_fault
 from lab.bench.attention.side_by_side import compare

@@ -13,6 +13,7 @@ from lab.rdma_vm.errors import LabError
 from lab.rdma_vm.image import Image, user_cache
 
 GUEST = Path(__file__).resolve().parent / "guest"
+ROOT = GUEST.parents[2]
 BOOTED = "] ready"
 EXIT_CODE = "VM-EXIT-CODE: "
 

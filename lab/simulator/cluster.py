@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 from random import Random
+from typing import Self
 
 from cache.pool.policies import policies
 from cache.pool.policy import Facts
@@ -86,6 +87,12 @@ class Cluster:
         while self._left and self.loop.step():
             if self.loop.events % 1000 == 0:
                 yield len(self.jobs) - self._left
+
+    def played(self, rows: Iterable[TraceRow]) -> Self:
+        """Simulate all of it."""
+        for _ in self.run(rows):
+            pass
+        return self
 
     @property
     def unfinished(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lab.simulator.models.network import Network
 from sched.cost import TransferModel
-from sched.placement.links import Line, Lines, UniformLinks
+from sched.placement.links import Lines, Paths, UniformLinks
 from sched.placement.measured_links import MeasuredLinks
 
 KINDS = ("exact", "learnt", "rails")
@@ -33,10 +33,10 @@ class SimLinks:
             return self._alike(nodes)
         return self._measured.handover(source, nodes)
 
-    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+    def fetch_each(self, nodes: Sequence[str]) -> Paths:
         return self._exact.fetch_each(nodes) if self._kind == "exact" else self._measured.fetch_each(nodes)
 
-    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
         if self._kind == "exact":
             return self._exact.fetch_each(nodes)
         return self._measured.handover_each(source, nodes)
@@ -51,7 +51,7 @@ class SimLinks:
         if self._kind == "rails":
             for node in nodes:
                 speed = self._network.speed(node)
-                self._measured.told(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in nodes})
+                self._measured.reported(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in nodes})
 
     def fetched(self, node: str, nbytes: float, seconds: float) -> None:
         if self._kind != "exact":

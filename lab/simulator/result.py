@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,11 @@ def figures(
         "finished": len(done),
         "refused": sum(bool(job.refused) for job in jobs),
         "seconds": span,
-        "ttft_s": spread(placed, lambda job: job.ttft),
-        "tbt_s": spread(done, lambda job: job.tbt),
-        "tail_tbt_s": spread(done, lambda job: job.tail_tbt),
-        "longest_gap_s": spread([job for job in done if job.output_tokens > 1], lambda job: job.longest_gap),
-        "slowdown": spread(placed, lambda job: job.ttft / cluster.model.prompt_s(job.input_tokens, 0)),
+        "ttft_s": spread(job.ttft for job in placed),
+        "tbt_s": spread(job.tbt for job in done),
+        "tail_tbt_s": spread(job.tail_tbt for job in done),
+        "longest_gap_s": spread(job.longest_gap for job in done if job.output_tokens > 1),
+        "slowdown": spread(job.ttft / cluster.model.prompt_s(job.input_tokens, 0) for job in placed),
         "goodput": len(good) / len(jobs) if jobs else 0.0,
         "good_requests_s": len(good) / span if span else 0.0,
         "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
@@ -52,7 +52,7 @@ def figures(
         "by_class": {
             name: {
                 "requests": len(own),
-                "ttft_s": spread(own, lambda job: job.ttft),
+                "ttft_s": spread(job.ttft for job in own),
                 "goodput": sum(kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes) for job in own) / len(own),
             }
             for name in CLASSES
@@ -84,9 +84,9 @@ def percentile(values: list[float], share: float) -> float:
     return float(np.percentile(known, 100 * share)) if known else math.nan
 
 
-def spread(jobs: Sequence[Job], value: Callable[[Job], float]) -> dict[str, float] | None:
+def spread(samples: Iterable[float]) -> dict[str, float] | None:
     """Mean, percentiles and maximum; None without values."""
-    values = [v for v in map(value, jobs) if not math.isnan(v)]
+    values = [value for value in samples if not math.isnan(value)]
     if not values:
         return None
     at = np.percentile(values, [100 * share for share in SHARES])

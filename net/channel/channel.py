@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,7 +23,7 @@ from net.channel.links import Links
 from net.channel.wire import PAYLOAD_MAX, Buffer, Frame, Header, allocate
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.loop.deadlines import Deadlines
-from net.loop.tasks import spawn
+from net.loop.tasks import awaited, spawn
 
 __all__ = ["Channel", "Handler", "PeerLost", "PeerRefused", "RemoteError"]
 
@@ -122,6 +123,23 @@ class Channel:
                 answer.exception()  # it may have arrived together with the timeout
         return frame.header["b"], frame.data
 
+    def ask(self, peer_id: str, kind: str, body: Body, data: Sequence[Buffer] = ()) -> asyncio.Future[Frame]:
+        """`call` as a future and without a deadline, for questions to many peers: a caller that stops waiting cancels
+        it. On an open connection it needs no task. The answer is in `frame.header["b"]` and `frame.data`; the future
+        raises RemoteError (the handler's), PeerLost, PeerRefused."""
+        line = self._loopback if peer_id == self.node_id else self.links.control_now(peer_id)
+        if line is None:
+            return awaited(self._ask_later(peer_id, kind, body, data))
+        call_id = next(self._ids)
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = (peer_id, answer)
+        answer.add_done_callback(partial(self._asked, call_id))
+        try:
+            line.send({"t": "call", "i": call_id, "k": kind, "b": body}, data)
+        except PeerLost as lost:  # it broke in this turn of the loop
+            answer.set_exception(lost)
+        return answer
+
     def post(self, peer_id: str, kind: str, body: Body, data: Sequence[Buffer] = ()) -> None:
         """Send without an answer, in order with all messages to this peer. `on_lost` reports a peer that cannot be
         reached; this method does not. Raises TypeError if the body has no JSON form."""
@@ -187,6 +205,13 @@ class Channel:
         peer_id, answer = self._calls.get(call_id, ("", None))
         return answer if answer is not None and not answer.done() and peer_id == connection.peer_id else None
 
+    def _asked(self, call_id: int, answer: asyncio.Future[Frame]) -> None:
+        self._calls.pop(call_id, None)
+
+    async def _ask_later(self, peer_id: str, kind: str, body: Body, data: Sequence[Buffer]) -> Frame:
+        await self.links.control(peer_id)
+        return await self.ask(peer_id, kind, body, data)
+
     def _fail_calls(self, lost_id: str) -> None:
         """Calls that still wait for a connection are not in `_calls`: the dial ends those."""
         reason = self.links.why_lost(lost_id)
@@ -231,8 +256,8 @@ class Channel:
             log.exception("handler of %r failed on a message from %s", kind, line.peer_id)
             reason, code, facts = f"internal error in {kind}", "internal", {}
         if call_id is not None:
-            told = {"t": "error", "i": call_id, "reason": reason, "code": code}
-            _reply(line, told | {"f": facts} if facts else told)
+            header = {"t": "error", "i": call_id, "reason": reason, "code": code}
+            _reply(line, header | {"f": facts} if facts else header)
         else:
             log.warning("refused a %r posted by %s: %s", kind, line.peer_id, reason)
 

@@ -54,7 +54,7 @@ class Greeter(Protocol):
     def judge(self, connection: Connection, hello: Header) -> str | None:
         """A reason to refuse the peer that sent `hello`, or None."""
 
-    def came(self, connection: Connection) -> None:
+    def connected(self, connection: Connection) -> None:
         """A stranger has connected."""
 
     def settled(self, connection: Connection) -> None:
@@ -157,7 +157,7 @@ class Connection(Stream):
         self._everyone.add(self)
         super().connection_made(transport)
         if not self.dialed:
-            self._greeter.came(self)
+            self._greeter.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._break(str(error) if error else "the peer closed the connection without a bye")

@@ -25,7 +25,7 @@ class Doorstep(Generic[Guest]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def come(self, guest: Guest, address: str) -> Guest | None:
+    def enter(self, guest: Guest, address: str) -> Guest | None:
         """Add `guest`. Returns the connection that must be closed for it, or None."""
         goes: Guest | None = None
         if self._of[address] >= self._most_of_address:

@@ -270,8 +270,8 @@ class Links:
             return f"this node has given up {node!r}"
         return self._check(body)
 
-    def came(self, connection: Connection) -> None:
-        if (crowded_out := self._doorstep.come(connection, connection.remote_host)) is not None:
+    def connected(self, connection: Connection) -> None:
+        if (crowded_out := self._doorstep.enter(connection, connection.remote_host)) is not None:
             crowded_out.crowded_out()
 
     def settled(self, connection: Connection) -> None:

@@ -63,11 +63,11 @@ class Info:
                 frontend, body.messages, body.add_generation_prompt, arguments, body.tools, size
             )
 
-        def told() -> dict[str, Any]:
+        def content() -> dict[str, Any]:
             strings = [frontend.token_text(token_id) for token_id in ids] if body.return_token_strs else None
             return {"count": len(ids), "max_model_len": frontend.max_model_len, "tokens": ids, "token_strs": strings}
 
-        return answer(await encoded(len(ids), told))
+        return answer(await encoded(len(ids), content))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body, _ = await read_body(request, DetokenizeBody)

@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 from net.http.common.answers import ANSWERS
 from net.http.common.page import ASSETS, TYPES
 from net.http.drain import DrainBody
-from net.http.openai.fields import IGNORED, NEUTRAL
+from net.http.openai.fields import IGNORED, NEUTRAL, Known
 from net.http.openai.routes import CLASS_HEADER, RESUME_HEADER
 from net.http.openai.rules import FIELDS, REFERENCE, RULES
 from net.http.openai.schema import SERVICE_CLASSES, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -77,9 +77,11 @@ OPERATIONS = {
 # fmt: on
 
 
-def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool, values: Mapping[str, Json]) -> Json:
+def document(
+    routes: Iterable[web.AbstractRoute], version: str, with_key: bool, values: Mapping[str, Json], open_bodies: bool
+) -> Json:
     """The document of these routes. `with_key`: clients must send an API key. `values`: net.http.openai.rules.values.
-    Raises LookupError."""
+    `open_bodies`: unknown fields are ignored. Raises LookupError."""
     paths: dict[str, Json] = {}
     for route in routes:
         if route.method == "HEAD":  # every GET has one
@@ -93,7 +95,10 @@ def document(routes: Iterable[web.AbstractRoute], version: str, with_key: bool, 
     modes = [(body, "validation") for body in sorted(bodies, key=lambda body: body.__name__)]
     _, schemas = models_json_schema(modes, ref_template=REFERENCE)  # type: ignore[arg-type]
     known = {body.__name__ for body in _subclasses(Body)}
-    models = {name: _told(name, schema, name in known) for name, schema in schemas["$defs"].items()}
+    models = {name: _completed(name, schema, name in known) for name, schema in schemas["$defs"].items()}
+    if open_bodies:
+        for kind in _subclasses(Known):
+            models.get(kind.__name__, {}).pop("additionalProperties", None)
     components: Json = {"schemas": {**values, **models, **ANSWERS}}
     if with_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -126,7 +131,7 @@ def _operation(path: str, operation: Operation, with_key: bool) -> Json:
     return described
 
 
-def _told(name: str, schema: Json, is_body: bool) -> Json:
+def _completed(name: str, schema: Json, is_body: bool) -> Json:
     """Adds the rules that pydantic does not know. A body also gets everything that `served_fields` accepts: null for
     every optional field, ignored fields, and fields that accept only neutral values."""
     properties = schema["properties"] | FIELDS.get(name, {})

@@ -17,6 +17,7 @@ from net.http.common.frontend import Frontend
 from net.http.common.keys import ApiKeys
 from net.http.common.limits import Cors, data_is_local, limit_connections, limit_rate, read_timeout_key, rooms_key
 from net.http.common.middleware import identify, require_key, sign
+from net.http.common.unknown import ignores_key, tell
 from net.http.drain import Drain
 from net.http.info import Info
 from net.http.openai import rules
@@ -35,13 +36,15 @@ def create_app(
     read_timeout_s: float = 30.0,
     rate_limit: float = 0.0,
     allowed_origins: Collection[str] = (),
+    ignore_unknown: bool = True,
     version: str = "unknown",
     cluster_key: ClusterKey | None = None,
 ) -> web.Application:
     """The whole API over `frontend`. With keys, every route except OPEN_PATHS requires one; without keys, LOCAL_PAGES
     answer only this machine. read_timeout_s: for the head of a request, and again for its body; rate_limit: POST
-    requests per second and client, 0: unlimited; allowed_origins: origins of web pages that may call; cluster_key: its
-    owners may ask for /cluster without an API key."""
+    requests per second and client, 0: unlimited; allowed_origins: origins of web pages that may call; ignore_unknown:
+    unknown fields of bodies are ignored, not refused; cluster_key: its owners may ask for /cluster without an API key.
+    """
     middlewares = [identify, limit_connections(max_connections)]
     cors = Cors(allowed_origins) if allowed_origins else None
     if cors is not None:
@@ -52,7 +55,9 @@ def create_app(
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     app[rooms_key] = Rooms(max_connections)
     app[read_timeout_key] = read_timeout_s
+    app[ignores_key] = ignore_unknown
     app.on_response_prepare.append(sign)
+    app.on_response_prepare.append(tell)
     if cors is not None:
         app.on_response_prepare.append(cors.mark)
     openai, info = OpenAI(frontend), Info(frontend, version, cluster_key)
@@ -89,7 +94,8 @@ def _document(
 
     async def answer(request: web.Request) -> web.Response:
         nonlocal body
-        body = body or orjson.dumps(openapi.document(app.router.routes(), version, with_key, rules.values(frontend)))
+        routes, values = app.router.routes(), rules.values(frontend)
+        body = body or orjson.dumps(openapi.document(routes, version, with_key, values, app[ignores_key]))
         return web.Response(body=body, content_type="application/json")
 
     return answer

@@ -20,3 +20,8 @@ class Clock:
         """Return at `moment`, never earlier: a loop may wake a sleeper up to a millisecond early."""
         while (left := moment - self.now()) > 0:
             await self.sleep(left)
+
+
+def loop_time() -> float:
+    """Seconds on the running event loop's clock, which it reads once per turn."""
+    return asyncio.get_running_loop().time()

@@ -43,8 +43,8 @@ class Supervisor:
         name = context.get(TASK, UNNAMED)
         self._count(name)
         error = context.get("exception")
-        told = {key: value for key, value in context.items() if key not in (TASK, FINAL)}
-        loop.default_exception_handler(told)
+        facts = {key: value for key, value in context.items() if key not in (TASK, FINAL)}
+        loop.default_exception_handler(facts)
         if context.get(FINAL):
             self._give_up(f"background task {name!r} failed: {type(error).__name__}: {error}")
 

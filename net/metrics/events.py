@@ -1,7 +1,7 @@
 """Prometheus metrics of a node: vLLM's names if vLLM has the metric, `mooncake:` for the others.
 
-The node calls plain methods at the moment something happens; gauges that describe a state are set before a scrape
-by the owner of the state (`set_load`, `set_members`, ...). net/metrics/table.py declares them.
+net/metrics/table.py declares them. The node calls `count` and `observe` when something happens; the owner of a state
+calls `set` for its gauges before a scrape.
 """
 
 from __future__ import annotations
@@ -41,18 +41,27 @@ class Metrics:
         """The metrics in Prometheus's exposition format. Call `read` first. May run in a thread."""
         return generate_latest(self.registry)
 
-    # --- the engine's state and steps
+    # --- one metric
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Increase a counter. Raises KeyError for a name that is not declared."""
+        self._child(name, **labels).inc(amount)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Add a value to a histogram. Raises KeyError for a name that is not declared."""
+        self._child(name, **labels).observe(value)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge. Raises KeyError for a name that is not declared."""
+        self._child(name, **labels).set(value)
+
+    # --- several metrics
 
     def set_load(self, running: int, waiting: int, kv_usage: float) -> None:
         """running, waiting: requests on this node; kv_usage: fraction of KV blocks in use, 0..1."""
         self._child("vllm:num_requests_running").set(running)
         self._child("vllm:num_requests_waiting").set(waiting)
         self._child("vllm:kv_cache_usage_perc").set(kv_usage)
-
-    def set_waiting(self, by_class: Mapping[str, int]) -> None:
-        """Waiting requests on this node by service class."""
-        for name, count in by_class.items():
-            self._child("mooncake:requests_waiting", service_class=name).set(count)
 
     def set_cache_config(self, config: Mapping[str, object]) -> None:
         """Publish resolved cache settings (block_size, num_gpu_blocks, cache_dtype, ...) as labels."""
@@ -64,18 +73,6 @@ class Metrics:
         self._metrics[name] = gauge
         gauge.labels(**self._labels, **labels).set(1)
 
-    def observe_step(self, num_tokens: int) -> None:
-        """One model step over `num_tokens` tokens of all requests."""
-        self._child("vllm:iteration_tokens_total").observe(num_tokens)
-
-    def count_preemption(self) -> None:
-        self._child("vllm:num_preemptions").inc()
-
-    def count_prefix_lookup(self, queried_tokens: int, hit_tokens: int) -> None:
-        """Per request: prompt tokens looked up, and those found in any tier."""
-        self._child("vllm:prefix_cache_queries").inc(queried_tokens)
-        self._child("vllm:prefix_cache_hits").inc(hit_tokens)
-
     def count_draft(self, drafted: int, accepted: int) -> None:
         """One request's draft was verified in a step."""
         self._child("vllm:spec_decode_num_drafts").inc()
@@ -86,13 +83,6 @@ class Metrics:
 
     # --- requests
 
-    def count_prompt_tokens(self, tokens: int) -> None:
-        """Prompt tokens whose prefill is done, including cached tokens."""
-        self._child("vllm:prompt_tokens").inc(tokens)
-
-    def count_generation_tokens(self, tokens: int) -> None:
-        self._child("vllm:generation_tokens").inc(tokens)
-
     def observe_ttft(self, seconds: float, service_class: str) -> None:
         """Arrival to first token."""
         self._child("vllm:time_to_first_token_seconds").observe(seconds)
@@ -102,22 +92,6 @@ class Metrics:
         """Time between two successive tokens of one request."""
         self._child("vllm:inter_token_latency_seconds").observe(seconds)
         self._child("mooncake:inter_token_latency_seconds", service_class=service_class).observe(seconds)
-
-    def observe_queue(self, seconds: float) -> None:
-        """Arrival to first scheduled."""
-        self._child("vllm:request_queue_time_seconds").observe(seconds)
-
-    def observe_prefill(self, seconds: float) -> None:
-        """First scheduled to first token."""
-        self._child("vllm:request_prefill_time_seconds").observe(seconds)
-
-    def observe_decode(self, seconds: float) -> None:
-        """First token to last token."""
-        self._child("vllm:request_decode_time_seconds").observe(seconds)
-
-    def observe_inference(self, seconds: float) -> None:
-        """First scheduled to last token."""
-        self._child("vllm:request_inference_time_seconds").observe(seconds)
 
     def finish_request(
         self, reason: str, e2e_s: float, prompt_tokens: int, output_tokens: int, decode_s: float
@@ -134,16 +108,7 @@ class Metrics:
             per_token = decode_s / (output_tokens - 1)
             self._child("vllm:request_time_per_output_token_seconds").observe(per_token)
 
-    def count_background_failure(self, task: str) -> None:
-        """A background task of this name failed (net/loop/supervisor.py)."""
-        self._child("mooncake:background_failures", task=task).inc()
-
     # --- the cluster, transfers, the pooled store
-
-    def set_members(self, alive: Mapping[str, int]) -> None:
-        """Number of members that this node considers alive, by role."""
-        for role, count in alive.items():
-            self._child("mooncake:cluster_members", role=role).set(count)
 
     def watch_transfers(self, snapshot: Callable[[], list[dict[str, Any]]]) -> None:
         """Add the transfer engine's rows per peer (net.transfer.engine.TransferEngine.snapshot) to every scrape."""
@@ -163,22 +128,11 @@ class Metrics:
         self._child("mooncake:transfer_bytes", **labels).inc(nbytes)
         self._child("mooncake:transfer_seconds", **labels).inc(seconds)
 
-    def count_wire_saved(self, nbytes: int) -> None:
-        """KV bytes that --wire-dtype saved in a transfer to a decode node."""
-        self._child("mooncake:wire_saved_bytes").inc(nbytes)
-
-    def count_transfer_failure(self, transport: str) -> None:
-        self._child("mooncake:transfer_failures", transport=transport).inc()
-
     def count_prefix_load(self, blocks_by_tier: Mapping[str, int], missed_blocks: int) -> None:
         """Blocks of a prefix: found ones by tier (dram or ssd of the pool, arena of another node), and missing ones."""
         for tier, blocks in blocks_by_tier.items():
             self._child("mooncake:store_hit_blocks", tier=tier).inc(blocks)
         self._child("mooncake:store_missed_blocks").inc(missed_blocks)
-
-    def count_store_put(self, blocks: int) -> None:
-        """Blocks newly published to their homes."""
-        self._child("mooncake:store_put_blocks").inc(blocks)
 
     def observe_stall(self, stall: Stall) -> None:
         """Wait of a sampled callback for the event loop; for long waits also the cause."""
@@ -186,22 +140,6 @@ class Metrics:
         if stall.late > SLOW_S:
             for cause in ("computing", "core", "lock"):
                 self._child("mooncake:event_loop_long_stall_seconds", cause=cause).inc(getattr(stall, cause))
-
-    def set_longest_stall(self, seconds: float) -> None:
-        """The longest stall since the start."""
-        self._child("mooncake:event_loop_longest_stall_seconds").set(seconds)
-
-    def count_resumed(self) -> None:
-        """A request was placed again after its prefill or decode node was lost."""
-        self._child("mooncake:requests_resumed").inc()
-
-    def observe_estimate(self, name: str, error: float) -> None:
-        """Absolute error, as a ratio, of one estimate (ttft, wait, prefill, ...) that a placement used."""
-        self._child("mooncake:placement_estimate_error", estimate=name).observe(error)
-
-    def count_rejected(self, reason: str) -> None:
-        """A request was refused before prefill; reason: overloaded or unavailable."""
-        self._child("mooncake:requests_rejected", reason=reason).inc()
 
     # --- registration
 

@@ -56,8 +56,8 @@ class PathFinder:
         """The path over the first transport that works. Raises PeerLost, PeerRefused, TransferError if none works,
         TimeoutError."""
         try:
-            told, _ = await self._channel.call(peer_id, OPEN, encode(Nothing()), timeout_s=ANSWER_S)
-            answer = answered(Offers, told)
+            reply, _ = await self._channel.call(peer_id, OPEN, encode(Nothing()), timeout_s=ANSWER_S)
+            answer = answered(Offers, reply)
         except RemoteError as error:
             raise TransferError(f"{peer_id!r} does not take part in transfers: {error}") from None
         refused: dict[str, str] = {}

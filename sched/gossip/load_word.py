@@ -23,12 +23,12 @@ import struct
 import zlib
 from collections import deque
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 from sched.classes import CLASSES
-from sched.gossip.state import NodeRecord
+from sched.gossip.record import LOAD_WORD, NodeRecord, structure
 
-WORD = struct.Struct("<4IfIQf2I5HH2BH")
+WORD = structure(LOAD_WORD)
 """LoadWord's fields in order without the checksum, which follows as 4 bytes: zlib.crc32 of these 60."""
 
 WORD_BYTES = 64
@@ -42,6 +42,11 @@ CLAIM_UNIT_S = 1e-6
 
 CLAIM_MAX = 1 << 32
 """Maximum of one claim, about 72 minutes: the 64-bit counters never overflow."""
+
+LOAD = (
+    *("work_s", "queued_tokens", "decode_step_s", "blocks_used", "blocks_total", "running", "max_running"),
+    *("dram_fill", "ssd_fill"),
+)
 
 ROLE_BITS = {"prefill": 1, "decode": 2, "store": 4}
 DRAINING = 8  # finishes its requests, takes no new ones
@@ -84,18 +89,10 @@ class LoadWord:
         return cls(
             node=record.node & 0xFFFFFFFF,
             incarnation=record.incarnation,
-            work_s=record.work_s,
-            queued_tokens=record.queued_tokens,
-            decode_step_s=record.decode_step_s,
-            blocks_used=record.blocks_used,
-            blocks_total=record.blocks_total,
-            running=record.running,
-            max_running=record.max_running,
             flags=flags,
-            dram_fill=record.dram_fill,
-            ssd_fill=record.ssd_fill,
             digest_epoch=digest_epoch,
             **by_class,
+            **_load_of(record),
         )
 
     @property
@@ -109,20 +106,7 @@ class LoadWord:
 
     def onto(self, record: NodeRecord) -> NodeRecord:
         """The node's gossiped record with the load of this word, which is newer; its fitted models stay."""
-        return replace(
-            record,
-            running=self.running,
-            waiting=self.waiting,
-            max_running=self.max_running,
-            queued_tokens=self.queued_tokens,
-            blocks_used=self.blocks_used,
-            blocks_total=self.blocks_total,
-            age_s=0.0,
-            work_s=self.work_s,
-            decode_step_s=self.decode_step_s,
-            dram_fill=self.dram_fill,
-            ssd_fill=self.ssd_fill,
-        )
+        return replace(record, waiting=self.waiting, age_s=0.0, **_load_of(self))
 
     def pack(self) -> bytes:
         """64 bytes; counts saturate."""
@@ -151,6 +135,11 @@ class LoadWord:
         values["dram_fill"] /= 255
         values["ssd_fill"] /= 255
         return cls(**values)
+
+
+def _load_of(source: LoadWord | NodeRecord) -> dict[str, Any]:
+    """The fields that mean the same in a word and in a record."""
+    return {name: getattr(source, name) for name in LOAD}
 
 
 @dataclass(frozen=True, slots=True)

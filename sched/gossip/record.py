@@ -1,8 +1,7 @@
 """The node record: the load of one node in 92 bytes of fixed layout, one row of a numpy array. Pure.
 
-The first 60 bytes are the load word that peers also read one-sided (sched/gossip/load_word.py; a test compares the
-two), without its checksum, because packets have their own. The rest are predictions, fields for which the load word has
-no room, and the age.
+The first 60 bytes are the load word that peers also read one-sided (sched/gossip/load_word.py), without its checksum,
+because packets have their own. The rest are predictions, fields for which the load word has no room, and the age.
 
 Times in a record are relative: seconds left or passed when it was written. The holder of a record ages it by its own
 steady clock from the moment of arrival, and passes it on aged, so clocks of different nodes are never compared; the
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-_LOAD_WORD = [
+LOAD_WORD = [
     ("version", "<u4"),
     ("node_low", "<u4"),
     ("incarnation", "<u4"),
@@ -55,10 +55,18 @@ _BEYOND = [
     ("health", "u1"),
     ("spare", "u1"),
 ]
-RECORD = np.dtype(_LOAD_WORD + _BEYOND)
+RECORD = np.dtype(LOAD_WORD + _BEYOND)
 RECORD_BYTES = RECORD.itemsize
 
-_STRUCT = struct.Struct("<4IfIQf2I5HH2BH" + "fI3fIHe4B")
+_CODES = {"<u8": "Q", "<u4": "I", "<u2": "H", "u1": "B", "<f4": "f", "<f2": "e"}
+
+
+def structure(fields: Sequence[tuple[str, str]]) -> struct.Struct:
+    """Packs these fields, (name, numpy type), one after the other."""
+    return struct.Struct("<" + "".join(_CODES[kind] for _, kind in fields))
+
+
+_STRUCT = structure(LOAD_WORD + _BEYOND)
 _NAMES = tuple(RECORD.names or ())
 RECORD_WORDS = RECORD_BYTES // 4
 """A record as 32-bit words, which numpy copies and compares much faster than structures of thirty fields."""
@@ -131,11 +139,6 @@ class NodeRecord:
     @property
     def prefill(self) -> tuple[float, float, float]:
         return (self.prefill_a0, self.prefill_a1, self.prefill_a2)
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Rate for the first tokens of a long prompt; 0 without a measurement."""
-        return 1 / self.prefill_a1 if self.prefill_a1 > 0 else 0.0
 
     @property
     def free_blocks(self) -> int:

@@ -153,10 +153,10 @@ class ClusterView:
         heartbeat."""
         row = self._row(self._own)
         assert row is not None, "a view always has a row for its own node"
-        told = NodeRecord.unpack(self._words[row].tobytes()) if self._orders[row] else None
+        published = NodeRecord.unpack(self._words[row].tobytes()) if self._orders[row] else None
         passed = now - float(self._held[row, RECEIVED_AT])
-        if told is None or told.incarnation != incarnation or _differs(told.aged(passed), record):
-            version = told.version + 1 if told else 1
+        if published is None or published.incarnation != incarnation or _differs(published.aged(passed), record):
+            version = published.version + 1 if published else 1
             fresh = replace(record, node=self._own, incarnation=incarnation, version=version, age_s=0.0)
             words = np.frombuffer(fresh.pack(), "<u4").reshape(1, RECORD_WORDS)
             self._put(np.array([row]), words, np.array([incarnation << 32 | version], np.uint64), now)
@@ -246,22 +246,22 @@ class ClusterView:
         return self._aged(rows, now).tobytes()
 
 
-def _differs(told: NodeRecord, fresh: NodeRecord) -> bool:
-    """Whether readers of `told` cannot extrapolate `fresh`, or `told` is too old."""
+def _differs(published: NodeRecord, fresh: NodeRecord) -> bool:
+    """Whether readers of `published` cannot extrapolate `fresh`, or `published` is too old."""
     blocks = max(1, fresh.blocks_total)
     moves = (
-        (fresh.blocks_used - told.blocks_used) / blocks,
-        (fresh.blocks_soon - told.blocks_soon) / blocks,
-        fresh.dram_fill - told.dram_fill,
-        fresh.ssd_fill - told.ssd_fill,
-        fresh.nic_in - told.nic_in,
-        fresh.nic_out - told.nic_out,
+        (fresh.blocks_used - published.blocks_used) / blocks,
+        (fresh.blocks_soon - published.blocks_soon) / blocks,
+        fresh.dram_fill - published.dram_fill,
+        fresh.ssd_fill - published.ssd_fill,
+        fresh.nic_in - published.nic_in,
+        fresh.nic_out - published.nic_out,
     )
     return (
-        told.age_s >= HEARTBEAT_S
-        or abs(fresh.work_s - told.work_s) > WORK_STEP_S
+        published.age_s >= HEARTBEAT_S
+        or abs(fresh.work_s - published.work_s) > WORK_STEP_S
         or max(map(abs, moves)) > FILL_STEP
-        or _counts(fresh) != _counts(told)
+        or _counts(fresh) != _counts(published)
     )
 
 

@@ -122,32 +122,32 @@ class Rumours:
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], tuple[int, bytes]] = {}  # (node id, source) -> times told, encoded update
+        self._rumours: dict[tuple[str, str], tuple[int, bytes]] = {}  # (node id, source) -> times told, encoded update
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._rumours)
 
     def add(self, update: Member | Verdict, keep_old: bool = False) -> None:
         """Start spreading `update`. Without `keep_old`, it replaces older updates about the same node."""
         if not keep_old:
-            for key in [key for key in self._told if key[0] == update.node_id]:
-                del self._told[key]
+            for key in [key for key in self._rumours if key[0] == update.node_id]:
+                del self._rumours[key]
         source = update.source if isinstance(update, Verdict) else ""
-        self._told[update.node_id, source] = (0, encode_update(update))
+        self._rumours[update.node_id, source] = (0, encode_update(update))
 
     def take(self, room_bytes: int, limit: int) -> list[bytes]:
         """Updates that fit into `room_bytes`, each with one byte for a comma. An update is dropped after `limit` calls
         have returned it."""
         taken: list[bytes] = []
-        if not self._told:
+        if not self._rumours:
             return taken
-        for key, (times, update) in sorted(self._told.items(), key=lambda item: item[1][0]):
+        for key, (times, update) in sorted(self._rumours.items(), key=lambda item: item[1][0]):
             if len(update) + 1 > room_bytes:
                 continue
             room_bytes -= len(update) + 1
             taken.append(update)
             if times + 1 >= limit:
-                del self._told[key]
+                del self._rumours[key]
             else:
-                self._told[key] = (times + 1, update)
+                self._rumours[key] = (times + 1, update)
         return taken

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sched.placement.choice import Placement, Rejected
 from sched.placement.costs import DecodeCosts, PrefillCosts, least
 from sched.placement.demand import Demand
-from sched.placement.few import MAX_FEW_NODES, place_few
+from sched.placement.few import MAX_FEW_NODES, Finder, place_few
 from sched.placement.links import Vector
 from sched.placement.two_stages import TwoStages
 from sched.placement.view import View
@@ -19,6 +19,7 @@ class CentralGreedy(TwoStages):
     """Least TTFT, then the least time to decode among nodes with room."""
 
     asks_everybody = True
+    find: Finder | None = None  # a faster few.find_few, set by the maker of a policy (engine/front/choose.py)
     _as_written = True  # no subclass overrides the choices, so few.py may replace them
 
     def __init_subclass__(cls) -> None:
@@ -27,7 +28,9 @@ class CentralGreedy(TwoStages):
 
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
         if self._as_written and len(view) <= MAX_FEW_NODES:
-            placed = place_few(now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn)
+            placed = place_few(
+                now, demand, view, matched, self.threshold, self.fetches, self.limits, self.drawn, self.find
+            )
             if placed is not None:
                 return placed
         return super().place(now, demand, view, matched)

@@ -5,29 +5,44 @@ computes the columns on demand.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+
+import numpy as np
 
 from sched.admission import Limits, retry_after_s
 from sched.placement.choice import Placement, Rejected
 from sched.placement.costs import DecodeCosts, PrefillCosts, Row, decode_costs, prefill_costs
 from sched.placement.demand import Demand
-from sched.placement.links import Line, Lines, Vector, columns
-from sched.placement.record_table import Table
+from sched.placement.links import Lines, Paths, Vector, columns
+from sched.placement.record_table import COLUMNS
 from sched.placement.view import View
 
 MAX_FEW_NODES = 48
 """Up to this many nodes, plain floats are faster than columns."""
 
-Rows = list[list[float]]
-"""A view's table: a list for each of COLUMNS with an entry for each node."""
+NO_PATHS = array("d")
+_STEP = COLUMNS.index("step_s")
+
+
+Found = tuple[int, int, Paths, float, float, float, float, float, float, float, float]
+"""The choice and its estimates: prefill node and decode node (indices of the view), the paths from the prefill node to
+each node, prefix_tokens (tokens not computed), whether they are fetched (1.0 or 0.0), requests waiting on the prefill
+node, wait_s, transfer_s, prefill_s, handover_s, step_s."""
+
+Drawn = Callable[[list[int]], int]
+Finder = Callable[[float, Demand, View, bytes, Vector, float, Paths, Drawn], Found | None]
+"""(now, demand, view, table, matched, threshold, fetched, drawn). `table`: the bytes of the view's table; `fetched`:
+paths from the pool into each node, empty if nothing can be fetched. None: no node can prefill the request, or no node
+can decode it; `drawn` was not called."""
 
 
 @dataclass(slots=True)
 class FewCosts:
     """A copy of the inputs of both stages, because the view and the links may change after the decision. Timelines keep
-    it, and the garbage collector visits every list: so the table is one array."""
+    it, and the garbage collector visits every list: so the table is bytes."""
 
     now: float
     demand: Demand
@@ -35,10 +50,10 @@ class FewCosts:
     matched: Vector
     threshold: float
     fetches: bool
-    table: Table
-    fetched: list[Line]  # from the pool into each node; empty: the pool has nothing
+    table: bytes
+    fetched: Paths  # from the pool into each node; empty: the pool has nothing
     source: int
-    handed_over: list[Line]  # from `source` to each node
+    handed_over: Paths  # from `source` to each node
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
         return columns(self.fetched)
@@ -46,15 +61,15 @@ class FewCosts:
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         return columns(self.handed_over)
 
-    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+    def fetch_each(self, nodes: Sequence[str]) -> Paths:
         return self.fetched
 
-    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
         return self.handed_over
 
     def stages(self) -> tuple[PrefillCosts, DecodeCosts]:
         """The same estimates in columns."""
-        view = self.view.at(self.table, self)
+        view = self.view.at(np.frombuffer(self.table).reshape(len(COLUMNS), -1), self)
         prefill = prefill_costs(self.now, self.demand, view, self.matched, self.threshold, self.fetches)
         return prefill, decode_costs(self.demand, view, prefill, self.source)
 
@@ -71,97 +86,113 @@ def place_few(
     threshold: float,
     fetches: bool,
     limits: Limits,
-    drawn: Callable[[list[int]], int],
+    drawn: Drawn,
+    find: Finder | None = None,
 ) -> Placement | Rejected | None:
-    """Least TTFT, then least time to decode among the nodes with room. `drawn` chooses among equals. None: no node can
-    prefill the request, or no node can decode it; `drawn` was not called."""
-    table: Rows = view.table.tolist()
-    local: list[float] = matched.tolist()
-    a0, a1, a2, open_at, work_until, closed, waiting, _, _, free, total, step, soon, *_ = table
-    tokens, block_size = demand.num_tokens, demand.block_size
-    n, pooled = float(tokens), float(demand.pooled_tokens) if fetches else 0.0
-    nn, left, left_squared = n * n, n - pooled, n * n - pooled * pooled
-    most_local = max(pooled / threshold, 1.0) if pooled else 0.0
-    token_bytes = demand.fetch_token_bytes
-    fetched = view.fetch_each() if pooled else []
-
-    best, able, decodable = inf, [], False
-    for i, at in enumerate(open_at):
-        if total[i] * block_size <= tokens:
-            continue
-        if not closed[i]:
-            decodable = True
-        if at == inf:
-            continue
-        own = local[i]
-        ttft_s = a0[i] + a1[i] * n + a2[i] * nn
-        if own:
-            ttft_s -= (a2[i] * own + a1[i]) * own
-        if own < most_local:
-            latency_s, per_byte_s = fetched[i]
-            fetch_s = (pooled - own) * (per_byte_s * token_bytes) + latency_s + demand.ssd_s
-            fetch_s += a0[i] + a1[i] * left + a2[i] * left_squared
-            if fetch_s < ttft_s:
-                ttft_s = fetch_s
-        if at > now:
-            ttft_s += at - now
-        if ttft_s < best:
-            best, able = ttft_s, [i]
-        elif ttft_s == best < inf:
-            able.append(i)
-    if not able or not decodable:
+    """Least TTFT, then least time to decode among the nodes with room. `drawn` chooses among equals. `find`: a faster
+    `find_few`. None: no node can prefill the request, or no node can decode it; `drawn` was not called."""
+    fetched = view.fetch_each() if fetches and demand.pool_tokens else NO_PATHS
+    table = view.table.tobytes()
+    found = (find or find_few)(now, demand, view, table, matched, threshold, fetched, drawn)
+    if found is None:
         return None
-    source = able[0] if len(able) == 1 else drawn(able)
-
-    ids = view.ids
-    handed_over = view.handover_each(ids[source])
-    kv_bytes, output, need = demand.handover_bytes, float(demand.output_tokens), demand.num_blocks
-    best, able, roomiest, room = inf, [], 0, -inf
-    for i, shut in enumerate(closed):
-        if shut or total[i] * block_size <= tokens:
-            continue
-        headroom = free[i] - need
-        if headroom >= 0:
-            latency_s, per_byte_s = handed_over[i]
-            decode_s = (latency_s + per_byte_s * kv_bytes) if i != source else 0.0
-            decode_s += (step[i] if step[i] > soon[i] else soon[i]) * output
-            if decode_s < best:
-                best, able = decode_s, [i]
-            elif decode_s == best:
-                able.append(i)
-        elif headroom > room:
-            roomiest, room = i, headroom
-    target = roomiest if not able else able[0] if len(able) == 1 else drawn(able)
-
-    costs = FewCosts(now, demand, view, matched, threshold, fetches, view.table.copy(), fetched, source, handed_over)
-    own = local[source]
-    prefill_s, prefix, kind = a0[source] + a1[source] * n + a2[source] * nn, int(own), "local" if own else "none"
-    prefill_s -= (a2[source] * own + a1[source]) * own
-    transfer_s = 0.0
-    if own < most_local:
-        latency_s, per_byte_s = fetched[source]
-        fetch_s = (pooled - own) * (per_byte_s * token_bytes) + latency_s + demand.ssd_s
-        rest_s = a0[source] + a1[source] * left + a2[source] * left_squared
-        if fetch_s + rest_s < prefill_s:
-            transfer_s, prefill_s, prefix, kind = fetch_s, rest_s, int(pooled), demand.fetch_from
-    wait_s = max(0.0, work_until[source] - now)
+    source, target, handed_over, prefix, fetching, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s = found
+    costs = FewCosts(now, demand, view, matched, threshold, fetches, table, fetched, source, handed_over)
     ttft_s = wait_s + transfer_s + prefill_s
-    latency_s, per_byte_s = handed_over[target]
-    miss = limits.missed(ttft_s, step[target])
+    miss = limits.missed(ttft_s, step_s)
     if miss is not None:
-        return Rejected(miss, retry_after_s([(int(waiting[source]), wait_s)]), stages=(costs,))
+        return Rejected(miss, retry_after_s([(int(waiting), wait_s)]), stages=(costs,))
     return Placement(
-        prefill=ids[source],
-        decode=ids[target],
-        prefix_source=kind,
-        prefix_tokens=prefix,
-        estimates={
+        view.ids[source],
+        view.ids[target],
+        demand.fetch_from if fetching else "local" if prefix else "none",
+        int(prefix),
+        {
             "wait_s": wait_s,
             "transfer_s": transfer_s,
             "prefill_s": prefill_s,
             "ttft_s": ttft_s,
-            "handover_s": latency_s + per_byte_s * kv_bytes if target != source else 0.0,
-            "step_s": step[target],
+            "handover_s": handover_s,
+            "step_s": step_s,
         },
-        stages=(costs,),
+        (costs,),
     )
+
+
+def find_few(
+    now: float,
+    demand: Demand,
+    view: View,
+    table: bytes,
+    matched: Vector,
+    threshold: float,
+    fetched: Paths,
+    drawn: Drawn,
+) -> Found | None:
+    """See Finder. A node whose queue alone takes longer than the best estimate so far is passed over."""
+    tokens, block_size = demand.num_tokens, demand.block_size
+    token_bytes, ssd_s = demand.fetch_token_bytes, demand.ssd_s
+    n, pooled = float(tokens), float(demand.pooled_tokens) if fetched else 0.0
+    most_local = max(pooled / threshold, 1.0) if pooled else 0.0
+    nn, left, left_squared = n * n, n - pooled, n * n - pooled * pooled
+    nodes: list[list[float]] = view.table.T.tolist()
+    local: list[float] = matched.tolist()
+
+    best, able = inf, []
+    decoders: list[tuple[int, float, float]] = []  # (node, free blocks, seconds per token)
+    for i, (a0, a1, a2, at, _, shut, _, _, _, free, total, step, soon, _, _, _) in enumerate(nodes):
+        if total * block_size <= tokens:
+            continue
+        if not shut:
+            decoders.append((i, free, step if step > soon else soon))
+        wait_s = at - now
+        if wait_s > best:
+            continue
+        own = local[i]
+        ttft_s = a0 + a1 * n + a2 * nn
+        if own:
+            ttft_s -= (a2 * own + a1) * own
+        if own < most_local:
+            fetch_s = (pooled - own) * (fetched[2 * i + 1] * token_bytes) + fetched[2 * i] + ssd_s
+            fetch_s += a0 + a1 * left + a2 * left_squared
+            if fetch_s < ttft_s:
+                ttft_s = fetch_s
+        if wait_s > 0.0:
+            ttft_s += wait_s
+        if ttft_s < best:
+            best, able = ttft_s, [i]
+        elif ttft_s == best < inf:
+            able.append(i)
+    if not able or not decoders:
+        return None
+    source = able[0] if len(able) == 1 else drawn(able)
+
+    handed_over = view.handover_each(view.ids[source])
+    kv_bytes, output, need = demand.handover_bytes, float(demand.output_tokens), demand.num_blocks
+    best, able, roomiest, room = inf, [], 0, -inf
+    for i, free, token_s in decoders:
+        if free >= need:
+            decode_s = token_s * output
+            if decode_s > best:
+                continue
+            if i != source:
+                decode_s += handed_over[2 * i] + handed_over[2 * i + 1] * kv_bytes
+            if decode_s < best:
+                best, able = decode_s, [i]
+            elif decode_s == best:
+                able.append(i)
+        elif free > room:
+            roomiest, room = i, free
+    target = roomiest if not able else able[0] if len(able) == 1 else drawn(able)
+
+    a0, a1, a2, _, until, _, waiting, *_ = nodes[source]
+    prefix, fetching, transfer_s = local[source], 0.0, 0.0
+    prefill_s = a0 + a1 * n + a2 * nn - (a2 * prefix + a1) * prefix
+    if prefix < most_local:
+        fetch_s = (pooled - prefix) * (fetched[2 * source + 1] * token_bytes) + fetched[2 * source] + ssd_s
+        rest_s = a0 + a1 * left + a2 * left_squared
+        if fetch_s + rest_s < prefill_s:
+            prefix, fetching, transfer_s, prefill_s = pooled, 1.0, fetch_s, rest_s
+    handover_s = handed_over[2 * target] + handed_over[2 * target + 1] * kv_bytes if target != source else 0.0
+    wait_s, step_s = max(0.0, until - now), nodes[target][_STEP]
+    return source, target, handed_over, prefix, fetching, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s

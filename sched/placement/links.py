@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,8 @@ Vector = npt.NDArray[np.float64]
 Lines = tuple[Vector, Vector]
 """(latency_s, seconds per byte), one of each per node."""
 
-Line = tuple[float, float]
-"""(latency_s, seconds per byte) of one path."""
+Paths: TypeAlias = "array[float]"
+"""latency_s and seconds per byte of each path, alternating. For few nodes: a numpy call costs as much as a node."""
 
 
 class Links(Protocol):
@@ -28,11 +29,11 @@ class Links(Protocol):
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         """From the prefill node `source` to each of the nodes; the entry of `source` itself is not used."""
 
-    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
-        """`fetch` as a list, for few nodes."""
+    def fetch_each(self, nodes: Sequence[str]) -> Paths:
+        """`fetch`, for few nodes."""
 
-    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
-        """`handover` as a list, for few nodes."""
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
+        """`handover`, for few nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,11 @@ class UniformLinks:
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         return _alike(self.handed_over, len(nodes))
 
-    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
-        return [_line(self.fetched)] * len(nodes)
+    def fetch_each(self, nodes: Sequence[str]) -> Paths:
+        return array("d", _line(self.fetched)) * len(nodes)
 
-    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
-        return [_line(self.handed_over)] * len(nodes)
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
+        return array("d", _line(self.handed_over)) * len(nodes)
 
 
 def _alike(model: TransferModel, nodes: int) -> Lines:
@@ -60,12 +61,12 @@ def _alike(model: TransferModel, nodes: int) -> Lines:
     return np.full(nodes, latency_s), np.full(nodes, per_byte_s)
 
 
-def _line(model: TransferModel) -> Line:
+def _line(model: TransferModel) -> tuple[float, float]:
     latency_s, per_byte_s = model.regression.coefficients
     return latency_s, per_byte_s
 
 
-def columns(lines: Sequence[Line]) -> Lines:
+def columns(paths: Paths) -> Lines:
     """A column of latencies and one of seconds per byte."""
-    latency_s, per_byte_s = np.array(lines, dtype=np.float64).reshape(-1, 2).T.copy()
+    latency_s, per_byte_s = np.array(paths, dtype=np.float64).reshape(-1, 2).T.copy()
     return latency_s, per_byte_s

@@ -8,11 +8,12 @@ its rails. If its rails are unknown too, it gets the mean of all paths.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sched.cost import TransferModel
-from sched.placement.links import Line, Lines, columns
+from sched.placement.links import Lines, Paths, columns
 
 
 class MeasuredLinks:
@@ -33,16 +34,16 @@ class MeasuredLinks:
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         return columns(self.handover_each(source, nodes))
 
-    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
+    def fetch_each(self, nodes: Sequence[str]) -> Paths:
         return _lines(nodes, self._fetches, self._fetch_rails, self._fetch)
 
-    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
         paths = [(source, node) for node in nodes]
         return _lines(paths, self._handovers, self._handover_rails, self._handover)
 
     # --- measurements
 
-    def told(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
+    def reported(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
         """`node` reports the bytes/s of its rails: the mean over its peers (0 = unknown), and to single peers."""
         if fetch > 0:
             self._fetch_rails[node] = fetch
@@ -84,12 +85,13 @@ def _observe(models: Iterable[TransferModel], nbytes: int, seconds: float) -> No
 
 def _lines(
     paths: Sequence[Any], models: Mapping[Any, TransferModel], rails: Mapping[Any, float], common: TransferModel
-) -> list[Line]:
-    lines = []
+) -> Paths:
+    lines = array("d")
     for path in paths:
         model, rate = models.get(path), rails.get(path)
         latency_s, per_byte_s = (model or common).regression.coefficients
         if rate is not None:
             per_byte_s = 1 / rate if model is None else max(per_byte_s, 1 / rate)
-        lines.append((latency_s, per_byte_s))
+        lines.append(latency_s)
+        lines.append(per_byte_s)
     return lines

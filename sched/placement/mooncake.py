@@ -78,10 +78,11 @@ class MooncakePlacement(CentralGreedy):
         return list(dict.fromkeys(chosen))
 
     def _prefills(self, rank: Vector, view: View, width: int) -> list[int]:
-        """The cheapest nodes of a small cluster, otherwise a draw; never nodes that cannot take the request."""
+        """The cheapest nodes of a small cluster, otherwise a draw; never nodes that cannot take the request. A draw
+        among all nodes needs no order."""
         if len(rank) <= SMALL_CLUSTER:
             return _cheapest(rank, max(SHORTLIST_SIZE, width))
-        cheapest = _cheapest(rank, width)
+        cheapest = _cheapest(rank, width) if width < len(rank) else np.flatnonzero(rank < INFINITE).tolist()
         if not cheapest:
             return []
         drawn = self._some(cheapest)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sched.gossip.load_word import ROLE_BITS
 from sched.gossip.state import Records
 from sched.membership.member import Member
-from sched.placement.links import Line, Lines, Links, Vector
+from sched.placement.links import Lines, Links, Paths, Vector
 from sched.placement.record_table import COLUMNS, Table, table_of
 
 QUEUE_FULL = "queue full"
@@ -206,12 +206,12 @@ class View:
             self._handover[source] = self._links.handover(source, self.ids)
         return self._handover[source]
 
-    def fetch_each(self) -> list[Line]:
-        """(latency_s, seconds per byte) of loading from the pool into each node, for few nodes."""
+    def fetch_each(self) -> Paths:
+        """`fetch` in seconds per byte, for few nodes."""
         return self._links.fetch_each(self.ids)
 
-    def handover_each(self, source: str) -> list[Line]:
-        """`handover` as a list, for few nodes."""
+    def handover_each(self, source: str) -> Paths:
+        """`handover`, for few nodes."""
         return self._links.handover_each(source, self.ids)
 
     @cached_property

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from attention.cpu import CpuBackend
 from attention.cpu import build as cpu_build
 from attention.cpu import library as kernels
+from attention.cpu.backend import CpuBackend
 from attention.cpu.library import Attend, Write
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"

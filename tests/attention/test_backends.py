@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-import attention
-from attention import backends, choose
+from attention import backends
+from attention.choice import choose as choosing
+from attention.choice.choose import choose, made
 from attention.reference import ReferenceBackend, tokens_of
 from attention.torch_backend import GROUP_TOKENS, TorchBackend, attend_chunk, attend_masked, group_decodes
 from lab.bench.attention.grid import (
@@ -19,44 +20,46 @@ from lab.bench.attention.grid import (
     points,
     ragged_batch,
 )
+from tests.heavy import one_in
 
 ON_CPU = sorted(backends.keys() - {"triton"})
 """triton takes a GPU or the interpreter: tests/attention/interpreted holds it to the same yardstick."""
 
 FAST = sorted(set(ON_CPU) - {"reference"})
 
+MASKS = [(1, 0.0), (16, 0.0), (20, 0.0), (20, 2.0), (0, 2.0), (10_000, 0.0)]
+"""(window, soft cap)"""
+
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), GEOMETRIES)
-def test_no_further_from_the_truth_than_twice_plain_torch(heads, kv_heads, size, block_size, dtype):
+@pytest.mark.parametrize(("geometry", "block_size", "dtype"), one_in(3, GEOMETRIES, BLOCK_SIZES, DTYPES), ids=str)
+def test_no_further_from_the_truth_than_twice_plain_torch(geometry, block_size, dtype):
     """Written and attended as lab/bench/attention/grid.py wants it."""
+    heads, kv_heads, size = geometry
     for mix in MIXES:
         point = Point(mix, heads, kv_heads, size, block_size, dtype)
         for name in FAST:
-            fault = find_fault(backends[name](), point)
+            fault = find_fault(made(name), point)
             assert fault is None, f"{name}, {point}: {fault}"
 
 
 @pytest.mark.parametrize("name", ON_CPU)
 def test_the_quick_grid_with_windows_and_soft_caps(name):
     for point in points(quick=True):
-        assert find_fault(backends[name](), point) is None, point
+        assert find_fault(made(name), point) is None, point
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("window", "soft_cap"), [(1, 0.0), (16, 0.0), (20, 0.0), (20, 2.0), (0, 2.0), (10_000, 0.0)])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (8, 1, 80)])
+@pytest.mark.parametrize(("mask", "dtype", "geometry"), one_in(2, MASKS, DTYPES, [(9, 3, 64), (8, 1, 80)]), ids=str)
 @pytest.mark.parametrize("backend", FAST)
-def test_windows_and_soft_caps(backend, heads, kv_heads, size, window, soft_cap, dtype):
+def test_windows_and_soft_caps(backend, mask, dtype, geometry):
     """The same rule, for every backend of the CPU."""
+    (window, soft_cap), (heads, kv_heads, size) = mask, geometry
     for name in ("ragged decodes", "prefix and chunk", "everything"):
         case = Case([*MIXES[name], (300, 9)], heads, kv_heads, size, 16, dtype)
         truth = case.run(ReferenceBackend(), torch.float64, window, soft_cap)
         plain = (case.run(ReferenceBackend(), dtype, window, soft_cap).double() - truth).abs().max()
-        ours = (case.run(backends[backend](), dtype, window, soft_cap).double() - truth).abs().max()
+        ours = (case.run(made(backend), dtype, window, soft_cap).double() - truth).abs().max()
         assert truth.isfinite().all()
         assert ours <= 2 * plain + SLACK, f"{name}: {ours:.2e}, plain torch {plain:.2e}"
 
@@ -87,7 +90,7 @@ def test_writes_its_slots_and_no_other(name):
     case = Case(MIXES["everything"], 3, 3, 32, 16, torch.float32)
     case.batch.slot_mapping[-3:] = -1  # padding rows
     before = case.pool.clone()
-    backend = backends[name]()
+    backend = made(name)
     backend.write_kv(case.k, case.v, case.kv, case.batch, backend.plan(case.batch))
     for row, slot in enumerate(case.batch.slot_mapping.tolist()):
         if slot >= 0:
@@ -103,7 +106,7 @@ def test_pool_may_be_narrower_than_the_model(name):
     """kv_cache_dtype: rounded when written, widened when read."""
     case = Case(MIXES["everything"], 6, 2, 32, 16, torch.float32)
     case.kv = case.kv.to(torch.bfloat16)
-    backend = backends[name]()
+    backend = made(name)
     plan = backend.plan(case.batch)
     backend.write_kv(case.k, case.v, case.kv, case.batch, plan)
     out = backend.attend(case.q, case.kv, case.batch, plan, case.scale)
@@ -159,7 +162,7 @@ def test_choose_names_the_choices():
 )
 def test_auto_takes_triton_on_a_gpu_that_runs_it(monkeypatch, capability, installed, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(attention, "find_spec", lambda name: name if installed else None)
-    monkeypatch.setattr(attention, "triton_backend", lambda: "the kernels")
+    monkeypatch.setattr(choosing, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(choosing, "made", lambda name: {"triton": "the kernels"}[name])
     assert (choose("auto", "cuda") == "the kernels") is expected
     assert choose("auto", "cuda", head_size=72).name == "torch", "no tile for it"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention import backends, choose
+from attention.choice.choose import choose, made
 from attention.codes import DTYPES, LARGEST, codes_of, encode_rows, from_codes, planes, pool_in, rows_of, scales_of
 from attention.torch_backend import TorchBackend
 from lab.bench.attention.grid import BLOCK_SIZES, GEOMETRIES, MASKS, MIXES, Point
@@ -83,7 +83,7 @@ def test_views_find_their_scales():
 @pytest.mark.parametrize("name", READERS)
 def test_the_grid_over_quantized_pools(name, kv_dtype):
     """Against float64 of the values that codes and scales stand for, slots without a token poisoned."""
-    backend = backends[name]()
+    backend = made(name)
     for number, (heads, kv_heads, size) in enumerate(GEOMETRIES):
         dtype = (torch.bfloat16, torch.float32, torch.float16)[number // 4]
         point = Point(list(MIXES)[number % len(MIXES)], heads, kv_heads, size, BLOCK_SIZES[number % 3], dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from hashlib import blake2b
 
@@ -24,20 +25,32 @@ def compiled(tmp_path_factory):
         yield key_chain
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 130), st.lists(st.integers(0, 2**32 - 1), max_size=600))
-def test_both_ways_make_the_same_keys(compiled, block_size, tokens):
-    """Blocks below, at and above one and several chunks of the hash, whatever is left over."""
+def has_avx512_code(compiled) -> bool:
+    """Whether the compiler made it: GCC 12 for x86-64."""
+    try:
+        ctypes.c_int.in_dll(compiled._library[0], "key_chain_wide")
+    except ValueError:
+        return False
+    return True
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.just(16), st.integers(1, 130)), st.lists(st.integers(0, 2**32 - 1), max_size=600), st.booleans())
+def test_all_ways_make_the_same_keys(compiled, block_size, tokens, wide):
+    """Blocks below, at and above one and several chunks of the hash, whatever is left over; with and without
+    AVX-512."""
+    if has_avx512_code(compiled):
+        ctypes.c_int.in_dll(compiled._library[0], "key_chain_wide").value = wide
     packed = array("I", tokens)
     expected, parent = [], ROOT
     for i in range(len(tokens) // block_size):
         content = array("I", tokens[i * block_size : (i + 1) * block_size]).tobytes()
         parent = blake2b(parent + content, digest_size=KEY_BYTES).digest()
         expected.append(parent)
-    assert compiled.chain(ROOT, packed, block_size) == expected
+    assert list(compiled.chain(ROOT, packed, block_size)) == expected
     library, compiled._library = compiled._library, None
     try:
-        assert compiled.chain(ROOT, packed, block_size) == expected
+        assert list(compiled.chain(ROOT, packed, block_size)) == expected
     finally:
         compiled._library = library
 
@@ -45,7 +58,7 @@ def test_both_ways_make_the_same_keys(compiled, block_size, tokens):
 @pytest.mark.parametrize("size", [key_chain.LONG_PROMPT, key_chain.LONG_PROMPT + 1])
 def test_long_prompts_have_the_same_keys(compiled, size):
     tokens = array("I", range(size))
-    assert compiled.chain(ROOT, tokens, 16) == key_chain._by_hashlib(ROOT, tokens.tobytes(), 64, size // 16)
+    assert list(compiled.chain(ROOT, tokens, 16)) == key_chain._by_hashlib(ROOT, tokens.tobytes(), 64, size // 16)
 
 
 @given(st.integers(1, 20), st.integers(0, 100), st.integers(0, 100))

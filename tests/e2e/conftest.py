@@ -12,6 +12,9 @@ import pytest
 
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
+from tests.forked_nodes import forked_nodes
+
+__all__ = ["forked_nodes"]
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -36,12 +39,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """start("prefill=1,decode=1", "--flag", ...) -> a running LocalCluster as a context manager; its logs are printed
     when the test fails inside it."""
 
-    env = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}  # not the user's
-
     @contextmanager
     def cluster(nodes: str, *flags: str, **options: Any) -> Iterator[LocalCluster]:
         run_dir = tmp_path_factory.mktemp("cluster")
-        with LocalCluster(nodes, flags, run_dir=run_dir, **{"env": env} | options) as running:
+        with LocalCluster(nodes, flags, run_dir=run_dir, **options) as running:
             try:
                 yield running
             except BaseException:
@@ -70,41 +71,6 @@ def embedded_tokenizer() -> Any:
     from engine.text.tokenizer import Tokenizer
 
     return Tokenizer.load(describe("smollm2-135m-instruct"))
-
-
-@pytest.fixture(scope="session")
-def transformers_model() -> Any:
-    """The embedded model in transformers, float32, with weights it read itself."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    from engine.checkpoint.model_source import describe
-
-    path = str(describe("smollm2-135m-instruct").path)
-    with torch.device("meta"):
-        names_only = LlamaForCausalLM(LlamaConfig(num_hidden_layers=30))
-    loaded = load_gguf_checkpoint(path, return_tensors=True, model_to_load=names_only)
-    model = LlamaForCausalLM(LlamaConfig(**loaded["config"])).eval()
-    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
-    assert missing == ["lm_head.weight"] and not unexpected
-    return model
-
-
-@pytest.fixture(scope="session")
-def transformers_greedy(transformers_model: Any) -> Callable[[list[int], int], list[int]]:
-    """(prompt ids, count) -> the next `count` ids by transformers, greedy."""
-    import torch
-
-    model = transformers_model
-
-    @torch.inference_mode()
-    def greedy(prompt: list[int], count: int) -> list[int]:
-        ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
-        return out[0, len(prompt) :].tolist()
-
-    return greedy
 
 
 def complete(url: str, prompt: str | list[int], max_tokens: int = 16, **body: Any) -> dict[str, Any]:

@@ -158,6 +158,7 @@ OTHERS = {
     "device": "a machine",
     "attention_backend": "an implementation: tests/attention",
     "cpu_level": "an implementation: tests/attention",
+    "unknown_fields": "what the API refuses: tests/net/http",
     "transport": "an implementation: test_transports.py, rdma in tests/rdma",
 }
 """Fields with choices that name no policy, and where they are tested."""

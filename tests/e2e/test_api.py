@@ -78,7 +78,7 @@ BAD = {
     "negative temperature": ({"prompt": "x", "temperature": -1}, 400),
     "longer than the context": ({"prompt": [5] * 3000}, 400),
     "unknown token id": ({"prompt": [10**6]}, 400),
-    "unknown field": ({"prompt": "x", "surprise": 1}, 400),
+    "unknown field of an object": ({"prompt": "x", "response_format": {"type": "text", "surprise": 1}}, 400),
     "unknown model": ({"prompt": "x", "model": "nobody"}, 404),
     "10 MB body": (b'{"prompt": "' + b"x" * 10_000_000 + b'"}', 413),
 }

@@ -45,7 +45,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any],
     return text
 
 
-@pytest.mark.parametrize("nodes", ["prefill=1,decode=1,store=1", "mixed=1"])
+@pytest.mark.parametrize("nodes", ["prefill=1,decode=1,store=1", pytest.param("mixed=1", marks=pytest.mark.heavy)])
 def test_sixty_four_streams_with_random_aborts_leave_nothing_behind(start: Start, tiny_model, nodes):
     rng = random.Random(SEED)
     print(f"seed {SEED}")

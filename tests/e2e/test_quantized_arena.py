@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.codes import pool_in
 from cache.block import BlockGeometry
 from engine.checkpoint import weights

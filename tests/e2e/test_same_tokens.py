@@ -1,4 +1,5 @@
-"""The same greedy tokens however the work is spread: the embedded model in float32 against transformers.
+"""The same greedy tokens however the work is spread: the embedded model in float32 against transformers, whose answers
+are kept in a file (tests/transformers_answers.py).
 
 One cluster at a time; what is compared is the text of token-id prompts, so nothing hides in re-tokenising.
 """
@@ -9,20 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests import transformers_answers
 from tests.e2e.conftest import Start, complete, settled, timeline
+from tests.transformers_answers import NEW_TOKENS, PROMPTS, SCORED
 
-STORY = (
-    "In a small harbour town the tide comes in twice a day, and twice a day the old clock on the customs house is "
-    "wound by whoever happens to pass. Nobody remembers who began this, but the clock has never stopped. "
-)
-PROMPTS = {
-    "word": "Hello",
-    "question": "The capital of France is",
-    "code": "def fibonacci(n):\n    '''Return the n-th Fibonacci number.'''\n",
-    "page": STORY * 6 + "One morning",
-    "chapter": STORY * 16 + "The end of the story is that",
-}
-NEW_TOKENS = 16
 F32 = ("--dtype", "float32", "--max-model-len", "2048", "--kv-cache-bytes", "400M")
 
 
@@ -32,10 +23,10 @@ def prompts(embedded_tokenizer: Any) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(prompts: dict[str, list[int]], embedded_tokenizer: Any, transformers_greedy: Any) -> dict[str, str]:
+def expected(embedded_tokenizer: Any) -> dict[str, str]:
     return {
-        name: embedded_tokenizer.decode(transformers_greedy(ids, NEW_TOKENS), skip_special_tokens=True)
-        for name, ids in prompts.items()
+        name: embedded_tokenizer.decode(entry["tokens"], skip_special_tokens=True)
+        for name, entry in transformers_answers.answers().items()
     }
 
 
@@ -44,7 +35,11 @@ def answers(url: str, prompts: dict[str, list[int]]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "flags", [("--block-size", "32", "--max-num-batched-tokens", "200"), ("--no-enable-prefix-caching",)]
+    "flags",
+    [
+        ("--block-size", "32", "--max-num-batched-tokens", "200"),
+        pytest.param(("--no-enable-prefix-caching",), marks=pytest.mark.heavy),
+    ],
 )
 def test_mixed_node(start: Start, prompts, expected, flags):
     with start("mixed=1", *F32, *flags) as cluster:
@@ -74,15 +69,15 @@ def test_prefix_from_this_nodes_dram(start: Start, prompts, expected):
         ]
 
 
-def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, transformers_model, tmp_path):
+def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, tmp_path):
     """Disaggregated; the prompt's own log probabilities; then the prefix from the store's DRAM, and from its LMDB after
     a restart."""
     ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
     with start("prefill=1,decode=1,store=1", *F32, role_flags=ssd) as cluster:
         assert answers(cluster["decode-0"].url, prompts) == expected
         settled(cluster)
-        for name in ("page", "word"):  # after it was cached everywhere
-            check_scores(cluster["decode-0"].url, prompts[name], transformers_model)
+        for name in SCORED:  # after it was cached everywhere
+            check_scores(cluster["decode-0"].url, prompts[name], transformers_answers.answers()[name])
         first = complete(cluster["store-0"].url, prompts["page"], NEW_TOKENS)
         summary = timeline(cluster["store-0"].url, first["id"])["summary"]
         assert summary["nodes"] == {"acceptor": "store-0", "prefill": "prefill-0", "decode": "decode-0"}
@@ -102,25 +97,20 @@ def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, transfo
     assert stored and not [path for path in stored if path.stat().st_mode & 0o077], "KV is for its own user"
 
 
-def check_scores(url: str, prompt: list[int], transformers_model: Any) -> None:
+def check_scores(url: str, prompt: list[int], expected: dict[str, Any]) -> None:
     """Echo with log probabilities, with and without tokens behind the prompt, against transformers."""
-    import torch
-
-    with torch.inference_mode():
-        expected = transformers_model(torch.tensor([prompt])).logits[0].log_softmax(-1)
     alone = complete(url, prompt, 0, echo=True, logprobs=2)
     behind = complete(url, prompt, 2, echo=True, logprobs=2)
     assert alone["usage"]["completion_tokens"] == 0 and alone["usage"]["prompt_tokens"] == len(prompt)
     assert behind["choices"][0]["text"].startswith(alone["choices"][0]["text"])
-    own = [expected[i, token].item() for i, token in enumerate(prompt[1:])]
-    best = expected.topk(1).values[:-1, 0].tolist()
     for answer, more in ((alone, 0), (behind, 2)):
         logprobs = answer["choices"][0]["logprobs"]
         assert [len(column) for column in logprobs.values()] == [len(prompt) + more] * 4
         found = logprobs["token_logprobs"]
         assert found[0] is None and logprobs["top_logprobs"][0] is None
-        assert found[1 : len(prompt)] == pytest.approx(own, abs=2e-3)
-        assert [max(top.values()) for top in logprobs["top_logprobs"][1 : len(prompt)]] == pytest.approx(best, abs=2e-3)
+        assert found[1 : len(prompt)] == pytest.approx(expected["logprobs"], abs=2e-3)
+        best = [max(top.values()) for top in logprobs["top_logprobs"][1 : len(prompt)]]
+        assert best == pytest.approx(expected["best"], abs=2e-3)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention import choose
+from attention.choice.choose import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.model.decoder import Model

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.cpu.level import levels_here
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.config.config import EMBEDDED_MODEL
+from engine.loading.weight_type import FASTER
 from engine.model.decoder import Model
 from engine.model.ops_choice import choose_ops
 from engine.step.runner import Runner
@@ -20,7 +21,8 @@ from tests.e2e.test_start import run
 from tests.engine.model.test_model import greedy
 
 QUESTION = "What is the capital of France?"
-SIZES = ("--max-model-len", "1024", "--kv-cache-bytes", "100M", "--num-threads", "1", "--dtype", "float32")
+SMALL = ("--max-model-len", "1024", "--kv-cache-bytes", "100M", "--num-threads", "1")
+SIZES = (*SMALL, "--dtype", "float32")
 NEW_TOKENS = 12
 
 
@@ -37,7 +39,9 @@ def in_process(weight_dtype: str, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.skipif(not levels_here(), reason="CpuOps needs x86 with AVX2, or aarch64")
-@pytest.mark.parametrize(("weight_dtype", "kinds"), [("stored", "q4_1 and q8_0"), ("int8", "q8_0")])
+@pytest.mark.parametrize(
+    ("weight_dtype", "kinds"), [("stored", "q4_1 and q8_0"), pytest.param("int8", "q8_0", marks=pytest.mark.heavy)]
+)
 def test_a_node_answers_as_its_model(start: Start, embedded_tokenizer: Any, weight_dtype, kinds):
     prompt = list(embedded_tokenizer.chat([{"role": "user", "content": QUESTION}]))
     expected = embedded_tokenizer.decode(in_process(weight_dtype, prompt), skip_special_tokens=True)
@@ -59,6 +63,22 @@ def test_stored_weights_work_with_nodes_that_widen_them(start: Start, embedded_t
         settled(cluster)
 
 
+@pytest.mark.skipif(levels_here()[:1] == [] or levels_here()[0] not in FASTER, reason="this CPU widens weights")
+def test_the_embedded_model_runs_as_stored_unless_a_type_is_named(start: Start, tmp_path):
+    """No converted copy is written then. --dtype float32 computes what transformers does: test_same_tokens.py."""
+    kept = tmp_path / "weights"
+    with start("mixed=1", *SMALL, "--weight-cache", str(kept)) as cluster:
+        assert "Paris" in complete(cluster.nodes[0].url, "The capital of France is", 4)["choices"][0]["text"]
+        log = "\n".join(cluster.nodes[0].last_lines(200))
+        assert "--weight-dtype auto: stored" in log and "weight matrices in q4_1 and q8_0: " in log
+        settled(cluster)
+    assert not kept.exists()
+    with start("mixed=1", *SMALL, "--weight-cache", str(kept), "--dtype", "float32") as cluster:
+        log = "\n".join(cluster.nodes[0].last_lines(200))
+        assert "--weight-dtype auto: " not in log and "weight matrices in" not in log
+    assert list(kept.iterdir())
+
+
 def test_other_weights_do_not_join(start: Start, tiny_model):
     with start("store=1", *tiny_model) as cluster:
         door = cluster.nodes[0].url.removeprefix("http://")
@@ -69,4 +89,4 @@ def test_other_weights_do_not_join(start: Start, tiny_model):
 def test_stored_needs_a_gguf_file(tiny_model):
     code, told = run(*tiny_model, "--port", "0", "--weight-dtype", "stored")
     assert code == 2 and "Traceback" not in told
-    assert "--weight-dtype stored: " in told and "is not a GGUF file; use int8, int4 or auto" in told.splitlines()[-1]
+    assert "--weight-dtype stored: " in told and "is not a GGUF file, nor " in told.splitlines()[-1]

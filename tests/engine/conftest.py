@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import numpy as np
 import pytest
@@ -39,6 +41,19 @@ def tiny_tensors(seed: int = 0) -> dict[str, np.ndarray]:
         }.items():
             shapes[f"blk.{i}.{name}.weight"] = shape
     return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def tiny_blocks(kind: str, others: dict[str, str]) -> dict[str, Any]:
+    """tiny_tensors with matrices of random bytes in a GGUF type; `others` have another. The gguf package has no encoder
+    of types in blocks of 256. Bytes below 64 make float16 numbers between 0 and 2."""
+    random, held = np.random.default_rng(1), tiny_tensors()
+    for name, values in tiny_tensors().items():
+        if values.ndim == 2:
+            type_ = gguf.GGMLQuantizationType[others.get(name, kind)]
+            inputs, nbytes = gguf.GGML_QUANT_SIZES[type_]
+            shape = values.shape[0], values.shape[1] // inputs * nbytes
+            held[name] = random.integers(0, 64, shape, np.uint8), type_
+    return held
 
 
 def write_gguf(path, tensors, metadata=None):
@@ -90,7 +105,7 @@ def tiny_gguf(tmp_path):
     def write(tensors=None, metadata=None, name="tiny.gguf"):
         return write_gguf(tmp_path / name, tiny_tensors() if tensors is None else tensors, metadata)
 
-    write.tensors = tiny_tensors
+    write.tensors, write.in_blocks = tiny_tensors, tiny_blocks
     write.num_tokens = len(TINY_TOKENS)
     return write
 

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attention import choose
+from attention.choice.choose import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.model.decoder import Model

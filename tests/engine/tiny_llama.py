@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from attention import choose
+from attention.choice.choose import choose
 from engine.checkpoint.hf_config import from_hf
 from engine.model.decoder import Model
 from engine.model.model_config import ModelConfig
-from engine.step.inputs import Row, build_inputs
+from engine.step.inputs import InputBuilder, Row
 from engine.step.runner import Runner
 
 LLAMA3 = {
@@ -106,7 +106,7 @@ def runner(theirs: LlamaForCausalLM, backend: str = "torch", num_blocks: int = 6
 
 def logits_of(ours: Runner, rows: list[Row]) -> Tensor:
     """Logits of every token of the step, in the order of `rows`."""
-    inputs = build_inputs(rows, BLOCK_SIZE, ours.device)
+    inputs = InputBuilder(BLOCK_SIZE, ours.device).build(rows)
     every = torch.arange(len(inputs.token_ids))
     logits = ours.model.forward(inputs.token_ids, inputs.batch, ours.kv_pool, every)
     parts = dict(zip(inputs.order, logits.split(inputs.batch.q_lens), strict=True))

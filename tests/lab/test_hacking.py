@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attention import choose as choose_backend
+from attention.choice.choose import choose as choose_backend
 from cache.pool.policies import choose as choose_eviction
 from engine.checkpoint import hf_config
 from engine.config.flags import parse

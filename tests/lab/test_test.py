@@ -1,4 +1,4 @@
-"""scripts/test: a test that passes only when it is tried again alone is named in the last lines."""
+"""scripts/test: a test that passes only alone, when it is tried again, is named at the end; --all runs every test."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FAILED = {"tests/net/test_a.py::test_one": True, "tests/net/test_b.py::test_two[x-1]": True}
 PYTHON = """#!/usr/bin/env bash
 # Stands in for the interpreter: pytest fails at first, and leaves what it failed on.
+echo "$*" >>calls
 case "$*" in
   *--last-failed*) exit {again} ;;
   "-m pytest"*) exit 1 ;;
@@ -20,23 +22,40 @@ esac
 """
 
 
-@pytest.mark.parametrize("again", [0, 1])
-def test_what_passed_only_alone_is_named_at_the_end(tmp_path, again):
+def run(root: Path, again: int, *arguments: str) -> tuple[int, list[str], list[str]]:
+    """(exit code, stdout, arguments of each call of the interpreter) of scripts/test; `again`: pytest's second exit
+    code."""
     for folder in ("scripts", ".venv/bin", ".pytest_cache/v/cache"):
-        (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts" / "test")
-    failed = {"tests/net/test_a.py::test_one": True, "tests/net/test_b.py::test_two[x-1]": True}
-    (tmp_path / ".pytest_cache/v/cache/lastfailed").write_text(json.dumps(failed, indent=2))
+        (root / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "test", root / "scripts" / "test")
+    (root / ".pytest_cache/v/cache/lastfailed").write_text(json.dumps(FAILED, indent=2))
     for name, text in {
         "scripts/setup": "#!/bin/sh\n",
         ".venv/bin/python": PYTHON.format(again=again, python=shutil.which("python3")),
     }.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    done = subprocess.run([tmp_path / "scripts" / "test"], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == again, done.stderr
-    last = done.stdout.splitlines()[-3:]
+        (root / name).write_text(text)
+        (root / name).chmod(0o755)
+    command = [root / "scripts" / "test", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout.splitlines(), (root / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_what_passed_only_alone_is_named_at_the_end(tmp_path, again):
+    code, told, _ = run(tmp_path, again)
+    assert code == again
     if again:
-        assert "FLAKY" not in done.stdout
+        assert not any("FLAKY" in line for line in told)
     else:
-        assert "FLAKY" in last[0] and [line.strip() for line in last[1:]] == [*failed]
+        assert "FLAKY" in told[-3] and [line.strip() for line in told[-2:]] == [*FAILED]
+
+
+@pytest.mark.parametrize(("arguments", "skips"), [([], True), (["--all"], False)])
+def test_only_all_runs_the_heavy_tests_of_a_whole_run(tmp_path, arguments, skips):
+    _, _, calls = run(tmp_path, 0, *arguments)
+    assert calls[0].startswith("-m pytest --cache-clear ") and " -n " in calls[0]
+    assert ("--skip-heavy" in calls[0].split()) == skips and "--all" not in calls[0]
+
+
+def test_arguments_go_to_pytest(tmp_path):
+    assert run(tmp_path, 0, "tests/cache", "-k", "pool")[2] == ["-m pytest tests/cache -k pool"]

@@ -111,7 +111,7 @@ def until_ready(port: int, pid: int) -> None:
 def expected(folder: Path, prompt: list[int]) -> list[int]:
     """Greedy, whole prompt again at every step."""
     source = describe(str(folder), load_format="dummy")
-    from attention import choose
+    from attention.choice.choose import choose
 
     model = Model(source.config, load(source, torch.float32), choose("torch", "cpu"))
     tokens = list(prompt)

@@ -9,7 +9,15 @@
 #include <vector>
 
 #include "team.h"
-#include "vectors_any.h"
+#include "vectors.h"
+
+#if defined(__AVX512BF16__)
+constexpr bool PAIRS = std::is_same_v<Element, Bf16>;
+#else
+constexpr bool PAIRS = false;
+#endif
+constexpr int STEP = PAIRS ? 2 : 1;  // inputs multiplied per instruction; k is a multiple of it
+#include "weight.h"
 
 // The micro-kernel: ROWS x 2 sums, 2 parts of the weight and a broadcast element of x stay in registers.
 #if defined(__AVX512F__)
@@ -19,30 +27,17 @@ constexpr int ROWS = 6;  // 15 of 16
 #else
 constexpr int ROWS = 12;  // 27 of 32
 #endif
-constexpr int OUTPUTS = 2 * WIDTH;
 constexpr int64_t CHUNK_BYTES = 24 << 10;
+constexpr int64_t CHUNK = CHUNK_BYTES / (OUTPUTS * (int64_t)sizeof(Element)) / STEP;  // steps
 constexpr int64_t AHEAD_BYTES = 2048;  // prefetch distance in the stream, at few rows
 
-#if defined(__AVX512BF16__)
-constexpr bool PAIRS = std::is_same_v<Element, Bf16>;
-#else
-constexpr bool PAIRS = false;
-#endif
-constexpr int STEP = PAIRS ? 2 : 1;  // inputs multiplied per instruction; k is a multiple of it
-constexpr int64_t CHUNK = CHUNK_BYTES / (OUTPUTS * (int64_t)sizeof(Element)) / STEP;  // steps
 using Factor = std::conditional_t<PAIRS, Bf16, float>;  // the type of x in products
 
-// What a packed weight consists of: elements, or groups of inputs that share a scale (groups.h).
-enum Kind : int64_t { ELEMENTS = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3 };
-
-struct Weight {
-    const Element* packed;
-    const float* bias;  // padded to whole blocks, or null
-    int64_t n, k, kind;
-    int64_t blocks() const { return (n + OUTPUTS - 1) / OUTPUTS; }
-    int64_t steps() const { return (k + STEP - 1) / STEP; }
-    const Element* block(int64_t b) const { return packed + b * steps() * STEP * OUTPUTS; }
-};
+// Where element (output, input) of a packed weight is.
+inline int64_t packed_at(const Weight& w, int64_t output, int64_t input) {
+    const int64_t block = output / OUTPUTS * w.steps() * STEP * OUTPUTS;
+    return block + input / STEP * STEP * OUTPUTS + output % OUTPUTS * STEP + input % STEP;
+}
 
 // sum += x[r][i] w[i][0 .. WIDTH), for one step i
 inline Vec multiply(Vec sum, const Factor* x, const Element* w) {
@@ -113,8 +108,15 @@ class Factors {
     int64_t count;
 };
 
-// Rows [rows] of x (element stride `stride`) times the blocks [blocks] of w. epilogue(row, block, OUTPUTS sums) gets each
-// row of each block.
+// The epilogue of sums [rows][OUTPUTS] of a block.
+template <class Epilogue>
+inline void finish(Range rows, int64_t block, const float* sums, const Epilogue& epilogue) {
+    for (int64_t row = rows.begin; row < rows.end; row++, sums += OUTPUTS)
+        epilogue(row, block, load(sums), load(sums + WIDTH));
+}
+
+// Rows [rows] of x (element stride `stride`) times the blocks [blocks] of w. epilogue (weight.h) gets each row of each
+// block.
 template <class Epilogue>
 void product_of_elements(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks,
                          const Epilogue& epilogue) {
@@ -126,53 +128,6 @@ void product_of_elements(const Element* x, int64_t stride, Range rows, const Wei
         for (int64_t i = 0; i < w.steps(); i += CHUNK)
             tiles(factors.chunk(i), Factors::STRIDE, w.block(b) + i * STEP * OUTPUTS, std::min(CHUNK, w.steps() - i),
                   sums.data(), i > 0, rows.size());
-        for (int64_t i = 0; i < rows.size(); i++) epilogue(rows.begin + i, b, sums.data() + i * OUTPUTS);
+        finish(rows, b, sums.data(), epilogue);
     }
 }
-
-// --- epilogues for a row of OUTPUTS sums: bias, activation, addition, and the only rounding
-
-struct Biased {
-    const float* bias;  // padded to whole blocks, or null
-    int64_t n;
-    // use(first output, number of outputs left, sums) for each half
-    template <class Use>
-    void each(int64_t block, const float* sums, const Use& use) const {
-        for (int64_t at = block * OUTPUTS, h = 0; h < 2; h++, at += WIDTH)
-            use(at, n - at, load(sums + h * WIDTH) + (bias ? load(bias + at) : Vec{}));
-    }
-};
-
-template <class To>
-struct StoreTo {
-    Biased from;
-    To* y;
-    int64_t stride;
-    void operator()(int64_t row, int64_t block, const float* sums) const {
-        from.each(block, sums, [&](int64_t at, int64_t left, Vec v) { store_first(y + row * stride + at, left, v); });
-    }
-};
-
-struct AddTo {  // x + product, in place
-    Biased from;
-    Element* x;
-    int64_t stride;
-    void operator()(int64_t row, int64_t block, const float* sums) const {
-        from.each(block, sums, [&](int64_t at, int64_t left, Vec v) {
-            if (left <= 0) return;
-            Element* to = x + row * stride + at;
-            store_first(to, left, load_first(to, left) + v);
-        });
-    }
-};
-
-template <Activation ACTIVATION>
-struct ActMul {  // for a gated weight: the first half of a block are gates, the second their ups
-    Biased from;
-    Element* y;
-    int64_t width;
-    void operator()(int64_t row, int64_t block, const float* sums) const {
-        const Vec gate = load(sums), up = load(sums + WIDTH);
-        store_first(y + row * width + block * WIDTH, width - block * WIDTH, activate<ACTIVATION>(gate) * up);
-    }
-};

@@ -1,43 +1,58 @@
-// y = x w^T for weights in groups of 32 inputs that share a scale: in memory as a GGUF file has them, never widened.
+// y = x w^T for weights in groups of inputs that share a scale: in memory as a GGUF file has them, never widened.
 //
-//     Q8_0   8.5 bits   w = d (q - 128)      q is the file's signed byte + 128
-//     Q4_0   4.5 bits   w = d (q - 8)
-//     Q4_1   5 bits     w = d q + m
+//     Q8_0   8.5 bits      w = d (q - 128)               groups of 32; q is the file's signed byte + 128
+//     Q4_0   4.5 bits      w = d (q - 8)                 of 32
+//     Q4_1   5 bits        w = d q + m                   of 32
+//     Q4_K   4.625 bits    w = d s q + m t, 4-bit q      of 32; 8 groups share d and m
+//     Q5_K   5.625 bits    w = d s q + m t, 5-bit q      of 32; 8 groups share d and m
+//     Q6_K   6.5625 bits   w = d s (q - 32)              of 16; 16 groups share d
 //
-// d and m are float16, q unsigned. A packed weight has the file's bytes, with OUTPUTS outputs woven together:
+// d and m are float16 numbers of a block of groups, s and t integers of a group in 8 bits, q unsigned. Q4_K and Q5_K have
+// s and t of 6 bits in the file, which adds 1/8 bit here, and its m is -m. A packed weight has OUTPUTS outputs woven
+// together:
 //
-//     packed [ceil(n / OUTPUTS)][k / 32] of
-//         d [OUTPUTS]; m [OUTPUTS] with Q4_1
-//         q [2][8][WIDTH][4] with Q8_0: quads of inputs
-//           [2][4][WIDTH][4] with Q4_*: quad i in the low halves of the bytes, quad i + 4 in the high ones
+//     packed [ceil(n / OUTPUTS)][blocks of k] of
+//         d [OUTPUTS]; m [OUTPUTS]
+//         groups of
+//             s [OUTPUTS]; t [OUTPUTS]
+//             the bits of q above 4 [2][WIDTH]: 32 bits, those of byte j of quad i from bit 8 j + i (Q5_K), 8 j + 2 i
+//             q [2][8][WIDTH][4] with Q8_0: quads of inputs
+//               [2][QUADS][WIDTH][4]: quad i in the low halves of the bytes, quad i + QUADS in the high ones
 //
 // A row of x is rounded in the same groups, x = e c with signed bytes c, so that a group's part of a result is
 //
-//     d e (sum of q c - offset sum of c)  +  m e (sum of c)
+//     d s e (sum of q c - offset sum of c)  +  m t e (sum of c)
 //
 // The sum of q c is exact. Where the CPU multiplies quads of bytes (vpdpbusd) it is made in int32. With AVX2 and AVX-512
-// alone it is made in int16 (vpmaddubsw): 16 products of 4 and 8 bits stay below 2^15, and 8-bit q are two halves.
+// alone it is made in int16 (vpmaddubsw): 16 products of 4 and 8 bits stay below 2^15, and q of more bits are two halves.
 #pragma once
 #include "gemm_any.h"
-
-constexpr int GROUP = 32;
-constexpr int CODE_INTS = GROUP / 4 + 3;  // of a row's group
 
 template <Kind KIND>
 struct Format {
     static constexpr bool NIBBLES = KIND != Q8_0;
-    static constexpr int OFFSET = KIND == Q8_0 ? 128 : KIND == Q4_0 ? 8 : 0;
-    static constexpr int SCALES = KIND == Q4_1 ? 2 : 1;  // float16 numbers of an output
-    static constexpr int QUADS = NIBBLES ? 4 : 8;        // groups of 4 bytes of an output
-    static constexpr int BYTES = 2 * SCALES + 4 * QUADS;
-    static constexpr int CODES = 2 * SCALES * OUTPUTS;  // where q begins
+    static constexpr bool SUPER = KIND >= Q4_K;
+    static constexpr int GROUP = KIND == Q6_K ? 16 : 32;  // inputs
+    static constexpr int GROUPS = SUPER ? 256 / GROUP : 1;  // of a block
+    static constexpr int OFFSET = KIND == Q8_0 ? 128 : KIND == Q4_0 ? 8 : KIND == Q6_K ? 32 : 0;
+    static constexpr int SCALES = KIND == Q4_1 || KIND == Q4_K || KIND == Q5_K ? 2 : 1;  // of an output: d, m
+    static constexpr int FACTORS = SUPER ? SCALES : 0;                                   // of an output's group: s, t
+    static constexpr int HIGH_BITS = KIND == Q5_K ? 1 : KIND == Q6_K ? 2 : 0;            // of q, above 4
+    static constexpr int QUADS = NIBBLES ? GROUP / 8 : GROUP / 4;  // groups of 4 bytes of an output
+    static constexpr int HIGH_AT = FACTORS * OUTPUTS, QUADS_AT = HIGH_AT + (HIGH_BITS ? 4 * OUTPUTS : 0);
+    static constexpr int GROUP_BYTES = QUADS_AT + 4 * QUADS * OUTPUTS;
+    static constexpr int HEAD_BYTES = 2 * SCALES * OUTPUTS;
+    static constexpr int BYTES = HEAD_BYTES + GROUPS * GROUP_BYTES;  // of a block of OUTPUTS outputs
+    static constexpr int FILE_BYTES = KIND == Q4_K ? 144 : KIND == Q5_K ? 176 : BYTES / OUTPUTS;
+    static constexpr int INTS = GROUP / 4 + 3;  // of a row's rounded group
+    static constexpr int ROW_INTS = GROUPS * INTS;
     // Rows of a tile: their integer sums stay in registers.
 #if defined(__AVX512VNNI__)
     static constexpr int ROWS = 12;
 #elif defined(__AVX512F__)
-    static constexpr int ROWS = NIBBLES ? 12 : 6;
+    static constexpr int ROWS = NIBBLES && !HIGH_BITS ? 12 : 6;
 #elif defined(__AVX2__)
-    static constexpr int ROWS = NIBBLES ? 4 : 2;
+    static constexpr int ROWS = NIBBLES && !HIGH_BITS ? 4 : 2;
 #else
     static constexpr int ROWS = 4;
 #endif
@@ -48,18 +63,18 @@ template <class Use>
 auto with_kind(int64_t kind, const Use& use) {
     if (kind == Q8_0) return use(std::integral_constant<Kind, Q8_0>());
     if (kind == Q4_0) return use(std::integral_constant<Kind, Q4_0>());
+    if (kind == Q4_K) return use(std::integral_constant<Kind, Q4_K>());
+    if (kind == Q5_K) return use(std::integral_constant<Kind, Q5_K>());
+    if (kind == Q6_K) return use(std::integral_constant<Kind, Q6_K>());
     return use(std::integral_constant<Kind, Q4_1>());
-}
-
-inline int64_t group_bytes(int64_t kind) {
-    return with_kind(kind, [](auto is) { return int64_t{Format<is>::BYTES}; });
 }
 
 inline Vec magnitude(Vec v) { return (Vec)((IntVec)v & INT32_MAX); }
 
 // A group of a row of a tile of `rows`: quads of c, e, e (sum of c), sum of c, each `rows` numbers away from the last, so
 // that a tile is read as one stream with constant distances.
-inline void round_group(const Element* x, int rows, int32_t* to) {
+template <int GROUP>
+void round_group(const Element* x, int rows, int32_t* to) {
     constexpr float TO_INTEGER = 12582912;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
     constexpr float LEAST = 1e-30f;
     Vec largest{}, total{};
@@ -123,10 +138,10 @@ struct Dot {
 };
 #endif
 
-// c [COUNT, OUTPUTS] (+)= x [COUNT, groups] w [groups], one block of outputs. As in gemm_any.h, a row's result does not
+// c [COUNT, OUTPUTS] (+)= x [COUNT, blocks] w [blocks], OUTPUTS outputs. As in gemm_any.h, a row's result does not
 // depend on COUNT. Of large tiles c stays in memory, or integer sums would leave the registers.
 template <Kind KIND, int COUNT>
-void group_tile(const int32_t* x, const uint8_t* w, int64_t groups, float* c, bool add) {
+void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bool add) {
     using F = Format<KIND>;
     constexpr bool KEEP = 2 * COUNT <= F::ROWS;
     Vec kept[KEEP ? COUNT : 1][2];
@@ -136,15 +151,26 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t groups, float* c, bo
             if (!add && !KEEP) store(at, Vec{});
             if (KEEP) kept[r][h] = add ? load(at) : Vec{};
         }
-    for (int64_t g = 0; g < groups; g++, x += CODE_INTS * COUNT, w += F::BYTES * OUTPUTS) {
-        for (int at = 0; at < F::BYTES * OUTPUTS; at += 64) __builtin_prefetch(w + AHEAD_BYTES + at, 0, 2);
-        Dot<F::NIBBLES> dot[COUNT][2];
+    constexpr int HIGH_MASK = 0x01010101 * ((1 << F::HIGH_BITS) - 1);
+    const uint8_t* head = w;
+    for (int64_t g = 0; g < blocks * F::GROUPS; g++, x += F::INTS * COUNT, w += F::GROUP_BYTES) {
+        if (g % F::GROUPS == 0) {
+            for (int at = 0; at < F::HEAD_BYTES; at += 64) __builtin_prefetch(w + AHEAD_BYTES + at, 0, 2);
+            head = w;
+            w += F::HEAD_BYTES;
+        }
+        for (int at = 0; at < F::GROUP_BYTES; at += 64) __builtin_prefetch(w + AHEAD_BYTES + at, 0, 2);
+        Dot<F::NIBBLES && !F::HIGH_BITS> dot[COUNT][2];
         for (int i = 0; i < F::QUADS; i++) {
             IntVec low[2], high[2];
             for (int h = 0; h < 2; h++) {
-                const IntVec q = load_ints(w + F::CODES + (h * F::QUADS + i) * WIDTH * 4);
+                const IntVec q = load_ints(w + F::QUADS_AT + (h * F::QUADS + i) * WIDTH * 4);
                 low[h] = F::NIBBLES ? q & 0x0f0f0f0f : q;
                 high[h] = q >> 4 & 0x0f0f0f0f;
+                if (!F::HIGH_BITS) continue;
+                const IntVec bits = load_ints(w + F::HIGH_AT + h * WIDTH * 4);
+                low[h] |= (bits >> F::HIGH_BITS * i & HIGH_MASK) << 4;
+                high[h] |= (bits >> F::HIGH_BITS * (i + F::QUADS) & HIGH_MASK) << 4;
             }
 #pragma GCC unroll 12
             for (int r = 0; r < COUNT; r++) {
@@ -158,11 +184,13 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t groups, float* c, bo
                 for (int h = 0; h < 2; h++) dot[r][h].add(high[h], codes);
             }
         }
-        const int32_t* row = x + GROUP / 4 * COUNT;
+        const int32_t* row = x + F::GROUP / 4 * COUNT;
         const float* scale = (const float*)row;
         for (int h = 0; h < 2; h++) {
-            const Fp16* scales = (const Fp16*)w + h * WIDTH;
-            const Vec d = load(scales), m = F::SCALES == 2 ? load(scales + OUTPUTS) : Vec{};
+            const Fp16* scales = (const Fp16*)head + h * WIDTH;
+            Vec d = load(scales), m = F::SCALES == 2 ? load(scales + OUTPUTS) : Vec{};
+            if (F::FACTORS > 0) d *= load_int8(w + h * WIDTH);
+            if (F::FACTORS > 1) m *= load_int8(w + OUTPUTS + h * WIDTH);
 #pragma GCC unroll 12
             for (int r = 0; r < COUNT; r++) {
                 float* at = c + r * OUTPUTS + h * WIDTH;
@@ -182,39 +210,54 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t groups, float* c, bo
             for (int h = 0; h < 2; h++) store(c + r * OUTPUTS + h * WIDTH, kept[KEEP ? r : 0][h]);
 }
 
-// `rows` rows of x, in tiles of COUNT and one of the rest, times the groups [first, end) of a block of outputs, at w.
+// `rows` rows of x, in tiles of COUNT and one of the rest, times the blocks [some] of OUTPUTS outputs, at w.
 template <Kind KIND, int COUNT = Format<KIND>::ROWS>
-void group_tiles(const int32_t* x, int64_t groups, Range some, const uint8_t* w, float* c, int64_t rows) {
-    for (; rows >= COUNT; rows -= COUNT, x += COUNT * groups * CODE_INTS, c += COUNT * OUTPUTS)
-        group_tile<KIND, COUNT>(x + some.begin * CODE_INTS * COUNT, w, some.size(), c, some.begin > 0);
+void group_tiles(const int32_t* x, int64_t blocks, Range some, const uint8_t* w, float* c, int64_t rows) {
+    constexpr int64_t INTS = Format<KIND>::ROW_INTS * COUNT;
+    for (; rows >= COUNT; rows -= COUNT, x += INTS * blocks, c += COUNT * OUTPUTS)
+        group_tile<KIND, COUNT>(x + some.begin * INTS, w, some.size(), c, some.begin > 0);
     if constexpr (COUNT > 1)
-        if (rows) group_tiles<KIND, COUNT - 1>(x, groups, some, w, c, rows);
+        if (rows) group_tiles<KIND, COUNT - 1>(x, blocks, some, w, c, rows);
 }
 
 // The rounding of x takes so little time that each thread does its own.
-template <class Epilogue>
-void product_of_groups(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks,
-                       const Epilogue& epilogue) {
-    if (!rows.size()) return;
+template <Kind KIND, class Epilogue>
+void product_of_kind(const Element* x, int64_t stride, Range rows, const Weight& w, Range outputs,
+                     const Epilogue& epilogue) {
+    using F = Format<KIND>;
+    if (!rows.size() || !outputs.size()) return;
     static thread_local std::vector<int32_t> codes;
     static thread_local std::vector<float> sums;
-    const int64_t groups = w.k / GROUP, bytes = group_bytes(w.kind) * OUTPUTS, chunk = CHUNK_BYTES / bytes;
-    const auto tiles = with_kind(w.kind, [](auto is) { return &group_tiles<is>; });
-    const int64_t most = with_kind(w.kind, [](auto is) { return int64_t{Format<is>::ROWS}; });
-    codes.resize(rows.size() * groups * CODE_INTS);
+    const int64_t groups = w.k / F::GROUP, blocks = groups / F::GROUPS;
+    constexpr int64_t CHUNK_BLOCKS = std::max<int64_t>(1, CHUNK_BYTES / F::BYTES);
+    codes.resize(rows.size() * groups * F::INTS);
     sums.resize(rows.size() * OUTPUTS);
     for (int64_t i = 0; i < rows.size(); i++) {
-        const int64_t first = i / most * most, count = std::min(most, rows.size() - first);
+        const int64_t first = i / F::ROWS * F::ROWS, count = std::min<int64_t>(F::ROWS, rows.size() - first);
         for (int64_t g = 0; g < groups; g++)
-            round_group(x + (rows.begin + i) * stride + g * GROUP, count,
-                        codes.data() + (first * groups + g * count) * CODE_INTS + i - first);
+            round_group<F::GROUP>(x + (rows.begin + i) * stride + g * F::GROUP, count,
+                                  codes.data() + (first * groups + g * count) * F::INTS + i - first);
     }
     const uint8_t* packed = (const uint8_t*)w.packed;
-    for (int64_t b = blocks.begin; b < blocks.end; b++) {
-        for (int64_t g = 0; g < groups; g += chunk)
-            tiles(codes.data(), groups, {g, std::min(g + chunk, groups)}, packed + (b * groups + g) * bytes, sums.data(),
-                  rows.size());
-        for (int64_t i = 0; i < rows.size(); i++) epilogue(rows.begin + i, b, sums.data() + i * OUTPUTS);
+    for (int64_t b = outputs.begin; b < outputs.end; b++) {
+        for (int64_t at = 0; at < blocks; at += CHUNK_BLOCKS)
+            group_tiles<KIND>(codes.data(), blocks, {at, std::min(at + CHUNK_BLOCKS, blocks)},
+                              packed + (b * blocks + at) * F::BYTES, sums.data(), rows.size());
+        finish(rows, b, sums.data(), epilogue);
+    }
+}
+
+// The parts of a MIXED weight, whole blocks of outputs each, end at one of n = 0.
+template <class Epilogue>
+void product_of_parts(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks,
+                      const Epilogue& epilogue) {
+    int64_t first = 0;  // block of the part
+    for (const Weight* part = (const Weight*)w.packed; part->n; first += part->blocks(), part++) {
+        const auto inside = [&](int64_t b) { return std::clamp<int64_t>(b - first, 0, part->blocks()); };
+        const auto moved = [&](int64_t row, int64_t b, Vec low, Vec high) { epilogue(row, b + first, low, high); };
+        with_kind(part->kind, [&](auto is) {
+            product_of_kind<is>(x, stride, rows, *part, {inside(blocks.begin), inside(blocks.end)}, moved);
+        });
     }
 }
 
@@ -222,52 +265,129 @@ template <class Epilogue>
 void product(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks, const Epilogue& epilogue) {
     if (w.kind == ELEMENTS)
         product_of_elements(x, stride, rows, w, blocks, epilogue);
+    else if (w.kind == MIXED)
+        product_of_parts(x, stride, rows, w, blocks, epilogue);
     else
-        product_of_groups(x, stride, rows, w, blocks, epilogue);
+        with_kind(w.kind, [&](auto is) { product_of_kind<is>(x, stride, rows, w, blocks, epilogue); });
 }
 
 // --- packing
 
-// Where output `at` of group g has its scales (OUTPUTS apart) and its quads (WIDTH apart).
+// A block of one output as numbers.
 template <Kind KIND>
-struct Place {
-    uint16_t* scales;
-    uint8_t* quads;
-    Place(uint8_t* packed, int64_t groups, int64_t output, int64_t g) {
-        uint8_t* group = packed + (output / OUTPUTS * groups + g) * Format<KIND>::BYTES * OUTPUTS;
-        const int64_t at = output % OUTPUTS, half = at / WIDTH, lane = at % WIDTH;
-        scales = (uint16_t*)group + at;
-        quads = group + Format<KIND>::CODES + (half * Format<KIND>::QUADS * WIDTH + lane) * 4;
+struct Block {
+    using F = Format<KIND>;
+    uint16_t scales[2];       // d, m
+    uint8_t factors[2][16];   // s, t of each group
+    uint8_t q[F::GROUP * F::GROUPS];
+
+    // The bytes of a GGUF file.
+    explicit Block(const uint8_t* from) {
+        const bool last = KIND == Q6_K;  // the only kind whose d is behind its q
+        memcpy(scales, last ? from + F::FILE_BYTES - 2 : from, 2 * F::SCALES);
+        if (!last) from += 2 * F::SCALES;
+        if (KIND == Q8_0)
+            for (int i = 0; i < 32; i++) q[i] = from[i] ^ 0x80;
+        if (KIND == Q4_0 || KIND == Q4_1)
+            for (int i = 0; i < 32; i++) q[i] = i < 16 ? from[i] & 15 : from[i - 16] >> 4;
+        if (KIND == Q4_K || KIND == Q5_K) {
+            scales[1] ^= 0x8000;
+            for (int j = 0; j < 8; j++) {
+                const bool whole = j < 4;  // the others are in the low bits of one byte and the high ones of another
+                factors[0][j] = whole ? from[j] & 63 : (from[j + 4] & 15) | from[j - 4] >> 6 << 4;
+                factors[1][j] = whole ? from[j + 4] & 63 : from[j + 4] >> 4 | from[j] >> 6 << 4;
+            }
+            const uint8_t *high = from + 12, *low = high + (KIND == Q5_K ? 32 : 0);
+            for (int i = 0; i < 256; i++) {
+                q[i] = low[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
+                if (KIND == Q5_K) q[i] |= (high[i % 32] >> i / 32 & 1) << 4;
+            }
+        }
+        if (KIND == Q6_K) {
+            memcpy(factors[0], from + 192, 16);
+            for (int i = 0; i < 256; i++) {
+                const int half = i / 128, part = i / 32 % 4;
+                q[i] = from[half * 64 + part % 2 * 32 + i % 32] >> (part / 2 * 4) & 15;
+                q[i] |= (from[128 + half * 32 + i % 32] >> (2 * part) & 3) << 4;
+            }
+        }
     }
 };
 
-// One output's groups as the file has them: d, m with Q4_1, bytes in the order of quads.
+// Where output `output` of block b has its numbers.
 template <Kind KIND>
-void pack_output(const uint8_t* row, int64_t groups, int64_t output, uint8_t* packed) {
+struct Place {
     using F = Format<KIND>;
-    for (int64_t g = 0; g < groups; g++, row += F::BYTES) {
-        const Place<KIND> to(packed, groups, output, g);
-        for (int i = 0; i < F::SCALES; i++) memcpy(to.scales + i * OUTPUTS, row + 2 * i, 2);
-        for (int i = 0; i < 4 * F::QUADS; i++)
-            to.quads[i / 4 * WIDTH * 4 + i % 4] = row[2 * F::SCALES + i] ^ (KIND == Q8_0 ? 0x80 : 0);
+    uint8_t* head;
+    int64_t at;
+    Place(uint8_t* packed, int64_t blocks, int64_t output, int64_t b)
+        : head(packed + (output / OUTPUTS * blocks + b) * F::BYTES), at(output % OUTPUTS) {}
+    uint16_t* scale(int i) const { return (uint16_t*)head + i * OUTPUTS + at; }
+    uint8_t* factor(int i, int g) const { return group(g) + i * OUTPUTS + at; }
+    // q of input i: its byte, and whether it is in the high half; the byte of its bits above 4, and their place.
+    uint8_t* byte(int i) const {
+        const int quad = i % F::GROUP / 4 % F::QUADS;
+        return group(i / F::GROUP) + F::QUADS_AT + ((at / WIDTH * F::QUADS + quad) * WIDTH + at % WIDTH) * 4 + i % 4;
+    }
+    static int shift(int i) { return i % F::GROUP / 4 / F::QUADS * 4; }
+    uint8_t* high(int i) const { return group(i / F::GROUP) + F::HIGH_AT + at * 4 + i % 4; }
+    static int high_shift(int i) { return i % F::GROUP / 4 * F::HIGH_BITS; }
+
+  private:
+    uint8_t* group(int g) const { return head + F::HEAD_BYTES + g * F::GROUP_BYTES; }
+};
+
+// One output's blocks as the file has them -> packed, whose memory is zeros.
+template <Kind KIND>
+void pack_output(const uint8_t* row, int64_t blocks, int64_t output, uint8_t* packed) {
+    using F = Format<KIND>;
+    for (int64_t b = 0; b < blocks; b++, row += F::FILE_BYTES) {
+        const Place<KIND> to(packed, blocks, output, b);
+        const Block<KIND> block(row);
+        for (int i = 0; i < F::SCALES; i++) *to.scale(i) = block.scales[i];
+        for (int i = 0; i < F::FACTORS; i++)
+            for (int g = 0; g < F::GROUPS; g++) *to.factor(i, g) = block.factors[i][g];
+        for (int i = 0; i < F::GROUP * F::GROUPS; i++) {
+            if (!F::NIBBLES) {
+                *to.byte(i) = block.q[i];
+                continue;
+            }
+            *to.byte(i) |= (block.q[i] & 15) << to.shift(i);
+            if (F::HIGH_BITS) *to.high(i) |= block.q[i] >> 4 << to.high_shift(i);
+        }
     }
 }
 
 template <Kind KIND>
-void widen_output(const uint8_t* packed, int64_t groups, int64_t output, Element* y) {
+void widen_output(const uint8_t* packed, int64_t blocks, int64_t output, Element* y) {
     using F = Format<KIND>;
-    for (int64_t g = 0; g < groups; g++, y += GROUP) {
-        const Place<KIND> from(const_cast<uint8_t*>(packed), groups, output, g);
+    for (int64_t b = 0; b < blocks; b++) {
+        const Place<KIND> from(const_cast<uint8_t*>(packed), blocks, output, b);
         Fp16 scales[2][WIDTH] = {};
-        for (int i = 0; i < F::SCALES; i++) scales[i][0].bits = from.scales[i * OUTPUTS];
-        const float d = load(scales[0])[0], m = load(scales[1])[0];
-        float values[GROUP];
-        for (int i = 0; i < GROUP; i++) {
-            const int at = F::NIBBLES ? i % 16 : i;
-            const uint8_t byte = from.quads[at / 4 * WIDTH * 4 + at % 4];
-            const int q = !F::NIBBLES ? byte : i < 16 ? byte & 15 : byte >> 4;
-            values[i] = d * (q - F::OFFSET) + m;
+        for (int i = 0; i < F::SCALES; i++) scales[i][0].bits = *from.scale(i);
+        for (int g = 0; g < F::GROUPS; g++, y += F::GROUP) {
+            float d = load(scales[0])[0], m = load(scales[1])[0], values[F::GROUP];
+            if (F::FACTORS > 0) d *= (int8_t)*from.factor(0, g);
+            if (F::FACTORS > 1) m *= (int8_t)*from.factor(1, g);
+            for (int j = 0; j < F::GROUP; j++) {
+                const int i = g * F::GROUP + j;
+                int q = *from.byte(i);
+                if (F::NIBBLES) q = q >> from.shift(i) & 15;
+                if (F::HIGH_BITS) q |= (*from.high(i) >> from.high_shift(i) & ((1 << F::HIGH_BITS) - 1)) << 4;
+                values[j] = d * (q - F::OFFSET) + m;
+            }
+            for (int j = 0; j < F::GROUP; j += WIDTH) store(y + j, load(values + j));
         }
-        for (int i = 0; i < GROUP; i += WIDTH) store(y + i, load(values + i));
     }
+}
+
+// Row `output` of a packed weight, not gated -> y [k].
+inline void read_output(const Weight& w, int64_t output, Element* y) {
+    if (w.kind == ELEMENTS)
+        for (int64_t j = 0; j < w.k; j++) y[j] = w.packed[packed_at(w, output, j)];
+    else
+        with_kind(w.kind, [&](auto is) {
+            const int64_t blocks = w.k / (Format<is>::GROUP * Format<is>::GROUPS);
+            widen_output<is>((const uint8_t*)w.packed, blocks, output, y);
+        });
 }

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import starmap
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+from lab.ablations.common.metrics import Metric
 from lab.ablations.common.runs import Runs
 from lab.loads.generators import GENERATORS, STANDS_FOR
 from lab.loads.trace import TraceRow, jittered, read_trace
@@ -48,6 +49,22 @@ Look = Callable[[Cluster], dict[str, float]]
 """Further figures of a run, from its requests; see lab/ablations/common/looks.py."""
 
 
+class Point(Protocol):
+    """A case as tables, plots and result files need it: `series` and `x` place it in a plot."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def series(self) -> str: ...
+    @property
+    def x(self) -> float | None: ...
+    def settings(self) -> dict[str, object]: ...
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+C = TypeVar("C", bound=Point)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One bar or point: `label` names it, `series` and `x` place it in a plot."""
@@ -62,14 +79,16 @@ class Case:
     model: StepModel | None = None  # replaces the configuration's preset
     series: str = ""
     x: float | None = None
-    flags: str | None = None  # flags of the real nodes it ran on
 
     def settings(self) -> dict[str, object]:
         """All settings of a run, except the seed and the requests, which its definition describes."""
-        if self.flags is not None:
-            return {"nodes": self.flags}
         limits = {"TTFT objective (s)": self.ttft_slo_s, "TBT objective (s)": self.tbt_slo_s}
         return self.config.as_dict() | {"speed": self.workload.speed} | limits
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a result file."""
+        model = None if self.model is None else asdict(self.model)
+        return {"config": self.config.as_dict(), "model": model, "speed": self.workload.speed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +105,6 @@ class Estimated:
         return f"{self.mean:.4g}" if math.isnan(self.half) else f"{self.mean:.4g} ±{self.half:.2g}"
 
 
-Metric = Callable[[dict[str, Any]], float]
-
-
 @dataclass(frozen=True, slots=True)
 class Goal:
     """A target value, and the measured value."""
@@ -100,14 +116,15 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Ablation:
-    """`paper`: the paper's value of the first metric, by case label; `reading`: an interpretation computed from the
-    numbers; `goals`: goals of this project that the numbers answer."""
+class Ablation(Generic[C]):
+    """A question and its cases, simulated (`Case`) or live (`LiveCase`). `paper`: the paper's value of the first
+    metric, by case label; `reading`: an interpretation computed from the numbers; `goals`: goals of this project that
+    the numbers answer."""
 
     name: str
     question: str
     definition: str
-    cases: Callable[[int | None], list[Case]]  # maximum number of requests -> cases
+    cases: Callable[[int | None], list[C]]  # maximum number of requests -> cases
     metrics: dict[str, Metric]
     reading: Callable[[dict[str, dict[str, Estimated]]], str]
     paper: dict[str, float] = field(default_factory=dict)
@@ -116,37 +133,35 @@ class Ablation:
     x_name: str = ""  # name of the cases' x, if they are points of a curve
 
 
-def metric(name: str, part: str | None = None, scale: float = 1.0) -> Metric:
-    """A figure of lab.simulator.result or of a look; NaN if there is none."""
-
-    def of(result: dict[str, Any]) -> float:
-        value = result.get(name)
-        if value is not None and part is not None:
-            value = value[part]
-        return math.nan if value is None else scale * float(value)
-
-    return of
-
-
 @dataclass(slots=True)
-class Outcome:
+class Outcome(Generic[C]):
     """Everything about one ablation's run."""
 
-    ablation: Ablation
-    cases: list[Case]
+    ablation: Ablation[C]
+    cases: list[C]
     values: dict[str, dict[str, Estimated]]  # label -> metric -> value
     raw: dict[str, list[dict[str, Any]]]  # label -> figures by seed
     source: str  # the origin of the requests
+    nodes: Mapping[str, Any] = field(default_factory=dict)  # label -> resolved Config of one of its real nodes
+
+    @classmethod
+    def of(cls, ablation: Ablation[C], cases: list[C], raw: dict[str, list[dict[str, Any]]], source: str) -> Self:
+        """With every metric of every case."""
+        values = {
+            label: {name: estimated([of(result) for result in results]) for name, of in ablation.metrics.items()}
+            for label, results in raw.items()
+        }
+        return cls(ablation, cases, values, raw, source)
 
 
 def run(
-    ablation: Ablation,
+    ablation: Ablation[Case],
     requests: int | None,
     seeds: int,
     workers: int,
     done: Callable[[], None],
     kept: Runs | None = None,
-) -> Outcome:
+) -> Outcome[Case]:
     """Runs every case with seeds 0..seeds-1, except runs found in `kept`; new runs are stored there. `done` is called
     after each run. Raises ValueError for repeated labels."""
     cases = ablation.cases(requests)
@@ -164,12 +179,8 @@ def run(
                 kept.put(ablation.name, case.label, seed, found)
             raw[case.label].append(found)
             done()
-    values = {
-        label: {name: estimated([of(result) for result in results]) for name, of in ablation.metrics.items()}
-        for label, results in raw.items()
-    }
     sources = dict.fromkeys(rows_of(case.workload, 0)[0] for case in cases)
-    return Outcome(ablation, cases, values, raw, ", ".join(sources))
+    return Outcome.of(ablation, cases, raw, ", ".join(sources))
 
 
 def simulate(case: Case, seed: int) -> dict[str, Any]:
@@ -181,9 +192,8 @@ def simulate(case: Case, seed: int) -> dict[str, Any]:
         rows = work.change(rows, seed)
     if not source.startswith(GENERATED):
         rows = jittered(rows, work.jitter_s, seed)
-    cluster = Cluster(replace(case.config, seed=seed), case.model)
-    for _ in cluster.run([replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]):
-        pass
+    rows = [replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]
+    cluster = Cluster(replace(case.config, seed=seed), case.model).played(rows)
     found = figures(cluster, case.ttft_slo_s, case.tbt_slo_s, case.tail_tbt)
     for look in case.look:
         found |= look(cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from lab.ablations.common.ablation import Outcome
 
@@ -11,7 +12,7 @@ LOG_AXIS_RATIO = 10.0
 """A curve gets a logarithmic axis if its largest x is at least this many times the smallest."""
 
 
-def draw(outcome: Outcome, path: Path) -> None:
+def draw(outcome: Outcome[Any], path: Path) -> None:
     """Plot the first metric. Raises ImportError if matplotlib is missing (pip install -e .[lab])."""
     import matplotlib as mpl
 
@@ -52,7 +53,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     plt.close(figure)
 
 
-def _bars(axes: object, outcome: Outcome, labels: list[str], name: str) -> None:
+def _bars(axes: object, outcome: Outcome[Any], labels: list[str], name: str) -> None:
     from matplotlib.axes import Axes
 
     assert isinstance(axes, Axes)

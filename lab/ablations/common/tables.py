@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lab.ablations.common.ablation import Goal, Outcome
 from lab.simulator.config import SimConfig
 
 
-def section(outcome: Outcome, plot: str | None = None) -> str:
+def section(outcome: Outcome[Any], plot: str | None = None) -> str:
     """Question, definition, configuration, table with the paper's values, plot, reading."""
     ablation = outcome.ablation
     names = list(ablation.metrics)
@@ -35,7 +36,7 @@ def section(outcome: Outcome, plot: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def requests(outcome: Outcome) -> str:
+def requests(outcome: Outcome[Any]) -> str:
     """The origin of the requests, and their number per case."""
     counts = {found["requests"] for runs in outcome.raw.values() for found in runs if "requests" in found}
     if not counts:

@@ -10,7 +10,7 @@ placement.py pool.py batching.py kv.py speculation.py      the ablations
 Files:
     batching     Two cores as one prefill and one decode node
     calibrate    The data to which a step model of running nodes is fitted
-    case         A live ablation: a question, clusters that differ in flags, requests, metrics
+    case         A case of a live ablation: a cluster that differs from others in its flags
     kv           KV between real nodes: overlapped with computation or not, in 16 or in 8 bits
     loads        Requests for nodes of this machine, as rows of a trace: the simulator takes the same rows
     placement    The benefit of choosing the node, on two nodes that prefill and decode

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Estimated, metric
-from lab.ablations.live.case import LiveAblation, LiveCase, of_shape
+from lab.ablations.common.ablation import Ablation, Estimated
+from lab.ablations.common.metrics import metrics
+from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.loads import Shape
 
 WORK = of_shape("unique prompts", Shape(prompt=(600.0, 0.8), answer=(48.0, 0.4), shared=0.0, rate=1.2))
@@ -12,19 +13,17 @@ MIXED = "prefill+decode=2"
 POLICIES = ("decode-first", "dynamic", "prefill-first")
 
 
-def cases() -> tuple[LiveCase, ...]:
+def cases(requests: int | None) -> list[LiveCase]:
     made = [LiveCase("1P+1D", WORK, "prefill=1,decode=1")]
     made += [LiveCase(f"2 mixed, {name}", WORK, MIXED, ("--batching-policy", name)) for name in POLICIES]
     for chunk in CHUNKS:
         flags = ("--batching-policy", "mixed", "--prefill-chunk-tokens", str(chunk))
         made.append(LiveCase(f"2 mixed, chunk {chunk}", WORK, MIXED, flags, series="2 mixed", x=chunk))
-    return tuple(made)
+    return made
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     mixed = [label for label in values if label.startswith("2 mixed")]
-    if "1P+1D" not in values or not mixed:
-        return "These are running clusters with their own configuration."
     best = max(mixed, key=lambda label: (values[label]["effective"].mean, -values[label]["mean TTFT, s"].mean))
     split, other, gap = values["1P+1D"], values[best], "p99 longest gap, ms"
     return (
@@ -34,18 +33,13 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
 
 
-COLOCATED = LiveAblation(
+COLOCATED = Ablation(
     "colocated",
     "Disaggregation or chunked prefill, on two cores?",
     "The same two cores; prompts of 600 tokens on average, answers of 48, 1.2 requests/s; effective = TTFT <= 2 s and "
     "mean TBT <= 100 ms; chunk = --batching-policy mixed with --prefill-chunk-tokens.",
-    cases(),
-    {
-        "effective": metric("goodput"),
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "mean TPOT, ms": metric("tbt_s", "mean", 1000),
-        "p99 longest gap, ms": metric("longest_gap_s", "p99", 1000),
-    },
+    cases,
+    metrics("effective", "mean TTFT, s", "mean TPOT, ms", "p99 longest gap, ms"),
     reading,
     x_name="tokens of a chunk",
 )

@@ -1,4 +1,4 @@
-"""A live ablation: a question, clusters that differ in flags, requests, metrics, an interpretation of the numbers."""
+"""A case of a live ablation: a cluster that differs from others in its flags, and the requests that it gets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Metric, Outcome
+from lab.ablations.common.ablation import Ablation
 from lab.ablations.live.loads import Shape, requests, specs
 from lab.bench.common.workload import Spec
-from lab.simulator.config import SimConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +32,15 @@ class LiveCase:
     series: str = ""
     x: float | None = None
 
+    def settings(self) -> dict[str, object]:
+        return {"nodes": " ".join([self.nodes, *self.flags])}
 
-@dataclass(frozen=True, slots=True)
-class LiveAblation:
-    """Like lab.ablations.common.ablation.Ablation, with clusters instead of simulated cases."""
-
-    name: str
-    question: str
-    definition: str
-    cases: tuple[LiveCase, ...]
-    metrics: dict[str, Metric]
-    reading: Callable[[dict[str, dict[str, Estimated]]], str]
-    ttft_slo_s: float = 2.0
-    tbt_slo_s: float = 0.1
-    x_name: str = ""
+    def as_dict(self) -> dict[str, Any]:
+        """For a result file."""
+        return {"nodes": self.nodes or self.url, "flags": self.flags, "workload": self.workload.name}
 
 
-@dataclass(slots=True)
-class LiveOutcome:
-    """Everything about one live ablation's run."""
-
-    ablation: LiveAblation
-    cases: list[LiveCase]
-    values: dict[str, dict[str, Estimated]]  # label -> metric -> value
-    raw: dict[str, list[dict[str, Any]]]  # label -> figures by seed
-    configs: dict[str, Any]  # label -> resolved Config of one node
-    source: str
-
-    def shown(self) -> Outcome:
-        """For tables and plots, which use labels and values. The papers have no values for this machine."""
-        one = self.ablation
-        about = Ablation(
-            one.name, one.question, one.definition, lambda requests: [], one.metrics, one.reading, x_name=one.x_name,
-            paper_source="no figure for machines like these",
-        )  # fmt: skip
-        points = [
-            Case(case.label, SimConfig(), series=case.series, x=case.x, flags=" ".join([case.nodes, *case.flags]))
-            for case in self.cases
-        ]
-        return Outcome(about, points, self.values, self.raw, self.source)
+LiveAblation = Ablation[LiveCase]
 
 
 def of_shape(name: str, shape: Shape) -> Workload:

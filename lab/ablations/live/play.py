@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lab.ablations.live.loads import VOCABULARY
-from lab.bench.common.client import Client, Outcome, Unreachable, greedy_client, open_session
+from lab.bench.common.client import Client, Outcome, greedy_client, open_session
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import pin
-from lab.simulator.result import SHARES
+from lab.simulator.result import spread
 
 WARM_TOKENS, WARM_SEED = 600, 999_983
 PATIENCE_S = 60.0
@@ -107,10 +105,7 @@ async def warm_up(clients: Sequence[Client]) -> None:
     """The first steps are slow, and the first estimates are guesses. Raises Unreachable with the server's message."""
     source = TokenSource(WARM_SEED, VOCABULARY)
     for index, client in enumerate(clients):
-        outcome = Outcome()
-        await client.send(Spec(source.tokens(WARM_TOKENS, SUFFIX, index), 8), outcome)
-        if outcome.error is not None:
-            raise Unreachable(f"a first request fails: {outcome.error}")
+        await client.ask(Spec(source.tokens(WARM_TOKENS, SUFFIX, index), 8))
 
 
 def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
@@ -135,12 +130,3 @@ def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, An
         "output_tokens_s": sum(one.output_tokens for one in good) / played.seconds,
         "token_hit_rate": sum(one.cached_tokens for one in good) / tokens if tokens else 0.0,
     }
-
-
-def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Like lab.simulator.result.spread; None without values."""
-    if not values:
-        return None
-    at = np.percentile(values, [100 * share for share in SHARES])
-    named = {f"p{round(100 * s)}": float(v) for s, v in zip(SHARES, at, strict=True)}
-    return {"mean": float(np.mean(values)), **named}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Estimated, metric, ratio
-from lab.ablations.live.case import LiveAblation, LiveCase, of_shape
+from lab.ablations.common.ablation import Ablation, Estimated, ratio
+from lab.ablations.common.metrics import metrics
+from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.kv import POOL_WORK
 from lab.ablations.live.loads import Shape
 from lab.ablations.live.placement import FLAGS, SHAPE
@@ -15,18 +16,14 @@ TEXTS = of_shape("texts", SHAPE)
 MANY_TEXTS = of_shape(
     "10 texts", Shape(prompt=(400.0, 0.4), answer=(4.0, 0.3), shared=0.9, documents=10, most=1000, rate=2.0)
 )
-METRICS = {
-    "mean TTFT, s": metric("ttft_s", "mean"),
-    "p90 TTFT, s": metric("ttft_s", "p90"),
-    "hit rate": metric("token_hit_rate"),
-}
+METRICS = metrics("mean TTFT, s", "p90 TTFT, s", "hit rate")
 
 
 def label(rate: int) -> str:
     return f"{rate} MB/s"
 
 
-def bandwidth_cases() -> tuple[LiveCase, ...]:
+def bandwidth_cases(requests: int | None) -> list[LiveCase]:
     nodes, kv = "prefill+decode=1,store=1", ("--kv-cache-bytes", "80M")
     slowest = ("--rail-limit", str(MBYTE_S[0] * 10**6))
     made = [LiveCase(RECOMPUTE, POOL_WORK, nodes, (*kv, "--prefix-fetch", "never"))]
@@ -34,12 +31,10 @@ def bandwidth_cases() -> tuple[LiveCase, ...]:
         flags = ("--rail-limit", str(rate * 10**6), "--prefix-fetch", "always")
         made.append(LiveCase(label(rate), POOL_WORK, nodes, (*kv, *flags), series="fetched", x=rate))
     made.append(LiveCase(CHOSEN, POOL_WORK, nodes, (*kv, *slowest, "--prefix-fetch", "auto")))
-    return tuple(made)
+    return made
 
 
 def bandwidth_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    if not {RECOMPUTE, CHOSEN} <= set(values):
-        return "These are running clusters with their own configuration."
     line = values[RECOMPUTE]["mean TTFT, s"].mean
     paying = [rate for rate in MBYTE_S if values[label(rate)]["mean TTFT, s"].mean < line]
     least = f"from {min(paying)} MB/s on" if paying else "at none of these rates"
@@ -51,12 +46,12 @@ def bandwidth_reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
 
 
-BANDWIDTH = LiveAblation(
+BANDWIDTH = Ablation(
     "bandwidth",
     "Above which bandwidth does a real node gain from the pool?",
     "One node that prefills and decodes with 80 MB of KV (3,600 tokens), one store node; every prompt begins with half "
     "of its length from one of 8 texts, transfers limited by --rail-limit; recompute: --prefix-fetch never.",
-    bandwidth_cases(),
+    bandwidth_cases,
     METRICS,
     bandwidth_reading,
     x_name="transfers of a node, MB/s",
@@ -65,8 +60,6 @@ BANDWIDTH = LiveAblation(
 
 def pool_reading(values: dict[str, dict[str, Estimated]]) -> str:
     names = ("local, least load", "local, Algorithm 1", "global")
-    if not set(names) <= set(values):
-        return "These are running clusters with their own configuration."
     hits = ", ".join(f"{name} {values[name]['hit rate'].mean:.1%}" for name in names)
     gains = ", ".join(f"{ratio(values, 'mean TTFT, s', name, 'global'):.2f}x" for name in names[:2])
     return (
@@ -75,24 +68,22 @@ def pool_reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
 
 
-POOL = LiveAblation(
+POOL = Ablation(
     "pool",
     "What does a pool gain over a cache per node, on two real nodes?",
     "Two nodes that prefill and decode, a core each, 96 MB of KV (4,300 tokens) each; 90 % of the prompts begin with "
     "half of their length from one of 8 texts, 1.2 requests/s through both doors. Global: an additional store node.",
-    (
+    lambda requests: [
         LiveCase("local, least load", TEXTS, "prefill+decode=2", (*FLAGS, "--placement", "least-load")),
         LiveCase("local, Algorithm 1", TEXTS, "prefill+decode=2", (*FLAGS, "--placement", "mooncake")),
         LiveCase("global", TEXTS, "prefill+decode=2,store=1", (*FLAGS, "--placement", "mooncake")),
-    ),
+    ],
     METRICS,
     pool_reading,
 )
 
 
 def eviction_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    if not set(EVICTIONS) <= set(values):
-        return "These are running clusters with their own configuration."
     order = sorted(EVICTIONS, key=lambda name: -values[name]["hit rate"].mean)
     hits = ", ".join(f"{name} {values[name]['hit rate'].mean:.1%}" for name in order)
     return (
@@ -101,15 +92,15 @@ def eviction_reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
 
 
-EVICTION = LiveAblation(
+EVICTION = Ablation(
     "eviction",
     "Which blocks should a real node evict?",
     "One node, one core, 32 MB of KV (1,400 tokens), no pool; 90 % of the prompts begin with half of their length from "
     "one of 10 texts, 2 requests/s; --eviction.",
-    tuple(
+    lambda requests: [
         LiveCase(name, MANY_TEXTS, "prefill+decode=1", ("--kv-cache-bytes", "32M", "--eviction", name))
         for name in EVICTIONS
-    ),
+    ],
     METRICS,
     eviction_reading,
 )

@@ -4,43 +4,40 @@ case."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.ablations.common.ablation import estimated
-from lab.ablations.live.case import LiveAblation, LiveCase, LiveOutcome
+from lab.ablations.common.ablation import Outcome
+from lab.ablations.live.case import LiveAblation, LiveCase
 from lab.ablations.live.play import Played, doors, figures, pinned, play, warmed
 from lab.ablations.live.shares import Watch
 from lab.bench.common.client import Unreachable
 
+TTFT_SLO_S, TBT_SLO_S = 2.0, 0.1
+"""The limits of a good request."""
+
 
 def run(
-    ablation: LiveAblation,
-    cases: Sequence[LiveCase],
-    seeds: int,
-    seconds: float,
-    run_dir: Path,
-    tell: Callable[[str], None],
-) -> LiveOutcome:
+    ablation: LiveAblation, seeds: int, seconds: float, run_dir: Path, tell: Callable[[str], None]
+) -> Outcome[LiveCase]:
     """Runs seeds 0..seeds-1 of every case, each on a new cluster. `tell` is called before each run. Raises Unreachable,
     NodeDied, StartTimeout."""
+    cases = ablation.cases(None)
     raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in cases}
     configs: dict[str, Any] = {}
     for seed in range(seeds):
         for number, case in list(enumerate(cases))[:: 1 if seed % 2 == 0 else -1]:
             tell(f"{case.label}, seed {seed}")
             played, shares = run_case(case, seed, seconds, run_dir / f"{seed}-{number}")
-            found = figures(played, ablation.ttft_slo_s, ablation.tbt_slo_s)
+            found = figures(played, TTFT_SLO_S, TBT_SLO_S)
             if not found["finished"]:
                 raise Unreachable(f"{case.label}: every request failed: {found['errors']}")
             raw[case.label].append(found | {"cores": shares})
             configs[case.label] = played.config
-    values = {
-        label: {name: estimated([of(one) for one in results]) for name, of in ablation.metrics.items()}
-        for label, results in raw.items()
-    }
-    source = f"open loop of {seconds:g} s by seed, live"
-    return LiveOutcome(ablation, list(cases), values, raw, configs, source)
+    about = replace(ablation, paper_source="no figure for machines like these")
+    outcome = Outcome.of(about, cases, raw, f"open loop of {seconds:g} s by seed, live")
+    return replace(outcome, nodes=configs)
 
 
 def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[Played, Any]:
@@ -60,10 +57,16 @@ def send(case: LiveCase, urls: Sequence[str], pids: dict[str, int], seed: int, s
     return play(urls, specs), watch.end()
 
 
-def at_urls(ablation: LiveAblation, urls: Sequence[tuple[str, str]]) -> list[LiveCase]:
-    """Cases on running clusters instead of the ablation's own: every workload of it at every (label, url)."""
-    loads = list({case.workload.name: case.workload for case in ablation.cases}.values())
+def at_urls(ablation: LiveAblation, urls: Sequence[tuple[str, str]]) -> LiveAblation:
+    """The same on running clusters instead of its own: every workload of it at every (label, url). Its reading is for
+    cases with the labels of its own."""
+    own = ablation.cases(None)
+    loads = list({case.workload.name: case.workload for case in own}.values())
     several = len(loads) > 1
-    return [
+    cases = [
         LiveCase(f"{label}, {load.name}" if several else label, load, url=url) for label, url in urls for load in loads
     ]
+    if {case.label for case in own} <= {case.label for case in cases}:
+        return replace(ablation, cases=lambda requests: cases)
+    reading = "These are running clusters with their own configuration."
+    return replace(ablation, cases=lambda requests: cases, reading=lambda values: reading)

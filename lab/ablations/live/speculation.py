@@ -6,45 +6,20 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
-from lab.ablations.common.ablation import Estimated, metric, ratio
-from lab.ablations.live.case import LiveAblation, LiveCase, Workload
+from lab.ablations.common.ablation import Ablation, Estimated, ratio
+from lab.ablations.common.metrics import metrics
+from lab.ablations.live.case import LiveCase, Workload
 from lab.bench.common.workload import Spec
 
 if TYPE_CHECKING:
     from engine.text.tokenizer import Tokenizer
 
-WORDS = [
-    "harbour",
-    "tide",
-    "clock",
-    "lantern",
-    "bridge",
-    "orchard",
-    "kettle",
-    "ladder",
-    "window",
-    "river",
-    "market",
-    "garden",
-    "stone",
-    "candle",
-    "letter",
-    "island",
-    "morning",
-    "winter",
-    "sailor",
-    "engine",
-    "basket",
-    "mirror",
-    "thunder",
-    "copper",
-    "velvet",
-    "meadow",
-    "barrel",
-    "anchor",
-    "ribbon",
-    "hammer",
-]
+TEXT = (
+    "harbour tide clock lantern bridge orchard kettle ladder window river market garden stone candle letter "
+    "island morning winter sailor engine basket mirror thunder copper velvet meadow barrel anchor ribbon "
+    "hammer"
+)
+WORDS = TEXT.split()
 SENTENCES, WORDS_EACH, ANSWER_TOKENS = 6, 9, 48
 RATE = 0.8  # requests per second
 NODES = "prefill+decode=1"
@@ -89,9 +64,6 @@ COLD, WARM = Workload("cold", load), Workload("warm", load, seen)
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    labels = {f"{method}, {heat}" for method in ("none", "ngram") for heat in ("cold", "warm")}
-    if not labels <= set(values):
-        return "These are running clusters with their own configuration."
     gains = {heat: ratio(values, "mean TPOT, ms", f"ngram, {heat}", f"none, {heat}") for heat in ("cold", "warm")}
     ttft = ratio(values, "mean TTFT, s", "none, warm", "none, cold")
     return (
@@ -100,21 +72,17 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
 
 
-SPECULATION = LiveAblation(
+SPECULATION = Ablation(
     "speculative",
     "Does speculative decoding still pay when the KV is warm?",
     f"One node, one core, greedy answers of {ANSWER_TOKENS} tokens that repeat a text of the prompt, {RATE} "
     "requests/s; warm = every prompt was sent once before, so that its blocks are in the arena; ngram = "
     "--speculative-method ngram.",
-    tuple(
+    lambda requests: [
         LiveCase(f"{method}, {work.name}", work, NODES, ("--speculative-method", method))
         for work in (COLD, WARM)
         for method in ("none", "ngram")
-    ),
-    {
-        "mean TPOT, ms": metric("tbt_s", "mean", 1000),
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "hit rate": metric("token_hit_rate"),
-    },
+    ],
+    metrics("mean TPOT, ms", "mean TTFT, s", "hit rate"),
     reading,
 )

@@ -51,9 +51,7 @@ def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int, contention: floa
 
 def simulate(config: SimConfig, model: StepModel, rows: Sequence[TraceRow]) -> tuple[dict[str, Any], Cluster]:
     """(figures, the cluster after the run)"""
-    cluster = Cluster(config, model)
-    for _ in cluster.run(rows):
-        pass
+    cluster = Cluster(config, model).played(rows)
     return figures(cluster), cluster
 
 

@@ -25,7 +25,7 @@ Files:
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation
+from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -47,7 +47,7 @@ from lab.ablations.simulated.signals import SIGNALS
 from lab.ablations.simulated.speculative import SPECULATIVE
 from lab.ablations.simulated.ssd import TIERS
 
-ABLATIONS: dict[str, Ablation] = {
+ABLATIONS: dict[str, Ablation[Case]] = {
     one.name: one
     for one in (
         EFFECTIVE,

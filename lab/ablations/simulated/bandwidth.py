@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
 from lab.ablations.common.looks import utilisation
+from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
 GBIT = (5, 10, 24, 40, 80, 160, 320)
@@ -37,12 +38,7 @@ BANDWIDTH = Ablation(
     "Which bandwidth does the pool need?",
     "8P+8D, the synthetic trace; nodes keep no KV of their own, every reused prefix crosses the network.",
     cases,
-    {
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "hit rate": metric("token_hit_rate"),
-        "moved, TB": metric("bytes_moved", scale=1e-12),
-        "prefill utilisation": metric("prefill_utilisation"),
-    },
+    metrics("mean TTFT, s", "hit rate", "moved, TB", "prefill utilisation"),
     reading,
     {f"{gbit} Gbit/s": value for gbit, value in PAPER.items()} | {"recompute": 2.62},
     "FAST'25 Fig. 13",

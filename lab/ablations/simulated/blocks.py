@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
 GBIT = 25.0
@@ -41,12 +42,7 @@ def quantized_reading(values: dict[str, dict[str, Estimated]]) -> str:
     )
 
 
-METRICS = {
-    "mean TTFT, s": metric("ttft_s", "mean"),
-    "mean longest gap, ms": metric("longest_gap_s", "mean", 1000),
-    "moved, TB": metric("bytes_moved", scale=1e-12),
-    "hit rate": metric("token_hit_rate"),
-}
+METRICS = metrics("mean TTFT, s", "mean longest gap, ms", "moved, TB", "hit rate")
 
 OVERLAP = Ablation(
     "overlap",

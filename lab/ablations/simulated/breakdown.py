@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
 from lab.ablations.common.looks import last_request
+from lab.ablations.common.metrics import metric
 from lab.loads.trace import BLOCK_TOKENS, TraceRow
 from lab.simulator.config import SimConfig
 

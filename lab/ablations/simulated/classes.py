@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, ratio
 from lab.ablations.common.looks import utilisation
+from lab.ablations.common.metrics import metric
 from lab.loads.changes import Filled
 from lab.simulator.config import SimConfig
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
 CHUNKS = (512, 1024, 2048, 4096, 8192)
@@ -43,12 +44,7 @@ COLOCATED = Ablation(
     "16 nodes, conversation trace; effective = TTFT <= 30 s and TBT (mean of a request's longest tenth of gaps) <= 100 "
     "ms; every shape has its best chunk size.",
     cases,
-    {
-        "effective": metric("goodput"),
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "mean TBT, ms": metric("tail_tbt_s", "mean", 1000),
-        "p99 longest gap, ms": metric("longest_gap_s", "p99", 1000),
-    },
+    metrics("effective", "mean TTFT, s", "mean TBT, ms", "p99 longest gap, ms"),
     reading,
     {"8P+8D": 0.966},
     "FAST'25 Fig. 1, Mooncake at 100 ms",

@@ -3,8 +3,9 @@ same nodes."""
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
 from lab.ablations.common.looks import Effective
+from lab.ablations.common.metrics import metric
 from lab.simulator.config import SimConfig
 
 TRACES = ("conversation", "toolagent", "synthetic")

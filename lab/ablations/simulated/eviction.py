@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
 BLOCKS = 10_000  # of the whole pool
@@ -34,10 +35,7 @@ EVICTION = Ablation(
     "Which blocks should go when the pool is full?",
     f"8P+8D, conversation trace; only a pool of {BLOCKS:,} blocks keeps KV.",
     cases,
-    {
-        "hit rate": metric("token_hit_rate"),
-        "mean TTFT, s": metric("ttft_s", "mean"),
-    },
+    metrics("hit rate", "mean TTFT, s"),
     reading,
     PAPER,
     "v3 Table 1, 10,000 blocks",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload
 from lab.ablations.common.looks import Back
+from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
 
 AT_S = 100.0
@@ -57,10 +58,8 @@ FAILURE = Ablation(
     "is known after 1 s. Good = TTFT <= 30 s and no gap above 2 s, by windows of 5 s of arrival; a "
     "record that a gossip round does not deliver stays unchanged.",
     cases,
-    {
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "p99 TTFT, s": metric("ttft_s", "p99"),
-        "goodput": metric("goodput"),
+    metrics("mean TTFT, s", "p99 TTFT, s", "goodput")
+    | {
         "p99 longest gap, s": metric("longest_gap_s", "p99"),
         "attempts lost": metric("retries"),
         "good again after, s": metric("back_after_s"),

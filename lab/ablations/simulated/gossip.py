@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.metrics import metrics
 from lab.ablations.simulated.regret import Grown
 from lab.simulator.config import SimConfig
 
@@ -48,7 +49,7 @@ GOSSIP = Ablation(
     "32P+32D, four copies of the conversation trace; a round delivers each record 0.3 periods later or never, by "
     "chance; these records do not say whether nodes are alive.",
     cases,
-    {"mean TTFT, s": metric("ttft_s", "mean"), "p99 TTFT, s": metric("ttft_s", "p99"), "goodput": metric("goodput")},
+    metrics("mean TTFT, s", "p99 TTFT, s", "goodput"),
     reading,
     x_name="seconds between two records of a node",
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, ratio
 from lab.ablations.common.looks import guard
+from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
 
 SLOW = ",".join(f"slow:prefill-{i}@0+1000000x1.6" for i in range(0, 8, 2))
@@ -62,9 +63,8 @@ LEARNED = Ablation(
     "8P+8D, conversation trace; every other prefill node computes 1.6 times as long as its records say, and no node is "
     f"told. Guard: estimates within {BOUND:g} of the least, and belief only below 30 % error or the rule's own.",
     cases,
-    {
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "p99 TTFT, s": metric("ttft_s", "p99"),
+    metrics("mean TTFT, s", "p99 TTFT, s")
+    | {
         "chosen / least estimate, most": metric("worst_estimate_ratio"),
         "choices unlike the rule's": metric("departed"),
         "its error": metric("predictor_error"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
 from lab.ablations.common.looks import swing
+from lab.ablations.common.metrics import metric, metrics
 from lab.loads.changes import Alternating, Change
 from lab.simulator.config import SimConfig
 
@@ -88,9 +89,8 @@ OVERLOAD = Ablation(
     "Baseline: checks prefill before it and decode after it; the others check both before, and, as in the "
     "paper, the decode node checks again when the prompt arrives.",
     cases,
-    {
-        "refused": metric("refused"),
-        "goodput": metric("goodput"),
+    metrics("refused", "goodput")
+    | {
         "good requests/s": metric("good_requests_s"),
         "wasted prefill tokens": metric("wasted_prefill_tokens"),
         "prefill-decode correlation": metric("stage_correlation"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.metrics import metric
 from lab.loads.changes import one_token
 from lab.simulator.config import SimConfig
 

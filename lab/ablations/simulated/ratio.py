@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
 SPLITS = (5, 6, 7, 8, 9, 10, 11)
@@ -45,11 +46,7 @@ RATIO = Ablation(
     "The synthetic trace at its own speed; effective = TTFT <= 10 s and TBT (mean of the longest tenth of a "
     "request's gaps) <= 100 ms.",
     cases,
-    {
-        "effective": metric("goodput"),
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "mean TBT, ms": metric("tail_tbt_s", "mean", 1000),
-    },
+    metrics("effective", "mean TTFT, s", "mean TBT, ms"),
     reading,
     {label(prefill): share for prefill, share in zip(SPLITS, PAPER, strict=True)},
     "FAST'25 Fig. 15",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, ratio
+from lab.ablations.common.metrics import metrics
 from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
 
@@ -86,7 +87,7 @@ REGRET = Ablation(
     "Half of the nodes prefill, half decode; the trace is copied with prefixes of its own so that load per node is "
     "equal at all sizes; central asks every node at every request, at no cost.",
     cases,
-    {"mean TTFT, s": metric("ttft_s", "mean"), "p99 TTFT, s": metric("ttft_s", "p99"), "goodput": metric("goodput")},
+    metrics("mean TTFT, s", "p99 TTFT, s", "goodput"),
     reading,
     goals=goals,
     x_name="seconds between two records of a node",

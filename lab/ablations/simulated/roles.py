@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.metrics import metric, metrics
 from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
 
@@ -71,12 +72,6 @@ ROLES = Ablation(
     f"16 nodes, conversation trace {SPEED:g} times as fast, its nature changing every {TIDE_S:g} s: as recorded, then "
     f"a quarter of the input and {OUTPUT} times the output; effective = TTFT <= 10 s and mean TBT <= 100 ms.",
     cases,
-    {
-        "effective": metric("goodput"),
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "p99 TTFT, s": metric("ttft_s", "p99"),
-        "p99 longest gap, ms": metric("longest_gap_s", "p99", 1000),
-        "changes": metric("role_changes"),
-    },
+    metrics("effective", "mean TTFT, s", "p99 TTFT, s", "p99 longest gap, ms") | {"changes": metric("role_changes")},
     reading,
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, first_requests, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, first_requests, ratio
 from lab.ablations.common.looks import Copies
+from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
 
 LABELS = {
@@ -65,11 +66,7 @@ SCHEDULING = Ablation(
     "8 prefill and 8 decode nodes, the conversation trace at its own speed; 6,000 blocks (3M tokens) per prefill node; "
     "global policies also have a pool of the same size on every node.",
     cases,
-    {
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "p90 TTFT, s": metric("ttft_s", "p90"),
-        "hit rate": metric("token_hit_rate"),
-    }
+    metrics("mean TTFT, s", "p90 TTFT, s", "hit rate")
     | {f"copies of key {rank}": metric(f"copies_{rank}") for rank in RANKS},
     reading,
     PAPER,

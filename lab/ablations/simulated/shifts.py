@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, ratio
 from lab.ablations.common.looks import imbalance, placed_imbalance, recovery
+from lab.ablations.common.metrics import metric, metrics
 from lab.loads.changes import flipped, unique, viral
 from lab.simulator.config import SimConfig
 
@@ -63,9 +64,8 @@ SHIFTS = Ablation(
     "Cache off = no node keeps KV; with caches every new block also crosses the network to its home. Found: tokens "
     "found over those found by an unlimited cache that has every prompt as soon as it arrives.",
     cases,
-    {
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "hit rate": metric("token_hit_rate"),
+    metrics("mean TTFT, s", "hit rate")
+    | {
         "recovered after, s": metric("recovery_s"),
         "unlimited cache, s": metric("unlimited_recovery_s"),
         "caught up after, s": metric("caught_up_s"),

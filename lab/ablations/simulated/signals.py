@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.metrics import metrics
 from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
 
@@ -79,11 +80,6 @@ SIGNALS = Ablation(
     "cell), rails (8P+8D, KV kept only in the pool, 200 Gbit/s; without them a path is learned from its transfers), "
     "residuals (one of 8 prefill nodes becomes 4 times slower).",
     cases,
-    {
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "p99 TTFT, s": metric("ttft_s", "p99"),
-        "hit rate": metric("token_hit_rate"),
-        "goodput": metric("goodput"),
-    },
+    metrics("mean TTFT, s", "p99 TTFT, s", "hit rate", "goodput"),
     reading,
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
 from lab.ablations.common.looks import answer_times
+from lab.ablations.common.metrics import metric
 from lab.simulator.config import SimConfig
 from lab.simulator.models.speculation import speculating
 from lab.simulator.models.step_models import PRESETS

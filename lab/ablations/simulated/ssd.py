@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, metric, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
 DRAM, SSD = 200, 6000  # blocks of a node
@@ -43,11 +44,7 @@ TIERS = Ablation(
     f"8P+8D, conversation trace; {DRAM} blocks in the memory of each node and as many of the pool in its DRAM, {SSD} "
     "on its SSD, written behind and read by all nodes in parallel (bandwidth shared, 500,000 IOPS).",
     cases,
-    {
-        "mean TTFT, s": metric("ttft_s", "mean"),
-        "p99 TTFT, s": metric("ttft_s", "p99"),
-        "hit rate": metric("token_hit_rate"),
-    },
+    metrics("mean TTFT, s", "p99 TTFT, s", "hit rate"),
     reading,
     x_name="SSD of a node, GB/s",
 )

@@ -34,8 +34,7 @@ from torch import Tensor
 
 from attention.codes import DTYPES as CODES
 from attention.codes import planes, pool_in
-from attention.cpu import CpuBackend
-from attention.cpu.backend import Plan, attend_call
+from attention.cpu.backend import CpuBackend, Plan, attend_call
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.torch_backend import TorchBackend
 from cache.block import BlockGeometry

@@ -133,6 +133,14 @@ class Client:
                 raise end
         return outcomes, time.perf_counter() - start
 
+    async def ask(self, spec: Spec, what: str = "request") -> Outcome:
+        """Send one request now. Raises Unreachable with the server's message if it fails."""
+        outcome = Outcome()
+        await self.send(spec, outcome)
+        if outcome.error is not None:
+            raise Unreachable(f"the {what} to {self.server.name} ({self.server.base_url}) failed: {outcome.error}")
+        return outcome
+
     async def send(self, spec: Spec, outcome: Outcome) -> None:
         """Send one request now and fill `outcome`, also with errors."""
         outcome.error = "not finished before the deadline"

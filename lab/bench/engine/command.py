@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def weight_dtype(flags: str) -> str:
     """That --ours gives our server."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--weight-dtype", default="auto")
+    parser.add_argument("--weight-dtype", default="wide")
     return str(parser.parse_known_args(shlex.split(flags))[0].weight_dtype)
 
 

@@ -58,7 +58,7 @@ class Work:
     flop_per_pair: int  # of a visible (row, key) pair, all layers
 
     @classmethod
-    def of(cls, model: ModelConfig, dtype: str = "bfloat16", weight_dtype: str = "auto") -> Work:
+    def of(cls, model: ModelConfig, dtype: str = "bfloat16", weight_dtype: str = "wide") -> Work:
         """`dtype`: of KV, a key of ITEM_BYTES, and of weights unless `weight_dtype` is a key of QUANTIZED_BYTES."""
         item = ITEM_BYTES[dtype]
         layers, last = QUANTIZED_BYTES.get(weight_dtype, (item, item))

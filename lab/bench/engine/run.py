@@ -84,10 +84,9 @@ async def warm_up(program: Program, server: Server, prompts: Prompts) -> None:
     async with aiohttp.ClientSession() as session:
         client = Client(session, server, program.backend, dict(program.body))
         for index, length in enumerate((64, 600)):
-            outcome = Outcome()
-            await asyncio.wait_for(client.send(prompts.spec(prompts.ids(length, SETTLE, index), 8), outcome), START_S)
-            if outcome.error is not None:
-                raise Unreachable(f"the test request to {program.name} failed: {outcome.error}")
+            await asyncio.wait_for(
+                client.ask(prompts.spec(prompts.ids(length, SETTLE, index), 8), "test request"), START_S
+            )
 
 
 async def run_case(program: Program, server: Server, case: Case, prompts: Prompts, round_number: int) -> Samples:

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention.cpu import build as cpu_build
+from attention.cpu.level import LEVELS
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear
-from engine.model.ops_cpu import FEATURES, CpuOps
+from engine.model.ops_cpu import CpuOps
 from lab.bench.common.results import Row
 from lab.bench.common.timing import timed
 
@@ -37,7 +38,7 @@ def limits(threads: int, level: str, dtype: torch.dtype) -> dict[str, float]:
             "read": ROTATE_BYTES / shortest(memory.sum) / 1e9,
             "GEMM": 2 * 1024**3 / shortest(lambda: square @ square) / 1e12,
         }
-    library = cpu_build.load("limits", [Path(__file__).with_name("limits.cpp")], FEATURES, ("-Wno-uninitialized",))
+    library = cpu_build.load("limits", [Path(__file__).with_name("limits.cpp")], LEVELS["amx"], ("-Wno-uninitialized",))
     library.read_memory.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     library.multiply_tiles.argtypes = [ctypes.c_int64, ctypes.c_int32]
     memory = HugePages().take(ROTATE_BYTES // 2).fill_(1)

@@ -8,7 +8,7 @@ import torch
 
 from engine.model.ops import Linear
 from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import GROUP, GROUP_BYTES, Quantized
+from engine.model.quantized import BLOCKS, Quantized
 from lab.bench.common.results import Row
 from lab.bench.ops.products import HIDDEN, ROTATE_BYTES, SHAPES, VOCAB, limits, per_call
 
@@ -24,12 +24,13 @@ def quantized_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.d
     found = []
     for name, shape in (SHAPES | {"head": (VOCAB, HIDDEN)}).items():
         counts = [m for m in rows if name != "head" or m <= LARGEST_HEAD]
-        item = dtype.itemsize * GROUP
-        wide = _made(CpuOps(level, dtype), name, shape, item, None, dtype)
+        wide = _made(CpuOps(level, dtype), name, shape, dtype.itemsize, None, dtype)
         times = {m: _time(wide, m, shape, dtype) for m in counts}
-        for kind in GROUP_BYTES:
-            linears = _made(CpuOps(level, dtype, quantized=True), name, shape, GROUP_BYTES[kind], kind, dtype)
-            floor = shape[0] * shape[1] / GROUP * GROUP_BYTES[kind] / read / 1e3
+        for kind, (inputs, nbytes) in BLOCKS.items():
+            if shape[1] % inputs:
+                continue
+            linears = _made(CpuOps(level, dtype, quantized=True), name, shape, nbytes / inputs, kind, dtype)
+            floor = shape[0] * shape[1] / inputs * nbytes / read / 1e3
             for m in counts:
                 ours = _time(linears, m, shape, dtype)
                 case = f"{name} {kind}, {m} rows, {where}"
@@ -38,17 +39,19 @@ def quantized_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.d
 
 
 def random_weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Quantized:
-    groups = torch.randint(0, 256, (shape[0], shape[1] // GROUP, GROUP_BYTES[kind]), dtype=torch.uint8)
-    groups[..., :2] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
-    groups[..., 2:4] &= 0x3F  # the minimum of q4_1: below 2
-    return Quantized(kind, groups.view(shape[0], -1), dtype)
+    inputs, nbytes = BLOCKS[kind]
+    blocks = torch.randint(0, 256, (shape[0], shape[1] // inputs, nbytes), dtype=torch.uint8)
+    scale = slice(nbytes - 2, nbytes) if kind == "q6_k" else slice(2)
+    blocks[..., scale] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
+    blocks[..., 2:4] &= 0x3F  # the minimum, of kinds that have one: below 2
+    return Quantized(kind, blocks.view(shape[0], -1), dtype)
 
 
 def _made(
-    ops: CpuOps, name: str, shape: tuple[int, int], item: int, kind: str | None, dtype: torch.dtype
+    ops: CpuOps, name: str, shape: tuple[int, int], item: float, kind: str | None, dtype: torch.dtype
 ) -> list[Linear]:
-    """Copies of one weight, enough of them to exceed the caches; `item`: bytes of a group."""
-    count = max(1, ROTATE_BYTES * GROUP // (item * shape[0] * shape[1]))
+    """Copies of one weight, enough of them to exceed the caches; `item`: bytes of an element."""
+    count = max(1, int(ROTATE_BYTES / (item * shape[0] * shape[1])))
     weight = torch.randn(shape).to(dtype) if kind is None else random_weight(kind, shape, dtype)
     if name == "head":
         return [ops.vocabulary(weight).logits for _ in range(count)]

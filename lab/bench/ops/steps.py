@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attention import choose
+from attention.choice.choose import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.quantized_weights import load_quantized

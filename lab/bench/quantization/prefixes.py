@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.codes import DTYPES, pool_in
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, encodings
@@ -31,10 +31,10 @@ ENCODINGS = encodings
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def load_model(source: ModelSource, weight_dtype: str = "auto") -> Model:
+def load_model(source: ModelSource, weight_dtype: str = "wide") -> Model:
     """Load the model in bfloat16, with a backend that reads every kind of arena; `weight_dtype` as --weight-dtype."""
     backend = choose("auto", "cpu", source.config.head_size, encodings[0])
-    dtype, quantized = torch.bfloat16, weight_dtype != "auto"
+    dtype, quantized = torch.bfloat16, weight_dtype != "wide"
     ops = choose_ops(backend.name, "cpu", dtype, quantized=quantized)
     weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype) if quantized else load(source, dtype)
     return Model(source.config, weights, backend, "cpu", ops)

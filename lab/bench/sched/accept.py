@@ -8,9 +8,11 @@ probes as messages, choice, packing.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,12 +21,14 @@ import numpy as np
 from cache.block import BlockGeometry
 from cache.results import LeadingRun
 from engine.front.cheapest import shortlist
+from engine.front.choose import find
 from engine.front.cluster import Cluster
 from engine.front.placing import PlacementRules, Placer
-from engine.handoff.messages import PROBE, Intended, LoadNow, Probed, Rates, pack_request
+from engine.handoff.messages import Intended, LoadNow, Probed, Rates, pack_request
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
 from net.bodies import encode
+from net.channel.wire import Frame
 from sched.admission import Limits
 from sched.gossip.holders import Holders
 from sched.gossip.record import RECORD, NodeRecord
@@ -55,8 +59,13 @@ class Answers:
             for name, record in self.records.items()
         }
 
+    def ask(self, peer: str, kind: str, body: Any, data: Any = ()) -> asyncio.Future[Frame]:
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        answer.set_result(Frame({"b": self.replies[peer]}, []))
+        return answer
+
     async def call(self, peer: str, kind: str, body: Any, data: Any = (), timeout_s: float = 0.0) -> Any:
-        return self.replies[peer] if kind == PROBE else NOBODY_COMPUTES, memoryview(b"")
+        return NOBODY_COMPUTES, memoryview(b"")
 
     def handle(self, kind: str, handler: Any) -> None:
         pass
@@ -81,25 +90,46 @@ def _record(rng: random.Random) -> NodeRecord:
     )  # fmt: skip
 
 
-def requests_per_s(nodes: int, prompt_tokens: int, seconds: float, seed: int) -> float:
-    """Requests that one core accepts per second."""
-    rng = random.Random(seed)
-    world = cast(Any, Answers(nodes, rng))
-    policy = MooncakePlacement(Limits(), rng)
-    policy.compiled = shortlist  # as engine/front/placement_policy.py does
-    rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
-    placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
-    prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
-    sampling = SamplingParams(max_tokens=64)
+class Acceptor:
+    """An acceptor in a cluster of `nodes` nodes that all answer at once."""
 
-    async def accept() -> float:
-        count, begun = 0, time.perf_counter()
+    def __init__(self, nodes: int, prompt_tokens: int, seed: int) -> None:
+        rng = random.Random(seed)
+        world = cast(Any, Answers(nodes, rng))
+        policy = MooncakePlacement(Limits(), rng)
+        policy.compiled, policy.find = shortlist, find  # as engine/front/placement_policy.py does
+        rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
+        self._placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
+        self._prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
+        self._sampling = SamplingParams(max_tokens=64)
+        self._count = 0
+        self.rates: list[float] = []
+
+    def round(self, seconds: float) -> None:
+        """Accept requests for `seconds`, one after the other; the rate counts, in requests per second."""
+        self.rates.append(asyncio.run(self._accept(seconds)))
+
+    async def _accept(self, seconds: float) -> float:
+        first, begun = self._count, time.perf_counter()
         while time.perf_counter() < begun + seconds:
-            tokens = prompts[count % len(prompts)]
-            request = Request(str(count), tokens, len(tokens), sampling, 0.0, ROOT, service_class="batch")
-            (await placer.place(request)).kept()
+            tokens = self._prompts[self._count % len(self._prompts)]
+            request = Request(str(self._count), tokens, len(tokens), self._sampling, 0.0, ROOT, service_class="batch")
+            (await self._placer.place(request)).kept()
             encode(pack_request(request)[0])
-            count += 1
-        return count / (time.perf_counter() - begun)
+            self._count += 1
+        return (self._count - first) / (time.perf_counter() - begun)
 
-    return asyncio.run(accept())
+
+def race(acceptors: Sequence[Acceptor], rounds: int, seconds: float) -> None:
+    """`rounds` turns of `seconds` of every acceptor, after one turn that does not count. They take turns, so that a
+    slow phase of the machine meets all of them. The garbage collector runs as in a node, but it does not visit what the
+    benchmark itself keeps."""
+    gc.collect()
+    gc.freeze()
+    for acceptor in acceptors:
+        acceptor.round(seconds)
+        acceptor.rates.clear()
+    for _ in range(rounds):
+        for acceptor in acceptors:
+            acceptor.round(seconds)
+    gc.unfreeze()

@@ -5,8 +5,11 @@
     python scripts/bench.py sched --quick --json lab/results/...
 
 A decision has three parts, with given hashes: match the prompt with the digests, shortlist (score all nodes, draw some
-to probe), and choose among the answers. Every policy is timed over all three. Times are wall clock of one process: run
-it on a machine that is otherwise idle. scripts/bench.py gossip measures gossip's traffic and CPU.
+to probe), and choose among the answers. Every policy is timed over all three, as a node runs it: the shortlist and the
+choice of `mooncake` are compiled C, the other policies are numpy and Python. Policies and sizes take turns. Every turn
+begins with uncounted decisions and runs without the garbage collector. A figure is the median over the turns. Times are
+wall clock of one process: run it on a machine that is otherwise idle. scripts/bench.py gossip measures gossip's traffic
+and CPU.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ import argparse
 from array import array
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 
 from cache import keys as key_chain
-from engine.front import cheapest
+from engine.front import cheapest, choose
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.timing import timed
 from lab.bench.sched import accept, decision
-from lab.bench.sched.decision import Cluster, quantile, times
+from lab.bench.sched.accept import Acceptor
+from lab.bench.sched.decision import Cluster, Contender, quantile
 from net.compiled import NotCompiled
 
 GOAL_NODES = 1024
@@ -30,6 +35,8 @@ GOALS = {"p50": 25.0, "p99": 100.0}
 
 HASH_GOAL_US = 100.0
 ACCEPT_GOAL = 2000.0
+ACCEPT_TOKENS, ACCEPT_MAX_NODES = 2000, 1024
+OURS = "mooncake"
 RIVALS = ("mooncake-central-greedy", "dynamo-cost", "least-load", "random")
 
 
@@ -40,21 +47,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_result_flags(parser)
     args = parser.parse_args(argv)
     sizes = [int(size) for size in args.nodes.split(",")]
-    decisions = 200 if args.quick else 2000
+    rounds, decisions = (2, 100) if args.quick else (10, 200)
     rows = hashing(50 if args.quick else 300)
     try:
         cheapest.prepare()
+        choose.prepare()
     except NotCompiled as error:
-        print(f"shortlists by numpy: {error}")
-    for size in sizes:
-        cluster = Cluster(size, args.seed)
-        rows += deciding(cluster, size, decisions)
-    for size in sizes:
-        if size <= 1024:
-            rate = accept.requests_per_s(size, 2000, 0.5 if args.quick else 2.0, args.seed)
-            limits = {"goal": ACCEPT_GOAL}
-            rows.append(Row(f"accept, {size} nodes, 2,000 tokens", "requests", "1/s", rate, limits=limits))
-    config = {"nodes": sizes, "decisions": decisions, "prompt_tokens": decision.PROMPT_TOKENS, "seed": args.seed}
+        print(f"shortlists by numpy, choices in Python: {error}")
+    clusters = {size: Cluster(size, args.seed) for size in sizes}
+    contenders = {
+        size: {name: Contender(cluster, name, args.seed) for name in (OURS, *RIVALS)}
+        for size, cluster in clusters.items()
+    }
+    decision.race([one for named in contenders.values() for one in named.values()], rounds, decisions)
+    for size, named in contenders.items():
+        rows += deciding(named, size)
+    acceptors = {size: Acceptor(size, ACCEPT_TOKENS, args.seed) for size in sizes if size <= ACCEPT_MAX_NODES}
+    accept.race(list(acceptors.values()), 2 if args.quick else 8, 0.25)
+    for size, acceptor in acceptors.items():
+        case, limits = f"accept, {size} nodes, {ACCEPT_TOKENS:,} tokens", {"goal": ACCEPT_GOAL}
+        rows.append(Row(case, "requests", "1/s", median(acceptor.rates), limits=limits))
+    config = {
+        "nodes": sizes,
+        "rounds": rounds,
+        "decisions": decisions,
+        "prompt_tokens": decision.PROMPT_TOKENS,
+        "seed": args.seed,
+    }
     report(config, rows, args.json)
     return 0
 
@@ -78,19 +97,18 @@ def hashing(repeats: int) -> list[Row]:
     return rows
 
 
-def deciding(cluster: Cluster, size: int, decisions: int) -> list[Row]:
+def deciding(contenders: dict[str, Contender], size: int) -> list[Row]:
     rows = []
-    found = times(cluster, "mooncake", decisions)
-    rivals = {name: times(cluster, name, decisions) for name in RIVALS}
+    ours = contenders[OURS]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         peers: dict[str, float | None] = {
-            rival: 1e6 * quantile(their["decision"], share) for rival, their in rivals.items()
+            rival: 1e6 * contenders[rival].quantile_s("decision", share) for rival in RIVALS
         }
         limits = {"goal": GOALS[name]} if size == GOAL_NODES else {}
         case = f"decision, {size:,} nodes"
         if name == "p50":
             rows.append(Row(case, "floor: one pass of numpy", "us", 1e6 * decision.floor_s(size)))
-        rows.append(Row(case, f"whole {name}", "us", 1e6 * quantile(found["decision"], share), peers, limits))
+        rows.append(Row(case, f"whole {name}", "us", 1e6 * ours.quantile_s("decision", share), peers, limits))
         for part in ("match", "shortlist", "choose"):
-            rows.append(Row(case, f"{part} {name}", "us", 1e6 * quantile(found[part], share)))
+            rows.append(Row(case, f"{part} {name}", "us", 1e6 * ours.quantile_s(part, share)))
     return rows

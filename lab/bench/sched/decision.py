@@ -1,6 +1,10 @@
 """The time of one placement with given hashes: match the digests, score all nodes, draw a shortlist, then decide on the
 answers of the asked nodes.
 
+All policies in clusters of all sizes take turns of a few hundred decisions (`race`). A figure is the median over the
+turns of a quantile within one turn, so that a slow phase of the machine changes no figure and favours no policy. Times
+of parts do not add up to the whole: the median of a sum exceeds the sum of the medians where the parts have long tails.
+
 The cluster is synthetic: loads and speeds are drawn, a third of the nodes hold the start of the prompt and a few hold
 more, as when a prefix has spread.
 """
@@ -11,10 +15,12 @@ import gc
 import random
 import time
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 
 from engine.front.cheapest import shortlist
+from engine.front.choose import find
 from lab.bench.common.timing import timed
 from sched.admission import Limits
 from sched.cost import TransferModel
@@ -33,6 +39,8 @@ KEYS_PER_NODE = 1_000
 PROMPTS, CHANGING = 8, 16
 CHANGE_EVERY = 8  # decisions
 EXPECTED_ARRIVALS = 8.0
+WARM_UP = 10  # decisions at the beginning of each turn: code and data come back into the caches
+PARTS = ("match", "shortlist", "choose", "decision")
 ROLES = (("prefill",), ("decode",), ("prefill", "decode"))
 
 
@@ -45,6 +53,7 @@ class Cluster:
         self.candidates = [_candidate(f"node-{i:05d}", rng) for i in range(nodes)]
         self.links = UniformLinks(TransferModel(1e-3, 10e9), TransferModel(1e-3, 10e9))
         self.view = View(0.0, self.candidates, self.links, 256, EXPECTED_ARRIVALS)
+        self._all = View(1.0, self.candidates, self.links, 256)
         common = [rng.randbytes(16) for _ in range(PROMPT_TOKENS // BLOCK_SIZE // 2)]
         self.prompts = [[*common, *(rng.randbytes(16) for _ in common)] for _ in range(PROMPTS)]
         self.holders = Holders()
@@ -78,16 +87,23 @@ class Cluster:
         while (delta := digest.take_delta()) is not None:
             self.holders.apply(node_id, delta)
 
-    def demand(self, pool_tokens: int = 0) -> Demand:
-        """A shortlist is made before the pool has answered (engine/front/placing.py), the choice afterwards."""
-        return Demand(
-            num_tokens=PROMPT_TOKENS - self.rng.randrange(BLOCK_SIZE),
-            max_tokens=256,
-            pool_tokens=pool_tokens,
-            block_size=BLOCK_SIZE,
-            handover_token_bytes=TOKEN_BYTES,
-            fetch_token_bytes=TOKEN_BYTES,
-        )
+    def answers(self, asked: Sequence[int], matched: Vector) -> tuple[View, Vector]:
+        """A new view of the asked nodes, as after their answers, and their entries of `matched`."""
+        if len(asked) == len(self.candidates):
+            return self._all.at(self._all.table.copy(), self.links), matched
+        return View(1.0, [self.candidates[i] for i in asked], self.links, 256), matched[np.asarray(asked)]
+
+
+def demand_of(drawn: int, pool_tokens: int = 0) -> Demand:
+    """A shortlist is made before the pool has answered (engine/front/placing.py), the choice afterwards."""
+    return Demand(
+        num_tokens=PROMPT_TOKENS - drawn,
+        max_tokens=256,
+        pool_tokens=pool_tokens,
+        block_size=BLOCK_SIZE,
+        handover_token_bytes=TOKEN_BYTES,
+        fetch_token_bytes=TOKEN_BYTES,
+    )
 
 
 def _candidate(name: str, rng: random.Random) -> Candidate:
@@ -105,42 +121,68 @@ def _candidate(name: str, rng: random.Random) -> Candidate:
     )
 
 
-def times(cluster: Cluster, policy: str, decisions: int) -> dict[str, list[float]]:
-    """Seconds of each part, `decisions` of each: match, shortlist (score and draw), choose (among the answers),
-    decision (all three)."""
-    chosen: PlacementPolicy = placements[policy](Limits(), cluster.rng)
-    if isinstance(chosen, MooncakePlacement):
-        chosen.compiled = shortlist  # as engine/front/placement_policy.py does
-    found: dict[str, list[float]] = {"match": [], "shortlist": [], "choose": [], "decision": []}
-    gc.disable()
-    for number in range(decisions + 50):
-        demand, pooled = cluster.demand(), cluster.demand(PROMPT_TOKENS // 2)
-        keys, now = cluster.rng.choice(cluster.prompts), 1e-5 * number
-        if number % CHANGE_EVERY == 0:
+class Contender:
+    """One policy on one cluster. Contenders of one seed get the same demands and prompts in the same order."""
+
+    def __init__(self, cluster: Cluster, policy: str, seed: int) -> None:
+        self._cluster, self._rng = cluster, random.Random(seed)
+        self._policy: PlacementPolicy = placements[policy](Limits(), random.Random(seed))
+        if isinstance(self._policy, MooncakePlacement):
+            self._policy.compiled, self._policy.find = shortlist, find  # as engine/front/placement_policy.py does
+        self._number = 0
+        self.rounds: dict[str, list[list[float]]] = {part: [] for part in PARTS}
+
+    def round(self, decisions: int) -> None:
+        """Time each part of `decisions` decisions, after WARM_UP decisions that do not count."""
+        for part in PARTS:
+            self.rounds[part].append([])
+        for number in range(WARM_UP + decisions):
+            seconds = self._decide()
+            for part, found in zip(PARTS, seconds if number >= WARM_UP else (), strict=False):
+                self.rounds[part][-1].append(found)
+
+    def quantile_s(self, part: str, share: float) -> float:
+        """The median over the rounds of each round's quantile."""
+        return median(quantile(found, share) for found in self.rounds[part])
+
+    def _decide(self) -> tuple[float, float, float, float]:
+        cluster, policy = self._cluster, self._policy
+        drawn = self._rng.randrange(BLOCK_SIZE)
+        demand, pooled = demand_of(drawn), demand_of(drawn, PROMPT_TOKENS // 2)
+        keys, now = self._rng.choice(cluster.prompts), 1e-5 * self._number
+        if self._number % CHANGE_EVERY == 0:
             cluster.change()
+        self._number += 1
         begun = time.perf_counter()
         depths = cluster.matcher.depths(keys, BLOCK_SIZE, cluster.places)
         matched = cluster.view.none if depths is None else depths
         at_match = time.perf_counter()
-        asked = chosen.shortlist(now, demand, cluster.view, matched)
+        asked = policy.shortlist(now, demand, cluster.view, matched)
         at_list = time.perf_counter()
-        answered, known = _answers(cluster, asked, matched) if len(asked) else (cluster.view, matched)
+        answered, known = cluster.answers(asked, matched) if len(asked) else (cluster.view, matched)
         begun_choice = time.perf_counter()
-        chosen.place(now, pooled, answered, known)
+        policy.place(now, pooled, answered, known)
         ended = time.perf_counter()
-        if number < 50:
-            continue
-        found["match"].append(at_match - begun)
-        found["shortlist"].append(at_list - at_match)
-        found["choose"].append(ended - begun_choice)
-        found["decision"].append(at_list - begun + ended - begun_choice)
-    gc.enable()
-    return found
+        listing, choosing = at_list - begun, ended - begun_choice
+        return at_match - begun, at_list - at_match, choosing, listing + choosing
 
 
-def _answers(cluster: Cluster, asked: Sequence[int], matched: Vector) -> tuple[View, Vector]:
-    nodes = [cluster.candidates[i] for i in asked]
-    return View(1.0, nodes, cluster.links, 256), matched[np.asarray(asked)]
+def race(contenders: Sequence[Contender], rounds: int, decisions: int) -> None:
+    """`rounds` rounds of `decisions` decisions of every contender. The contenders take turns, in another order in each
+    round, so that a slow phase of the machine meets all of them. The garbage collector runs between the turns only."""
+    order = list(contenders)
+    gc.collect()
+    gc.freeze()  # the clusters: a collection between two turns does not visit them
+    gc.disable()
+    try:
+        for number in range(rounds):
+            random.Random(number).shuffle(order)
+            for contender in order:
+                gc.collect()
+                contender.round(decisions)
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def quantile(samples: Sequence[float], share: float) -> float:

@@ -25,15 +25,14 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from typing import Any
 
 from lab.bench.common.results import Row, write_result
 from lab.bench.transfer.agent import MODULES, plan
-from lab.bench.transfer.network import one_congestion_control
 from lab.bench.transfer.pairs import Arenas, Pair
-from lab.bench.transfer.shared import config_of, contenders_of, grid_parser, parsed, table, tell
+from lab.bench.transfer.shared import grid_parser, measured, parsed, table, tell
 from lab.bench.transfer.verdict import Side, result_rows, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M", "64M")
@@ -58,7 +57,7 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     return args
 
 
-def stalls(args: Namespace, pairs: list[Pair], arenas: Arenas) -> list[dict[str, Any]]:
+def stalls(args: Namespace, pairs: Sequence[Pair], arenas: Arenas) -> list[dict[str, Any]]:
     """How late our two event loops run during eight concurrent submissions of 1 MiB blocks."""
     calls = plan(STALL_SIZE, 8, arenas.nbytes)
     out = []
@@ -85,28 +84,18 @@ def late_rows(late: Sequence[dict[str, Any]]) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     try:
-        congestion = one_congestion_control(args.congestion)
+        run = measured(args, PEERS, args.ops.split(","), 1, progress, partial(stalls, args))
     except ValueError as error:
         print(f"bench_transfer: {error}", file=sys.stderr)
         return 2
-    arenas = Arenas(args.arena_mb << 20)
-    grid = [
-        (op, size, batch)
-        for size, batch, op in product(args.sizes, args.batches, args.ops.split(","))
-        if size * batch <= arenas.nbytes
-    ]
-    with ExitStack() as stack:
-        contenders = contenders_of(args, PEERS, arenas, congestion, stack)
-        cells = contenders.measure(grid, args.rounds, args.seconds, progress)
-        late = stalls(args, contenders.pairs, arenas)
     print(file=sys.stderr)
-    print(table(args.names, cells, VERBS))
-    goals = verdicts(cells)
-    tell(goals, contenders.missing)
-    for row in late:
+    print(table(args.names, run.cells, VERBS))
+    goals = verdicts(run.cells)
+    tell(goals, run.missing)
+    for row in run.more:
         print("loop late {max_ms:.2f} ms at most, p99 {p99_ms:.2f}: {contender} {op}, {loop}".format(**row))
-    print(f"congestion control: {congestion} for all")
+    print(f"congestion control: {run.config['congestion']} for all")
     if args.json is not None:
-        rows = [*result_rows(cells, SIDES, VERBS), *late_rows(late)]
-        write_result(config_of(args, congestion, contenders) | {"goals": goals}, rows, args.json)
+        rows = [*result_rows(run.cells, SIDES, VERBS), *late_rows(run.more)]
+        write_result(run.config | {"goals": goals}, rows, args.json)
     return 0

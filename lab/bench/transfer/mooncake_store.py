@@ -92,8 +92,7 @@ class Client:
             for keys, _, there, sizes in prepared[self._loaded :]:
                 self._put(keys, there, sizes)
             self._loaded = len(prepared)
-            took: list[float] = timed(self._get_call, prepared, seconds)
-            return took
+            return timed(self._get_call, prepared, seconds)
         most = most_puts(size * len(prepared[0][0]), self.remote.nbytes)
         took = timed(partial(self._fresh, size), prepared, seconds, most)
         last = prepared[(len(took) - 1) % len(prepared)]

@@ -49,8 +49,7 @@ class Client:
         many = len(prepared[0][0]) > 1
         kind = "batch_transfer_sync" if many else "transfer_sync"
         call = getattr(self._engine, f"{kind}_{op}")
-        took: list[float] = timed(partial(self._many if many else self._one, call), prepared, seconds)
-        return took
+        return timed(partial(self._many if many else self._one, call), prepared, seconds)
 
     def _many(self, call: Any, arguments: Any) -> None:
         _check(call(self._target, *arguments), "a transfer")

@@ -64,8 +64,7 @@ class Client:
         return blocks
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        took: list[float] = timed(partial(self._move, op.upper()), prepared, seconds)
-        return took
+        return timed(partial(self._move, op.upper()), prepared, seconds)
 
     def _move(self, op: str, arguments: Any) -> None:
         agent = self._agent

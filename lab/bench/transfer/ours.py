@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Coroutine, Sequence
-from itertools import repeat
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from itertools import cycle, repeat
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -37,6 +37,29 @@ def cluster_key() -> ClusterKey:
         file.write("5c" * 32)
         file.flush()
         return ClusterKey(Path(file.name))
+
+
+async def timed(
+    move: Callable[..., Awaitable[Any]],
+    calls: Iterable[Sequence[Any]],
+    seconds: float,
+    most: int = 1 << 62,
+    check: Callable[[Any], None] = lambda result: None,
+) -> list[float]:
+    """Seconds of each `move(*call)`, for `seconds` and at most `most` calls; neither the next call nor `check` of a
+    result is timed."""
+    clock = time.perf_counter
+    took: list[float] = []
+    end = clock() + seconds
+    for call in calls:
+        begin = clock()
+        result = await move(*call)
+        now = clock()
+        check(result)
+        took.append(now - begin)
+        if now >= end or len(took) >= most:
+            break
+    return took
 
 
 class Loop:
@@ -82,19 +105,8 @@ class Node(Loop):
         return list(self.run(self._measure(Op(op), prepared, seconds)))
 
     async def _measure(self, op: Op, prepared: Sequence[Any], seconds: float) -> list[float]:
-        submit = self._engine.submit
-        clock = time.perf_counter
-        took: list[float] = []
-        end = clock() + seconds
-        index = 0
-        while True:
-            begin = clock()
-            await submit("owner", op, "client", "owner", prepared[index])
-            now = clock()
-            took.append(now - begin)
-            if now >= end:
-                return took
-            index = (index + 1) % len(prepared)
+        calls = cycle([("owner", op, "client", "owner", spans) for spans in prepared])
+        return await timed(self._engine.submit, calls, seconds)
 
     def stall(self, order: dict[str, Any]) -> dict[str, Any]:
         """How late this node's loop runs while the client moves blocks of `size` in STREAMS concurrent submissions."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 from cache.arena import Arena as Slots
@@ -17,7 +17,7 @@ from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
 from lab.bench.transfer.agent import Arena, Call, most_puts
-from lab.bench.transfer.ours import Loop
+from lab.bench.transfer.ours import Loop, timed
 from net.channel.channel import Channel
 from net.transfer.common.memory import Region
 from net.transfer.common.prefault import Prefault
@@ -34,6 +34,13 @@ def make(name: str, role: str, congestion: str) -> Any:
     _, transport, *plain = name.split("-")
     options = {"tcp": {"congestion": congestion}}
     return Home(transport, options) if role == "owner" else Client(transport, options, checksums=not plain)
+
+
+async def closed(opened: Sequence[Any]) -> None:
+    for one in opened:
+        end = one.close()
+        if end is not None:
+            await end
 
 
 class Home:
@@ -53,10 +60,7 @@ class Home:
         return await self._control.start("127.0.0.1")
 
     async def _another(self, peer: str, body: dict[str, Any], data: memoryview) -> dict[str, Any]:
-        for one in self._open:
-            end = one.close()
-            if end is not None:
-                await end
+        await closed(self._open)
         channel = Channel("home", {})
         transfer = TransferEngine(channel, ORDERS[self._transport], self._options)
         room = self._nbytes * 9 // 8
@@ -93,10 +97,7 @@ class Client:
         return list(calls[:most])
 
     async def _connect(self, size: int) -> None:
-        for one in self._open:
-            end = one.close()
-            if end is not None:
-                await end
+        await closed(self._open)
         control = Channel("client", {})
         control.introduce("owner", self._owner)
         answer, _ = await control.call("owner", "bench.open", {"size": size})
@@ -121,41 +122,32 @@ class Client:
             for keys, (_, theirs) in zip(self._keys, prepared, strict=True):
                 await self._store.put_from(keys, "remote", theirs)
             self._loaded = len(prepared)
-        clock = time.perf_counter
-        took: list[float] = []
-        end = clock() + seconds
-        while True:
-            index = len(took) % len(prepared)
-            keys, ours = self._keys[index], prepared[index][0]
-            begin = clock()
-            result = await self._store.get_into(keys, "local", ours)
-            now = clock()
-            if result.blocks != len(keys):
-                raise RuntimeError(f"{result.blocks} of {len(keys)} blocks were found")
-            took.append(now - begin)
-            if now >= end:
-                return took
+        pairs = zip(self._keys, prepared, strict=True)
+        calls = cycle([(keys, "local", ours) for keys, (ours, _) in pairs])
+        blocks = len(prepared[0][0])
+        return await timed(
+            self._store.get_into, calls, seconds, check=lambda found: _all(found.blocks, blocks, "found")
+        )
 
     async def _writes(self, prepared: Sequence[Any], seconds: float) -> list[float]:
         """Puts under new keys each time. Afterwards reads back the first and the last call, untimed."""
         most = most_puts(self._block_bytes * len(prepared[0][0]), self.remote.nbytes)
-        clock = time.perf_counter
-        took: list[float] = []
-        end = clock() + seconds
-        while True:
-            ours, theirs = prepared[len(took) % len(prepared)]
-            keys = [os.urandom(16) for _ in ours]
-            begin = clock()
-            stored = await self._store.put_from(keys, "local", ours)
-            now = clock()
-            if stored != len(keys):
-                raise RuntimeError(f"{stored} of {len(keys)} blocks were stored")
-            took.append(now - begin)
-            if now >= end or len(took) >= most:
-                break
-        await self._store.get_into(keys, "remote", theirs)
-        ours, theirs = prepared[0]
-        keys = [os.urandom(16) for _ in ours]
-        await self._store.put_from(keys, "local", ours)
-        await self._store.get_into(keys, "remote", theirs)
+        blocks = len(prepared[0][0])
+        took = await timed(
+            self._store.put_from, self._fresh(prepared), seconds, most, lambda stored: _all(stored, blocks, "stored")
+        )
+        await self._store.get_into(self._put_keys, "remote", prepared[(len(took) - 1) % len(prepared)][1])
+        await self._store.put_from(*next(self._fresh(prepared)))
+        await self._store.get_into(self._put_keys, "remote", prepared[0][1])
         return took
+
+    def _fresh(self, prepared: Sequence[Call]) -> Iterator[tuple[list[bytes], str, list[int]]]:
+        """The arguments of puts under new keys."""
+        for ours, _ in cycle(prepared):
+            self._put_keys = [os.urandom(16) for _ in ours]
+            yield self._put_keys, "local", ours
+
+
+def _all(blocks: int, wanted: int, what: str) -> None:
+    if blocks != wanted:
+        raise RuntimeError(f"{blocks} of {wanted} blocks were {what}")

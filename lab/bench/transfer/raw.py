@@ -77,8 +77,7 @@ class Memcpy:
         return {"read": [[(b, a, n) for a, b, n in share] for share in shares], "write": shares}
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        took: list[float] = timed(self._move, [copies[op] for copies in prepared], seconds)
-        return took
+        return timed(self._move, [copies[op] for copies in prepared], seconds)
 
     def _move(self, shares: list[list[Copy]]) -> None:
         if self._second is None:
@@ -165,8 +164,7 @@ class SocketClient:
         ]
 
     def measure(self, op: str, prepared: Sequence[Any], seconds: float) -> list[float]:
-        took: list[float] = timed(partial(self._read if op == "read" else self._write), prepared, seconds)
-        return took
+        return timed(partial(self._read if op == "read" else self._write), prepared, seconds)
 
     def _read(self, call: Any) -> None:
         (count, size, offsets), views = call

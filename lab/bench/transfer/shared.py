@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from lab.bench.common.peer_python import add_peer_python, python_of
 from lab.bench.common.results import add_result_flags, columns
 from lab.bench.transfer.contenders import Contenders, Key
-from lab.bench.transfer.pairs import Arenas
+from lab.bench.transfer.network import one_congestion_control
+from lab.bench.transfer.pairs import Arenas, Pair
 from lab.bench.transfer.verdict import size_text
 
 UNITS = {"K": 1 << 10, "M": 1 << 20}
@@ -51,19 +54,42 @@ def parsed(parser: ArgumentParser, arguments: Sequence[str] | None, known: Itera
     return args
 
 
-def contenders_of(
-    args: Namespace, peers: Sequence[str], arenas: Arenas, congestion: str, stack: ExitStack
-) -> Contenders:
-    """The contenders that --only names; their processes end with `stack`."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The cells of one run, what `more` measured, and the configuration in the result."""
+
+    cells: dict[Key, dict[str, Any]]
+    more: list[dict[str, Any]]
+    missing: Mapping[str, str]
+    config: dict[str, Any]
+
+
+def measured(
+    args: Namespace,
+    peers: Sequence[str],
+    ops: Sequence[str],
+    calls: int,
+    on_cell: Callable[[str], None],
+    more: Callable[[list[Pair], Arenas], list[dict[str, Any]]] = lambda pairs, arenas: [],
+) -> Measured:
+    """All cells of the contenders that --only names, where `calls` calls fit into an arena. Raises ValueError for an
+    unknown --congestion."""
+    congestion = one_congestion_control(args.congestion)
+    arenas = Arenas(args.arena_mb << 20)
+    cells = [
+        (op, size, batch)
+        for size, batch, op in product(args.sizes, args.batches, ops)
+        if calls * size * batch <= arenas.nbytes
+    ]
     ours = Path(sys.executable)
     pythons = {name: python_of(args, name) if name in peers else ours for name in args.names}
-    return Contenders(pythons, arenas, congestion, stack)
-
-
-def config_of(args: Namespace, congestion: str, contenders: Contenders) -> dict[str, Any]:
-    """The configuration of the run in the result."""
+    with ExitStack() as stack:
+        contenders = Contenders(pythons, arenas, congestion, stack)
+        found = contenders.measure(cells, args.rounds, args.seconds, on_cell)
+        rest = more(contenders.pairs, arenas)
     config = {"argv": sys.argv[1:], "rounds": args.rounds, "seconds": args.seconds, "congestion": congestion}
-    return config | {"missing": contenders.missing, "failures": contenders.failures}
+    config |= {"missing": contenders.missing, "failures": contenders.failures}
+    return Measured(found, rest, contenders.missing, config)
 
 
 def table(names: Sequence[str], cells: Mapping[Key, Mapping[str, Any]], verbs: Mapping[str, str]) -> str:

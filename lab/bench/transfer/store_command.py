@@ -17,15 +17,11 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import ExitStack
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from lab.bench.common.results import Row, numbers, write_result
-from lab.bench.transfer.network import one_congestion_control
-from lab.bench.transfer.pairs import Arenas
-from lab.bench.transfer.shared import config_of, contenders_of, grid_parser, parsed, table, tell
+from lab.bench.transfer.shared import grid_parser, measured, parsed, table, tell
 from lab.bench.transfer.verdict import BLOCK, KIB, MEMCPY, Goal, Side, result_rows, verdicts
 
 SIZES = ("4K", "64K", "368K", "1M", "16M")
@@ -86,23 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.disk is not None:
         return disk(args)
     try:
-        congestion = one_congestion_control(args.congestion)
+        run = measured(args, PEERS, ("write", "read"), CALLS_OF_A_CELL, lambda text: None)
     except ValueError as error:
         print(f"bench_store: {error}", file=sys.stderr)
         return 2
-    arenas = Arenas(args.arena_mb << 20)
-    grid = [
-        (op, size, batch)
-        for size, batch, op in product(args.sizes, args.batches, ("write", "read"))
-        if CALLS_OF_A_CELL * size * batch <= arenas.nbytes
-    ]
-    with ExitStack() as stack:
-        contenders = contenders_of(args, PEERS, arenas, congestion, stack)
-        cells = contenders.measure(grid, args.rounds, args.seconds, lambda text: None)
-    print(table(args.names, cells, VERBS))
-    goals = verdicts(cells, GOALS)
-    tell(goals, contenders.missing)
+    print(table(args.names, run.cells, VERBS))
+    goals = verdicts(run.cells, GOALS)
+    tell(goals, run.missing)
     if args.json is not None:
-        config = config_of(args, congestion, contenders) | {"block": BLOCK, "goals": goals}
-        write_result(config, result_rows(cells, SIDES, VERBS), args.json)
+        write_result(run.config | {"block": BLOCK, "goals": goals}, result_rows(run.cells, SIDES, VERBS), args.json)
     return 0

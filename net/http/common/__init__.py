@@ -12,4 +12,5 @@ Files:
     middleware   Applied to every request: an id, the key check
     page         The live page at `/`: static files of assets/, without a build step or external files
     pieces       Sends large JSON answers without blocking the event loop or the interpreter lock for long
+    unknown      --unknown-fields: a field of a body that this server does not know is ignored
 """

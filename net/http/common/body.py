@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from net.http.common.errors import ApiError, bad_request, from_validation
 from net.http.common.limits import read_timeout_key
+from net.http.common.unknown import ignored_key, ignores_key
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -19,6 +20,9 @@ LONG_BODY_BYTES = 16 << 10
 
 MAX_VALUES = 300_000
 """Per body: at most 30 ms of parsing. A prompt of this many token ids exceeds every model's context."""
+
+MAX_DEPTH = 100
+"""Levels of lists and objects in a body, and in JSON text inside it: libraries that read it later stop at 128."""
 
 
 async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
@@ -34,7 +38,12 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
         message = f"the request body did not arrive within {seconds:g} s (--read-timeout-ms)"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
     _check_values(raw)
-    body = _parsed(raw, kind) if len(raw) <= LONG_BODY_BYTES else await asyncio.to_thread(_parsed, raw, kind)
+    ignored: list[str] | None = [] if request.app[ignores_key] else None
+    if len(raw) <= LONG_BODY_BYTES:
+        body = _parsed(raw, kind, ignored)
+    else:
+        body = await asyncio.to_thread(_parsed, raw, kind, ignored)
+    request[ignored_key] = ignored or ()
     return body, len(raw)
 
 
@@ -46,15 +55,33 @@ def _check_values(raw: bytes) -> None:
         raise ApiError(413, message, code="request_too_large")
 
 
-def _parsed(raw: bytes, kind: type[BodyT]) -> BodyT:
+def _check_depth(body: dict[str, Any]) -> None:
+    for name, value in body.items():
+        if deeper_than(MAX_DEPTH - 1, value):
+            raise bad_request(f"{name[:80]}: nested more than {MAX_DEPTH} levels deep in the body", name[:80])
+
+
+def deeper_than(levels: int, value: Any) -> bool:
+    """Whether lists and objects in `value` are nested more than `levels` deep."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        children = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [child for some in children for child in some if isinstance(child, dict | list)]
+    return bool(level)
+
+
+def _parsed(raw: bytes, kind: type[BodyT], ignored: list[str] | None = None) -> BodyT:
+    """`ignored`: gets the names of unknown fields; None: they are refused."""
     try:
         parsed = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise bad_request("the body must be a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+        _check_depth(parsed)
     try:
-        return kind.model_validate(parsed)
+        return kind.model_validate(parsed, context=ignored)
     except ValidationError as error:
         refused = from_validation(error)
     try:

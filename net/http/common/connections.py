@@ -43,7 +43,7 @@ class Connection(RequestHandler):
         super().connection_made(transport)
         assert self._manager is not None
         self._expect()
-        self._manager.rooms.come(self)
+        self._manager.rooms.enter(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._expect_nothing()
@@ -96,13 +96,13 @@ class Connection(RequestHandler):
             raise ConnectionError("a part of the answer was already sent")
         reason = " ".join((message or "").split("\n", 1)[0].split())[:200].rstrip(":")
         if status < 500:
-            told = f"this is not a valid HTTP/1.1 request: {reason}" + _remedy(reason)
+            text = f"this is not a valid HTTP/1.1 request: {reason}" + _remedy(reason)
             assert self._manager is not None
             self._manager.tell(f"malformed HTTP from {request.remote}: {reason}")
         else:
-            told = "internal error; see the server's log"
+            text = "internal error; see the server's log"
             log.error("a request from %s failed outside its handler", request.remote, exc_info=exc)
-        response = ApiError(status, told).response()
+        response = ApiError(status, text).response()
         response.headers["Server"] = "mooncake"
         response.force_close()
         return response
@@ -122,7 +122,7 @@ class Rooms:
         self._busy: set[Connection] = set()
         self._beyond: set[Connection] = set()  # arrived when all places were busy
 
-    def come(self, connection: Connection) -> None:
+    def enter(self, connection: Connection) -> None:
         if len(self._strangers) + len(self._idle) + len(self._busy) >= self._most:
             waiting = next(iter(self._strangers or self._idle), None)
             if waiting is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import orjson
@@ -18,6 +19,11 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
 """Longer error messages are cut, so that a wrong 8 MiB body is not sent back."""
+
+BASE = "/v1"
+MAX_GUESSED_CHARS = 100
+SIMILAR = 0.75
+"""Share of equal characters from which an unknown path is taken for a misspelt route."""
 
 _types = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
 
@@ -80,16 +86,25 @@ def naming(message: str) -> ApiError:
     return bad_request(message, named[1] if named else None)
 
 
-def no_route(path: str) -> ApiError:
-    """404 with a guess at the intended route."""
-    meant = next((route for route in ("/chat/completions", "/completions", "/models") if path.endswith(route)), None)
-    if meant is not None:
-        hint = f"did you mean /v1{meant}? A client's base URL is http://HOST:PORT/v1"
-    elif path.endswith("/responses"):
-        hint = "the Responses API is not served, use /v1/chat/completions"
-    else:
+def no_route(path: str, routes: Collection[str]) -> ApiError:
+    """404 with a guess at the intended one of `routes`."""
+    meant = _meant(path[-MAX_GUESSED_CHARS:], routes)
+    if meant is None:
         hint = "GET /v1/models tests the base URL, GET /openapi.json lists all routes"
+    elif meant.startswith(BASE):
+        hint = f"did you mean {meant}? A client's base URL is http://HOST:PORT{BASE}"
+    else:
+        hint = f"did you mean {meant}?"
     return ApiError(404, f"no such route; {hint}", code="unknown_url")
+
+
+def _meant(path: str, routes: Collection[str]) -> str | None:
+    """The route with the longest end in common with `path` apart from case, slashes and BASE, else a similar one."""
+    given = "/" + "/".join(part for part in path.lower().split("/") if part)
+    ends = {route.removeprefix(BASE): route for route in routes if route != "/"}
+    whole = [end for end in ends if given.endswith(end)]
+    close = [max(whole, key=len)] if whole else get_close_matches(given.removeprefix(BASE), ends, 1, SIMILAR)
+    return ends[close[0]] if close else None
 
 
 def from_exception(error: Exception, request_id: str) -> ApiError:

@@ -17,6 +17,7 @@ from aiohttp.typedefs import Middleware
 from net.http.common.connections import Rooms
 from net.http.common.errors import ApiError
 from net.http.common.frontend import Overloaded
+from net.http.common.unknown import IGNORED_HEADER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -163,4 +164,4 @@ class Cors:
         admitted = self._admitted(request)
         if admitted is not None:
             response.headers["Access-Control-Allow-Origin"] = admitted
-            response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+            response.headers["Access-Control-Expose-Headers"] = f"X-Request-Id, Retry-After, {IGNORED_HEADER}"

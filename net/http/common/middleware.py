@@ -32,6 +32,11 @@ def request_id_of(request: web.Request) -> str:
     return given if _sane_id.fullmatch(given) else secrets.token_hex(12)
 
 
+def _routes(app: web.Application) -> list[str]:
+    """Paths without variable parts."""
+    return [resource.canonical for resource in app.router.resources() if isinstance(resource, web.PlainResource)]
+
+
 def trace_headers_of(request: web.Request) -> dict[str, str] | None:
     """Joins repeated headers by commas, as W3C requires for tracestate; this makes a repeated traceparent invalid."""
     found = {name: ",".join(request.headers.getall(name, ())) for name in log_context.TRACE_HEADERS}
@@ -47,7 +52,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        return no_route(request.path).response()
+        return no_route(request.path, _routes(request.app)).response()
     except Exception as error:
         return from_exception(error, request_id).response()
 

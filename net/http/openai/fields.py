@@ -4,7 +4,7 @@ Every field of a body is one of
 - served: a field of a model (net/http/openai/schema.py);
 - ignored: harmless (IGNORED), accepted so that stock clients work;
 - neutral: known but not served (NEUTRAL), accepted only with values that have no effect;
-- unknown: refused with 400 naming the field.
+- unknown: ignored, and named in a header of the answer, or refused with 400 (--unknown-fields).
 A null means the same as an absent field, as in OpenAI's API.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 # fmt: off
 IGNORED = frozenset({
@@ -58,6 +58,22 @@ Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE]
 AtLeast0 = Annotated[int, Field(ge=0, lt=2**63), WHOLE]
 AtLeast1 = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
 UpTo20 = Annotated[int, Field(ge=0, le=20), WHOLE]
+
+
+class Known(BaseModel):
+    """Strict: a string does not pass as a number, nor a number as a bool. If the validation context is a list, unknown
+    fields are ignored and their names added to it; without a context they are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known(cls, body: Any, info: ValidationInfo) -> Any:
+        if info.context is None or not isinstance(body, dict):
+            return body
+        unknown = [name for name in body if name not in cls.model_fields]
+        info.context.extend(unknown)
+        return {name: value for name, value in body.items() if name in cls.model_fields} if unknown else body
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -66,13 +66,13 @@ def prompt_logprobs(
     """vLLM's format: per prompt token {token id: {logprob, rank, decoded_token}} of the token itself and of the
     `wanted` best; None for the first token. `items`: all prompt tokens except the first."""
 
-    def told(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+    def described(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": finite(logprob), "rank": rank, "decoded_token": frontend.token_text(token_id)}
 
     yield None
     for item in items:
-        best = {str(one): told(one, logprob, at) for at, (one, logprob) in enumerate(item.top[:wanted], 1)}
-        yield {str(item.token_id): told(item.token_id, item.logprob, item.rank)} | best
+        best = {str(one): described(one, logprob, at) for at, (one, logprob) in enumerate(item.top[:wanted], 1)}
+        yield {str(item.token_id): described(item.token_id, item.logprob, item.rank)} | best
 
 
 class CompletionLogprobs:

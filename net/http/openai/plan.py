@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from net.http.common.errors import ApiError, bad_request, naming
 from net.http.common.frontend import Frontend
-from net.http.openai.schema import ChatBody, CompletionBody, Generation, Message
+from net.http.openai.messages import Message
+from net.http.openai.schema import ChatBody, CompletionBody, Generation
 from net.http.openai.tools import Tool, schema_of_call
 
 DEFAULT_COMPLETION_TOKENS = 16

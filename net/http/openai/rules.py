@@ -25,6 +25,7 @@ UNSAID = (
     "is not in the vocabulary",  # of logit_bias: its keys are strings
     "tools contains no such tool",
     "are not JSON",  # arguments of an earlier tool call
+    "levels deep",  # nested lists and objects
     "cannot compile the",  # a grammar
     "a schema may have",
     "refused the messages",  # by the chat template
@@ -71,7 +72,7 @@ TEMPLATE_ARGUMENTS: Json = {
     "type": "object",
     "propertyNames": {"not": {"enum": sorted(RESERVED)}},
 }
-PART: Json = {"type": "object"} | _given(type={"const": "text"}, text={"type": "string"})
+PART: Json = {"anyOf": [_given(type={"const": kind}, **{kind: {"type": "string"}}) for kind in ("text", "refusal")]}
 CALLED: Json = {"type": "object"} | _given(name={"type": "string"})
 CALL: Json = {"type": "object"} | _given(function=CALLED)
 NAMED: Json = {"type": "object"} | _given(function={"type": "object"} | _given(name={"type": "string"}))

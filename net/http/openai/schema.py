@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from net.http.openai.fields import WHOLE, AtLeast0, AtLeast1, TokenIds, UpTo20, Whole, served_fields, whole_ids
+from net.http.openai.fields import WHOLE, AtLeast0, AtLeast1, Known, TokenIds, UpTo20, Whole, served_fields, whole_ids
+from net.http.openai.messages import Conversation
 from net.http.openai.structured import Structured
-from net.http.openai.tools import MAX_TOOLS, Tool, spelt_for_templates
+from net.http.openai.tools import MAX_TOOLS, Tool
 
 SERVICE_CLASSES = ("interactive", "standard", "batch")
 
@@ -32,10 +33,8 @@ TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
-class Body(BaseModel):
-    """Strict: a string does not pass as a number, nor a number as a bool."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
+class Body(Known, BaseModel):
+    """What a client sends, or a part of it that may have ignored and neutral fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,46 +138,6 @@ class CompletionBody(Generation):
         if len(self.prompt) * self.n > MAX_CHOICES:
             raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
         return self
-
-
-class Message(BaseModel):
-    """One chat message; fields other than role and content are passed to the template unchanged."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[Any] | None = None
-    tool_calls: list[Any] | None = None  # of an earlier answer
-
-    @field_validator("tool_calls")
-    @classmethod
-    def _as_objects(cls, calls: list[Any] | None) -> list[Any] | None:
-        return None if calls is None else spelt_for_templates(calls)
-
-    @field_validator("content")
-    @classmethod
-    def _text_only(cls, content: str | list[Any] | None) -> str | None:
-        """Content parts become one string: templates of text models expect a string."""
-        if not isinstance(content, list):
-            return content
-        for part in content:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ValueError('every content part must be {"type": "text", "text": "..."}')
-        return "\n".join(part["text"] for part in content)
-
-
-MAX_MESSAGES = 4096
-"""Per conversation: 15 ms until the template gets them."""
-
-
-def _few_messages(messages: Any) -> Any:
-    """Counts the messages before they are checked one by one."""
-    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
-        raise ValueError(f"a conversation has at most {MAX_MESSAGES} messages, got {len(messages)}")
-    return messages
-
-
-Conversation = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(_few_messages)]
 
 
 class ChatBody(Generation):

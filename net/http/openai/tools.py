@@ -18,6 +18,9 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from net.http.common.body import MAX_DEPTH, deeper_than
+from net.http.openai.fields import Known
+
 BEGIN, END = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
 
@@ -34,9 +37,7 @@ class Function(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class Tool(Known):
     type: Literal["function"]
     function: Function
 
@@ -53,27 +54,45 @@ def _with_object(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError('each element of tool_calls must be {"function": {"name": "...", "arguments": "..."}, ...}')
-    arguments = function.get("arguments")
+    arguments, name = function.get("arguments"), function["name"][:80]
     if not isinstance(arguments, str):
         return call
     try:
-        return {**call, "function": {**function, "arguments": orjson.loads(arguments or "{}")}}
+        parsed = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"tool_calls: arguments of {function['name'][:80]!r} are not JSON: {error}") from None
+        raise ValueError(f"tool_calls: arguments of {name!r} are not JSON: {error}") from None
+    if deeper_than(MAX_DEPTH, parsed):
+        raise ValueError(f"tool_calls: arguments of {name!r} are nested more than {MAX_DEPTH} levels deep")
+    return {**call, "function": {**function, "arguments": parsed}}
 
 
 def schema_of_call(tools: Sequence[Tool]) -> str:
-    """JSON schema of a call of one of `tools`."""
+    """JSON schema of a call of one of `tools`. The parameters of each tool are a schema resource with an `$id` of its
+    own: a pointer in them (`#/$defs/City`, `#`) means a part of these parameters, not of the call."""
 
-    def one(tool: Tool) -> Json:
-        properties = {
-            "name": {"const": tool.function.name},
-            "arguments": tool.function.parameters or {"type": "object"},
-        }
+    def one(at: int, tool: Tool) -> Json:
+        properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": f"#/$defs/{at}"}}
         required = ["name", "arguments"]
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
-    return orjson.dumps({"anyOf": [one(tool) for tool in tools]}).decode()
+    parameters = {
+        str(at): _resource(tool.function.parameters or {"type": "object"}, at) for at, tool in enumerate(tools)
+    }
+    call = {"anyOf": [one(at, tool) for at, tool in enumerate(tools)], "$defs": parameters}
+    return orjson.dumps(call).decode()
+
+
+def _resource(schema: Json, at: int) -> Json:
+    """`schema` under an `$id` of its own, also in older drafts: up to draft 7, a `$ref` hides its neighbours, and draft
+    4 knows no `$id`, so its schemas are read as current ones."""
+    draft = str(schema.get("$schema", ""))
+    named: Json = {"$id": f"urn:mooncake:tool:{at}"}
+    dropped = ""
+    if "/draft-04" in draft:
+        dropped = "$schema"
+    elif "/draft-0" in draft and "$ref" in schema:
+        dropped, named["allOf"] = "$ref", [{"$ref": schema["$ref"]}]
+    return {key: value for key, value in schema.items() if key != dropped} | named
 
 
 class ToolText:
@@ -122,7 +141,10 @@ def _call(text: str, index: int) -> Json | None:
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None
     arguments = parsed.get("arguments", {})
-    spelt = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    try:
+        spelt = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    except orjson.JSONEncodeError:  # nested deeper than it writes
+        return None
     function = {"name": parsed["name"], "arguments": spelt}
     return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 

@@ -148,8 +148,8 @@ class Copier:
         self._pool.shutdown(wait=True)
 
 
-async def all_ended(running: Sequence[asyncio.Future[T]], stop: Callable[[], object]) -> list[T]:
-    """The results of work in threads. If cancelled, this calls `stop`, waits until all have stopped, then raises."""
+async def all_ended(running: Sequence[asyncio.Future[T]], stop: Callable[[], object] = lambda: None) -> list[T]:
+    """The results of work in threads. If cancelled, this calls `stop`, waits until all have ended, then raises."""
     cancelled: asyncio.CancelledError | None = None
     while any(not one.done() for one in running):
         try:
@@ -158,5 +158,7 @@ async def all_ended(running: Sequence[asyncio.Future[T]], stop: Callable[[], obj
             cancelled = error
             stop()  # at most one piece remains: well under a millisecond
     if cancelled is not None:
+        for one in running:
+            one.exception()  # retrieved, so that asyncio does not log it
         raise cancelled
     return [one.result() for one in running]

@@ -72,11 +72,11 @@ class Target:
 
     def _tell(self, name: str) -> None:
         """Send address and keys of a region when its memory is pinned."""
-        task = spawn(self._told(name), "sending the keys of a region")
+        task = spawn(self._send_keys(name), "sending the keys of a region")
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _told(self, name: str) -> None:
+    async def _send_keys(self, name: str) -> None:
         answer = await self._keys(name)
         with suppress(PeerLost):
             self.connection.send({"op": "region", "name": name, **answer})

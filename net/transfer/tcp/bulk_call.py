@@ -103,7 +103,7 @@ class BulkCall:
         """The destination of the bytes of an answer with this `body`. Raises RemoteError if they were not requested."""
         raise RemoteError(f"{nbytes} unexpected bytes: none were requested", "bad_answer")
 
-    def came(self, moved: int) -> None:
+    def received(self, moved: int) -> None:
         """The first `moved` bytes of the answer have arrived."""
         self.moved = moved
         if self._deadline is not None:

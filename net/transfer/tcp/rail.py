@@ -254,7 +254,7 @@ class TcpRail:
             if transfer.ours.left != header["n"]:
                 raise FrameError(f"{header['n']} bytes arrived, but there is room for {transfer.ours.left}")
         decoder = self.connection.decoder
-        self.connection.watch = lambda: call.came(transfer.nbytes - transfer.ours.left - decoder.missing)
+        self.connection.watch = lambda: call.received(transfer.nbytes - transfer.ours.left - decoder.missing)
         return True
 
     def frame(self, connection: Connection, frame: Frame) -> None:
@@ -289,7 +289,7 @@ class TcpRail:
         if header["op"] == "answer" and not header["n"]:
             call.answer = header["b"]
         elif transfer.nbytes:
-            call.came(transfer.nbytes - transfer.ours.left)
+            call.received(transfer.nbytes - transfer.ours.left)
         if not transfer.ours.left:
             transfer.done.set_result(None)
             del self._transfers[header["id"]]  # nothing more is expected of it

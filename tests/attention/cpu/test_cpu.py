@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import logging
 import mmap
-from dataclasses import fields
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from attention import choose
-from attention.cpu import CpuBackend
+from attention.choice import measured as cpu_choice
+from attention.choice.choose import choose
+from attention.choice.measured import Heads, batch_of, fastest_of, seconds_of
 from attention.cpu import build as cpu_build
-from attention.cpu import choice as cpu_choice
 from attention.cpu import level as cpu_level
-from attention.cpu.choice import Heads, batch_of, fastest_of, seconds_of
+from attention.cpu.backend import CpuBackend
 from attention.cpu.level import LEVELS, levels_here
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
-from engine.config.config import Config
 from lab.bench.attention.grid import Point
 from lab.bench.attention.quantized import find_quantized_fault
 from net.compiled import NotCompiled
@@ -260,11 +258,6 @@ def test_a_level_that_this_cpu_lacks_is_refused(name, level):
         choose(name, "cpu", cpu_level=level)
     with pytest.raises(NotCompiled, match=lacks):
         CpuBackend(level)
-
-
-def test_the_flag_takes_every_level():
-    (field,) = (field for field in fields(Config) if field.name == "cpu_level")
-    assert field.metadata["choices"] == ("auto", *LEVELS)
 
 
 def test_without_the_features_auto_is_torch_and_cpu_is_an_error(monkeypatch, caplog):

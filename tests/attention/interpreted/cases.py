@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,13 +30,13 @@ HEADS = ((4, 4), (9, 3), (8, 2), (6, 1))
 HEAD_SIZES, BLOCK_SIZES = (64, 80, 96, 128, 256), (16, 48, 64, 256)
 
 
-def grid(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, Any, torch.dtype]]:
+def grid(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
     """(one of first, one of second, dtype): all of them on a GPU; interpreted, where each takes a second, every pair
-    of two values at least once."""
+    of two values at least once, and half of that without the heavy ones."""
     found = []
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            found += [(a, b, dtype) for k, dtype in enumerate(DTYPES) if DEVICE == "cuda" or k == (i + j) % len(DTYPES)]
+    for (i, a), (j, b), (k, dtype) in product(enumerate(first), enumerate(second), enumerate(DTYPES)):
+        if DEVICE == "cuda" or k == (i + j) % len(DTYPES):
+            found.append(pytest.param(a, b, dtype, marks=[pytest.mark.heavy] if (i + j) % 2 else []))
     return found
 
 

@@ -14,7 +14,7 @@ from engine.model.graphs import Bucket, CudaRecorder, GraphedModel, StaticStep
 from engine.model.model_config import ModelConfig
 from engine.model.ops import TorchOps
 from engine.model.ops_triton import TritonOps
-from engine.step.inputs import Inputs, Row, build_inputs
+from engine.step.inputs import InputBuilder, Inputs, Row
 from tests.attention.interpreted.cases import DEVICE
 
 CONFIG = ModelConfig(
@@ -64,7 +64,7 @@ def logits_of(backend: AttentionBackend, steps: list[list[Row]], ops: TorchOps) 
     pool = make_pool()
     results = []
     for rows in steps:
-        inputs = build_inputs(rows, BLOCK_SIZE, torch.device(DEVICE))
+        inputs = InputBuilder(BLOCK_SIZE, torch.device(DEVICE)).build(rows)
         results.append(model.forward(inputs.token_ids, inputs.batch, pool, last_rows(inputs), None))
     return results
 
@@ -91,7 +91,7 @@ def test_a_step_padded_for_a_graph(bucket: Bucket) -> None:
     static = StaticStep(bucket, 16, BLOCK_SIZE, torch.device(DEVICE))
     steps = [[Row([1], 0, [5]), Row([2], 0, [7])], [Row([11], 1, [5])], [Row([9], 2, [5]), Row([12, 13, 14], 1, [7])]]
     for rows in steps if bucket.chunks else steps[:2]:
-        inputs = build_inputs(rows, BLOCK_SIZE, torch.device(DEVICE))
+        inputs = InputBuilder(BLOCK_SIZE, torch.device(DEVICE)).build(rows)
         static.load(inputs.token_ids, inputs.batch, last_rows(inputs))
         expected = model.forward(inputs.token_ids, inputs.batch, pool, last_rows(inputs))
         logits = model.forward(static.token_ids, static.batch, padded_pool, static.rows)
@@ -107,7 +107,7 @@ def test_recorded_graphs_replay_other_steps() -> None:
     graphed = GraphedModel(model, pool, BLOCK_SIZE, CudaRecorder(), max_num_seqs=3, max_model_len=64)
     steps = [[Row([1, 2, 3], 0, [5])], [Row([4], 3, [5])], [Row([5], 4, [5]), Row([6, 7], 0, [2])], [Row([8], 5, [5])]]
     for rows in steps:
-        inputs = build_inputs(rows, BLOCK_SIZE, torch.device(DEVICE))
+        inputs = InputBuilder(BLOCK_SIZE, torch.device(DEVICE)).build(rows)
         assert graphed.find(inputs.batch, len(last_rows(inputs))) is not None
         expected = model.forward(inputs.token_ids, inputs.batch, other, last_rows(inputs))
         logits = graphed.forward(inputs.token_ids, inputs.batch, pool, last_rows(inputs))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from engine.model.decoder import Model
 from engine.model.graphs import Bucket, StaticStep
 from engine.model.model_config import ModelConfig
 from engine.model.ops_triton import TritonOps
-from engine.step.inputs import Row, build_inputs
+from engine.step.inputs import InputBuilder, Row
 from lab.bench.attention.every_tile import KERNELS, LLAMA, Variant, attention_launches, meta, quantized, shortfall
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
@@ -44,20 +44,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+VARIANTS = (LLAMA, MULTI_QUERY, GEMMA)
+
+
 def rows() -> Iterator[tuple[int, torch.dtype, int, Variant]]:
     """(head size, dtype, shared memory, variant): every row of the table, every head size, and what stresses it."""
-    variants = (LLAMA, MULTI_QUERY, GEMMA)
     for number, head_size in enumerate(HEAD_SIZES):
         for turn, shared in enumerate((SM80, SM90)):
-            for variant in variants if head_size in (64, 128) else [variants[(number + turn) % 3]]:
-                yield head_size, torch.bfloat16, shared, variant
+            yield head_size, torch.bfloat16, shared, VARIANTS[(number + turn) % 3]
     for head_size in (64, 128, 256):
         yield head_size, torch.bfloat16, SM86, MULTI_QUERY
-        for shared in (SM80, SM90):
-            yield head_size, torch.float32, shared, MULTI_QUERY
-            yield head_size, torch.float32, shared, GEMMA
+        yield head_size, torch.float32, SM80, MULTI_QUERY
+        yield head_size, torch.float32, SM90, GEMMA
     yield 64, torch.bfloat16, SM90, UNEVEN
     yield 128, torch.float16, SM90, LLAMA
+
+
+def more_rows() -> Iterator[tuple[int, torch.dtype, int, Variant]]:
+    """The usual head sizes with every variant."""
+    seen = set(rows())
+    for head_size, shared, variant in product((64, 128), (SM80, SM90), VARIANTS):
+        if (head_size, torch.bfloat16, shared, variant) not in seen:
+            yield head_size, torch.bfloat16, shared, variant
+    for head_size in (64, 128, 256):
+        yield head_size, torch.float32, SM80, GEMMA
+        yield head_size, torch.float32, SM90, MULTI_QUERY
 
 
 def test_the_rows_below_cover_the_table() -> None:
@@ -66,7 +77,11 @@ def test_the_rows_below_cover_the_table() -> None:
     assert reached == {id(tiles) for tiles in TABLE.values()}
 
 
-@pytest.mark.parametrize(("head_size", "dtype", "shared", "variant"), list(rows()), ids=str)
+@pytest.mark.parametrize(
+    ("head_size", "dtype", "shared", "variant"),
+    [*rows(), *(pytest.param(*row, marks=pytest.mark.heavy) for row in more_rows())],
+    ids=str,
+)
 def test_attention_compiles_within_its_means(head_size: int, dtype: torch.dtype, shared: int, variant: Variant) -> None:
     tiles = find_tiles(head_size, dtype.itemsize, shared)
     launches = attention_launches(head_size, dtype, tiles, variant)
@@ -173,7 +188,7 @@ def test_a_step_never_waits_for_the_device() -> None:
     model = Model(config, named, TritonBackend(), "meta", TritonOps())
     pool = meta(8, 2, 2, 2, 16, 32, dtype=torch.bfloat16)
     rows = [Row([1], 5, [1]), Row([2], 6, [2]), Row([3, 4, 5], 0, [3])]
-    inputs = build_inputs(rows, 16, torch.device("meta"))
+    inputs = InputBuilder(16, torch.device("meta")).build(rows)
     static = StaticStep(Bucket(4, 2, 16), 16, 16, torch.device("meta"))
 
     def launch() -> None:

@@ -12,6 +12,7 @@ from cache.results import StoreError
 from lab.faults.histories import Operation, linearizable
 from tests.cache.pooled import SLOT, cluster_of, key_of, quiet
 from tests.cache.virtual import Weather, run
+from tests.heavy import seeds
 
 WAYS = {"leases": {"message_block_bytes": 0}, "messages": {"message_block_bytes": SLOT}}
 
@@ -102,7 +103,7 @@ def seeded(work, seed):
 
 
 @pytest.mark.parametrize("nodes,replicas", [("ab", 2), ("abc", 2), ("abc", 3), ("ab", 1)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_puts_and_gets_of_one_key_are_linearizable_while_nothing_breaks(way, nodes, replicas, seed):
     async def work(rng):
         async with cluster_of(*nodes, replicas=replicas, slots=256, **way) as cluster:

@@ -47,7 +47,7 @@ async def local(directory, backend, slots=8, shares=None, policy="lru", map_byte
 
 
 def put(store, i, facts=PLAIN):
-    slot = store.reserve(key_of(i), facts)
+    slot = store.reservations.reserve(key_of(i), facts)
     assert slot is not None
     store.arena.memory(slot)[:] = block_of(i)
     store.commit(key_of(i), slot, checksum(block_of(i)))
@@ -62,10 +62,10 @@ async def put_when_room(store, i, facts=PLAIN):
 
 
 async def read(store, i):
-    pins = await store.pin([key_of(i)])
+    pins = await store.pinning.pin_each([key_of(i)], leading=True)
     for pin in pins:
         assert bytes(store.arena.memory(pin.slot)) == block_of(i)
-        store.unpin([pin.slot])
+        store.pinning.unpin([pin.slot])
     return pins[0].tier if pins else None
 
 
@@ -253,7 +253,7 @@ async def test_a_durable_put_is_synced_before_it_is_acknowledged(tmp_path, backe
         client, b = cluster.stores["client"], await cluster.add("b", directory=tmp_path, backend=backend)
         ssd, synced = b.local.ssd, []
         sync = ssd._medium.sync
-        ssd._medium.sync = lambda: (synced.append(set(ssd._entries)), sync())
+        ssd._medium.sync = lambda: (synced.append(set(ssd._index.entries)), sync())
         assert await client.put(key_of(1), b"value", durable=True)
         assert key_of(1) in synced[-1]
         assert await Objects(client).put("objects/x", bytes(5 * SLOT), durable=True)

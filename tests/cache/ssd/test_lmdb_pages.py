@@ -153,7 +153,7 @@ def test_a_value_with_a_damaged_header_is_not_given_back_to_lmdb(tmp_path, caplo
     tier = churn(tmp_path / "ssd", 5000, 1 << 20, 50, 3)
     path = tmp_path / "ssd" / "data.mdb"
     key = tier.all_keys()[0]
-    page = tier._entries[key].place // PAGE
+    page = tier._index.entries[key].place // PAGE
     with path.open("r+b") as file:
         file.seek(page * PAGE + 12)
         file.write(b"\x63")

@@ -197,11 +197,11 @@ async def test_what_the_home_has_is_not_sent_again():
 
 async def test_a_full_home_passes_on_what_it_has_no_room_for():
     async with pool(5000, slots=12, names=("client", "a", "b")) as made:
-        blockers = [made.locals["a"].reserve(key_of(10**6 + i)) for i in range(10)]
+        blockers = [made.locals["a"].reservations.reserve(key_of(10**6 + i)) for i in range(10)]
         assert await put(made, range(12)) == 12
         assert (await get(made, range(12))).blocks == 12
         for slot in blockers:
-            made.locals["a"].abandon(slot)
+            made.locals["a"].reservations.abandon(slot)
 
 
 async def test_more_than_the_home_has_dram_for_comes_from_its_ssd(tmp_path):
@@ -249,17 +249,17 @@ async def test_an_answer_that_broke_off_counts_for_nothing(monkeypatch):
     """Its connection breaks in the middle, and when the question comes again the home does not have it any more."""
     async with pool(3_000_000) as made:
         await put(made, [0])
-        came, broken = BulkGet.came, []
+        inherited, broken = BulkGet.received, []
 
         def break_off(call, moved):
-            came(call, moved)
+            inherited(call, moved)
             if not broken and moved < made.size:
                 made.locals["a"]._pool.forget(key_of(0))
                 broken.extend(made.transfers["client"]._transports["tcp"]._bundles["a", "data"].connections())
                 for rail in broken:
                     rail.connection._break("a test")
 
-        monkeypatch.setattr(BulkGet, "came", break_off)
+        monkeypatch.setattr(BulkGet, "received", break_off)
         assert (await get(made, [0])).blocks == 0
         assert broken
 

@@ -82,9 +82,9 @@ async def test_other_bytes_are_noticed_and_asked_about(pair):
     """The home's memory is changed under the reader, as by a block that takes the slot of another: the index says one
     checksum, the bytes have another. In words the home finds the damage, and the copy on SSD answers the next get."""
     home, client = pair
-    (pin,) = await home.local.pin([KEYS[1]])
+    (pin,) = await home.local.pinning.pin_each([KEYS[1]], leading=True)
     home.local.arena.memory(pin.slot)[9] ^= 1
-    home.local.unpin([pin.slot])
+    home.local.pinning.unpin([pin.slot])
     assert (await get(client)).blocks == 1
     assert client.store.stats()["corrupt"] == 1
     await until(lambda: home.local.stats()["dram"]["corrupt"] == 1)

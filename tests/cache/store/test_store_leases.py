@@ -60,11 +60,11 @@ async def test_a_lease_that_is_ended_before_its_grant_is_given_back():
         async def slow_room(timeout_s, facts):
             entered.set()
             await go.wait()
-            b.local.abandon(blocker)
+            b.local.reservations.abandon(blocker)
             return await wait_for_room(timeout_s, facts)
 
         b.local.wait_for_room = slow_room
-        blocker = b.local.reserve(key_of(10**6))
+        blocker = b.local.reservations.reserve(key_of(10**6))
         channel = cluster.hub.channels["a"]
         reserving = asyncio.create_task(channel.call("b", "store.reserve", {"lease": 7}, [key_of(number)]))
         await entered.wait()

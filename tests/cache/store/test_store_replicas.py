@@ -110,13 +110,13 @@ async def test_a_full_home_passes_on_and_gets_its_blocks_back(way):
         small = await cluster.add("s", slots=2, deadlines=SOON, **way)
         a = cluster.stores["a"]
         numbers = of_home(cluster, "s", 6)
-        blockers = [small.local.reserve(key_of(10**6 + i)) for i in range(2)]
+        blockers = [small.local.reservations.reserve(key_of(10**6 + i)) for i in range(2)]
         assert await put(a, numbers) == 6
         assert await lookup(a, numbers) == 6, "the home says where they went"
         assert (await get(a, numbers)).blocks == 6
         assert sum(cluster.stores[n].stats()["share"]["hints"] for n in "ab") == 6
         for slot in blockers:
-            small.local.abandon(slot)
+            small.local.reservations.abandon(slot)
         for name in "ab":
             cluster.stores[name].keeper.start()
         await until(lambda: sum(cluster.stores[n].stats()["share"]["hints"] for n in "ab") == 0)
@@ -238,10 +238,10 @@ async def test_put_says_why_it_failed(way):
         with pytest.raises(Unreachable):
             await client.put(key_of(1), b"x")
         full = await cluster.add("b", slots=1, deadlines=SOON, **way)
-        full.local.reserve(key_of(2))
+        full.local.reservations.reserve(key_of(2))
         with pytest.raises(NoRoom, match="--dram-bytes"):
             await client.put(key_of(1), b"x")
-        full.local.abandon(0)
+        full.local.reservations.abandon(0)
 
 
 async def test_a_long_prefix_arrives_in_parts(way):

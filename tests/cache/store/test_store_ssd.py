@@ -53,10 +53,10 @@ async def test_without_checksums_only_reads_from_ssd_are_compared(tmp_path, way,
         assert await put(client, range(4)) == 4
         await b.local.drain()
         assert (await get(client, range(4))).blocks == 4
-        (pin,) = await b.local.pin([key_of(2)])
+        (pin,) = await b.local.pinning.pin_each([key_of(2)], leading=True)
         assert pin.checksum == UNCHECKED
         b.local.arena.memory(pin.slot)[5] ^= 1
-        b.local.unpin([pin.slot])
+        b.local.pinning.unpin([pin.slot])
         await client.get_into([key_of(2)], "kv", [0])
         assert client.kv.memory[:SLOT] != block_of(2), "nobody looked"
         assert await b.local.verify(key_of(2)), "and nobody can tell"

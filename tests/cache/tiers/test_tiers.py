@@ -27,7 +27,7 @@ def block_of(i: int) -> bytes:
 
 def put(store: LocalStore, i: int) -> bool:
     """One block in two steps. False: it was there."""
-    slot = store.reserve(key_of(i))
+    slot = store.reservations.reserve(key_of(i))
     if slot is None:
         return False
     store.arena.memory(slot)[:] = block_of(i)
@@ -46,13 +46,13 @@ async def put_when_room(store: LocalStore, i: int) -> None:
 
 async def read(store: LocalStore, i: int) -> str | None:
     """The tier block i came from; its content is checked."""
-    pins = await store.pin([key_of(i)])
+    pins = await store.pinning.pin_each([key_of(i)], leading=True)
     if not pins:
         return None
     (pin,) = pins
     assert bytes(store.arena.memory(pin.slot)) == block_of(i)
     assert pin.checksum == checksum(block_of(i))
-    store.unpin([pin.slot])
+    store.pinning.unpin([pin.slot])
     return pin.tier
 
 
@@ -97,9 +97,9 @@ def slow_disk(monkeypatch):
 
 async def test_a_block_is_found_once_committed(make):
     store = await make(map_bytes=0)
-    slot = store.reserve(key_of(1))
+    slot = store.reservations.reserve(key_of(1))
     assert store.contains(key_of(1)) is None
-    assert await store.pin([key_of(1)]) == []
+    assert await store.pinning.pin_each([key_of(1)], leading=True) == []
     store.arena.memory(slot)[:] = block_of(1)
     store.commit(key_of(1), slot, checksum(block_of(1)))
     assert store.contains(key_of(1)) == "dram"
@@ -108,24 +108,24 @@ async def test_a_block_is_found_once_committed(make):
 
 async def test_a_key_is_written_once(make):
     store = await make()
-    slot = store.reserve(key_of(1))
-    assert store.reserve(key_of(1)) is None, "somebody else is writing it"
-    store.abandon(slot)
+    slot = store.reservations.reserve(key_of(1))
+    assert store.reservations.reserve(key_of(1)) is None, "somebody else is writing it"
+    store.reservations.abandon(slot)
     assert put(store, 1)
     assert not put(store, 1)
     await store.drain()
-    assert store.reserve(key_of(1)) is None
+    assert store.reservations.reserve(key_of(1)) is None
 
 
 async def test_commit_needs_the_reservation_of_that_key(make):
     store = await make()
-    slot = store.reserve(key_of(1))
+    slot = store.reservations.reserve(key_of(1))
     for key, at in ((key_of(2), slot), (key_of(1), slot + 1)):
         with pytest.raises(ValueError, match="not reserved"):
             store.commit(key, at, 0)
-    store.abandon(slot)
+    store.reservations.abandon(slot)
     with pytest.raises(KeyError):
-        store.abandon(slot)
+        store.reservations.abandon(slot)
     with pytest.raises(ValueError, match="not reserved"):
         store.commit(key_of(1), slot, 0)
 
@@ -133,16 +133,16 @@ async def test_commit_needs_the_reservation_of_that_key(make):
 async def test_pinned_and_reserved_slots_are_not_taken(make):
     store = await make(slots=2, map_bytes=0)
     put(store, 1)
-    (pin,) = await store.pin([key_of(1)])
-    reserved = store.reserve(key_of(2))
+    (pin,) = await store.pinning.pin_each([key_of(1)], leading=True)
+    reserved = store.reservations.reserve(key_of(2))
     with pytest.raises(NoSpace):
-        store.reserve(key_of(3))
+        store.reservations.reserve(key_of(3))
     assert not await store.wait_for_room(10), "no write is under way that could free a slot"
-    store.abandon(reserved)
+    store.reservations.abandon(reserved)
     assert put(store, 3)
     assert put(store, 4), "3 is evicted, 1 is not"
     assert bytes(store.arena.memory(pin.slot)) == block_of(1)
-    store.unpin([pin.slot])
+    store.pinning.unpin([pin.slot])
 
 
 async def test_more_than_dram_is_kept_on_ssd_and_comes_back(make):
@@ -171,7 +171,7 @@ async def test_dram_is_not_evicted_before_its_write_is_done(make, slow_disk):
     put(store, 1)
     put(store, 2)
     with pytest.raises(NoSpace):
-        store.reserve(key_of(3))
+        store.reservations.reserve(key_of(3))
     assert not await store.wait_for_room(0.01)
     slow_disk.set()
     assert await store.wait_for_room(10)
@@ -194,17 +194,17 @@ async def test_pins_of_one_block_share_its_promotion(make, slow_disk):
     await put_when_room(store, 2)
     await store.drain()
     slow_disk.clear()
-    waiting = [asyncio.create_task(store.pin([key_of(1)])) for _ in range(3)]
+    waiting = [asyncio.create_task(store.pinning.pin_each([key_of(1)], leading=True)) for _ in range(3)]
     await asyncio.sleep(0)
     assert store.contains(key_of(1)) == "ssd"
-    assert store.reserve(key_of(1)) is None
+    assert store.reservations.reserve(key_of(1)) is None
     slow_disk.set()
     pins = [(await task)[0] for task in waiting]
     assert pins == [Pin(0, checksum(block_of(1)), "ssd", SLOT)] * 3
     with pytest.raises(NoSpace):
-        store.reserve(key_of(3))
+        store.reservations.reserve(key_of(3))
     for pin in pins:
-        store.unpin([pin.slot])
+        store.pinning.unpin([pin.slot])
     assert store.stats()["ssd"]["hits"] == 1
 
 
@@ -215,7 +215,7 @@ async def test_who_gives_up_waiting_keeps_no_pin(make, slow_disk):
         await put_when_room(store, i)
     await store.drain()
     slow_disk.clear()
-    waiting = asyncio.create_task(store.pin([key_of(3), key_of(1)]))
+    waiting = asyncio.create_task(store.pinning.pin_each([key_of(3), key_of(1)], leading=True))
     await asyncio.sleep(0)
     assert store.stats()["dram"]["held"] == 2
     waiting.cancel()
@@ -232,34 +232,36 @@ async def test_promotion_stops_where_dram_is_full_of_pins(make):
     for i in range(4):
         await put_when_room(store, i)
     await store.drain()
-    pins = await store.pin([key_of(i) for i in range(4)])  # 2 and 3 are in DRAM, but the run begins with 0
+    pins = await store.pinning.pin_each(
+        [key_of(i) for i in range(4)], leading=True
+    )  # 2 and 3 are in DRAM, but the run begins with 0
     assert [pin.tier for pin in pins] == ["ssd", "ssd"]
-    assert await store.pin([key_of(2)]) == []
-    store.unpin([pin.slot for pin in pins])
+    assert await store.pinning.pin_each([key_of(2)], leading=True) == []
+    store.pinning.unpin([pin.slot for pin in pins])
 
 
 async def test_the_run_ends_at_a_missing_block(make):
     store = await make(slots=4, map_bytes=0)
     put(store, 0)
     put(store, 2)
-    pins = await store.pin([key_of(i) for i in range(3)])
+    pins = await store.pinning.pin_each([key_of(i) for i in range(3)], leading=True)
     assert len(pins) == 1
-    store.unpin([pins[0].slot])
+    store.pinning.unpin([pins[0].slot])
 
 
 async def test_the_run_ends_at_a_damaged_block(make):
     store = await make(slots=4)
     for i in range(4):
-        slot = store.reserve(key_of(i))
+        slot = store.reservations.reserve(key_of(i))
         store.arena.memory(slot)[:] = block_of(i)
         store.commit(key_of(i), slot, checksum(block_of(i)) ^ (i == 2))
         await store.drain()
     for i in range(10, 14):
         await put_when_room(store, i)
     await store.drain()
-    pins = await store.pin([key_of(i) for i in range(4)])
+    pins = await store.pinning.pin_each([key_of(i) for i in range(4)], leading=True)
     assert [pin.tier for pin in pins] == ["ssd", "ssd"]
-    store.unpin([pin.slot for pin in pins])
+    store.pinning.unpin([pin.slot for pin in pins])
 
 
 async def test_hits_of_a_run_are_kept_while_its_rest_is_promoted(make):
@@ -267,14 +269,14 @@ async def test_hits_of_a_run_are_kept_while_its_rest_is_promoted(make):
     for i in range(6):
         await put_when_room(store, i)
     await store.drain()
-    pins = await store.pin([key_of(i) for i in (2, 0, 3, 1)])  # in DRAM: 2, 3, 4, 5
+    pins = await store.pinning.pin_each([key_of(i) for i in (2, 0, 3, 1)], leading=True)  # in DRAM: 2, 3, 4, 5
     assert [pin.tier for pin in pins] == ["dram", "ssd", "dram", "ssd"]
-    store.unpin([pin.slot for pin in pins])
+    store.pinning.unpin([pin.slot for pin in pins])
 
 
 async def test_damage_on_ssd_is_a_miss(make, monkeypatch):
     store = await make(slots=1)
-    slot = store.reserve(key_of(1))
+    slot = store.reservations.reserve(key_of(1))
     store.arena.memory(slot)[:] = block_of(2)
     store.commit(key_of(1), slot, checksum(block_of(1)))  # these are not the bytes
     await store.drain()
@@ -291,12 +293,12 @@ async def test_damage_in_dram_is_found_and_ssd_answers(make):
     put(store, 1)
     await store.drain()
     assert await store.verify(key_of(1))
-    (pin,) = await store.pin([key_of(1)])
+    (pin,) = await store.pinning.pin_each([key_of(1)], leading=True)
     store.arena.memory(pin.slot)[7] ^= 1
     assert not await store.verify(key_of(1))
     assert store.stats()["dram"]["corrupt"] == 1
     assert store.contains(key_of(1)) == "ssd"
-    store.unpin([pin.slot])
+    store.pinning.unpin([pin.slot])
     assert await read(store, 1) == "ssd"
     assert not await store.verify(key_of(99))
 
@@ -323,8 +325,8 @@ async def test_hits_in_dram_keep_the_copy_on_ssd_young(make):
 async def test_a_node_without_a_share():
     store = LocalStore(None, None)
     with pytest.raises(NoSpace):
-        store.reserve(key_of(1))
-    assert await store.pin([key_of(1)]) == []
+        store.reservations.reserve(key_of(1))
+    assert await store.pinning.pin_each([key_of(1)], leading=True) == []
     assert (store.contains(key_of(1)), store.count_leading([key_of(1)])) == (None, 0)
     assert not await store.wait_for_room(10)
     assert_idle(store)
@@ -404,12 +406,12 @@ async def test_a_block_that_is_removed_while_it_is_promoted_does_not_stay(make, 
         await put_when_room(store, i)
     await store.drain()
     slow_disk.clear()
-    reading = asyncio.create_task(store.pin([key_of(1)]))
+    reading = asyncio.create_task(store.pinning.pin_each([key_of(1)], leading=True))
     await asyncio.sleep(0)
     removing = asyncio.create_task(store.remove([key_of(1)]))
     await asyncio.sleep(0)
     assert store.contains(key_of(1)) is None
-    assert await store.pin([key_of(1)]) == [], "nobody begins to read it any more"
+    assert await store.pinning.pin_each([key_of(1)], leading=True) == [], "nobody begins to read it any more"
     slow_disk.set()
     assert await removing == 1
     assert await reading == []

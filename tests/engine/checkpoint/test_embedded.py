@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers import LlamaForCausalLM
 
-import attention
+from attention.choice.choose import choose
 from engine.checkpoint.safetensors_weights import our_name
 from engine.model.decoder import Model
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.step.runner import Row, Runner
+from tests import transformers_answers
 
 NEW_TOKENS = 20
 BLOCK_SIZE = 16
@@ -46,7 +46,9 @@ RAW = [
     "La Tour Eiffel est située à",
     "SELECT name, COUNT(*) FROM users WHERE age > 30 GROUP BY",
 ]
-LENGTHS = [1, 2, 15, 16, 17, 33, 64, 127, 250, 400, 700, 1500]
+LENGTHS = [1, 2, 15, 16, 17, 33, 64, 127, 400, 250, 700, 1500]
+SOME = -3
+"""prompts[:SOME]: without the last three, which take most of the time; the longest that remains needs two chunks."""
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +66,14 @@ def prompts(embedded_tokenizer) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def transformers_model(embedded) -> LlamaForCausalLM:
-    with torch.device("meta"):
-        names_only = LlamaForCausalLM(LlamaConfig(num_hidden_layers=embedded.config.num_layers))
-    loaded = load_gguf_checkpoint(str(embedded.path), return_tensors=True, model_to_load=names_only)
-    model = LlamaForCausalLM(LlamaConfig(**loaded["config"])).eval()
-    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
-    assert missing == ["lm_head.weight"] and not unexpected and model.config.tie_word_embeddings
-    return model
+def transformers_model() -> LlamaForCausalLM:
+    return transformers_answers.load_model()
 
 
 def runner_of(embedded, weights, backend: str, dtype: torch.dtype) -> Runner:
     config = embedded.config
     weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    model = Model(config, weights, attention.choose(backend, "cpu", config.head_size))
+    model = Model(config, weights, choose(backend, "cpu", config.head_size))
     shape = (NUM_BLOCKS, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
     return Runner(model, torch.zeros(shape, dtype=dtype), BLOCK_SIZE)
 
@@ -142,9 +138,13 @@ def test_weights_equal_transformers(embedded_weights, transformers_model):
         assert torch.equal(tensor, theirs[name]), name
 
 
-def test_greedy_tokens_equal_transformers(runner, transformers_model, prompts):
+@pytest.mark.parametrize(
+    ("end", "count", "longest"), [(SOME, 20, CHUNK_TOKENS + 16), pytest.param(None, 23, 1500, marks=pytest.mark.heavy)]
+)
+def test_greedy_tokens_equal_transformers(runner, transformers_model, prompts, end, count, longest):
+    prompts = prompts[:end]
     lengths = sorted(map(len, prompts))
-    assert len(prompts) >= 20 and lengths[0] == 1 and lengths[-1] == 1500
+    assert (len(prompts), lengths[0], lengths[-1]) == (count, 1, longest)
     answers, logprobs = generate(runner, prompts)
     for prompt, answer, its_logprobs in zip(prompts, answers, logprobs, strict=True):
         assert len(answer) == NEW_TOKENS
@@ -167,11 +167,23 @@ def test_greedy_tokens_equal_transformers_generate(runner, transformers_model, p
         assert theirs[0, len(prompt) :].tolist() == answer
 
 
+@pytest.mark.parametrize("name", transformers_answers.PROMPTS)
+def test_the_answers_on_file_are_those_of_transformers(transformers_model, embedded_tokenizer, name):
+    """tests/e2e holds nodes to the file."""
+    prompt = embedded_tokenizer.encode(transformers_answers.PROMPTS[name])
+    found, kept = transformers_answers.ask(transformers_model, name, prompt), transformers_answers.answers()[name]
+    assert found.keys() == kept.keys()
+    assert found["tokens"] == kept["tokens"] and len(found["tokens"]) == transformers_answers.NEW_TOKENS
+    for column in found.keys() - {"tokens"}:
+        assert found[column] == pytest.approx(kept[column], abs=1e-3)
+        assert len(found[column]) == len(prompt) - 1
+
+
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_bfloat16_leaves_float32_only_near_ties(embedded, embedded_weights, transformers_model, prompts, backend):
     """Rounding decides between tokens whose float32 logits lie closer than bfloat16's own error, nowhere else: at the
     first token that is not float32's choice, the two are closer than NEAR."""
-    chosen = [*prompts[:5], prompts[-1]]  # the chats, and the longest: chunks over a past
+    chosen = [*prompts[:5], prompts[SOME - 1]]  # the chats, and one of two chunks: the second has a past
     answers, _ = generate(runner_of(embedded, embedded_weights, backend, torch.bfloat16), chosen)
     agreed = 0
     for prompt, answer in zip(chosen, answers, strict=True):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ async def pulled(objects):
 async def test_what_was_published_is_pulled():
     objects = Objects()
     assert await pulled(objects) is None
-    await publish(objects, "f1", "bfloat16", KeptWeights(TENSORS))
+    await publish(objects, "f1", "bfloat16", nullcontext(KeptWeights(TENSORS)))
     found = await pulled(objects)
     assert found.keys() == TENSORS.keys()
     for name, tensor in found.items():
@@ -67,20 +68,20 @@ async def test_what_was_published_is_pulled():
 
 async def test_a_part_that_was_lost_is_an_error_with_a_remedy_and_is_published_again():
     objects = Objects()
-    await publish(objects, "f1", "bfloat16", KeptWeights(TENSORS))
+    await publish(objects, "f1", "bfloat16", nullcontext(KeptWeights(TENSORS)))
     del objects[prefix("f1", "bfloat16") + "/norm"]
     with pytest.raises(
         ModelError, match=r"lost a part of the weights \(norm\): start a node with --weights-from-store"
     ):
         await pulled(objects)
-    await publish(objects, "f1", "bfloat16", KeptWeights(TENSORS))
+    await publish(objects, "f1", "bfloat16", nullcontext(KeptWeights(TENSORS)))
     assert len(await pulled(objects)) == 2
 
 
 async def test_a_full_pool_gets_no_list_of_weights(caplog):
     objects = Objects()
     objects.full = True
-    await publish(objects, "f1", "bfloat16", KeptWeights(TENSORS))
+    await publish(objects, "f1", "bfloat16", nullcontext(KeptWeights(TENSORS)))
     assert objects == {}
     assert "see --dram-bytes" in caplog.text
 

@@ -45,13 +45,13 @@ def test_stored_matrices_keep_their_bytes(tiny_gguf, kind):
         else:
             assert torch.equal(weight, plain[name])
     rows, _ = held["blk.1.ffn_down.weight"]
-    assert bytes(loaded["layers.1.down"].groups.numpy()) == rows.tobytes()
+    assert bytes(loaded["layers.1.down"].blocks.numpy()) == rows.tobytes()
 
 
 def test_types_without_kernels_and_mixed_products_are_widened_and_named(tiny_gguf, caplog):
     tensors = tiny_gguf.tensors()
     held = {name: in_type(v, Type.Q4_0) if v.ndim == 2 else v for name, v in tensors.items()}
-    held["blk.0.attn_v.weight"] = in_type(tensors["blk.0.attn_v.weight"], Type.Q8_0)
+    held["blk.0.attn_v.weight"] = in_type(tensors["blk.0.attn_v.weight"], Type.F16)
     held["blk.1.ffn_down.weight"] = in_type(tensors["blk.1.ffn_down.weight"], Type.Q5_0)
     source = describe(str(tiny_gguf(held)))
     loaded = load_quantized(source, "stored", torch.float32)
@@ -60,7 +60,7 @@ def test_types_without_kernels_and_mixed_products_are_widened_and_named(tiny_ggu
     assert set(matrix_names(loaded)) == every - wide
     assert "1 matrices (q5_0) are widened to float32: layers.1.down" in caplog.text
     assert "2 matrices (q4_0) are widened to float32: layers.0.q, layers.0.k" in caplog.text
-    assert "1 matrices (q8_0) are widened to float32: layers.0.v" in caplog.text
+    assert "1 matrices (f16) are widened to float32: layers.0.v" in caplog.text
 
 
 @pytest.mark.parametrize(("weight_dtype", "kind"), [("int8", "q8_0"), ("int4", "q4_1")])
@@ -95,7 +95,7 @@ def test_inputs_that_are_no_whole_groups_stay_wide(tiny_gguf, caplog):
 
 def test_what_cannot_work_is_refused_by_the_flag(tiny_gguf):
     source = describe(str(tiny_gguf()))
-    with pytest.raises(ModelError, match=r"--weight-dtype stored: tiny is not a GGUF file; use int8"):
+    with pytest.raises(ModelError, match=r"--weight-dtype stored: tiny is not a GGUF file, nor"):
         load_quantized(replace(source, format="dummy"), "stored", torch.float32)
     experts = replace(source.config, num_experts=4, experts_per_token=2, expert_size=32)
     with pytest.raises(ModelError, match=r"--weight-dtype int8: experts .* use auto"):
@@ -104,15 +104,33 @@ def test_what_cannot_work_is_refused_by_the_flag(tiny_gguf):
 
 def test_all_parts_of_a_product_are_kept_or_none():
     layer = {f"layers.0.{name}": "q4_0" for name in ("q", "k", "v", "o", "gate", "up", "down")}
-    assert kept(layer | {"embed": "q8_0", "norm": "f32"}) == {*layer, "embed"}
-    assert kept(layer | {"layers.0.up": "q4_1"}) == layer.keys() - {"layers.0.gate", "layers.0.up"}
-    assert kept(layer | {"layers.0.o": "f16", "embed": "q6_k"}) == layer.keys() - {"layers.0.o"}
+    sizes = dict.fromkeys(layer, (64, 64))
+    assert kept(layer | {"embed": "q8_0", "norm": "f32"}, sizes) == {*layer, "embed"}
+    assert kept(layer | {"layers.0.up": "q4_1"}, sizes) == layer.keys() - {"layers.0.gate", "layers.0.up"}
+    assert kept(layer | {"layers.0.o": "f16", "embed": "q5_0"}, sizes) == layer.keys() - {"layers.0.o"}
+    assert kept(layer | {"layers.0.v": "q6_k"}, sizes) == layer.keys()
+    three = layer.keys() - {f"layers.0.{name}" for name in "qkv"}
+    assert kept(layer | {"layers.0.v": "f16"}, sizes) == three
+    assert kept(layer | {"layers.0.v": "q6_k"}, sizes | {"layers.0.k": (40, 64)}) == three
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_types_in_blocks_of_256_keep_their_bytes(tiny_gguf, kind):
+    """Also where v and down have another type, as in files called Q4_K_M."""
+    held = tiny_gguf.in_blocks(kind, {"blk.1.attn_v.weight": "Q6_K", "blk.0.ffn_down.weight": "Q5_K"})
+    source = describe(str(tiny_gguf(held)))
+    loaded, plain = load_quantized(source, "stored", torch.float32), weights.load(source, torch.float32)
+    assert matrix_names(loaded) == [name for name, weight in plain.items() if weight.ndim == 2]
+    for name in matrix_names(loaded):
+        assert torch.equal(loaded[name].widened(), plain[name]), name
+    assert [loaded[f"layers.{i}.v"].kind for i in range(2)] == [kind.lower(), "q6_k"]
+    assert bytes(loaded["layers.1.down"].blocks.numpy()) == held["blk.1.ffn_down.weight"][0].tobytes()
 
 
 def test_other_weights_have_another_fingerprint(tiny_gguf):
     """KV of int8 and int4 weights is never found under the keys of others; `stored` are the weights of the file."""
     source = describe(str(tiny_gguf()))
-    prints = {dtype: with_weights_in(source, dtype).fingerprint for dtype in ("auto", "stored", "int8", "int4")}
-    assert prints["auto"] == prints["stored"] == source.fingerprint
+    prints = {dtype: with_weights_in(source, dtype).fingerprint for dtype in ("auto", "wide", "stored", "int8", "int4")}
+    assert prints["auto"] == prints["wide"] == prints["stored"] == source.fingerprint
     assert len({prints["auto"], prints["int8"], prints["int4"]}) == 3
     assert all(len(value) == 32 for value in prints.values())

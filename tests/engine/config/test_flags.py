@@ -145,14 +145,6 @@ def test_host_port():
     assert host_port("node-7:1") == ("node-7", 1)
 
 
-def test_choices_are_the_entries_of_the_registries():
-    """The others are made of their registries; that of attention needs torch, which flags do without."""
-    from attention import backends
-
-    (choices,) = (spec.metadata["choices"] for spec in fields(Config) if spec.name == "attention_backend")
-    assert set(choices) == {"auto", *backends}
-
-
 def test_a_mistyped_command_is_recognised():
     with pytest.raises(UsageError, match=r"unexpected argument 'expain'; did you mean explain\?"):
         parse(["expain", "x"], commands={"doctor": "", "explain": ""})

@@ -76,6 +76,22 @@ def test_a_joiner_adopts_the_clusters_dtype():
     assert settle(machine=replace(LAPTOP, bfloat16=True), cluster=cluster).dtype == "float32"
 
 
+def test_who_names_a_type_of_computation_names_that_of_the_weights():
+    """So float32 on one flag gives the products of float32; and a joiner of such a cluster has them too."""
+    machine = replace(LAPTOP, bfloat16=True)
+    assert settle(machine=machine).weight_dtype == "auto"
+    assert settle("--dtype", "bfloat16", machine=machine).weight_dtype == "wide"
+    assert settle("--dtype", "float32", "--weight-dtype", "stored", machine=machine).weight_dtype == "stored"
+    cluster = {"dtype": "float32", "pool_dtype": "float32"}
+    assert settle(machine=machine, cluster=cluster).weight_dtype == "wide"
+    assert settle(machine=machine, cluster=cluster | {"dtype": "bfloat16"}).weight_dtype == "auto"
+
+
+@pytest.mark.parametrize("flags", [("--weights-from-store",), ("--tensor-parallel-size", "3"), ("--device", "cuda")])
+def test_where_quantized_weights_cannot_be_computed_auto_is_wide(flags):
+    assert settle(*flags, machine=H100 if "cuda" in flags else LAPTOP).weight_dtype == "wide"
+
+
 def test_a_joiner_adopts_the_clusters_pool_dtype():
     assert settle().pool_dtype == "float32"
     cluster = {"dtype": "float32", "pool_dtype": "fp8"}

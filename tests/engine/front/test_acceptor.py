@@ -185,6 +185,30 @@ async def test_a_suspected_node_that_speaks_keeps_its_requests(world, monkeypatc
     assert await work == "stop" and tokens == [10, 11]
 
 
+async def test_silence_begins_with_the_last_token_of_the_attempt(world, monkeypatch):
+    """The stream has been silent for an hour when the suspicion comes, and it need not wait for another one. A stream
+    without a token in its attempt has to."""
+    monkeypatch.setattr(silence, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(silence, "REFUTATION_S", 0.02)
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await until(lambda: tokens)
+    (flight,) = world.acceptor._attempts._flights.values()
+    flight.begun -= 3601.0
+    flight.last_token -= 3600.0
+    world.nodes.doubted = {"d0"}
+    world.acceptor.node_suspected("d0")
+    await until(lambda: ("p1", messages.PREFILL) in world.channel.called)
+    world.nodes.doubted = {"d1"}
+    world.acceptor.node_suspected("d1")
+    await asyncio.sleep(0.1)
+    assert len(world.nodes.placed) == 2, "its prompt may be long"
+    await tell(world, 1, 1, 11, "stop")
+    assert await work == "stop" and tokens == [10, 11]
+
+
 @pytest.mark.parametrize("kind", [messages.RESERVE, messages.PREFILL])
 async def test_nobody_waits_for_the_answer_of_a_silent_node(world, monkeypatch, kind):
     monkeypatch.setattr(silence, "SILENCE_S", 0.02)

@@ -59,7 +59,9 @@ def view_of(count: int, number: int, distinct: int) -> View:
         )
         for i in range(count)
     ]
-    return View(1.0, nodes, MeasuredLinks(), 4, expected_arrivals=rng.randrange(20))
+    return View(
+        1.0, nodes, MeasuredLinks(), 4, expected_arrivals=rng.choice((rng.randrange(20), rng.randrange(MAX_WIDTH), 1e6))
+    )
 
 
 def matched_of(view: View, number: int, wanted: Demand) -> np.ndarray:
@@ -102,7 +104,7 @@ def both(view: View, wanted: Demand, matched: np.ndarray, drawn: float) -> tuple
     st.booleans(),
 )
 def test_the_shortlist_is_that_of_the_reference(count, number, distinct, tokens, drawn, charged):
-    """Also with ties everywhere, with nodes that hold nothing, are full, cannot take it, and after charges."""
+    """Also with ties, draws among all nodes, nodes that hold nothing, are full, cannot take it, and after charges."""
     view, wanted = view_of(count, number, distinct), demand(tokens)
     matched = matched_of(view, number, wanted)
     if charged and count:
@@ -119,7 +121,7 @@ def test_every_draw_is_made():
         for roomy in (0, 2, 300):
             view = view_of(count, count + roomy, 64)
             view.free_blocks[:] = np.where(np.arange(count) < roomy, 10_000.0, 0.0)
-            view.expected_arrivals = float(rng.choice((0, 5, 30)))
+            view.expected_arrivals = float(rng.choice((0, 5, 30, 1000)))
             for _ in range(20):
                 ours, expected = both(view, demand(64), view.none, rng.random())
                 assert ours == expected
@@ -142,7 +144,7 @@ def test_a_copy_of_a_view_is_read_at_its_own_address():
 
 
 def test_what_the_code_cannot_do_is_left_to_numpy(monkeypatch):
-    view, wanted = view_of(40, 1, 64), demand(100)
+    view, wanted = view_of(MAX_WIDTH + 40, 1, 64), demand(100)
     view.expected_arrivals = float(MAX_WIDTH)
     assert shortlist(NOW, wanted, view, view.none, 0.5) is None
     view.expected_arrivals = MAX_WIDTH - 1.0

@@ -262,5 +262,5 @@ def test_a_load_from_ssd_tells_nothing_about_the_way():
     links.learn(load(dram=3, ssd=1), "d")
     assert links.fetch_each(["a"]) == before
     links.learn(load(arena=4), "d")
-    ((latency, per_byte),) = links.fetch_each(["a"])
+    latency, per_byte = links.fetch_each(["a"])
     assert latency + per_byte * (1 << 24) == pytest.approx(0.5, rel=0.01)

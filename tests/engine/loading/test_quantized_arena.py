@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.codes import pool_in
 from cache.block import BlockGeometry
 from engine.model.decoder import Model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from attention import choose
+from attention.choice.choose import choose
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention import choose
+from attention.choice.choose import choose
 from engine.model.decoder import Model
 from engine.model.graphs import Bucket, GraphedModel, StaticStep, buckets, decode_sizes, obstacle
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.logprobs import PromptScores
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
-from engine.step.inputs import Inputs, Row, build_inputs
+from engine.step.inputs import InputBuilder, Inputs, Row
 from engine.step.runner import Runner
 from tests.engine.tiny_llama import BLOCK_SIZE, our_config, our_weights, tiny
 
@@ -49,14 +49,14 @@ def test_the_sizes_rise_to_the_most(most: int) -> None:
 @given(st.integers(1, 300), st.data())
 def test_every_decode_step_has_a_bucket_that_wastes_little(most: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, most))
-    inputs = build_inputs([Row([1], 0, [0])] * count, BLOCK_SIZE, CPU)
+    inputs = InputBuilder(BLOCK_SIZE, CPU).build([Row([1], 0, [0])] * count)
     found = next(bucket for bucket in buckets(most) if bucket.holds(inputs.batch, count))
     assert found.chunks == 0 and found.decodes <= max(count + 63, 2 * count)
 
 
 def test_what_fits_no_bucket() -> None:
     def fits(rows: list[Row], wanted: int) -> list[Bucket]:
-        batch = build_inputs(rows, BLOCK_SIZE, CPU).batch
+        batch = InputBuilder(BLOCK_SIZE, CPU).build(rows).batch
         return [bucket for bucket in buckets(4) if bucket.holds(batch, wanted)]
 
     chunk = Row([1] * 16, 0, [0])
@@ -77,7 +77,7 @@ def test_padding_changes_nothing(backend: str, name: str) -> None:
     padded_pool = pool.clone()
     static = StaticStep(Bucket(5, 4, 16), 16, BLOCK_SIZE, CPU)
     for rows in (STEPS["both"], STEPS[name]):  # what the step before left behind has no effect
-        inputs = build_inputs(rows, BLOCK_SIZE, CPU)
+        inputs = InputBuilder(BLOCK_SIZE, CPU).build(rows)
         static.load(inputs.token_ids, inputs.batch, last_rows(inputs))
         expected = model.forward(inputs.token_ids, inputs.batch, pool, last_rows(inputs))
         logits = model.forward(static.token_ids, static.batch, padded_pool, static.rows)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from attention import choose
+from attention.choice.choose import choose
 from engine.model.decoder import Model
 from engine.model.rope import Rope
 from engine.sampling.params import SamplingParams

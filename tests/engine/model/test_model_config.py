@@ -92,7 +92,6 @@ def test_stop_tokens_of_generation_config_come_first():
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE scaling 'longrope' is not implemented"),
         ({"rope_scaling": {"rope_type": "yarn"}, "max_position_embeddings": 64}, "'yarn' lacks factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),

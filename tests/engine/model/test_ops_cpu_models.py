@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.cpu.level import levels_here
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe

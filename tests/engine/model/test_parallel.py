@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore
 
-from attention import choose
+from attention.choice.choose import choose
 from cache.block import BlockGeometry
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe

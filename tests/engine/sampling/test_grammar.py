@@ -119,6 +119,45 @@ def sentencepiece() -> Tokenizer:
     return Tokenizer(core, special_tokens={"eos_token": "</s>"})
 
 
+def wants(kind: str, draft: str = "", key: str = "$defs") -> dict:
+    """Parameters whose pointers mean their own parts."""
+    schema = {"type": "object", "required": ["a"], "additionalProperties": False, key: {"X": {"type": kind}}}
+    schema |= {"properties": {"a": {"$ref": f"#/{key}/X"}, "b": {"$ref": "#/properties/a"}, "self": {"$ref": "#"}}}
+    return schema | ({"$schema": draft} if draft else {})
+
+
+DRAFTS = {
+    "": "$defs",
+    "https://json-schema.org/draft/2020-12/schema": "$defs",
+    "http://json-schema.org/draft-07/schema#": "definitions",
+    "http://json-schema.org/draft-04/schema#": "definitions",
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_pointers_in_parameters_mean_these_parameters(grammars, tokenizer, draft):
+    """Two tools with definitions of the same name, and a recursive schema behind a pointer at the top."""
+    key = DRAFTS[draft]
+    node = {"type": "object", "properties": {"next": {"$ref": f"#/{key}/N"}}, "additionalProperties": False}
+    top = {"$schema": draft, "$ref": f"#/{key}/N", key: {"N": node}}
+    given = [wants("integer", draft, key), wants("string", draft, key), top if draft else wants("null")]
+    functions = [Function(name=f"f{at}", parameters=schema) for at, schema in enumerate(given)]
+    call = schema_of_call([Tool(type="function", function=function) for function in functions])
+    grammar = grammars.compile("call", call)
+    right = [("f0", {"a": 1, "self": {"a": 2, "b": 3}}), ("f1", {"a": "x"})]
+    wrong = [("f0", {"a": "x"}), ("f1", {"a": 1}), ("f0", {"a": 1, "self": {"name": "f0"}}), ("f2", {"x": 1})]
+    right += [("f2", {"next": {"next": {}}})] if draft else [("f2", {"a": None})]
+    for cases, accepted in ((right, True), (wrong, False)):
+        for name, arguments in cases:
+            text = f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+            assert follows(grammars, grammar, tokenizer.encode(text, False)) == accepted, (name, arguments)
+
+
+def follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
+    """Whether the grammar allows each token after those before it."""
+    return all(grammars.allowed(grammar, ids[:at])[token] for at, token in enumerate(ids))
+
+
 def test_forced_calls_are_what_the_api_reads(grammars, tokenizer):
     parameters = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     parameters["additionalProperties"] = False

@@ -8,7 +8,8 @@ import torch
 
 from engine.sampling.logit_rules import apply_rules
 from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import SamplingRow, _floors, draw, sample, uniform
+from engine.sampling.sampler import SamplingRow, _floors, draw, sample
+from engine.sampling.uniform import stream_key, uniform
 
 torch.set_num_threads(1)
 
@@ -119,7 +120,7 @@ def test_draws_on_the_host_equal_those_on_a_device(spread, vocab):
     logits[::5, 3] = -torch.inf
     rows = [SamplingRow(params, [0], 1, seed) for seed, params in enumerate(kinds)]
     temperature = torch.tensor([params.temperature for params in kinds])
-    device = draw(logits, kinds, temperature, [uniform(seed, 1) for seed in range(len(kinds))])
+    device = draw(logits, kinds, temperature, [stream_key(seed, 1) for seed in range(len(kinds))])
     assert tokens(logits, rows) == device.tolist()
 
 
@@ -178,11 +179,11 @@ def test_draw_depends_on_seed_and_position_only():
 
 def test_uniform_is_a_fixed_function_in_the_unit_interval():
     """The literal keeps streams equal between versions and nodes."""
-    values = [uniform(seed, position) for seed in range(-50, 50) for position in range(20)]
+    values = [uniform(seed, position, b"draw") for seed in range(-50, 50) for position in range(20)]
     assert all(0 <= v < 1 for v in values)
     assert len(set(values)) == len(values)
-    assert uniform(1, 2) == pytest.approx(UNIFORM_1_2, abs=1e-15)
-    assert uniform(-(2**63), 0) != uniform(2**63 - 1, 0)
+    assert uniform(1, 2, b"draw") == pytest.approx(UNIFORM_1_2, abs=1e-15)
+    assert uniform(-(2**63), 0, b"draw") != uniform(2**63 - 1, 0, b"draw")
 
 
 UNIFORM_1_2 = 0.728788202306945

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from lab.bench.common import machine as here
-from lab.docs.figure_list import BLOCKS, FIGURES, SUMMARY, pages
+from lab.docs.command import tables
+from lab.docs.figure_list import FIGURES
 from lab.docs.figures import MARK, RESULTS, Figure, Result, caption, filled, number
+from lab.docs.summary import BLOCKS, SUMMARY
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("README.md", "docs/performance.md")
@@ -53,7 +55,7 @@ def test_a_table_is_made_from_the_newest_file_alone(tmp_path):
     written(tmp_path, "2026-01-01-x.json", cpu="An older CPU")
     written(tmp_path, "2026-02-01-x.json")
     written(tmp_path, "2026-03-01-x-limited.json", cpu="Another result")
-    figure = Figure("f", "x", "scripts/x.py", {"t": "time"}, compared_with=("p", "gone", "l"))
+    figure = Figure("f", {"t": "time"}, "x", "scripts/x.py", compared_with=("p", "gone", "l"))
     lines = figure.render(tmp_path).splitlines()
     assert lines[2] == "| a: time, us | 5 | 10 | 0.50 | missing |  | 4 | 1.25 |"
     assert lines[3] == "| b: time, us | 1,234 |  |  |  |  |  |  |"
@@ -64,6 +66,39 @@ def test_a_table_is_made_from_the_newest_file_alone(tmp_path):
 def test_a_busy_machine_is_marked(tmp_path):
     written(tmp_path, "2026-01-01-x.json", load_before=2.0, quiet=False)
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py")
+
+
+def test_a_busy_machine_is_marked_under_tables_of_counts_and_pauses_too(tmp_path):
+    written(tmp_path, "2026-01-01-x.json", load_before=2.0, quiet=False)
+    assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
+    written(tmp_path, "2026-02-01-x.json")
+    assert "busy" not in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
+
+
+def test_a_row_without_a_value_says_what_that_means(tmp_path):
+    path = written(tmp_path, "2026-01-01-x.json")
+    path.write_text(path.read_text().replace("5.0", "null"))
+    assert Figure("f", {"t": "t"}, "x", "scripts/x.py").render(tmp_path).splitlines()[2] == "| a | missing |"
+    figure = Figure("f", {"t": "t"}, "x", "scripts/x.py", without="none")
+    assert figure.render(tmp_path).splitlines()[2] == "| a | none |"
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_what_is_published_is_of_a_quiet_machine_or_says_that_it_was_busy(figure):
+    result = Result.newest(figure.result or figure.name)
+    if "quiet" not in result.machine:
+        assert not figure.timed, "a time without the load of its machine"
+    elif not result.machine["quiet"]:
+        assert "**machine busy**" in figure.render()
+
+
+@pytest.mark.parametrize(
+    "figure", [one for one in FIGURES if one.command.startswith("scripts/faults.py")], ids=lambda figure: figure.name
+)
+def test_the_command_under_a_table_of_faults_is_the_one_of_its_run(figure):
+    config = Result.newest(figure.result or figure.name).config
+    said = dict(re.findall(r"--([a-z-]+) ([^\s-]\S*)", figure.command))
+    assert {flag: str(config[flag.replace("-", "_")]) for flag in said} == said
 
 
 def test_only_what_is_between_the_marks_changes():
@@ -83,7 +118,7 @@ def test_numbers_have_three_digits():
 def test_every_mark_names_a_figure_and_every_table_is_marked(page):
     text = (ROOT / page).read_text()
     named = [found[2] for found in MARK.finditer(text)]
-    assert named and set(named) <= set(pages()) and len(named) == len(set(named))
+    assert named and set(named) <= set(tables()) and len(named) == len(set(named))
     if page == "docs/performance.md":
         assert "|---" not in MARK.sub("", text), "a table that no result file makes"
         assert set(named) == {figure.name for figure in FIGURES}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -104,6 +105,17 @@ def test_kill_restart_and_add(fake):
         assert it.add("decode").name == "decode-1"
         assert it.formed()
         assert it.kill("decode-1", signal.SIGTERM) == 0
+        assert it.formed()
+
+
+def test_a_node_started_by_a_thread_outlives_it(fake):
+    """scripts/faults.py rolling-restart starts nodes in threads of asyncio, which end with its loop."""
+    with LocalCluster("store=1", **fake) as it:
+        thread = Thread(target=it.add, args=("decode",))
+        thread.start()
+        thread.join()
+        with pytest.raises(subprocess.TimeoutExpired):
+            it["decode-0"].process.wait(0.5)
         assert it.formed()
 
 

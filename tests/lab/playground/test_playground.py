@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from attention import choose
+from attention.choice.choose import choose
 from attention.torch_backend import TorchBackend
 from engine.config.flags import UsageError, parse
 from lab.bench.attention import side_by_side

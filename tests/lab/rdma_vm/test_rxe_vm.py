@@ -67,6 +67,17 @@ def test_only_the_tests_for_the_lab_run_in_it():
     assert rxe_vm.with_tests(["tests/rdma/test_verbs.py", "-q"]) == ["tests/rdma/test_verbs.py", "-q"]
 
 
+def test_the_checkout_is_compiled_before_the_guest_starts(tmp_path, monkeypatch):
+    (tmp_path / "room").mkdir()
+    (tmp_path / "folder").mkdir()
+    for name in ("top.py", "room/__init__.py", "room/part.py", "room/wrong.py", "folder/script.py"):
+        (tmp_path / name).write_text("1 +" if "wrong" in name else "")
+    monkeypatch.setattr(rxe_vm.vm, "ROOT", tmp_path)
+    rxe_vm.compile_checkout()
+    compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
+    assert compiled == {"top", "__init__", "part"}
+
+
 def test_a_machine_of_another_kind_is_told_so(monkeypatch):
     monkeypatch.setattr(packages.platform, "machine", lambda: "aarch64")
     with pytest.raises(NoVm, match="x86-64"):

@@ -88,6 +88,35 @@ async def test_errors_of_handlers_reach_the_caller():
             a.post("b", "full", {"x": object()})
 
 
+async def test_questions_as_futures():
+    """The first is asked before there is a connection; a cancelled one leaves nothing behind."""
+
+    async def never(peer_id, body, data):
+        await asyncio.sleep(60)
+
+    async def full(peer_id, body, data):
+        raise RemoteError("no space", "full")
+
+    async with channels("a", "b") as (a, b):
+        for kind, handler in (("echo", echo), ("never", never), ("full", full)):
+            b.handle(kind, handler)
+        a.handle("echo", echo)
+        first, own = a.ask("b", "echo", {"n": 1}, [b"x"]), a.ask("a", "echo", {"n": 2})
+        frame = await first
+        assert frame.header["b"] == {"from": "a", "n": 1} and bytes(frame.data) == b"x!"
+        assert (await own).header["b"] == {"from": "a", "n": 2}
+        with pytest.raises(RemoteError, match="no space"):
+            await a.ask("b", "full", {})
+        waiting, cancelled = a.ask("b", "never", {}), a.ask("b", "never", {})
+        assert not isinstance(waiting, asyncio.Task) and len(a._calls) == 2
+        cancelled.cancel()
+        await until(lambda: len(a._calls) == 1)
+        a.drop("b", "declared dead")
+        with pytest.raises(PeerLost):
+            await waiting
+        await until(lambda: not a._calls)
+
+
 async def test_every_call_has_a_deadline():
     async def never(peer_id, body, data):
         await asyncio.Event().wait()

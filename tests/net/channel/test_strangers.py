@@ -98,7 +98,7 @@ def test_no_address_and_no_crowd_takes_more_than_its_places(steps):
             step.leave(gone)
             del inside[gone]
             continue
-        goes = step.come(number, str(address))
+        goes = step.enter(number, str(address))
         if goes is not None:
             same = [one for one, its in inside.items() if its == str(address)]
             assert goes == (same[0] if len(same) == 3 else next(iter(inside)))

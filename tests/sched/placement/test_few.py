@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from sched.placement.choice import Placement
 from sched.placement.costs import DecodeCosts, PrefillCosts
 from sched.placement.demand import Demand
 from sched.placement.few import FewCosts
-from sched.placement.links import Line, Lines, columns
+from sched.placement.links import Lines, Paths, columns
 from sched.placement.measured_links import MeasuredLinks
 from sched.placement.mooncake import MooncakePlacement
 from sched.placement.rivals import LocalCache
@@ -42,13 +43,13 @@ class DrawnLinks:
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         return columns(self.handover_each(source, nodes))
 
-    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
-        return [self._line(node) for node in nodes]
+    def fetch_each(self, nodes: Sequence[str]) -> Paths:
+        return array("d", [one for node in nodes for one in self._line(node)])
 
-    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
-        return [self._line(source + node) for node in nodes]
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
+        return array("d", [one for node in nodes for one in self._line(source + node)])
 
-    def _line(self, path: str) -> Line:
+    def _line(self, path: str) -> tuple[float, float]:
         rng = random.Random(f"{self.number} {path}")
         return rng.randrange(3) / 1024, rng.randrange(1, 64) / 2**30
 
@@ -178,11 +179,11 @@ def test_a_decision_is_explained_as_it_was_made():
 def test_measured_paths_are_the_same_as_lists_and_as_columns(measured):
     links, nodes = MeasuredLinks(), list("abcde")
     for node, rate, seconds in measured:
-        links.told(node, rate, {"c": rate})
+        links.reported(node, rate, {"c": rate})
         links.fetched(node, 1 << 20, seconds)
         links.handed_over("a", node, 1 << 20, seconds)
     for lines, (latency_s, per_byte_s) in (
         (links.fetch_each(nodes), links.fetch(nodes)),
         (links.handover_each("a", nodes), links.handover("a", nodes)),
     ):
-        assert lines == list(zip(latency_s.tolist(), per_byte_s.tolist(), strict=True))
+        assert lines.tolist() == np.column_stack((latency_s, per_byte_s)).ravel().tolist()

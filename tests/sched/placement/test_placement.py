@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from sched.admission import Limits
 from sched.placement.choice import Placement, Rejected
 from sched.placement.demand import Demand
-from sched.placement.links import Line, Lines
+from sched.placement.links import Lines, Paths
 from sched.placement.mooncake import MooncakePlacement
 from sched.placement.rivals import RandomPlacement
 from sched.placement.table import placements
@@ -38,10 +39,10 @@ class FlatLinks:
     def handover(self, source: str, nodes: Sequence[str]) -> Lines:
         return self.fetch(nodes)
 
-    def fetch_each(self, nodes: Sequence[str]) -> list[Line]:
-        return [(0.0, 1 / self.bytes_per_s)] * len(nodes)
+    def fetch_each(self, nodes: Sequence[str]) -> Paths:
+        return array("d", (0.0, 1 / self.bytes_per_s)) * len(nodes)
 
-    def handover_each(self, source: str, nodes: Sequence[str]) -> list[Line]:
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
         return self.fetch_each(nodes)
 
 

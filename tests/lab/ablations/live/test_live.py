@@ -139,17 +139,22 @@ def test_urls_are_for_live_ablations(wrong, capsys):
 @pytest.mark.parametrize("name", LIVE)
 def test_cases_have_names_of_their_own_and_requests(name):
     one = LIVE[name]
-    assert len({case.label for case in one.cases}) == len(one.cases) >= 3
-    values = {case.label: dict.fromkeys(one.metrics, ESTIMATE) for case in one.cases}
-    assert len(one.reading(values)) > 40 and "their own configuration" in one.reading({"a": values[one.cases[0].label]})
-    loads = {case.workload.name: case.workload for case in one.cases}
+    cases = one.cases(None)
+    assert len({case.label for case in cases}) == len(cases) >= 3
+    values = {case.label: dict.fromkeys(one.metrics, ESTIMATE) for case in cases}
+    elsewhere = at_urls(one, [("a", "http://x"), ("b", "http://y")])
+    assert len(one.reading(values)) > 40 and "their own configuration" in elsewhere.reading({"a": {}})
+    loads = {case.workload.name: case.workload for case in cases}
     assert all(load.specs(0, 8.0) == load.specs(0, 8.0) != load.specs(1, 8.0) for load in loads.values())
-    assert len(at_urls(one, [("a", "http://x"), ("b", "http://y")])) == 2 * len(loads)
+    assert len(elsewhere.cases(None)) == 2 * len(loads)
+    if len(loads) == 1:
+        named = at_urls(one, [(case.label, "http://x") for case in cases])
+        assert named.reading(values) == one.reading(values), "clusters with the labels of its own cases"
 
 
 def test_an_ablation_of_running_clusters(url, tmp_path, capsys, monkeypatch):
     quick = of_shape("quick", Shape(prompt=(20.0, 0.2), answer=(4.0, 0.2), rate=20.0))
-    monkeypatch.setitem(LIVE, "colocated", replace(LIVE["colocated"], cases=(LiveCase("here", quick),)))
+    monkeypatch.setitem(LIVE, "colocated", replace(LIVE["colocated"], cases=lambda _: [LiveCase("here", quick)]))
     out, plot = tmp_path / "out.json", tmp_path / "out.svg"
     wanted = ["--live", "--url", f"one={url}", "--url", f"two={url}", "--seconds", "0.4", "--seeds", "2"]
     assert ablate.main(["colocated", *wanted, "--json", str(out), "--plot", str(plot)]) == 0

@@ -188,7 +188,7 @@ def test_floors_are_those_of_the_reference_page():
         describe(EMBEDDED_MODEL).config, "bfloat16", bench_engine.weight_dtype("--x 1 --weight-dtype stored")
     )
     assert stored.weight_bytes == pytest.approx(96.4e6, rel=0.001)  # the matrices of the file
-    assert bench_engine.weight_dtype("--x 1") == "auto" and stored.kv_bytes_per_token == work.kv_bytes_per_token
+    assert bench_engine.weight_dtype("--x 1") == "wide" and stored.kv_bytes_per_token == work.kv_bytes_per_token
     assert work.decode_s(CEILINGS, 32, 1024) > work.decode_s(CEILINGS, 32, 256) > work.decode_s(CEILINGS, 1, 256)
     # A prefix hit computes 50 tokens: reading weights and KV takes longer than multiplying.
     hit = Case("prefix", "p", 4050, 2, 1, 0.0, 4000, ("TTFT first", "TTFT second"))

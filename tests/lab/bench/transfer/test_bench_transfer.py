@@ -123,7 +123,7 @@ def test_every_contender_has_the_same_congestion_control():
 @pytest.fixture
 def same_network(monkeypatch):
     """The benchmark stays in the network of the tests' process."""
-    monkeypatch.setattr(bench_transfer, "one_congestion_control", lambda name: "reno")
+    monkeypatch.setattr("lab.bench.transfer.shared.one_congestion_control", lambda name: "reno")
 
 
 def test_one_run_of_ours_beside_the_limits_with_the_peers_missing(tmp_path, capsys, same_network):

@@ -123,17 +123,17 @@ def test_rooms():
     rooms, fakes = connections.Rooms(2), [Fake() for _ in range(4 + connections.HEALTH_CONNECTIONS_MAX)]
     first, second, third, *rest = fakes
     for one in (first, second):
-        rooms.come(one)
+        rooms.enter(one)
         rooms.begin(one)
     rooms.end(first)
-    rooms.come(third)
+    rooms.enter(third)
     assert first.closed and not rooms.beyond(third), "one that was answered and waits makes room"
     rooms.begin(third)
     for one in rest[:-1]:
-        rooms.come(one)
+        rooms.enter(one)
         rooms.begin(one)
     assert all(rooms.beyond(one) for one in rest[: connections.HEALTH_CONNECTIONS_MAX])
-    rooms.come(rest[-1])
+    rooms.enter(rest[-1])
     assert rest[-1].closed and not second.closed and not third.closed
     rooms.leave(second)
     rooms.end(second)

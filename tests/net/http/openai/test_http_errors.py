@@ -23,9 +23,25 @@ def chat(**fields: Any) -> bytes:
     return orjson.dumps({"messages": USER, "max_tokens": 2} | fields)
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A schema of so many objects, each a property of the one before."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels - 1):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def deep_format(levels: int) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": deep(levels)}}
+
+
+DEEP_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 300 + "]" * 300}}
+
+
 @pytest.fixture
 async def api():
-    async with serving(FakeFrontend(), max_body_bytes=1 << 20) as url, aiohttp.ClientSession(url) as session:
+    limits = {"max_body_bytes": 1 << 20, "ignore_unknown": False}
+    async with serving(FakeFrontend(), **limits) as url, aiohttp.ClientSession(url) as session:
         yield session
 
 
@@ -90,6 +106,17 @@ BAD = {
     "crash, stream": (COMPLETIONS, completion(prompt="!crash", stream=True), 500, None),
     "late crash, whole": (COMPLETIONS, completion(prompt="!late", max_tokens=9), 500, None),
     "end without reason": (COMPLETIONS, completion(prompt="!silent-end", max_tokens=9), 500, None),
+    "deep schema": (COMPLETIONS, completion(guided_json=deep(127)), 400, "guided_json"),
+    "deep tools": (CHAT, chat(tools=[{"type": "function", "function": {"name": "f", "x": deep(60)}}]), 400, "tools"),
+    "deep format": (CHAT, chat(response_format=deep_format(120)), 400, "response_format"),
+    "deep template argument": (CHAT, chat(chat_template_kwargs=deep(120)), 400, "chat_template_kwargs"),
+    "deep arguments": (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [DEEP_CALL]}]), 400, "messages"),
+    "refusal without text": (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "refusal"}]}]),
+        400,
+        "messages",
+    ),
     "no messages": (CHAT, b"{}", 400, "messages"),
     "empty messages": (CHAT, chat(messages=[]), 400, "messages"),
     "message without role": (CHAT, chat(messages=[{"content": "x"}]), 400, "messages.0.role"),
@@ -145,6 +172,55 @@ async def test_nulls_and_harmless_fields_are_accepted(api):
         assert response.status == 200, "the best 2 of 2"
 
 
+UNKNOWN = {
+    "a field": (COMPLETIONS, completion(wibble=1, ignore_eos=False), "wibble"),
+    "fields of parts": (COMPLETIONS, completion(stream_options={"x": 1, "include_usage": True}, y=None), "x"),
+    "of a stream": (CHAT, chat(stream=True, thinking={"type": "enabled"}), "thinking"),
+    "of a tool": (
+        CHAT,
+        chat(tools=[{"type": "function", "function": {"name": "f"}, "cache_control": {}}]),
+        "cache_control",
+    ),
+    "many": (
+        COMPLETIONS,
+        completion(**{f"a{i}": 1 for i in range(50)}),
+        ", ".join(f"a{i}" for i in range(16)) + ", ...",
+    ),
+    "a bad name": (COMPLETIONS, completion(**{"x\r\nSet-Cookie: é" + "y" * 99: 1}), "x??Set-Cookie???" + "y" * 48),
+    "none": (COMPLETIONS, completion(user="x"), None),
+    "of messages, which the template gets": (CHAT, chat(messages=[USER[0] | {"name": "me"}]), None),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+async def test_unknown_fields_are_ignored_and_named(case):
+    path, body, named = UNKNOWN[case]
+    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+        async with session.post(path, data=body, headers=JSON) as response:
+            assert (response.status, response.headers.get("X-Ignored-Fields")) == (200, named)
+        async with session.post(path, data=completion(response_format={"type": "text", "x": 1}), headers=JSON) as wrong:
+            assert wrong.status == 400, "a field that may say how the answer looks is never ignored"
+
+
+async def test_deep_schemas_within_the_limit_are_served(api):
+    async with api.post(COMPLETIONS, data=completion(guided_json=deep(50)), headers=JSON) as response:
+        assert response.status == 200
+
+
+async def test_messages_without_content_and_refusals_have_a_text():
+    frontend = FakeFrontend()
+    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    contents = [{"content": None}, {}, {"content": None, "refusal": "no"}, {"content": parts}, {"content": "x"}]
+    messages = [{"role": "assistant", **content} for content in contents]
+    async with (
+        serving(frontend) as url,
+        aiohttp.ClientSession(url) as session,
+        session.post(CHAT, data=chat(messages=messages), headers=JSON) as response,
+    ):
+        assert response.status == 200
+    assert [message["content"] for message in frontend.rendered[0][0]] == ["", "", "no", "a\nb", "x"]
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 async def test_other_content_types(api, kind):
     async with api.post(COMPLETIONS, data=completion(), headers={"Content-Type": kind}) as response:
@@ -164,7 +240,10 @@ async def test_broken_compression(api):
     [
         ("/chat/completions", "did you mean /v1/chat/completions? A client's base URL is"),
         ("/v1/v1/completions", "did you mean /v1/completions?"),
-        ("/v1/responses", "the Responses API is not served, use /v1/chat/completions"),
+        ("/v1/completions/", "did you mean /v1/completions?"),
+        ("/V1//Chat/Completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/tokenize", "did you mean /tokenize?"),
         ("/v1/rerank", "GET /openapi.json lists all routes"),
     ],
 )

@@ -12,7 +12,8 @@ from lab.fuzz.promises import Promises
 from net.http import create_app
 from net.http.openai.fields import IGNORED
 from net.http.openai.rules import FIELDS, RULES, UNSAID, values
-from net.http.openai.schema import ChatBody, CompletionBody
+from net.http.openai.schema import ChatBody, CompletionBody, StreamOptions
+from net.http.openai.tools import Tool
 from net.http.openapi import OPERATIONS, document
 from tests.net.fake_frontend import FakeFrontend, serving
 from tests.net.http.openai.test_http_errors import BAD, CHAT, COMPLETIONS, JSON, chat, completion
@@ -28,7 +29,7 @@ def _is_json(body):
 
 async def fetch(**options):
     async with serving(FakeFrontend(), **options) as url, aiohttp.ClientSession(url) as session:
-        key = {"Authorization": f"Bearer {options['api_key']}"} if options else {}
+        key = {"Authorization": f"Bearer {options['api_key']}"} if "api_key" in options else {}
         async with session.get("/openapi.json", headers=key) as response:
             assert response.status == 200
             return await response.json()
@@ -50,7 +51,7 @@ def test_a_route_without_a_line_is_an_error():
     app = web.Application()
     app.router.add_get("/new", _nothing)
     with pytest.raises(LookupError, match="GET /new"):
-        document(app.router.routes(), "1", False, values(FakeFrontend()))
+        document(app.router.routes(), "1", False, values(FakeFrontend()), True)
 
 
 async def test_references_and_fields():
@@ -67,7 +68,10 @@ async def test_references_and_fields():
     assert found and {name.rpartition("/")[2] for name in found} <= set(schemas)
     for model in (CompletionBody, ChatBody):
         assert set(schemas[model.__name__]["properties"]) >= set(model.model_fields) | IGNORED
-        assert schemas[model.__name__]["additionalProperties"] is False
+        assert "additionalProperties" not in schemas[model.__name__]
+    strict = await fetch(ignore_unknown=False)
+    for model in (CompletionBody, ChatBody, StreamOptions, Tool):
+        assert strict["components"]["schemas"][model.__name__]["additionalProperties"] is False
 
 
 async def test_open_and_closed_routes():
@@ -78,7 +82,7 @@ async def test_open_and_closed_routes():
 
 
 def test_rules_are_of_models_and_fields_that_exist():
-    described = document(create_app(FakeFrontend()).router.routes(), "1", False, values(FakeFrontend()))
+    described = document(create_app(FakeFrontend()).router.routes(), "1", False, values(FakeFrontend()), False)
     schemas = described["components"]["schemas"]
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
@@ -101,6 +105,7 @@ def _objects(part):
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 TOOL = {"type": "function", "function": {"name": "f"}}
 PART = {"type": "text", "text": "x"}
+REFUSAL = {"type": "refusal", "refusal": "no"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED = [{"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "user", "content": "x"}]
 MOST = 2**63 - 1
@@ -112,11 +117,13 @@ GOOD = {
     "whole floats as ids": (COMPLETIONS, completion(prompt=[[1.0, 2], [3]], stop_token_ids=[4.0])),
     "whole floats as one prompt": (COMPLETIONS, completion(prompt=[1, 2.0])),
     "the prompt alone": (COMPLETIONS, completion(max_tokens=0, echo=True, logprobs=2)),
+    "unknown": (COMPLETIONS, completion(wibble=1, stream_options={"wobble": 2})),
     "nulls": (COMPLETIONS, completion(stop=None, max_tokens=None, response_format=None, model=None)),
     "bias": (COMPLETIONS, completion(logit_bias={"5": -100, "7": 100.0}, stop="x", stop_token_ids=[1])),
     "named model": (COMPLETIONS, completion(model="fake", user=5, metadata=[], suffix="")),
     "extremes": (COMPLETIONS, completion(temperature=1e308, repetition_penalty=1e-308, top_k=MOST, min_tokens=2)),
     "parts": (CHAT, chat(messages=[{"role": "user", "content": [PART, PART], "name": "me"}])),
+    "a refusal": (CHAT, chat(messages=[{"role": "assistant", "content": [PART, REFUSAL]}, *CALLED])),
     "an earlier call": (CHAT, chat(messages=CALLED)),
     "forced": (CHAT, chat(tools=[TOOL], tool_choice="required")),
     "named tool": (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})),
@@ -153,9 +160,9 @@ REFUSED = {
 }
 
 
-async def _answers(cases):
+async def _answers(cases, **options):
     """Of each case: its name, (status, answer), and whether the document allows the body. Answers are as it says."""
-    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+    async with serving(FakeFrontend(), **options) as url, aiohttp.ClientSession(url) as session:
         async with session.get("/openapi.json") as response:
             described = await response.json()
         promises = Promises(described)
@@ -195,5 +202,5 @@ async def test_what_is_refused_it_does_not_allow():
 async def test_bad_input_is_not_allowed_either_or_it_cannot_be_said():
     cases = {name: case for name, case in BAD.items() if case[2] == 400 and _is_json(case[1]) and b"!" not in case[1]}
     assert len(cases) > 50
-    async for name, (_, answer), allowed in _answers(cases):
+    async for name, (_, answer), allowed in _answers(cases, ignore_unknown=False):
         assert not allowed or any(part in answer["error"]["message"] for part in UNSAID), (name, answer)

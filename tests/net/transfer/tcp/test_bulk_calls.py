@@ -27,8 +27,8 @@ class Get(BulkCall):
         middle = nbytes // 3
         return Views([self.region.memory[:middle], self.region.memory[middle:nbytes]])
 
-    def came(self, moved):
-        super().came(moved)
+    def received(self, moved):
+        super().received(moved)
         self.seen.append(moved)
 
 

@@ -23,17 +23,27 @@
 #include "team.h"
 #include "vectors.h"
 
+constexpr int STEP = 32;
+#include "weight.h"
+
+constexpr int ROWS = 32;  // of a product of four tiles
 constexpr int64_t STEP_BYTES = 2048;  // two tiles
 constexpr int64_t PREFETCH_BYTES = 1024;  // ahead in the stream; at m = 32, 2 KiB is 18 % slower, 4 KiB 25 %
 
-struct Weight {
-    const bf16* packed;
-    const float* bias;  // padded to whole blocks, or null
-    int64_t n, k;
-    int64_t kind;  // 0, as gemm_any.h has it: bfloat16
-    int64_t steps() const { return (k + 31) / 32; }
-    int64_t blocks() const { return (n + 31) / 32; }
-};
+// Where element (output, input) of a packed weight is.
+inline int64_t packed_at(const Weight& w, int64_t output, int64_t input) {
+    const int64_t tile = (output / 32 * w.steps() + input / 32) * 2 + output % 32 / 16;
+    return tile * 512 + input % 32 / 2 * 32 + output % 16 * 2 + input % 2;
+}
+
+// Row `output` of a packed weight, not gated -> y [k].
+inline void read_output(const Weight& w, int64_t output, Element* y) {
+    for (int64_t first = 0; first < w.k; first += STEP) {
+        const Element* from = w.packed + packed_at(w, output, first);
+        const int64_t count = std::min<int64_t>(STEP, w.k - first);
+        for (int64_t i = 0; i < count; i++) y[first + i] = from[i / 2 * 32 + i % 2];
+    }
+}
 
 // This thread's tile shapes: tiles 0..3 contain the products, 4 and 5 rows of x, 6 and 7 the weight. The destructor
 // restores the previous configuration, because oneDNN remembers its own.
@@ -82,7 +92,7 @@ struct Products {
     void finish(int64_t rows, const Epilogue& epilogue) {
         for (const int64_t end = std::min(count, done + rows); done < end; done++) {
             const float* at = tile[done / 16 * 2] + done % 16 * 16;
-            epilogue(row + done, block, _mm512_load_ps(at), _mm512_load_ps(at + 256));
+            epilogue(row + done, block, load(at), load(at + 256));
         }
     }
 };
@@ -96,7 +106,7 @@ struct Ahead {
 // x [rows <= 32, 32 steps] times one block; meanwhile finishes `before` and prefetches `ahead`. STREAM: the block is
 // read from memory instead of a cache.
 template <bool TWO, bool STREAM, class Epilogue>
-inline void multiply(const bf16* x, int64_t stride, const bf16* block, int64_t steps, Products& c, Products& before,
+inline void multiply(const Element* x, int64_t stride, const Element* block, int64_t steps, Products& c, Products& before,
                      Ahead ahead, const Epilogue& epilogue) {
     const char* w = reinterpret_cast<const char*>(block);
     const int64_t rows = (before.count + steps - 1) / steps;
@@ -131,19 +141,19 @@ inline void multiply(const bf16* x, int64_t stride, const bf16* block, int64_t s
 }
 
 // Rows [rows] of x (element stride `stride`, k a multiple of 32 or padded with zeros) times the blocks [blocks] of w.
-// epilogue(row, block, the two halves of 32 outputs) gets each row of each block.
+// The epilogue (weight.h) gets each row of each block.
 template <class Epilogue>
-void product(const bf16* x, int64_t stride, Range rows, const Weight& w, Range blocks, const Epilogue& epilogue) {
+void product(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks, const Epilogue& epilogue) {
     Tiles tiles;
     Products products[2];
     const int64_t steps = w.steps(), pieces = (rows.size() + 31) / 32;
     const int64_t lines = pieces > 1 ? (STEP_BYTES / 64 + pieces - 2) / (pieces - 1) : 0;  // the first piece fetches none
     int now = 0;
     for (int64_t b = blocks.begin; b < blocks.end; b++) {
-        const bf16* block = w.packed + b * steps * (STEP_BYTES / 2);
+        const Element* block = w.block(b);
         for (int64_t piece = 0; piece < pieces; piece++, now ^= 1) {
             const int64_t m = rows.begin + 32 * piece, count = std::min<int64_t>(32, rows.end - m);
-            const bf16* part = x + m * stride;
+            const Element* part = x + m * stride;
             const char* next = reinterpret_cast<const char*>(block) + steps * (STEP_BYTES + (piece - 1) * lines * 64);
             const Ahead ahead{next, piece && b + 1 < blocks.end ? lines : 0};
             Products &c = products[now], &before = products[now ^ 1];

@@ -1,0 +1,132 @@
+/* The choice of a prefill node and a decode node among a few, Algorithm 1 in plain loops. The reference is find_few of
+   sched/placement/few.py: the same sums in the same order, so both find the same nodes and estimates. */
+
+#include <math.h>
+#include <stdint.h>
+
+enum { A0, A1, A2, OPEN_AT, WORK_UNTIL, CLOSED, WAITING, FREE = 9, TOTAL, STEP, SOON }; /* rows of a view's table */
+enum { MAX_NODES = 48 }; /* of sched/placement/few.py */
+enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
+
+/* The question, the answer, and the best nodes of a stage, which are equals. engine/front/choose.py reads and writes it
+   as 11 and 8 doubles and MAX_NODES integers. */
+static struct choice {
+    double nodes, now, num_tokens, max_tokens, pool_tokens, block_size, threshold, token_bytes, ssd_s, kv_token_bytes;
+    double has_paths; /* from the pool */
+    double prefix, fetches, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s;
+    int64_t able[MAX_NODES];
+} choice, *const c = &choice;
+
+/* What follows from the question: see sched/placement/demand.py. */
+static int64_t nodes;
+static double n, block_size, pooled, most_local, kv_bytes, output, need;
+
+struct choice *choose_place(void) { return &choice; }
+
+static void derive(void)
+{
+    int64_t tokens = (int64_t)c->num_tokens, most = (int64_t)c->max_tokens, size = (int64_t)c->block_size;
+    int64_t out = most < MAX_OUTPUT_TOKENS ? most : MAX_OUTPUT_TOKENS, usable = (tokens - 1) / size * size;
+    int64_t found = c->has_paths != 0.0 ? (int64_t)c->pool_tokens / size * size : 0;
+    nodes = (int64_t)c->nodes;
+    n = c->num_tokens;
+    block_size = c->block_size;
+    pooled = (double)(found < usable ? found : usable);
+    most_local = pooled > 0.0 ? fmax(pooled / c->threshold, 1.0) : 0.0;
+    kv_bytes = n * c->kv_token_bytes;
+    output = (double)out;
+    need = (double)((tokens + out + size - 1) / size);
+}
+
+/* Seconds of the prefill on node i without its queue; with the fetch if that is faster: then *transfer_s > 0. */
+static double prefill_s(const double *table, int64_t i, double own, const double *fetched,
+                        double *rest_s, double *fetch_s)
+{
+    double a0 = table[A0 * nodes + i], a1 = table[A1 * nodes + i], a2 = table[A2 * nodes + i];
+    double left = n - pooled, left_squared = n * n - pooled * pooled;
+    double own_s = a0 + a1 * n + a2 * (n * n);
+    own_s -= (a2 * own + a1) * own;
+    *rest_s = *fetch_s = 0.0;
+    if (own < most_local) {
+        *fetch_s = (pooled - own) * (fetched[2 * i + 1] * c->token_bytes) + fetched[2 * i] + c->ssd_s;
+        *rest_s = a0 + a1 * left + a2 * left_squared;
+    }
+    return own_s;
+}
+
+/* Nodes of least TTFT into `able`; returns how many, 0 if no node can prefill or none can decode.
+   table [16, nodes]; matched [nodes]; fetched [nodes, 2]: latency and seconds per byte. */
+int64_t choose_prefill(const double *table, const double *matched, const double *fetched)
+{
+    int64_t count = 0, decodes = 0;
+    double best = INFINITY, rest_s, fetch_s;
+    derive();
+    for (int64_t i = 0; i < nodes; i++) {
+        if (table[TOTAL * nodes + i] * block_size <= n)
+            continue;
+        decodes += table[CLOSED * nodes + i] == 0.0;
+        double wait_s = table[OPEN_AT * nodes + i] - c->now;
+        double ttft_s = prefill_s(table, i, matched[i], fetched, &rest_s, &fetch_s);
+        if (matched[i] < most_local && fetch_s + rest_s < ttft_s)
+            ttft_s = fetch_s + rest_s;
+        if (wait_s > 0.0)
+            ttft_s += wait_s;
+        if (ttft_s < best) {
+            best = ttft_s;
+            count = 0;
+        }
+        if (ttft_s == best && ttft_s < INFINITY)
+            c->able[count++] = i;
+    }
+    return decodes ? count : 0;
+}
+
+/* The estimates of a prefill on `source` and a decode on `target`. */
+void choose_estimates(const double *table, const double *matched, const double *fetched, int64_t source,
+                      int64_t target, const double *handed_over)
+{
+    double own = matched[source], rest_s, fetch_s, until = table[WORK_UNTIL * nodes + source];
+    c->waiting = table[WAITING * nodes + source];
+    c->wait_s = until > c->now ? until - c->now : 0.0;
+    c->prefill_s = prefill_s(table, source, own, fetched, &rest_s, &fetch_s);
+    c->fetches = own < most_local && fetch_s + rest_s < c->prefill_s;
+    c->transfer_s = c->fetches ? fetch_s : 0.0;
+    c->prefix = c->fetches ? pooled : own;
+    if (c->fetches)
+        c->prefill_s = rest_s;
+    c->handover_s = target == source ? 0.0 : handed_over[2 * target] + handed_over[2 * target + 1] * kv_bytes;
+    c->step_s = table[STEP * nodes + target];
+}
+
+/* Nodes of least time to decode after a prefill on `source` into `able`, if none has room the roomiest; returns how
+   many. If it is one, the estimates are there too. handed_over [nodes, 2]: latency and seconds per byte. */
+int64_t choose_decode(const double *table, const double *matched, const double *fetched, int64_t source,
+                      const double *handed_over)
+{
+    int64_t count = 0, roomiest = 0;
+    double best = INFINITY, room = -INFINITY;
+    for (int64_t i = 0; i < nodes; i++) {
+        if (table[CLOSED * nodes + i] != 0.0 || table[TOTAL * nodes + i] * block_size <= n)
+            continue;
+        double free = table[FREE * nodes + i], step = table[STEP * nodes + i], soon = table[SOON * nodes + i];
+        if (free >= need) {
+            double decode_s = (step > soon ? step : soon) * output;
+            if (i != source)
+                decode_s += handed_over[2 * i] + handed_over[2 * i + 1] * kv_bytes;
+            if (decode_s < best) {
+                best = decode_s;
+                count = 0;
+            }
+            if (decode_s == best)
+                c->able[count++] = i;
+        } else if (free > room) {
+            roomiest = i;
+            room = free;
+        }
+    }
+    if (!count)
+        c->able[count++] = roomiest;
+    if (count == 1)
+        choose_estimates(table, matched, fetched, source, c->able[0], handed_over);
+    return count;
+}

@@ -1,0 +1,27 @@
+"""--unknown-fields: a field of a body that this server does not know is ignored, and a header of the answer names it,
+or it is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from aiohttp import web
+
+IGNORED_HEADER = "X-Ignored-Fields"
+MAX_NAMED = 16
+MAX_NAME_CHARS = 64
+
+ignores_key: web.AppKey[bool] = web.AppKey("ignores", bool)
+
+ignored_key: web.RequestKey[Sequence[str]] = web.RequestKey("ignored", Sequence)
+"""Names of the fields of this request's body that are ignored."""
+
+
+async def tell(request: web.Request, response: web.StreamResponse) -> None:
+    """on_response_prepare signal: names the ignored fields, also for streams."""
+    ignored = request.get(ignored_key)
+    if ignored:
+        names = [re.sub(r"[^A-Za-z0-9_.-]", "?", name[:MAX_NAME_CHARS]) for name in dict.fromkeys(ignored)]
+        more = ["..."] if len(names) > MAX_NAMED else []
+        response.headers[IGNORED_HEADER] = ", ".join(names[:MAX_NAMED] + more)
