@@ -172,7 +172,7 @@ class Checks:
             ({"model": "nobody"}, openai.NotFoundError),
             ({"temperature": -1}, openai.BadRequestError),
             ({"max_tokens": 10**6}, openai.BadRequestError),
-            ({"extra_body": {"surprise": 1}}, openai.BadRequestError),
+            ({"extra_body": {"logit_bias": [1]}}, openai.BadRequestError),
         )
         for wrong, kind in cases:
             try:

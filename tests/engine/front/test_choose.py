@@ -39,7 +39,7 @@ def view_of(count: int, rng: random.Random, few_values: bool) -> View:
     links = MeasuredLinks()
     for i in range(count):
         if rng.random() < 0.5:
-            links.told(f"n{i}", rng.uniform(1e6, 1e10), {f"n{rng.randrange(count)}": rng.uniform(1e6, 1e10)})
+            links.reported(f"n{i}", rng.uniform(1e6, 1e10), {f"n{rng.randrange(count)}": rng.uniform(1e6, 1e10)})
     nodes = [
         Candidate(
             node_id=f"n{i}",
