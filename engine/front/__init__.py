@@ -16,6 +16,8 @@ Files:
     demands           What a request needs of its nodes, for placement
     flight            One accepted request: its state so far, and its output as text
     flight_log        Records the timelines and metrics of accepted requests
+    gate              Refuses requests at the door of the acceptor while as many wait for their first token as the
+                      nodes' queues hold
     known             The nodes that this acceptor knows, as a view for placement
     persistence       Decides whether and when to retry a request
     placed            A placement with its inputs: the answers of the asked nodes, and the time of the decision

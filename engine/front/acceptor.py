@@ -19,6 +19,7 @@ from engine.front.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redir
 from engine.front.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.front.flight import Flight, OutputText, drawn_seed
 from engine.front.flight_log import FlightLog
+from engine.front.gate import Gate
 from engine.front.persistence import MAX_FUTILE_ATTEMPTS, Persistence
 from engine.front.placing import Placer
 from engine.observe.recent import Recent
@@ -67,6 +68,8 @@ class Acceptor:
         self.node_suspected = self._attempts.node_suspected
         self._waiting = 0  # requests that wait for the next try
         self._closing = self._over = False
+        self._gate = Gate(placer.room)
+        self.check_room = self._gate.check
 
     # --- a request, from prompt to last token
 
@@ -90,14 +93,18 @@ class Acceptor:
         try:
             if again:
                 await self._attempts.adopt(flight)
+            else:
+                self._gate.enter(flight)
             while reason is None:
                 output = await self._output(flight, text)
+                self._gate.leave(flight)
                 reason = output.finish_reason
                 yield output
         except (Overloaded, Unavailable) as error:
             self._log.rejected(flight, error)
             raise
         finally:
+            self._gate.leave(flight)
             self._attempts.abort(flight)
             self._log.over(flight, reason)
 

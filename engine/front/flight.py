@@ -106,19 +106,22 @@ class OutputText:
 
     def __init__(self, tokenizer: Tokenizer, flight: Flight) -> None:
         self._flight = flight
-        self._decoder = IncrementalDecoder(tokenizer)
+        self._decoder = IncrementalDecoder(tokenizer, flight.sampling.skip_special_tokens)
         self._stops = StopStrings(flight.sampling.stop)
 
     def push(self, token: int, logprobs: TokenLogprobs | None, finish: str | None) -> Output:
-        """The output for one token. The token that ends generation (EOS, stop token) has no text. Stop strings count in
-        the text behind the first `min_tokens` tokens."""
-        delta = "" if finish == "stop" else self._decoder.push([token])
+        """The output for one token. The token that ends generation (EOS, stop token) has no text, except a stop token
+        of a client that wants it. Stop strings count in the text behind the first `min_tokens` tokens."""
+        sampling = self._flight.sampling
+        shown = sampling.include_stop_str_in_output and token in sampling.stop_token_ids
+        delta = "" if finish == "stop" and not shown else self._decoder.push([token])
         if finish is not None:
             delta += self._decoder.flush()
-        early = self._flight.num_output_tokens <= self._flight.sampling.min_tokens
+        early = self._flight.num_output_tokens <= sampling.min_tokens
         text, stop = (delta, None) if early else self._stops.feed(delta)
         if stop is not None:
             finish = "stop"
+            text += stop if sampling.include_stop_str_in_output else ""
         elif finish is not None:
             text += self._stops.flush()
         item = None if logprobs is None else [LogprobItem(token, logprobs.logprob, logprobs.top)]

@@ -24,6 +24,7 @@ from engine.front.known import Known, Neighbours
 from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
 from engine.step.request import Request
+from sched.admission import retry_after_s
 from sched.gossip.intents import WORTH_S, Coming
 from sched.membership.member import Rng, Status
 from sched.placement.burst import Choice
@@ -157,6 +158,18 @@ class Placer:
             decode_s=float(view.decode_s[onto]),
         )
         return self._rejection.at_arrival(estimate, self._slo_scale)
+
+    def room(self) -> tuple[int, float]:
+        """(requests that may wait for their first token on the nodes known here, Retry-After in seconds if so many do).
+        Each node takes one more than its queue holds. Nodes that have not told their load count like those that prefill
+        and decode."""
+        now = time.monotonic()
+        known = self._neighbours.known(now)
+        view = known.view
+        nodes = min(int(view.prefills.sum()), int(view.decodes.sum())) + len(known.strangers)
+        queues = zip(view.waiting[view.prefills], view.work_until[view.prefills] - now, strict=True)
+        retry_s = retry_after_s((int(waiting), float(work_s)) for waiting, work_s in queues)
+        return max(1, nodes) * (view.max_waiting + 1), retry_s
 
     def decode_nodes(self) -> list[str]:
         """Decode nodes that gossip considers alive."""

@@ -84,6 +84,9 @@ class ServingFrontend:
     def token_text(self, token_id: int) -> str:
         return self._tokenizer.token_str(token_id)
 
+    def check_room(self, arriving: int) -> None:
+        self._acceptor.check_room(arriving)
+
     def generate(
         self,
         prompt: list[int],
@@ -127,6 +130,9 @@ class StoreFrontend(ServingFrontend):
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        raise Unavailable(NO_TOKENS, retry_after_s=60.0)
+
+    def check_room(self, arriving: int) -> None:
         raise Unavailable(NO_TOKENS, retry_after_s=60.0)
 
     def compile_grammar(self, kind: str, source: str) -> str:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mooncake.engine")
 
 MAX_SOURCE_CHARS = 256 << 10
+MAX_GRAMMAR_CHARS = 32 << 10
+"""Of Lark or GBNF; the latter is converted by Python code."""
+
 KEPT_GRAMMARS = 128
 KEPT_STATES = 512
 """Far more than the rows of a step, so that states of requests between two steps are not lost."""
@@ -72,8 +75,8 @@ class Grammars:
         """The grammar's text for SamplingParams.grammar.
 
         kind: "json" with a JSON schema, "regex" in Rust's syntax (no look-around; it matches the whole answer),
-        "choice" with a JSON list of strings, or "call" with the JSON schema of the value in <tool_call> tags. Raises
-        ValueError with the reason why it cannot be compiled."""
+        "choice" with a JSON list of strings, "grammar" in Lark's or GBNF's syntax, or "call" with the JSON schema of
+        the value in <tool_call> tags. Raises ValueError with the reason why it cannot be compiled."""
         from llguidance import LLMatcher
 
         if len(source) > MAX_SOURCE_CHARS:
@@ -84,6 +87,7 @@ class Grammars:
             "json": lambda s: LLMatcher.grammar_from_json_schema(s, overrides={"whitespace_pattern": WHITESPACE}),
             "regex": LLMatcher.grammar_from_regex,
             "call": _tagged,
+            "grammar": _lark,
             "choice": lambda s: LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(s)))),
         }
         try:
@@ -149,6 +153,20 @@ class Grammars:
                 ends = list(self._tokenizer.eos_token_ids)
                 self._vocabulary = LLTokenizer(self._tokenizer.to_json(), eos_token=ends)
             return self._vocabulary
+
+
+def _lark(text: str) -> str:
+    """The grammar in Lark's syntax as llguidance reads it, or in GBNF (`root ::= ...`). Raises ValueError."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise ValueError(f"a grammar may have at most {MAX_GRAMMAR_CHARS} characters, this one has {len(text)}")
+    try:
+        lark = any_to_lark(text)
+    except Exception as error:  # its reader of GBNF fails in many ways on other text
+        raise ValueError(f"it is neither Lark nor GBNF: {str(error)[:200]}") from None
+    return str(LLMatcher.grammar_from_lark(lark))
 
 
 def _tagged(schema: str) -> str:

@@ -104,7 +104,7 @@ FIGURES = (
     Figure(
         "kill-roles-single",
         FAULTS,
-        command="scripts/faults.py kill-roles --shape single",
+        command="scripts/faults.py kill-roles --shape single --model embedded",
         timed=False,
         without=NO_STREAM,
     ),

@@ -36,12 +36,18 @@ async def fetch_cluster(
                     return await _plain(session, address, api_key)
                 return await _sealed(session, address, cluster_key)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                reason = _reason(error)
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"--join {address}: no node answered ({reason}); give HOST:PORT of a running node's API"
                 )
             await asyncio.sleep(0.2)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):  # its own text says "ssl:default", also without TLS
+        return str(error.os_error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 async def _plain(session: aiohttp.ClientSession, address: str, api_key: str | None) -> Json:

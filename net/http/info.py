@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,7 +20,7 @@ from net.http.common.frontend import Frontend
 from net.http.common.joining import IV_BYTES, SEALED_TYPE
 from net.http.common.middleware import joining
 from net.http.common.pieces import answer, encoded
-from net.http.openai.plan import check_ids, check_model, check_text, render_messages, unhurried
+from net.http.openai.prompts import check_ids, check_model, check_text, render_messages, unhurried
 from net.http.openai.schema import DetokenizeBody, TokenizeBody
 
 Find = Callable[[str], Awaitable[dict[str, Any] | None]]
@@ -103,7 +104,7 @@ class Info:
         return await self._timeline(request.match_info["request_id"], here)
 
     async def _timeline(self, request_id: str, find: Find) -> web.Response:
-        bare = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        bare = re.sub(r"^(chatcmpl-|cmpl-|resp_|msg_)", "", request_id)
         found = await find(request_id) or await find(bare)
         if found is None:
             raise ApiError(

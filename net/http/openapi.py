@@ -15,10 +15,12 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from net.http.anthropic.schema import CountBody, MessagesBody
 from net.http.common.answers import ANSWERS
 from net.http.common.page import ASSETS, TYPES
 from net.http.drain import DrainBody
 from net.http.openai.fields import IGNORED, NEUTRAL, Known
+from net.http.openai.responses_schema import ResponsesBody
 from net.http.openai.routes import CLASS_HEADER, RESUME_HEADER
 from net.http.openai.rules import FIELDS, REFERENCE, RULES
 from net.http.openai.schema import SERVICE_CLASSES, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -52,6 +54,9 @@ HEADERS: dict[str, tuple[str, Json]] = {
 OPERATIONS = {
     "POST /v1/completions": Operation("Continue a prompt", CompletionBody, (JSON, EVENTS), answer="Completion"),
     "POST /v1/chat/completions": Operation("Answer a conversation", ChatBody, (JSON, EVENTS), answer="ChatCompletion"),
+    "POST /v1/responses": Operation("Answer a conversation", ResponsesBody, (JSON, EVENTS), answer="Response"),
+    "POST /v1/messages": Operation("Answer a conversation", MessagesBody, (JSON, EVENTS), answer="AnthropicMessage"),
+    "POST /v1/messages/count_tokens": Operation("Tokens of a conversation", CountBody, answer="TokenCount"),
     "POST /v1/embeddings": Operation("Refused: this server generates text", types=()),
     "GET /v1/models": Operation("The served model", answer="Models"),
     "GET /v1/models/{model}": Operation("The served model by its name", answer="Model"),
@@ -59,6 +64,9 @@ OPERATIONS = {
     "POST /detokenize": Operation("Text of token ids", DetokenizeBody, answer="Detokenized"),
     "GET /tokenizer_info": Operation("Special tokens and chat template"),
     "GET /health": Operation("Can this node serve?", open=True, answer="Health"),
+    "GET /ping": Operation("As /health, for SageMaker", open=True, answer="Health"),
+    "POST /ping": Operation("As /health, for SageMaker", open=True, answer="Health"),
+    "GET /load": Operation("Requests that this node works on for its clients", answer="Load"),
     "GET /version": Operation("Version of the server", answer="Version"),
     "GET /metrics": Operation("Prometheus metrics", types=(TEXT,), open=True),
     "GET /openapi.json": Operation("This document"),
@@ -120,6 +128,7 @@ def _operation(path: str, operation: Operation, with_key: bool) -> Json:
         parameters += [
             {"name": name, "in": "header", "description": purpose, "schema": schema}
             for name, (purpose, schema) in HEADERS.items()
+            if name != RESUME_HEADER or path.endswith("/completions")
         ]
     if parameters:
         described["parameters"] = parameters

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from net.channel.cluster_key import ClusterKey
 from net.http import openapi
+from net.http.anthropic.routes import Messages
 from net.http.common import page
 from net.http.common.connections import Rooms, Runner
 from net.http.common.frontend import Frontend
@@ -21,7 +22,9 @@ from net.http.common.unknown import ignores_key, tell
 from net.http.drain import Drain
 from net.http.info import Info
 from net.http.openai import rules
+from net.http.openai.responses import Responses
 from net.http.openai.routes import OpenAI
+from net.http.openai.serving import Serving
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -60,11 +63,16 @@ def create_app(
     app.on_response_prepare.append(tell)
     if cors is not None:
         app.on_response_prepare.append(cors.mark)
-    openai, info = OpenAI(frontend), Info(frontend, version, cluster_key)
+    serving = Serving(frontend)
+    openai, responses, messages = OpenAI(serving), Responses(serving), Messages(serving)
+    info = Info(frontend, version, cluster_key)
     app.add_routes(
         [
             web.post("/v1/completions", openai.completions),
             web.post("/v1/chat/completions", openai.chat_completions),
+            web.post("/v1/responses", responses.create),
+            web.post("/v1/messages", messages.create),
+            web.post("/v1/messages/count_tokens", messages.count_tokens),
             web.post("/v1/embeddings", info.embeddings),
             web.get("/v1/models", info.models),
             web.get("/v1/models/{model:.+}", info.model),
@@ -72,6 +80,9 @@ def create_app(
             web.post("/detokenize", info.detokenize),
             web.get("/tokenizer_info", info.tokenizer_info),
             web.get("/health", info.health),
+            web.get("/ping", info.health),
+            web.post("/ping", info.health),
+            web.get("/load", serving.load),
             web.get("/version", info.version),
             web.get("/metrics", info.metrics),
             web.get("/debug/state", info.state),

@@ -10,4 +10,5 @@ Files:
     stalls       StallMonitor: measures how long an event has to wait for the event loop, and why
     supervisor   The exception handler of a node's event loop
     tasks        Background tasks
+    turns        Lets tasks continue in the order in which they came, a few per turn of the event loop
 """

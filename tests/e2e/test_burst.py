@@ -1,10 +1,17 @@
-"""A burst of one new prefix, through several acceptors at once, is computed on one node."""
+"""Bursts: one new prefix through several acceptors at once is computed on one node; of more requests than fit, as many
+are served as fit."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import urllib.request
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+
+import aiohttp
+import pytest
 
 from lab.launch.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, settled
@@ -18,6 +25,17 @@ LEAD, MOST = 2, 12
 prefill takes can make of some. Without --prefix-intents hardly one in ten is computed once."""
 
 
+WAITING = 16
+OFFERED = (40, 160)
+
+
+@pytest.fixture(scope="module")
+def cluster(start: Start, tiny_model: list[str]) -> Iterator[LocalCluster]:
+    flags = ("--max-num-batched-tokens", "512", "--max-waiting-requests", str(WAITING))
+    with start("prefill=2,decode=1,store=1", *tiny_model, *flags) as running:
+        yield running
+
+
 def computed(cluster: LocalCluster) -> float:
     """Tokens that the prefill nodes have computed in all their steps, by their own metrics."""
     open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -26,22 +44,21 @@ def computed(cluster: LocalCluster) -> float:
     return sum(float(line.split()[-1]) for line in sums)
 
 
-def test_a_burst_of_one_new_prefix_is_computed_once(start: Start, tiny_model):
+def test_a_burst_of_one_new_prefix_is_computed_once(cluster: LocalCluster):
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     tokens: list[float] = []
-    with start("prefill=2,decode=1,store=1", *tiny_model, "--max-num-batched-tokens", "512") as cluster:
-        urls = [node.url for node in cluster.nodes]
-        for url in urls:  # so that everybody knows everybody
-            complete(url, [rng.randrange(3, 40000) for _ in range(40)], 2)
-        with ThreadPoolExecutor(CLIENTS) as clients:
-            while lead(tokens) < LEAD and len(tokens) < MOST:
-                shared = [rng.randrange(3, 40000) for _ in range(SHARED)]
-                prompts = [[*shared, *(rng.randrange(3, 40000) for _ in range(OWN))] for _ in range(CLIENTS)]
-                before = computed(cluster)
-                list(clients.map(lambda i: complete(urls[i % len(urls)], prompts[i], 1), range(CLIENTS)))  # noqa: B023
-                tokens.append(computed(cluster) - before)
-        settled(cluster)
+    urls = [node.url for node in cluster.nodes]
+    for url in urls:  # so that everybody knows everybody
+        complete(url, [rng.randrange(3, 40000) for _ in range(40)], 2)
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        while lead(tokens) < LEAD and len(tokens) < MOST:
+            shared = [rng.randrange(3, 40000) for _ in range(SHARED)]
+            prompts = [[*shared, *(rng.randrange(3, 40000) for _ in range(OWN))] for _ in range(CLIENTS)]
+            before = computed(cluster)
+            list(clients.map(lambda i: complete(urls[i % len(urls)], prompts[i], 1), range(CLIENTS)))  # noqa: B023
+            tokens.append(computed(cluster) - before)
+    settled(cluster)
     print(f"computed for {CLIENTS} prompts of {SHARED} + {OWN} tokens each: {tokens}")
     assert lead(tokens) >= LEAD, tokens
 
@@ -49,3 +66,34 @@ def test_a_burst_of_one_new_prefix_is_computed_once(start: Start, tiny_model):
 def lead(tokens: list[float]) -> int:
     """Of the bursts computed once over the others."""
     return sum(1 if count < ONCE else -1 for count in tokens)
+
+
+def test_of_more_requests_than_fit_as_many_are_served_as_fit(cluster: LocalCluster):
+    """The decode node's queue is the shortest. A long prompt whose client hangs up takes no place of the next burst."""
+    url = f"{cluster.nodes[0].url}/v1/completions"
+
+    async def burst(offered: int) -> Counter[int]:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+            async def ask(number: int) -> int:
+                body = {"prompt": [3 + number % 900] * 40, "max_tokens": 4, "ignore_eos": True}
+                async with session.post(url, json=body) as response:
+                    await response.read()
+                    return response.status
+
+            return Counter(await asyncio.gather(*(ask(number) for number in range(offered))))
+
+    async def hang_up() -> None:
+        long = {"prompt": [5] * 1900, "max_tokens": 4, "ignore_eos": True}
+        async with aiohttp.ClientSession() as session:
+            asking = asyncio.create_task(session.post(url, json=long))
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    for offered in OFFERED:
+        asyncio.run(hang_up())
+        statuses = asyncio.run(burst(offered))
+        print(f"{offered} at once: {dict(statuses)}")
+        assert set(statuses) <= {200, 429} and statuses[200] >= WAITING
+    settled(cluster)

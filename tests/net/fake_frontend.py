@@ -35,6 +35,7 @@ class FakeFrontend:
         self.last = False  # of its role
         self.drained: tuple[float | None, float] | None = None
         self.sick: str | None = None
+        self.places = 10_000  # requests that may be open
         self.produced = 0  # outputs taken by the HTTP layer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -53,6 +54,10 @@ class FakeFrontend:
         if "!bad" in source:
             raise ValueError(f"cannot compile the {kind}: !bad")
         return f"{kind} {source}"
+
+    def check_room(self, arriving: int) -> None:
+        if arriving + len(self.open) >= self.places:
+            raise Overloaded("all places are taken", 1.2)
 
     def tokenizer_info(self) -> dict[str, Any]:
         return {"eos_token": "<special>", "chat_template": None}

@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     rows: list[Row] = []
     lacking: list[str] = []
+    summary: list[str] = []
     if args.every_tile:
         from lab.bench.attention.compiled import tile_rows
 
@@ -79,10 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         rows = compiled_rows(args.capability, args.block_size, args.quick)
     elif args.device == "cpu":
-        from lab.bench.attention.on_cpu import cpu_rows, slower_than_torch
+        from lab.bench.attention.on_cpu import cpu_rows, shares, slower_than_torch
 
         rows = cpu_rows(args.block_size, args.threads, args.quick, args.cpu_level)
         lacking = [f"slower than torch: {case}" for case in slower_than_torch(rows)]
+        summary = shares(rows)
     else:
         from lab.bench.attention.measured import measured_rows
 
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config |= {"torch": torch.__version__, "device": device_name(args)}
     print(config["device"])
     report(config, rows, args.json)
-    for line in lacking:
+    for line in [*summary, *lacking]:
         print(line)
     return 1 if lacking else 0
 

@@ -1,19 +1,18 @@
 """Timing of attention on the CPU: the cpu backend at each level of this CPU against the torch backend, in the same run.
 
-One call is one layer's `attend`; calls walk over the layers of a page-major pool of up to 30 layers, so that no decode
-finds the KV of the previous one in the cache. All levels and torch take turns, and the best of several rounds counts,
-so other work on the machine disturbs all of them equally and little.
+One call is one layer's attention. Calls of decodes walk over the layers of page-major pools that together exceed the
+last cache several times, so none finds its KV in a cache. Ours are called through prepared arguments, as by the engine.
+All levels and torch take turns. The best of several rounds counts for each call, and these times are added. So other
+work on the machine disturbs all of them equally and little.
 
 Limits, for the same number of threads:
-    read   GB/s of summing as many bytes as the pool holds, in order: the limit of decode
+    read   GB/s of summing huge pages in order: the limit of decode, whose goal is 0.7 of it
     GEMM   GFLOP/s of a product 512 x 576 x 3072 by torch, in bfloat16 for levels that multiply it, else in float32:
-           the limit of prefill if the softmax were free
+           the limit of prefill if the softmax were free; the goal is 0.6 of it
 
-On a Zen 4 (EPYC, AVX-512 with bfloat16), one thread, a short run with other work on the machine: lab/results/
-2026-11-22-attention-cpu.json. Time relative to torch's: decode 0.17-0.31, prefill 0.20-0.53. Prompts of 512 tokens run
-at 74-80 GFLOP/s at avx2 and avx512, while torch's product reaches 100 by its CPU time, and at 135 (71 % of the
-product's) at avx512_bf16; prompts of 128 at 57-63 and 98, because many of a short prompt's keys are masked. Decode
-reads 12-15 GB/s, while reading in order reaches 20 to 30, because the blocks are scattered over small pages.
+What decode can read: blocks are scattered, and at the start of each the hardware's prefetchers start again. One thread
+of a Zen 4 (EPYC) that only reads the blocks of SmolLM2, four at a time, reached 0.72 of reading in order with bfloat16,
+0.67 with int8 and 0.75 with float32.
 
 On AMX (engine-cpu.md; one and two threads of a Xeon): decode 0.12-0.60 and prefill 0.39-0.52 of torch's time. Prefill
 stays below half of the GEMM rate there, because a score costs an exponential in addition to two products of 64
@@ -23,32 +22,44 @@ the rate at which the same blocks can be read at all.
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from attention.cpu.backend import CpuBackend
-from attention.interface import AttentionBackend
+from attention.codes import DTYPES as CODES
+from attention.codes import planes, pool_in
+from attention.cpu.backend import CpuBackend, Plan, attend_call
+from attention.interface import AttentionBackend, RaggedBatch
 from attention.torch_backend import TorchBackend
+from cache.block import BlockGeometry
+from engine.model.huge_pages import HugePages
 from lab.bench.attention.cases import LLAMA_8B, SMOLLM2, Case, batch_of
 from lab.bench.common.results import Row
 
 LAYERS = 30
-POOL_BYTES = 400 << 20
-"""Larger pools get fewer layers."""
+POOL_BYTES = 256 << 20
+"""Larger pools get fewer layers, and in smaller ones there are several sets of requests."""
+READ_BYTES = 16 << 20
+"""One sum of `read_rate`."""
 SECONDS = 0.4
 """Measuring time for each number; at least one round."""
 DTYPES = (torch.float32, torch.bfloat16)
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+"""Type of the pool -> of the queries."""
 MULTIPLIES_BF16 = ("amx", "avx512_bf16")
+GOALS = {"read": 0.7, "GEMM": 0.6}
 NOISE = 1.1
 
 
 def cpu_cases(quick: bool) -> list[Case]:
     decodes = [(1, 1024), (8, 256)] if quick else [(1, 1024), (8, 256), (8, 1024), (32, 1024)]
-    chunks = [(128, 128), (512, 512)] if quick else [(128, 128), (512, 512), (2048, 2048), (1024, 8024)]
+    chunks = [(128, 128), (512, 512)] if quick else [(128, 128), (512, 512), (2048, 2048), (8000, 8000), (1024, 8024)]
     listed = [Case(SMOLLM2, requests, context, 1) for requests, context in decodes]
     listed += [Case(SMOLLM2, 1, context, chunk) for chunk, context in chunks]
     return listed if quick else [*listed, *(replace(listed[i], shape=LLAMA_8B) for i in (2, 6))]
@@ -59,50 +70,85 @@ def cpu_rows(block_size: int, threads: list[int], quick: bool, levels: list[str]
     try:
         for count in threads:
             torch.set_num_threads(count)
-            gemm = {dtype: gemm_rate(dtype) for dtype in DTYPES}
-            for dtype in DTYPES:
-                for case in cpu_cases(quick):
-                    rows += case_rows(case, block_size, count, dtype, gemm, levels)
+            gemm, read = {dtype: gemm_rate(dtype) for dtype in DTYPES}, read_rate()
+            for kind, case in itertools.product(KINDS, cpu_cases(quick)):
+                limit = {name: gemm[KINDS[kind] if name in MULTIPLIES_BF16 else torch.float32] for name in levels}
+                rows += case_rows(case, block_size, count, kind, limit, read)
     finally:
         torch.set_num_threads(before)
     return rows
 
 
-def case_rows(
-    case: Case, block_size: int, threads: int, dtype: torch.dtype, gemm: dict[torch.dtype, float], levels: list[str]
-) -> list[Row]:
-    """Each level's time with torch's, and its rate with the limit."""
+def case_rows(case: Case, block_size: int, threads: int, kind: str, gemm: dict[str, float], read: float) -> list[Row]:
+    """Each level's time with torch's, and its rate with the limit. gemm: of each level."""
     batch, num_blocks = batch_of(case, block_size, "cpu")
     shape = case.shape
-    per_layer = num_blocks * 2 * shape.num_kv_heads * block_size * shape.head_size * dtype.itemsize
-    layers = max(1, min(LAYERS, POOL_BYTES // per_layer)) if case.chunk == 1 else 2
-    q = torch.randn(case.requests * case.chunk, shape.num_heads, shape.head_size).to(dtype)
-    pool = torch.randn(num_blocks, 1, 2, shape.num_kv_heads, block_size, shape.head_size).to(dtype)
-    pool = pool.expand(-1, layers, -1, -1, -1, -1).contiguous()
-
-    def all_layers(backend: AttentionBackend) -> Callable[[], None]:
-        plan, scale = backend.plan(batch), shape.head_size**-0.5
-
-        def run() -> None:
-            for layer in range(layers):
-                backend.attend(q, pool[:, layer], batch, plan, scale)
-
-        return run
-
-    backends: list[AttentionBackend] = [*(CpuBackend(level) for level in levels), TorchBackend()]
-    *ours, theirs = (t / layers for t in best_seconds(*(all_layers(backend) for backend in backends)))
-    read = read_rate(pool) if case.chunk == 1 else 0.0
+    per_layer = num_blocks * BlockGeometry(1, shape.num_kv_heads, shape.head_size, block_size, kind).block_bytes
+    layers = max(1, min(LAYERS, POOL_BYTES // per_layer)) if case.chunk == 1 else 1
+    sets = -(-POOL_BYTES // (layers * per_layer)) if case.chunk == 1 else 1
+    q = torch.randn(case.requests * case.chunk, shape.num_heads, shape.head_size).to(KINDS[kind])
+    pool = random_pool(BlockGeometry(layers, shape.num_kv_heads, shape.head_size, block_size, kind), sets * num_blocks)
+    batches = [replace(batch, block_tables=batch.block_tables + i * num_blocks) for i in range(sets)]
+    backends: list[AttentionBackend] = [*map(CpuBackend, gemm), TorchBackend()]
+    calls = [calls_of(backend, q, pool, batches, shape.head_size**-0.5) for backend in backends]
+    *ours, theirs = (sum(best) / len(best) for best in best_seconds(*calls))
     rows = []
-    for level, took in zip(levels, ours, strict=True):
-        name = f"{level}, {str(dtype).removeprefix('torch.')}, {case.name}, {threads} threads"
+    for level, took in zip(gemm, ours, strict=True):
+        name = f"{level}, {kind}, {case.name}, {threads} threads"
         rows.append(Row(name, "time", "us", took * 1e6, {"torch": theirs * 1e6}))
         if case.chunk > 1:
-            limit = gemm[dtype if level in MULTIPLIES_BF16 else torch.float32]
-            rows.append(Row(name, "rate", "GFLOP/s", case.operations / took / 1e9, limits={"GEMM": limit}))
+            rows.append(Row(name, "rate", "GFLOP/s", case.operations / took / 1e9, limits={"GEMM": gemm[level]}))
         else:
-            moved = case.bytes_moved * dtype.itemsize / 2
-            rows.append(Row(name, "rate", "GB/s", moved / took / 1e9, limits={"read": read}))
+            rate = (batch_bytes(case, block_size, per_layer, num_blocks) + 2 * q.nbytes) / took / 1e9
+            rows.append(Row(name, "rate", "GB/s", rate, limits={"read": read}))
     return rows
+
+
+def batch_bytes(case: Case, block_size: int, per_layer: int, num_blocks: int) -> float:
+    """Bytes of K and V, with the scales, of the tokens of a case in one layer."""
+    return per_layer / (num_blocks * block_size) * case.requests * case.context
+
+
+def random_pool(geometry: BlockGeometry, num_blocks: int) -> Tensor:
+    """[num_blocks, *geometry.shape] in huge pages, as the arena of a node. All blocks have the same content."""
+    memory = HugePages().take(num_blocks * geometry.block_bytes, dtype=torch.uint8)
+    pool = pool_in(memory, geometry.shape, geometry.dtype)
+    block = torch.randn(geometry.shape)
+    for plane, rows in planes(pool, block if geometry.dtype in CODES else block.to(pool.dtype)):
+        plane.copy_(rows.expand(plane.shape))
+    return pool
+
+
+def calls_of(
+    backend: AttentionBackend, q: Tensor, pool: Tensor, batches: Sequence[RaggedBatch], scale: float
+) -> list[Callable[[], object]]:
+    """One call for each of `batches` and layers."""
+    calls: list[Callable[[], object]] = []
+    for batch, layer in itertools.product(batches, range(pool.shape[1])):
+        plan = backend.plan(batch)
+        if isinstance(backend, CpuBackend):
+            calls.append(PreparedCall(backend, q, pool[:, layer], batch, plan, scale))
+        else:
+            calls.append(partial(backend.attend, q, pool[:, layer], batch, plan, scale))
+    return calls
+
+
+class PreparedCall:
+    """A call of a C function whose arguments are in place, as attention/cpu/layers.py makes them for the engine."""
+
+    def __init__(
+        self, backend: CpuBackend, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan, scale: float
+    ) -> None:
+        self.keeps = q, kv, plan, torch.empty_like(q)
+        self.arguments = attend_call(q, kv, plan, scale, 0, 0.0)
+        self.arguments.q, self.arguments.out = q.data_ptr(), self.keeps[-1].data_ptr()
+        self.arguments.first, self.arguments.last = 0, batch.num_requests
+        kernels = backend.library
+        self.function = kernels.mooncake_decode if batch.num_decodes else kernels.mooncake_prefill
+        self.address = ctypes.addressof(self.arguments)
+
+    def __call__(self) -> None:
+        self.function(self.address)
 
 
 def slower_than_torch(rows: list[Row]) -> list[str]:
@@ -110,25 +156,42 @@ def slower_than_torch(rows: list[Row]) -> list[str]:
     return [row.case for row in rows if row.ours and (row.peers.get("torch") or row.ours) * NOISE < row.ours]
 
 
-def best_seconds(*calls: Callable[[], object]) -> list[float]:
-    """The best seconds of each call; the calls take turns."""
-    for call in calls:
-        call()
-    best, began = [float("inf")] * len(calls), time.perf_counter()
-    while time.perf_counter() - began < SECONDS * len(calls):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            call()
-            best[i] = min(best[i], time.perf_counter() - start)
+def shares(rows: list[Row]) -> list[str]:
+    """A line for each limit, level, type and number of threads: the smallest and the largest share, and the goal."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        level, kind, _, threads = row.case.split(", ")
+        for limit, value in row.limits.items():
+            found.setdefault((limit, f"{level}, {kind}, {threads}"), []).append((row.ours or 0.0) / value)
+    return [
+        f"share of {limit} (goal {GOALS[limit]}): {where}: {min(each):.2f} to {max(each):.2f}"
+        for (limit, where), each in sorted(found.items())
+    ]
+
+
+def best_seconds(*contenders: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """The best seconds of each call of each contender. The contenders take turns."""
+    best = [[float("inf")] * len(calls) for calls in contenders]
+    for calls in contenders:
+        calls[0]()
+    began = time.perf_counter()
+    while time.perf_counter() - began < SECONDS * len(contenders):
+        for seconds, calls in zip(best, contenders, strict=True):
+            for i, call in enumerate(calls):
+                start = time.perf_counter()
+                call()
+                seconds[i] = min(seconds[i], time.perf_counter() - start)
     return best
 
 
-def read_rate(pool: Tensor) -> float:
-    """GB/s of reading the pool's bytes in order."""
-    flat = pool.flatten().view(torch.float32)
-    return float(flat.nbytes / best_seconds(flat.sum)[0] / 1e9)
+def read_rate() -> float:
+    """GB/s of reading POOL_BYTES of huge pages in order."""
+    memory = HugePages().take(POOL_BYTES // 4, dtype=torch.float32).fill_(1)
+    (best,) = best_seconds([part.sum for part in memory.split(READ_BYTES // 4)])
+    return POOL_BYTES / sum(best) / 1e9
 
 
 def gemm_rate(dtype: torch.dtype) -> float:
     a, b = torch.randn(512, 576).to(dtype), torch.randn(576, 3072).to(dtype)
-    return 2 * 512 * 576 * 3072 / best_seconds(lambda: a @ b)[0] / 1e9
+    ((best,),) = best_seconds([lambda: a @ b])
+    return 2 * 512 * 576 * 3072 / best / 1e9

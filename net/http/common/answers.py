@@ -75,6 +75,25 @@ CHAT = _optional(
     ),
     prompt_logprobs=PROMPT_LOGPROBS,
 )
+RESPONSE = _object(
+    id=TEXT,
+    object={"const": "response"},
+    created_at=COUNT,
+    status={"enum": ["completed", "incomplete"]},
+    model=TEXT,
+    output=_list(_object(type={"enum": ["message", "function_call"]}, id=TEXT, status=TEXT)),
+    usage=_object(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
+)
+ANTHROPIC_MESSAGE = _object(
+    id=TEXT,
+    type={"const": "message"},
+    role={"const": "assistant"},
+    model=TEXT,
+    content=_list(_object(type={"enum": ["text", "tool_use"]})),
+    stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+    stop_sequence=TEXT_OR_NULL,
+    usage=_object(input_tokens=COUNT, output_tokens=COUNT, cache_read_input_tokens=COUNT),
+)
 MODEL = _object(
     id=TEXT,
     object={"const": "model"},
@@ -88,15 +107,21 @@ MODEL = _object(
 ANSWERS: dict[str, Json] = {
     "Completion": COMPLETION,
     "ChatCompletion": CHAT,
+    "Response": RESPONSE,
+    "AnthropicMessage": ANTHROPIC_MESSAGE,
+    "TokenCount": _object(input_tokens=COUNT),
     "Model": MODEL,
     "Models": _object(object={"const": "list"}, data=_list({"$ref": "#/components/schemas/Model"})),
     "Tokens": _object(count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=_or_null(_list(TEXT))),
     "Detokenized": _object(prompt=TEXT),
+    "Load": _object(server_load=COUNT),
     "Health": _object(status={"const": "ok"}),
     "Version": _object(version=TEXT),
     "Drain": _object(
         node_id=TEXT, draining={"type": "boolean"}, accepted=COUNT, computing=COUNT, left_s={"type": ["number", "null"]}
     ),
-    "Error": _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)),
+    "Error": _object(
+        type={"const": "error"}, error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)
+    ),
 }
 """Components of the document."""

@@ -27,16 +27,26 @@ MAX_DEPTH = 100
 
 async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
     """The valid body and its size in bytes. Raises ApiError 400, 408, 413 or 415, HTTPRequestEntityTooLarge."""
+    raw = await read_raw(request)
+    return await parse_body(request, raw, kind), len(raw)
+
+
+async def read_raw(request: web.Request) -> bytes:
+    """The body as it arrived. Raises ApiError 408 or 415, HTTPRequestEntityTooLarge."""
     kind_sent = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
     if kind_sent != "application/json" and not kind_sent.endswith("+json"):
         raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
     seconds = request.app[read_timeout_key]
     try:
         async with asyncio.timeout(seconds):
-            raw = await request.read()
+            return await request.read()
     except TimeoutError:
         message = f"the request body did not arrive within {seconds:g} s (--read-timeout-ms)"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
+
+
+async def parse_body(request: web.Request, raw: bytes, kind: type[BodyT]) -> BodyT:
+    """The valid body. Raises ApiError 400 or 413."""
     _check_values(raw)
     ignored: list[str] | None = [] if request.app[ignores_key] else None
     if len(raw) <= LONG_BODY_BYTES:
@@ -44,7 +54,7 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
     else:
         body = await asyncio.to_thread(_parsed, raw, kind, ignored)
     request[ignored_key] = ignored or ()
-    return body, len(raw)
+    return body
 
 
 def _check_values(raw: bytes) -> None:

@@ -49,7 +49,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         kind = _types.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"type": "error", "error": told}  # Anthropic's clients read the outer type
 
     def response(self) -> web.Response:
         return web.Response(

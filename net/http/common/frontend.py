@@ -76,8 +76,8 @@ class Frontend(Protocol):
 
     def compile_grammar(self, kind: str, source: str) -> str:
         """The grammar for sampling["grammar"] of `generate`. kind "json": source is a JSON schema, "regex": an
-        expression, "choice": a JSON list of strings, "call": a JSON schema whose value is in <tool_call> tags. Raises
-        ValueError. May take a second; runs in another thread."""
+        expression, "choice": a JSON list of strings, "grammar": Lark or GBNF, "call": a JSON schema whose value is in
+        <tool_call> tags. Raises ValueError. May take a second; runs in another thread."""
         ...
 
     def tokenizer_info(self) -> dict[str, Any]:
@@ -91,6 +91,11 @@ class Frontend(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, also if they are only part of a character."""
+        ...
+
+    def check_room(self, arriving: int) -> None:
+        """Raises Overloaded if there is no room for one more request after `arriving` others that will call `generate`
+        soon."""
         ...
 
     def generate(

@@ -17,7 +17,7 @@ from net.http.common.limits import client_key
 from net.http.common.page import ASSETS
 from net.loop import log_context
 
-OPEN_PATHS = frozenset({"/health", "/metrics", "/", *(f"/{name}" for name in ASSETS)})
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/", *(f"/{name}" for name in ASSETS)})
 """Probes and scrapers send no key. The page needs none: it contains no data and asks its reader for the key."""
 
 request_id_key = web.RequestKey("request_id", str)
@@ -71,15 +71,20 @@ def joining(request: web.Request, cluster_key: ClusterKey | None) -> Question | 
     return asked(cluster_key.ring(), request.headers.get("Authorization", ""))
 
 
+def _given_key(request: web.Request) -> str:
+    """The key as OpenAI's clients send it, or as Anthropic's do; empty: none."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "").strip()
+
+
 def require_key(keys: ApiKeys, cluster_key: ClusterKey | None = None) -> Middleware:
     """Clients must send 'Authorization: Bearer <key>'; /cluster also accepts a proof of the cluster key."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in OPEN_PATHS and joining(request, cluster_key) is None:
-            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            owner = keys.owner(given.strip())
-            if scheme.lower() != "bearer" or owner is None:
+            owner = keys.owner(_given_key(request))
+            if owner is None:
                 raise ApiError(
                     401,
                     "missing or wrong API key; send it as 'Authorization: Bearer KEY'",

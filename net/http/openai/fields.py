@@ -28,9 +28,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "include_obfuscation": (False,),
     "continue_final_message": (False,),
     "detokenize": (True,),
@@ -71,9 +69,10 @@ class Known(BaseModel):
     def _only_known(cls, body: Any, info: ValidationInfo) -> Any:
         if info.context is None or not isinstance(body, dict):
             return body
-        unknown = [name for name in body if name not in cls.model_fields]
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = [name for name in body if name not in known]
         info.context.extend(unknown)
-        return {name: value for name, value in body.items() if name in cls.model_fields} if unknown else body
+        return {name: value for name, value in body.items() if name in known} if unknown else body
 
 
 def _same(value: Any, other: Any) -> bool:

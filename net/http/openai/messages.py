@@ -51,11 +51,11 @@ MAX_MESSAGES = 4096
 """Per conversation: 15 ms until the template gets them."""
 
 
-def _few_messages(messages: Any) -> Any:
+def few_messages(messages: Any) -> Any:
     """Counts the messages before they are checked one by one."""
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise ValueError(f"a conversation has at most {MAX_MESSAGES} messages, got {len(messages)}")
     return messages
 
 
-Conversation = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(_few_messages)]
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(few_messages)]

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from net.http.common.errors import ApiError, bad_request, naming
+from net.http.common.errors import bad_request, naming
 from net.http.common.frontend import Frontend
-from net.http.openai.messages import Message
+from net.http.openai.prompts import (
+    check_ids,
+    check_length,
+    check_model,
+    check_text,
+    render_messages,
+    too_long,
+    truncated,
+    unhurried,
+)
 from net.http.openai.schema import ChatBody, CompletionBody, Generation
-from net.http.openai.tools import Tool, schema_of_call
+from net.http.openai.tools import schema_of_call
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOOL_CALLS = 128
-LONG_TEXT_CHARS = 4_000
-"""Longer texts are tokenised in a thread, so that other requests' tokens keep flowing: 4,000 characters take 0.7 ms."""
-
-MAX_TEXT_CHARS = 2_000_000
-"""Characters of one text. The tokenizer holds the interpreter lock while it makes the list of ids: 30 ms at one token
-per character. For longer contexts the limit is MAX_CHARS_PER_TOKEN per token of the context."""
-
-MAX_CHARS_PER_TOKEN = 8
-
 MAX_CHOICE_BIASES = 65_536
 """Entries of logit_bias times choices of one request. Each choice is a separate request with all entries; 4,096 entries
 take 4 ms of the event loop."""
-
-MESSAGE_CHARS = 50
-"""Cost of a message in addition to its text, in characters of text."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,59 +54,6 @@ class Plan:
         return self.prompts[choice // self.n]
 
 
-def check_model(frontend: Frontend, model: str) -> None:
-    """Raises 404 unless `model` is empty or the served one."""
-    if model and model != frontend.model_name:
-        message = f"The model `{model[:200]}` does not exist; this server serves `{frontend.model_name}`"
-        raise ApiError(404, message, param="model", code="model_not_found")
-
-
-def check_ids(frontend: Frontend, token_ids: Collection[int], param: str) -> None:
-    """Raises 400 for an id outside the vocabulary."""
-    for bad in (min(token_ids, default=0), max(token_ids, default=0)):
-        if not 0 <= bad < frontend.vocab_size:
-            raise bad_request(f"{param}: token id {bad} is not in the vocabulary (0..{frontend.vocab_size - 1})", param)
-
-
-def check_text(frontend: Frontend, size: int, param: str) -> None:
-    """Raises 413 if `size` characters of text, or `size` bytes of messages, are too long to tokenise."""
-    most = max(MAX_TEXT_CHARS, MAX_CHARS_PER_TOKEN * frontend.max_model_len)
-    if size > most:
-        message = f"{param}: {size} characters exceed the {most} that this server tokenises per request; send parts"
-        raise ApiError(413, message, param=param, code="request_too_large")
-
-
-async def unhurried(size: int, work: Callable[[], T]) -> T:
-    """work(), in a thread if its input of `size` characters is long."""
-    return work() if size < LONG_TEXT_CHARS else await asyncio.to_thread(work)
-
-
-async def render_messages(
-    frontend: Frontend,
-    messages: Sequence[Message],
-    add_generation_prompt: bool,
-    arguments: dict[str, Any],
-    tools: Sequence[Tool],
-    size: int,
-) -> list[int]:
-    """Token ids of a chat. `size`: bytes of the body. Raises ApiError 400 if the template refuses messages or
-    arguments, 413 if they are too long."""
-
-    check_text(frontend, size, "messages")
-    if len(messages) > frontend.max_model_len:  # each has at least one token
-        raise _too_long(frontend, f"{len(messages)} messages", "messages")
-
-    def rendered() -> list[int]:
-        offered = {"tools": [tool.model_dump(exclude_unset=True) for tool in tools]} if tools else {}
-        kwargs = {"add_generation_prompt": add_generation_prompt, **arguments, **offered}
-        return frontend.render_chat([message.model_dump(exclude_unset=True) for message in messages], **kwargs)
-
-    try:
-        return await unhurried(size + MESSAGE_CHARS * len(messages), rendered)
-    except (ValueError, TypeError) as error:  # TypeError: the client's arguments do not fit the template
-        raise bad_request(f"messages: {error}", "messages") from error
-
-
 async def plan_completion(frontend: Frontend, body: CompletionBody, size: int) -> Plan:
     """Tokenise and check. `size`: bytes of the body. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
@@ -122,10 +63,14 @@ async def plan_completion(frontend: Frontend, body: CompletionBody, size: int) -
             check_text(frontend, len(prompt), "prompt")
             text, ids = prompt, await unhurried(size, partial(frontend.encode, prompt, body.add_special_tokens))
         else:
-            _check_length(frontend, prompt, "prompt")  # before the check of every id
+            if body.truncate_prompt_tokens is None:
+                check_length(frontend, prompt, "prompt")  # before the check of every id
             check_ids(frontend, prompt, "prompt")
             text, ids = await unhurried(size, partial(frontend.decode, prompt)) if body.echo else "", prompt
-        prompts.append(Prompt(ids, text if body.echo else ""))
+        kept = truncated(frontend, body, ids)
+        if body.echo and len(kept) < len(ids):
+            text = await unhurried(size, partial(frontend.decode, kept))
+        prompts.append(Prompt(kept, text if body.echo else ""))
     prompt_only = body.max_tokens == 0
     limit = 1 if prompt_only else body.max_tokens
     plan = await _plan(frontend, body, prompts, "prompt", limit, DEFAULT_COMPLETION_TOKENS, body.logprobs, size)
@@ -140,6 +85,7 @@ async def plan_chat(frontend: Frontend, body: ChatBody, size: int) -> Plan:
     tools = body.offered
     arguments = body.chat_template_kwargs
     ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools, size)
+    ids = truncated(frontend, body, ids)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = body.top_logprobs if body.logprobs else None
     plan = await _plan(frontend, body, [Prompt(ids, "")], "messages", limit, frontend.max_model_len, logprobs, size)
@@ -172,10 +118,10 @@ async def _plan(
     left = _output_room(frontend, body, prompts, max_tokens, logprobs)
     choices = []
     for prompt in prompts:
-        room = _check_length(frontend, prompt.token_ids, param)
+        room = check_length(frontend, prompt.token_ids, param)
         if max_tokens is not None and max_tokens > room:
             used = len(prompt.token_ids)
-            raise _too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
+            raise too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
         limit = min(default_tokens, room, left) if max_tokens is None else max_tokens
         choices += [_sampling(body, limit, logprobs, grammar, bias, offset) for offset in range(body.n)]
     plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
@@ -218,20 +164,6 @@ def _scored(plan: Plan, top: int, every: int) -> Plan:
     return replace(plan, choices=[asking(index, choice) for index, choice in enumerate(plan.choices)])
 
 
-def _check_length(frontend: Frontend, token_ids: list[int], param: str) -> int:
-    """The number of tokens that may follow the prompt: at least one, else raises 400."""
-    if not token_ids:
-        raise bad_request(f"{param} is empty", param)
-    if len(token_ids) >= frontend.max_model_len:
-        raise _too_long(frontend, f"a {param} of {len(token_ids)} and at least one to generate", param)
-    return frontend.max_model_len - len(token_ids)
-
-
-def _too_long(frontend: Frontend, wanted: str, param: str) -> ApiError:
-    message = f"This model's maximum context length is {frontend.max_model_len} tokens; you asked for {wanted}."
-    return bad_request(message, param, "context_length_exceeded")
-
-
 async def _grammar(frontend: Frontend, body: Generation, size: int) -> str:
     """The grammar of the answer; "": none. Raises ApiError 400."""
     try:
@@ -272,6 +204,8 @@ def _sampling(
         "stop": tuple(body.stop),
         "stop_token_ids": tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
+        "include_stop_str_in_output": body.include_stop_str_in_output,
+        "skip_special_tokens": body.skip_special_tokens,
         "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,

@@ -6,42 +6,23 @@ It passes plain dicts to orjson, because it runs once per token and request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from net.http.common.errors import ApiError
 from net.http.common.frontend import Frontend, LogprobItem, Output
 from net.http.common.pieces import VALUE_CHARS, Rows
 from net.http.openai.logprobs import CompletionLogprobs, finite, prompt_logprobs
 from net.http.openai.plan import Plan
+from net.http.openai.schema import StreamOptions
+from net.http.openai.sse import Event
 from net.http.openai.tools import ToolText
+from net.http.openai.usage import Usage
 
 Json = dict[str, Any]
 
-
-@dataclass(slots=True)
-class Usage:
-    """Token counts of one HTTP request: every prompt once, every choice's output."""
-
-    n: int
-    prompt_tokens: dict[int, int] = field(default_factory=dict)  # by prompt
-    cached_tokens: dict[int, int] = field(default_factory=dict)  # by prompt: of its first choice
-    completion_tokens: int = 0
-
-    def add(self, choice: int, output: Output) -> None:
-        self.completion_tokens += len(output.token_ids)
-        self.prompt_tokens[choice // self.n] = output.num_prompt_tokens
-        if choice % self.n == 0:
-            self.cached_tokens[choice // self.n] = output.num_cached_tokens
-
-    def json(self) -> Json:
-        prompt_tokens = sum(self.prompt_tokens.values())
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self.cached_tokens.values())},
-        }
+NO_OPTIONS = StreamOptions()
 
 
 class Renderer:
@@ -51,8 +32,19 @@ class Renderer:
     chunk_kind: str
     id_prefix: str
 
-    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
+    ending = b"data: [DONE]\n\n"
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        plan: Plan,
+        request_id: str,
+        created: int,
+        token_ids: bool,
+        options: StreamOptions = NO_OPTIONS,
+    ) -> None:
         """created: Unix time in seconds; token_ids: add token ids to every choice and chunk."""
+        self._options = options
         self.frontend = frontend
         self.plan = plan
         self.token_ids = token_ids
@@ -85,8 +77,23 @@ class Renderer:
         choices = [self._whole_choice(choice, _joined(outputs)) for choice, outputs in enumerate(self._outputs)]
         return self._head | {"object": self.kind, "choices": choices, "usage": self.usage.json()}
 
+    def events(self, choice: int, output: Output) -> list[Event]:
+        """The event of one output of a stream."""
+        chunk = self.chunk(choice, output)
+        if self._options.continuous_usage_stats:
+            chunk["usage"] = self.usage.json()
+        elif self._options.include_usage:
+            chunk["usage"] = None
+        return [("", chunk)]
+
+    def last_events(self) -> list[Event]:
+        return [("", self.usage_chunk())] if self._options.include_usage else []
+
+    def failure(self, error: ApiError) -> Event:
+        return "", error.body()
+
     def chunk(self, choice: int, output: Output) -> Json:
-        """One event of a stream."""
+        """One output of a stream."""
         self.usage.add(choice, output)
         first = choice not in self._started
         self._started.add(choice)
@@ -133,8 +140,8 @@ class CompletionRenderer(Renderer):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
-    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
-        super().__init__(frontend, plan, request_id, created, token_ids)
+    def __init__(self, frontend: Frontend, plan: Plan, *options: Any) -> None:
+        super().__init__(frontend, plan, *options)
         self._by_choice = [self._shown(choice) for choice in range(len(plan.choices))]
 
     def _shown(self, choice: int) -> CompletionLogprobs | None:
@@ -169,8 +176,8 @@ class ChatRenderer(Renderer):
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, created: int, token_ids: bool) -> None:
-        super().__init__(frontend, plan, request_id, created, token_ids)
+    def __init__(self, frontend: Frontend, plan: Plan, *options: Any) -> None:
+        super().__init__(frontend, plan, *options)
         self._tools = [ToolText(plan.tool_calls) for _ in plan.choices] if plan.tool_calls else None
 
     def whole(self) -> Json:

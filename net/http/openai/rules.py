@@ -28,6 +28,14 @@ UNSAID = (
     "levels deep",  # nested lists and objects
     "cannot compile the",  # a grammar
     "a schema may have",
+    "a grammar may have",
+    "input: item",  # of an item's type
+    "messages: turn",  # of a block's type
+    "every block must be",
+    "the last turn must be of the user",
+    "format.schema is missing",
+    "keeps no answers",
+    "tool_choice: must be",
     "refused the messages",  # by the chat template
     " is empty",  # a text or a conversation without any token
     "header X-",  # not part of the body
@@ -82,6 +90,7 @@ ASKS: dict[str, Json] = {
     "guided_json": {"type": ["object", "string"]},
     "guided_regex": {"type": "string"},
     "guided_choice": {"type": "array"},
+    "guided_grammar": {"type": "string"},
     "structured_outputs": {"type": "object", "not": {"additionalProperties": {"type": "null"}}},
     "response_format": {"type": "object", "not": _given(type={"const": "text"})},
 }
@@ -140,7 +149,10 @@ RULES: dict[str, list[Json]] = {
     ],
     "StructuredOutputs": [
         _at_most_one(
-            *(_given(**{one: {"not": {"type": "null"}}}) for one in ("json", "regex", "choice", "json_object"))
+            *(
+                _given(**{one: {"not": {"type": "null"}}})
+                for one in ("json", "regex", "choice", "grammar", "json_object")
+            )
         )
     ],
 }
@@ -154,7 +166,7 @@ def values(frontend: Frontend) -> dict[str, Json]:
     return {
         "ModelName": {"enum": ["", frontend.model_name]},
         "TokenId": token,
-        "PromptIds": _list(_to("TokenId"), minItems=1, maxItems=most),
+        "PromptIds": _list(_to("TokenId"), minItems=1),
         "OutputTokens": {"type": "integer", "minimum": 0, "maximum": most},
         "AnswerTokens": {"type": "integer", "minimum": 1, "maximum": most},
     }

@@ -62,6 +62,9 @@ class Generation(Structured, Body):
     stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = []
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] = []
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False  # vLLM: the text ends with the stop string
+    skip_special_tokens: bool = True  # vLLM: control tokens have no text in the answer
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**63), WHOLE] | None = None  # vLLM: keep the last; -1: all
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0

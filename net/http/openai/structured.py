@@ -54,6 +54,7 @@ class StructuredOutputs(BaseModel):
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: str | None = None  # of the whole answer; Rust's syntax, without look-around
     choice: Choices | None = None
+    grammar: str | None = None  # in Lark's or GBNF's syntax
     json_object: bool | None = None
 
     @field_validator("json_object")
@@ -72,6 +73,7 @@ class Structured(BaseModel):
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
+    guided_grammar: str | None = None
 
     @property
     def structure(self) -> tuple[str, str, str] | None:
@@ -81,6 +83,7 @@ class Structured(BaseModel):
             ("guided_json", "json", _json(self.guided_json)),
             ("guided_regex", "regex", self.guided_regex),
             ("guided_choice", "choice", _json(self.guided_choice)),
+            ("guided_grammar", "grammar", self.guided_grammar),
             *_of_outputs(self.structured_outputs),
             ("response_format", *(self.response_format.structure if self.response_format else ("json", None))),
         ]
@@ -99,6 +102,7 @@ def _of_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, str |
         ("json", _json(outputs.json_)),
         ("regex", outputs.regex),
         ("choice", _json(outputs.choice)),
+        ("grammar", outputs.grammar),
         ("json", ANY_OBJECT if outputs.json_object else None),
     ]
     return [("structured_outputs", kind, source) for kind, source in parts]

@@ -215,7 +215,7 @@ async def test_a_request_in_company_joins_when_nobody_should_have_to_wait_for_it
     tokens, kv = expected
     monkeypatch.setattr(reuse, "hides", lambda *_: False)
     worker, store, got, other, r = await beside_another(model, kv)
-    loader = worker._loads._loader
+    loader = worker._loads.loader
     assert r.state is RequestState.LOADING or not r.looked_up
     for layers in (1, 2):
         store.letting_go.release()

@@ -23,7 +23,7 @@ from engine.handoff import messages
 from engine.handoff.updates import Token, encode_all
 from engine.text.tokenizer import Tokenizer
 from net.errors import PeerLost
-from net.http.common.frontend import Unavailable
+from net.http.common.frontend import Overloaded, Unavailable
 from net.metrics.events import Metrics
 from sched.placement.choice import Placement, Rejected
 from sched.placement.measured_links import MeasuredLinks
@@ -43,6 +43,7 @@ class Nodes:
         self.clocks, self.links = Clocks(), MeasuredLinks()
         self.placed: list[list[int]] = []  # the tokens of each request that was placed
         self.doubted: set[str] = set()
+        self.places = 100  # requests that may wait
         self.learnt: list[tuple[str, float]] = []  # node and time to the first token
         self.missing = ""  # a role that no node has
         self.refused: list[str] = []  # nodes that could not be reached
@@ -66,6 +67,9 @@ class Nodes:
 
     def unreachable(self, node: str) -> None:
         self.refused.append(node)
+
+    def room(self) -> tuple[int, float]:
+        return self.places, 2.0
 
     def decode_nodes(self) -> list[str]:
         return []
@@ -343,3 +347,23 @@ async def test_a_step_of_the_wall_clock_changes_no_answer(world, monkeypatch, st
     for index in range(1, 6):
         await tell(world, 0, index, 10 + index, "length" if index == 5 else None)
     assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+
+
+async def test_a_burst_keeps_those_that_came_first(world):
+    """Beyond the places of the nodes' queues, a request is refused before it is placed; a first token frees a place."""
+    world.nodes.places = 1
+    first, second = ask(world), world.acceptor.generate(list(PROMPT), {"max_tokens": 6}, "s", "standard", "")
+    got: list[int] = []
+    task = asyncio.create_task(collect(first, got))
+    await until(lambda: world.nodes.placed)
+    with pytest.raises(Overloaded) as refused:
+        await anext(second)
+    assert refused.value.retry_after_s == 2.0 and len(world.nodes.placed) == 1
+    assert "rejected" in [event["event"] for event in world.acceptor.timeline("s")["events"]]
+    with pytest.raises(Overloaded):
+        world.acceptor.check_room(0)
+    await tell(world, 0, 0, 11)
+    await until(lambda: got)
+    world.acceptor.check_room(0)
+    await tell(world, 0, 1, 12, "stop")
+    assert await task == "stop"

@@ -51,3 +51,11 @@ def written(tokenizer: Tokenizer, said: str, **sampling) -> tuple[str, str | Non
 def test_stop_strings_count_behind_the_least_tokens(tokenizer, least, text):
     got, reason, stop = written(tokenizer, "abcdabcd", stop=("cd",), min_tokens=least)
     assert (got, reason, stop) == (text, "stop", None if text == "abcdabcd" else "cd")
+
+
+def test_the_stop_may_be_in_the_text(tokenizer):
+    shown = {"include_stop_str_in_output": True}
+    assert written(tokenizer, "abcd", stop=("bc",), **shown) == ("abc", "stop", "bc")
+    assert written(tokenizer, "ab", stop_token_ids=(END,), skip_special_tokens=False, **shown)[0] == "ab<|end|>"
+    assert written(tokenizer, "ab", stop_token_ids=(END,), **shown)[0] == "ab", "a control token has no text"
+    assert written(tokenizer, "ab", skip_special_tokens=False, **shown)[0] == "ab", "the end of the model is no stop"

@@ -169,6 +169,21 @@ def test_forced_calls_are_what_the_api_reads(grammars, tokenizer):
         assert json.loads(call["function"]["arguments"])["a"] in (True, False)
 
 
+@pytest.mark.parametrize("source", ['start: "ab" /[0-9]+/', 'root ::= "ab" [0-9]+'])
+def test_grammars_of_both_syntaxes(grammars, tokenizer, source):
+    grammar = grammars.compile("grammar", source)
+    for seed in range(3):
+        assert re.fullmatch("ab[0-9]+", tokenizer.decode(answer(grammars, grammar, seed)))
+
+
+@pytest.mark.parametrize(
+    "source", ["root = x", "root ::= (", "start: missing", "((((" * 5000, "", 'root ::= "' + "a" * 40_000]
+)
+def test_what_is_no_grammar_is_a_value_error(grammars, source):
+    with pytest.raises(ValueError, match="grammar"):
+        grammars.compile("grammar", source)
+
+
 def test_any_node_goes_on_with_the_same_tokens(grammars, tokenizer):
     """A mask depends on grammar and output alone: states that were never seen, or were forgotten, change nothing."""
 

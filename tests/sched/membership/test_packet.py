@@ -92,6 +92,7 @@ def test_messages_with_wrong_fields_never_raise(kind, fields, update_fields):
 
 
 @seed(4)
+@settings(deadline=None)
 @given(st.data())
 def test_a_flipped_bit_is_noticed(data):
     datagram = bytearray(encode_message(TAG, Message("gossip", "peer", 0, updates=(PEER,))))
@@ -170,6 +171,7 @@ statements = st.lists(
 
 
 @seed(5)
+@settings(deadline=None)
 @given(statements)
 def test_the_roster_does_not_depend_on_the_order_of_what_it_hears(heard):
     outcomes = set()

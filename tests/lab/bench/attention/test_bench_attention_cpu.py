@@ -25,10 +25,12 @@ def test_measures_on_the_cpu(tmp_path: Path) -> None:
     assert result["config"]["device"].startswith("cpu with ")
     times = [row for row in result["rows"] if row["metric"] == "time"]
     rates = [row for row in result["rows"] if row["metric"] == "rate"]
-    assert len(times) == len(rates) == 8
+    assert len(times) == len(rates) == 12
+    assert {row["case"].split(", ")[1] for row in rates} == {"float32", "bfloat16", "int8"}
     assert all(row["case"].startswith(f"{level}, ") for row in result["rows"])
     assert all(row["ours"] > 0 and row["peers"]["torch"] > 0 for row in times)
     assert {name for row in rates for name in row["limits"]} == {"read", "GEMM"}
+    assert f"share of read (goal 0.7): {level}, int8, 1 threads: " in done.stdout
     refused = subprocess.run([*command, "--cpu-level", "sparc"], capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2 and "--cpu-level sparc: this CPU has " in refused.stderr
 
@@ -39,3 +41,21 @@ def test_a_slower_case_is_named() -> None:
 
     rows = [Row("a", "time", "us", 2.0, {"torch": 1.0}), Row("b", "time", "us", 1.0, {"torch": 1.0})]
     assert slower_than_torch([*rows, Row("c", "rate", "GB/s", 1.0)]) == ["a"]
+
+
+def test_shares_are_by_limit_level_type_and_threads() -> None:
+    from lab.bench.attention.on_cpu import shares
+    from lab.bench.common.results import Row
+
+    rows = [
+        Row("avx2, int8, decode x1, 1 threads", "rate", "GB/s", 5.0, limits={"read": 10.0}),
+        Row("avx2, int8, decode x1, 1 threads", "time", "us", 5.0, {"torch": 9.0}),
+        Row("avx2, int8, decode x8, 1 threads", "rate", "GB/s", 8.0, limits={"read": 10.0}),
+        Row("avx2, int8, decode x8, 2 threads", "rate", "GB/s", 9.0, limits={"read": 20.0}),
+        Row("avx2, int8, prefill x8, 1 threads", "rate", "GFLOP/s", 9.0, limits={"GEMM": 20.0}),
+    ]
+    assert shares(rows) == [
+        "share of GEMM (goal 0.6): avx2, int8, 1 threads: 0.45 to 0.45",
+        "share of read (goal 0.7): avx2, int8, 1 threads: 0.50 to 0.80",
+        "share of read (goal 0.7): avx2, int8, 2 threads: 0.45 to 0.45",
+    ]

@@ -21,7 +21,7 @@ from net.http.common import body as bodies
 from net.http.common import pieces
 from net.http.common.errors import ApiError
 from net.http.common.pieces import PIECE_VALUES, SENT_BYTES, SMALL_VALUES, Rows, parts
-from net.http.openai.plan import LONG_TEXT_CHARS
+from net.http.openai.prompts import LONG_TEXT_CHARS
 from net.http.openai.schema import MAX_BIASES, ChatBody, CompletionBody
 from tests.net.fake_frontend import FakeFrontend, serving
 

@@ -228,3 +228,36 @@ async def test_a_joining_node_sends_the_first_key_of_the_file(tmp_path):
         assert await fetch_cluster(address, key_to_send(None, path)) == {"members": []}
         with pytest.raises(ClusterError, match=r"another API key .--api-key, or the first line of --api-key-file."):
             await fetch_cluster(address, "wrong")
+
+
+@pytest.mark.parametrize("offered", [5, 20, 60])
+async def test_of_a_burst_as_many_are_served_as_fit(offered):
+    """First come, first served; the others are refused before any work for them."""
+    frontend = FakeFrontend()
+    frontend.places = 5
+
+    async with serving(frontend) as url, aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(number: int) -> int:
+            body = {"prompt": f"!hang {number}", "max_tokens": 2}
+            async with session.post("/v1/completions", json=body) as response:
+                return response.status
+
+        tasks = [asyncio.create_task(ask(number)) for number in range(offered)]
+        while len(frontend.calls) < 5 or sum(task.done() for task in tasks) < offered - 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert [task.result() for task in tasks if task.done()] == [429] * (offered - 5)
+        assert (len(frontend.calls), len(frontend.open)) == (5, 5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await frontend.idle.wait()
+
+
+async def test_a_node_that_is_not_there_is_named_without_the_librarys_words():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ClusterError, match=r"no node answered \(.*\[Errno \d+\]|refused") as error:
+        await fetch_cluster(address, timeout_s=0.0)
+    assert "ssl" not in str(error.value) and address in str(error.value)

@@ -221,6 +221,25 @@ async def test_messages_without_content_and_refusals_have_a_text():
     assert [message["content"] for message in frontend.rendered[0][0]] == ["", "", "no", "a\nb", "x"]
 
 
+async def test_a_prompt_may_be_truncated():
+    frontend = FakeFrontend()
+    cases = [(completion(prompt="abcdef", truncate_prompt_tokens=3, echo=True), b"def")]
+    cases += [(completion(prompt=[97] * 5000, truncate_prompt_tokens=-1), b"a" * 1998)]
+    cases += [(completion(prompt=[97, 98], truncate_prompt_tokens=9), b"ab")]
+    async with serving(frontend) as url, aiohttp.ClientSession(url) as session:
+        for body, kept in cases:
+            async with session.post(COMPLETIONS, data=body, headers=JSON) as response:
+                answer = await response.json()
+                assert response.status == 200, answer
+            assert bytes(frontend.calls[-1]["prompt"]) == kept
+            assert answer["choices"][0]["text"].startswith(kept[:3].decode()[:2])
+        truncated = chat(messages=[{"role": "user", "content": "abcdef"}], truncate_prompt_tokens=2)
+        async with session.post(CHAT, data=truncated, headers=JSON) as response:
+            assert response.status == 200 and bytes(frontend.calls[-1]["prompt"]) == b"ef"
+        async with session.post(COMPLETIONS, data=completion(truncate_prompt_tokens=0), headers=JSON) as response:
+            assert (response.status, (await response.json())["error"]["param"]) == (400, "prompt")
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 async def test_other_content_types(api, kind):
     async with api.post(COMPLETIONS, data=completion(), headers={"Content-Type": kind}) as response:

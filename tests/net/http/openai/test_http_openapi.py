@@ -137,6 +137,10 @@ GOOD = {
     "strings": ("/tokenize", b'{"prompt": "ab", "return_token_strs": true}'),
     "tokens": ("/detokenize", b'{"tokens": []}'),
     "tokens as floats": ("/detokenize", b'{"tokens": [97.0, 98]}'),
+    "a response": ("/v1/responses", b'{"input": "hi", "max_output_tokens": 2, "tools": [], "metadata": {"a": "b"}}'),
+    "items": ("/v1/responses", b'{"input": [{"role": "user", "content": "hi"}], "text": {"format": {"type": "text"}}}'),
+    "a message": ("/v1/messages", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "top_k": 4}'),
+    "counted": ("/v1/messages/count_tokens", b'{"messages": [{"role": "user", "content": "hi"}], "system": "x"}'),
 }
 REFUSED = {
     "no answer wanted": (CHAT, chat(max_tokens=0), "max_tokens"),
@@ -185,7 +189,7 @@ async def test_answers_to_questions_are_as_it_says():
     async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
         async with session.get("/openapi.json") as response:
             described = await response.json()
-        for path in ("/v1/models", "/v1/models/{model}", "/health", "/version"):
+        for path in ("/v1/models", "/v1/models/{model}", "/health", "/ping", "/load", "/version"):
             async with session.get(path.replace("{model}", "fake")) as response:
                 assert response.status == 200
                 answer = await response.json()

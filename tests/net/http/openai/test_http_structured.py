@@ -41,6 +41,8 @@ async def client(frontend):
         ({"guided_json": SCHEMA}, f"json {SPELT}"),
         ({"guided_regex": "a"}, "regex a"),
         ({"guided_choice": ["b"]}, 'choice ["b"]'),
+        ({"guided_grammar": 'start: "a"'}, 'grammar start: "a"'),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "grammar root ::= x"),
     ],
 )
 async def test_spellings(client, frontend, body, grammar):
@@ -62,7 +64,7 @@ async def test_spellings(client, frontend, body, grammar):
         ({"response_format": {"type": "regex"}}, "response_format"),
         ({"response_format": {"type": "text", "pattern": "a"}}, "response_format"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs"),
-        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"pattern": "x"}}, "structured_outputs.pattern"),
     ],
 )
 async def test_refusals(client, frontend, body, param):

@@ -1,0 +1,44 @@
+"""Refuses requests at the door of the acceptor while as many wait for their first token as the nodes' queues hold.
+
+Otherwise all requests of a burst are placed before the nodes' queues refuse most of them. The work for refused requests
+delays the others, and a client learns of its refusal late. Requests that entered keep their places: first come, first
+served. The nodes still refuse what exceeds their queues, because other acceptors send requests too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from net.http.common.frontend import Overloaded
+
+Room = Callable[[], tuple[int, float]]
+
+
+class Gate:
+    """Counts the requests without a first token."""
+
+    def __init__(self, room: Room) -> None:
+        """room(): how many requests may wait, and Retry-After in seconds if so many do."""
+        self._room = room
+        self._inside: set[Hashable] = set()
+
+    def __len__(self) -> int:
+        return len(self._inside)
+
+    def check(self, arriving: int = 0) -> None:
+        """Raises Overloaded if there is no room for one more after `arriving` others that have not entered yet."""
+        ahead = len(self._inside) + arriving
+        if not ahead:
+            return
+        places, retry_after_s = self._room()
+        if ahead >= places:
+            raise Overloaded(f"{ahead} requests already wait for their first token", retry_after_s)
+
+    def enter(self, request: Hashable) -> None:
+        """Raises Overloaded."""
+        self.check()
+        self._inside.add(request)
+
+    def leave(self, request: Hashable) -> None:
+        """The request has its first token, or ended. May be called again."""
+        self._inside.discard(request)

@@ -1,0 +1,90 @@
+"""One request of any generating route, from its body to its answer: room, turn, plan, unique id, stream or whole."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel
+
+from net.http.common.body import parse_body, read_raw
+from net.http.common.frontend import Frontend, Output
+from net.http.common.middleware import request_id_key
+from net.http.common.pieces import answer, encoded
+from net.http.openai.plan import Plan
+from net.http.openai.sse import Streamed, send_stream
+from net.http.openai.streams import run
+from net.loop.turns import Turns
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+class Answer(Streamed, Protocol):
+    """An answer as events, or whole."""
+
+    size: int  # approximate number of values in `whole`
+
+    def collect(self, choice: int, output: Output) -> None:
+        """Keep an output for `whole`."""
+        ...
+
+    def whole(self) -> dict[str, Any]: ...
+
+
+class Serving:
+    """What the routes of one server share."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self.frontend = frontend
+        self._in_flight: set[str] = set()
+        self._arriving = 0
+        self._turns = Turns()
+
+    async def planned(
+        self, request: web.Request, kind: type[BodyT], plan: Callable[[BodyT, int], Awaitable[Plan]]
+    ) -> tuple[BodyT, Plan]:
+        """The body and its plan. A request for which there is no room is refused before any work for it; those with
+        room are worked on in the order in which their bodies arrived. plan(body, its size in bytes)."""
+        self.frontend.check_room(self._arriving)
+        raw = await read_raw(request)
+        self.frontend.check_room(self._arriving)
+        self._arriving += 1
+        try:
+            await self._turns.take()
+            body = await parse_body(request, raw, kind)
+            return body, await plan(body, len(raw))
+        finally:
+            self._arriving -= 1
+
+    async def answer(
+        self, request: web.Request, plan: Plan, stream: bool, rendered: Callable[[str], Answer]
+    ) -> web.StreamResponse:
+        """rendered(request id): the answer to fill."""
+        with self._unique_id(request[request_id_key]) as request_id:
+            told = rendered(request_id)
+            # The server cancels this task when the client disconnects; `aclosing` then closes every generation.
+            async with aclosing(run(self.frontend, plan, request_id)) as items:
+                if stream:
+                    return await send_stream(request, told, items)
+                async for choice, output in items:
+                    told.collect(choice, output)
+            return answer(await encoded(told.size, told.whole))
+
+    async def load(self, request: web.Request) -> web.Response:
+        """vLLM's GET /load: requests that this server works on."""
+        return answer([orjson.dumps({"server_load": len(self._in_flight) + self._arriving})])
+
+    @contextmanager
+    def _unique_id(self, request_id: str) -> Iterator[str]:
+        """Makes the id unique: a client may send the same X-Request-Id twice at the same time (a retry)."""
+        if request_id in self._in_flight:
+            request_id = f"{request_id}-{secrets.token_hex(4)}"
+        self._in_flight.add(request_id)
+        try:
+            yield request_id
+        finally:
+            self._in_flight.discard(request_id)
