@@ -51,8 +51,7 @@ def _against(kinds: str, backend: str, dtype: torch.dtype, cpu_level: str) -> st
     if backend != "cpu":
         return f"the attention backend is {backend}, not cpu"
     try:
-        level = CpuOps(cpu_level, dtype).level
-        CpuOps(cpu_level, dtype, quantized=True)
+        level = CpuOps(cpu_level, dtype, quantized=True).level
     except NotCompiled as error:
         return str(error)
     return None if level in FASTER else f"products of level {level} are faster in {str(dtype).removeprefix('torch.')}"

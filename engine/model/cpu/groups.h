@@ -210,14 +210,22 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bo
             for (int h = 0; h < 2; h++) store(c + r * OUTPUTS + h * WIDTH, kept[KEEP ? r : 0][h]);
 }
 
-// `rows` rows of x, in tiles of COUNT and one of the rest, times the blocks [some] of OUTPUTS outputs, at w.
+// Sizes of tiles: fewer than all, because each is compiled for every kind.
+constexpr int smaller(int count) { return count > 8 ? 8 : count > 6 ? 6 : count > 4 ? 4 : count - 1; }
+
+inline int64_t tile_rows(int most, int64_t rows) {
+    while (most > rows) most = smaller(most);
+    return most;
+}
+
+// `rows` rows of x, in tiles of COUNT and smaller ones of the rest, times the blocks [some] of OUTPUTS outputs, at w.
 template <Kind KIND, int COUNT = Format<KIND>::ROWS>
 void group_tiles(const int32_t* x, int64_t blocks, Range some, const uint8_t* w, float* c, int64_t rows) {
     constexpr int64_t INTS = Format<KIND>::ROW_INTS * COUNT;
     for (; rows >= COUNT; rows -= COUNT, x += INTS * blocks, c += COUNT * OUTPUTS)
         group_tile<KIND, COUNT>(x + some.begin * INTS, w, some.size(), c, some.begin > 0);
     if constexpr (COUNT > 1)
-        if (rows) group_tiles<KIND, COUNT - 1>(x, blocks, some, w, c, rows);
+        if (rows) group_tiles<KIND, smaller(COUNT)>(x, blocks, some, w, c, rows);
 }
 
 // The rounding of x takes so little time that each thread does its own.
@@ -232,11 +240,12 @@ void product_of_kind(const Element* x, int64_t stride, Range rows, const Weight&
     constexpr int64_t CHUNK_BLOCKS = std::max<int64_t>(1, CHUNK_BYTES / F::BYTES);
     codes.resize(rows.size() * groups * F::INTS);
     sums.resize(rows.size() * OUTPUTS);
-    for (int64_t i = 0; i < rows.size(); i++) {
-        const int64_t first = i / F::ROWS * F::ROWS, count = std::min<int64_t>(F::ROWS, rows.size() - first);
-        for (int64_t g = 0; g < groups; g++)
-            round_group<F::GROUP>(x + (rows.begin + i) * stride + g * F::GROUP, count,
-                                  codes.data() + (first * groups + g * count) * F::INTS + i - first);
+    for (int64_t first = 0, count; first < rows.size(); first += count) {
+        count = tile_rows(F::ROWS, rows.size() - first);
+        for (int64_t i = first; i < first + count; i++)
+            for (int64_t g = 0; g < groups; g++)
+                round_group<F::GROUP>(x + (rows.begin + i) * stride + g * F::GROUP, count,
+                                      codes.data() + (first * groups + g * count) * F::INTS + i - first);
     }
     const uint8_t* packed = (const uint8_t*)w.packed;
     for (int64_t b = outputs.begin; b < outputs.end; b++) {
