@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import gguf
 import torch
-from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 GROUP = 32
@@ -51,7 +49,9 @@ class Quantized:
 
     def widened(self) -> Tensor:
         """[out, in] in `dtype`; computed in float32."""
-        stored = gguf.dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind.upper()])
+        import gguf  # here, because the kernels are tried on machines that have torch and Triton only
+
+        stored = gguf.dequantize(self.blocks.numpy(), gguf.GGMLQuantizationType[self.kind.upper()])
         values = torch.from_numpy(stored).to(self.dtype)
         return values if self.order is None else torch.empty_like(values).index_copy_(1, self.order, values)
 

@@ -139,7 +139,7 @@ def test_no_bit_of_the_trees_ends_a_process(tmp_path):
             theirs = [str(error)]
         assert all("overflow" in problem or "leak" in problem for problem in theirs), f"seed {seed}: {theirs}"
         passed.append(bytes(damaged))
-    assert refused > 40, f"seed {seed}"
+    assert refused > 20, f"seed {seed}"  # about 55, with a standard deviation of 6
     for damaged in rng.sample(passed, min(4, len(passed))):
         path.write_bytes(damaged)
         done = subprocess.run(
