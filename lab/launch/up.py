@@ -26,7 +26,7 @@ from engine.config.config import Config
 from engine.config.flag_values import flag_name
 from engine.config.flags import UsageError, parse
 from lab.launch import rest
-from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout
+from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout, Where
 from lab.launch.report import nodes_table, timeline
 
 OWN_FLAGS = ("--nodes", "--ask", "--max-tokens", "--port", "--ssd-path")
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
             options.nodes,
             flags,
             role_flags={"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {},
-            **{"run_dir": run_dir, "port": options.port, "api_key": own_key(config)} | cluster_options,
+            **{"run_dir": run_dir, "where": Where(options.port), "api_key": own_key(config)} | cluster_options,
         )
     except UsageError as error:
         errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)
