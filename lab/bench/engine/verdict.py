@@ -1,5 +1,4 @@
-"""Computes lines from cells: one number per metric and server, its share of the floor, its ratio to each peer, the
-goal.
+"""Computes lines from cells: one number per metric and server, with its shares of floor and goal, its ratios to peers.
 
 Latencies of single requests and batches are the best of the rounds (for each round, the median of its repeats), because
 disturbances only add time. Open-loop percentiles are over the requests of all rounds.
