@@ -75,7 +75,7 @@ class MooncakePlacement(CentralGreedy):
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, *, compiled: Compiled | None = None) -> None:
         """compiled: None = numpy computes everything."""
-        super().__init__(limits, rng, threshold, compiled and compiled.find)
+        super().__init__(limits, rng, threshold, None if compiled is None else compiled.find)
         self.compiled = compiled
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
