@@ -80,11 +80,12 @@ def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
     try:
         options, flags, config = read_arguments(sys.argv[1:] if argv is None else argv)
         run_dir = Path(tempfile.mkdtemp(prefix="mooncake-"))
+        made: dict[str, Any] = {"run_dir": run_dir, "where": Where(options.port), "api_key": own_key(config)}
         cluster = LocalCluster(
             options.nodes,
             flags,
             role_flags={"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {},
-            **{"run_dir": run_dir, "where": Where(options.port), "api_key": own_key(config)} | cluster_options,
+            **made | cluster_options,
         )
     except UsageError as error:
         errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)
