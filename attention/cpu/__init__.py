@@ -2,7 +2,7 @@
 
 Files:
     backend         The `cpu` backend: C++ kernels that read K and V directly in the pool
-    build           C++ for the CPU, compiled at first use: no torch headers, called through ctypes with data_ptr
+    build           C++ for the CPU, compiled at first use: no torch headers, called through ctypes with data_ptr()
     codes.h         Rows of a quantized pool: codes of one byte, and behind the codes of a head the scales of its
                     tokens
     decode.cpp      Paged decode attention: rows of one token each, split over
