@@ -38,7 +38,7 @@ from typing import Any
 here = Path(__file__).resolve().parent
 sys.path.insert(0, str(here / "mooncake_rooms" if (here / "mooncake_rooms").is_dir() else here))
 if find_spec("uvloop") is None:
-    sys.exit("mooncake: this Python has not its packages: run scripts/setup, then .venv/bin/python mooncake.py")
+    sys.exit("mooncake: this Python lacks mooncake's packages: run scripts/setup, then .venv/bin/python mooncake.py")
 
 from cache.ssd.claim import SsdError
 from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model, with_weights_in
@@ -69,10 +69,11 @@ the next. Python's own (700, 10, 10) makes 85 young collections and a full one w
 full one holds every thread for 10 to 40 ms: it looks at the timelines of the last thousand requests."""
 
 SPIN_COUNT = "3000"
-"""How often libgomp's threads look for work before they sleep, some 0.1 ms; read when torch is first imported. Its own
-300,000 starves everybody else on the same cores, the model too: decode steps of 14 ms took 560 ms next to one busy
-process. They take 42 ms there with this, 63 with 10,000, which gains nothing alone; with 1,000 they take 38, but steps
-of 32 requests alone 2 ms more."""
+"""How often libgomp's threads look for work before they sleep. 3,000 looks take about 0.1 ms. The first import of torch
+reads it. libgomp's default is 300,000, which starves other threads on the same cores, also those of the model:
+decode steps of 14 ms took 560 ms next to one busy process. With 3,000 they take 42 ms there. With 10,000 they take
+63 ms, without a gain on an idle machine. With 1,000 they take 38 ms, but steps of 32 requests on an idle machine take
+2 ms longer."""
 
 COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
 """Commands other than running a node: `mooncake.py NAME ...`."""
@@ -83,7 +84,7 @@ SUMMARIES = {
     "drain": "a node leaves without dropping a request",
     "top": "the cluster as it is now, in the terminal",
 }
-"""Of these, for --help; each has its own."""
+"""One line for each command in --help; each command has its own --help."""
 
 PRIVATE = 0o077
 """Mask of the files a node makes: pooled KV on disk and recorded traces are its own user's to read."""
@@ -92,8 +93,9 @@ PRIVATE = 0o077
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one node until SIGINT or SIGTERM. Returns the exit code; 1 = it could not go on, 2 = something the user must
     change."""
-    # The engine thread and the event loop share the interpreter lock; 5 ms, the default, is what one waits for the
-    # other each time it was given up (around every kernel). Much below 1 ms they spend more on turns than they save.
+    # The engine thread and the event loop share the interpreter lock. A thread gives it up around every kernel, then
+    # waits for the other thread up to this interval (5 ms by default). Far below 1 ms, the switches cost more than
+    # the shorter waits save.
     sys.setswitchinterval(GIL_SWITCH_S)
     gc.disable()  # until the node is up
     limit_spinning()
@@ -155,8 +157,8 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             log.info("configuration: %s", json.dumps(as_dict(config)))
         try:
             await _first(node.start(), stop.wait(), node.given_up.wait())
-            # What start-up made lives as long as the node: a full collection over it would hold every thread for
-            # half a second. None runs meanwhile either.
+            # Objects from the start-up live as long as the node. A full collection over them would hold every thread
+            # for half a second, so none runs during the start-up either.
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
             gc.enable()

@@ -1,25 +1,64 @@
 """The client of the pooled store, for other programs: `from mooncake_client import Store`.
 
-cache/store/client.py says what it does. This module only finds it: it puts the folder of our rooms on the path while it
-imports the client, and takes it off again, so that a later `import sched` gives the standard library's.
+cache/store/client.py says what it does. Our rooms have short names (cache, net, sched). Other packages, the standard
+library and the program itself may use the same names. So this module imports the rooms as mooncake_rooms.cache and so
+on; only the rooms see one another under their short names. sys.path stays as it is.
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-_here = Path(__file__).resolve().parent
-_rooms = str(_here / "mooncake_rooms" if (_here / "mooncake_rooms").is_dir() else _here)
-for _name in ("cache", "net"):
-    _file = getattr(sys.modules.get(_name), "__file__", None)
-    if _name in sys.modules and not str(_file).startswith(_rooms):
-        raise ImportError(f"this program has a module named {_name} already ({_file}); import mooncake_client first")
+PACKAGE = "mooncake_rooms"
+ROOMS = ("cache", "net", "sched")
 
-sys.path.insert(0, _rooms)
-try:
+
+def _import(
+    name: str,
+    namespace: Mapping[str, object] | None = None,
+    local: Mapping[str, object] | None = None,
+    names: Sequence[str] | None = (),
+    level: int = 0,
+) -> Any:
+    """`__import__` as modules of the rooms see it: `cache` is mooncake_rooms.cache."""
+    if level or name.partition(".")[0] not in ROOMS:
+        return builtins.__import__(name, namespace, local, names or (), level)
+    found = builtins.__import__(f"{PACKAGE}.{name}", namespace, local, names or (), 0)
+    return found if names else getattr(found, name.partition(".")[0])  # `import cache.block` binds cache
+
+
+_BUILTINS = {**vars(builtins), "__import__": _import}
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = _BUILTINS  # where an import statement of the module looks for __import__
+        super().exec_module(module)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name.startswith(f"{PACKAGE}.") else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+if TYPE_CHECKING:
     from cache.store.client import Exists, NoRoom, NotDurable, Store, StoreError, Unreachable
-finally:
-    sys.path.remove(_rooms)
+else:
+    _here = Path(__file__).resolve().parent
+    _package = ModuleType(PACKAGE)
+    _package.__path__ = [str(_here / PACKAGE if (_here / PACKAGE).is_dir() else _here)]
+    sys.modules[PACKAGE] = _package
+    sys.meta_path.insert(0, _Finder())
+    from mooncake_rooms.cache.store.client import Exists, NoRoom, NotDurable, Store, StoreError, Unreachable
 
 __all__ = ["Exists", "NoRoom", "NotDurable", "Store", "StoreError", "Unreachable"]

@@ -1,11 +1,13 @@
 """How attention is computed: one ragged-batch interface, several backends.
 
 Files:
-    codes           KV with one byte per element: conversion between values and codes
+    codes           KV with one byte per element: conversion between values and codes, and the layout of codes and
+                    scales in the arena
     interface       The attention backend protocol and the ragged batch it works on
     quantize_torch  KV blocks in one byte per element on a CPU
     reference       The definition of attention: every other backend is tested against this one
-    rotary          Rotary position embedding, half-split
+    rotary          Rotary position embedding, half-split: element i of a head is rotated with element i + head_size /
+                    2
     torch_backend   The backend for every device of torch: gathers blocks, then calls torch's fused attention
     choice/         Which attention backend a node computes with
     cpu/            Attention on CPUs in C++, on the paged pool itself: no gather, no copy of the context

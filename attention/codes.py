@@ -99,7 +99,7 @@ def scales_of(kv: Tensor) -> Tensor:
     block_size, head_size = kv.shape[-2:]
     codes, room = block_size * head_size, block_size * SCALE_BYTES
     if kv.stride()[-2:] != (head_size, 1) or kv.dim() < 3 or (kv.shape[-3] > 1 and kv.stride(-3) < codes + room):
-        raise ValueError(f"a quantized pool as of attention.codes.pool_in, not one of strides {kv.stride()}")
+        raise ValueError(f"the strides {kv.stride()} are not those of a quantized pool (attention.codes.pool_in)")
     behind = codes_of(kv).as_strided((*kv.shape[:-2], room), (*kv.stride()[:-2], 1), kv.storage_offset() + codes)
     return behind.view(torch.float32)[..., None]
 

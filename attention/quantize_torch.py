@@ -1,5 +1,5 @@
-"""KV blocks in one byte per element on a CPU: encodes blocks that leave the arena for the pool or another node, and
-decodes them.
+"""KV blocks in one byte per element on a CPU. It encodes the blocks that leave the arena for the pool or another
+node, and decodes them.
 
 The formats are fp8 (e4m3) and int8, with one scale per head and layer of K and of V: scale = max |x| / LARGEST, so that
 |x - x'| <= scale / 2 for int8 and <= max(|x| / 16, scale / 1024) for fp8. An encoded block is one span of bytes, layer

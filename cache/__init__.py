@@ -3,18 +3,20 @@
 Files:
     answer_checks  What an answer of a home must hold true for the keys that it was asked about
     arena          One large region divided into equal slots, one block each
-    block          Block geometry and block keys: the layout of one unit of KV
+    block          Block geometry and block keys: the layout of one unit of KV, and its name derived from its content
     bulk_messages  The bulk calls for pooled blocks: their kinds and bodies
     checked_copy   Copies blocks from memory that others may change, and computes the checksum of the copy
     copy_threads   A few threads that copy blocks in parallel, for a caller on the event loop
-    keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693
-    keys           The keys of a prompt's blocks in one call: keys.c
+    keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693, without
+                   a secret
+    keys           The keys of a prompt's blocks in one call: keys.c, compiled on first use into the user's cache
     messages       What nodes tell each other about pooled blocks: the kinds of messages and their bodies
     offer          What a writer says of blocks in addition to their keys, as it travels
-    protocol       What both halves of the pooled store's messages share: answer codes, deadlines
+    protocol       What both halves of the pooled store's messages share: answer codes, deadlines, keys on the wire
     recent         A bounded memory of keys
     results        The results and errors of calls to the store
-    ssd_reads      Predicts how long blocks on SSD take to reach DRAM
+    ssd_reads      Predicts how long blocks on SSD take to reach DRAM, fitted to this node's reads and including
+                   queued ones
     homes/         Decides which node keeps a key, which home is asked next, and which of two contents stays
     index/         The locations of blocks in DRAM, readable by other processes of the host
     pool/          Decides who uses which slot of an arena, and which content stays

@@ -4,12 +4,14 @@ Files:
     admission    Decides when a node refuses requests and computes Retry-After: queue limits and objectives
     batching     Batching policies: how many prefill tokens a step may have in addition to its decodes
     classes      Service classes: the objectives of each, and its share when they compete
-    cost         Predicts the time of prefills, decode steps and transfers with small regressions
+    cost         Predicts the time of prefills, decode steps and transfers with small regressions, fitted online to
+                 measurements
     queueing     Orders of the prompt queue: which prompt is prefilled next
     rejection    Decides which requests are refused under load: the variants of the paper
     role_change  Decides when a node that can prefill and decode, and does one of them, switches to the other
     step_cost    Predicts the time of a step with both decodes and prefill
     gossip/      What nodes tell each other of their load and of what they hold
     membership/  Who is in the cluster: SWIM with Lifeguard
-    placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals
+    placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class
+                 each
 """

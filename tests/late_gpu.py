@@ -176,7 +176,7 @@ class LateGpu(TorchDispatchMode):
             self.run_to(LateEvent(stream, len(stream.ops)))
 
     def recorder(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As engine.model.graphs.CudaRecorder: all graphs share the memory of what they do between their ends."""
+        """Like engine.model.graphs.CudaRecorder: all graphs share one memory for their intermediate results."""
         run()
         graph = self._graph = Graph()
         try:

@@ -436,9 +436,9 @@ def test_the_import_reader_sees_every_kind():
     }
 
 
-# A constructor takes few things; what belongs together is a dataclass with a name. Folders that keep this everywhere.
+# A constructor takes few arguments; arguments that belong together are a dataclass with a name. A dataclass writes no
+# __init__ and is exempt: its fields are named where it is made, and it is how other constructors stay short.
 FEW_ARGUMENTS = 7
-SLIM = ("cache", "engine", "net", "sched")
 
 
 def constructors(source: str) -> Iterator[tuple[str, int]]:
@@ -451,15 +451,15 @@ def constructors(source: str) -> Iterator[tuple[str, int]]:
                     yield node.name, len(args.posonlyargs) + len(args.args) + len(args.kwonlyargs) - 1
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if within(name, SLIM)])
+@pytest.mark.parametrize("name", MODULES)
 def test_constructors_take_few_arguments(name):
     found = list(constructors(MODULES[name].read_text()))
     assert [(cls, count) for cls, count in found if count > FEW_ARGUMENTS] == []
 
 
 def test_the_constructor_reader_counts_every_kind_of_argument():
-    source = "class A:\n    def __init__(self, a, /, b, *, c=1, **more): pass\nclass B:\n    x: int\n"
-    assert list(constructors(source)) == [("A", 3)]
+    source = "class A:\n    def __init__(self, a, /, b, *, c=1, **more): pass\n@dataclass\nclass B:\n    x: int\n"
+    assert list(constructors(source)) == [("A", 3)], "a dataclass has no __init__ to count"
 
 
 def test_a_token_passes_at_most_three_generators():

@@ -113,5 +113,5 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
 
 
 def runs_triton() -> bool:
-    """Whether the GPU and what is installed take the Triton kernels: compute capability 8.0 and later."""
+    """Whether Triton is installed and the GPU has compute capability 8.0 or later, which the Triton kernels need."""
     return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)

@@ -1,5 +1,6 @@
-// Rows of a quantized pool (attention/codes.py): codes of one byte, and behind the codes of a head the scales of its
-// tokens. Kernels read them through a copy in floats: what they compute with it is what they compute anyway.
+// Rows of a quantized pool: codes of one byte, and behind the codes of a head the scales of its tokens.
+// attention/codes.py defines them. Kernels read them through a copy in floats, and then compute as
+// without codes.
 #pragma once
 #include "paged.h"
 #include "vec.h"

@@ -42,8 +42,8 @@ Plan plan_items(const Attend &a) {
   return plan;
 }
 
-// Rows of K of KV head 0 of the tile that begins at `key`; none beyond the item's end. Past its last key stands that one
-// again: its weight is zero, and slots without a token may hold NaN.
+// Rows of K of KV head 0 of the tile that begins at `key`; none beyond the item's end. The last key is repeated to
+// the end of the tile: its weight there is zero, and slots without a token may hold NaN.
 template <typename Key> bool gather(const Attend &a, const DecodeItem &item, int key, const Key **to) {
   const int count = std::min(TILE, item.end - key);
   if (count <= 0) return false;
@@ -153,7 +153,7 @@ class CodesKernel {
     const float *rows[TILE];
     for (int j = item.begin; j < item.end; j += TILE) {
       const int count = std::min(TILE, item.end - j);
-      for (int i = 0; i < TILE; i++)  // beyond the last key: that again, its weight is zero
+      for (int i = 0; i < TILE; i++)  // the last key is repeated with weight zero
         rows[i] = wide.data() + std::min(i, count - 1) * size;
       for (int head = item.head; head < item.last_head; head++) {
         for (int kind = 0; kind < 2; kind++)

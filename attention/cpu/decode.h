@@ -13,7 +13,7 @@
 #include <type_traits>
 
 constexpr int TILE = 16;
-constexpr int AHEAD = 2;  // tiles: what comes from memory meanwhile
+constexpr int AHEAD = 2;  // tiles that are fetched from memory during the work on one
 constexpr float LOG2E = 1.44269504f;
 
 static inline int padded(int size) { return (size + 31) / 32 * 32; }

@@ -1,4 +1,4 @@
-// One token's row against its cached keys on AMX tiles, K and V straight from the pool, 16 keys a tile:
+// One token's row against its cached keys on AMX tiles, K and V straight from the pool, 16 keys a tile.
 //
 //   S^T [16 keys, heads] = K [16 keys, 32 elements] x Q^T, over the parts of 32 elements; Q^T is packed once per item
 //   O [2 heads, 32 elements] += P [2 heads, 16 keys] x V [16 keys, 32 elements]
@@ -123,7 +123,7 @@ template <int HEADS, int PARTS> class TileKernel {
   static int first_key(const DecodeItem &item) { return item.begin / 16 * 16; }
   State &state(const DecodeItem &item, int head, int pass) { return states[(head - item.head) * passes + pass]; }
 
-  // K of KV head 0 of up to PASS tiles from `key` on; how many there are.
+  // Finds K of KV head 0 for up to PASS tiles from `key` on; returns the number of tiles.
   int gather(const DecodeItem &item, int key, const char **to) const {
     const int32_t *table = a.block_tables + item.request * a.table_row;
     int count = 0;
@@ -247,7 +247,7 @@ template <int HEADS, int PARTS> class TileKernel {
     return choose((keys >= item.begin) & (keys < item.end), x, splat(-INFINITY));
   }
 
-  // A tile of V whose other rows may hold anything, NaN too: their weight is zero, so let them be zero.
+  // A copy of a tile of V with zeros outside of begin .. end: those rows may hold NaN, and their weight is zero.
   const Bf16 *copy_edge(const Bf16 *v, int begin, int end) {
     memset(edge, 0, sizeof edge);
     for (int j = std::max(0, begin); j < std::min(16, end); j++) memcpy(edge[j], v + j * a.kv.token, sizeof edge[j]);

@@ -1,4 +1,4 @@
-// Attention of many rows over the paged pool, transposed so that queries are lanes and nothing is reduced across them:
+// Attention of many rows over the paged pool; queries are lanes, so nothing is reduced across lanes.
 //
 //   S^T [keys, columns] = K Q^T       p = 2^(scale log2e S^T - m)       O^T [head_size, columns] += V^T P^T
 //
@@ -7,7 +7,7 @@
 // operations. The maximum is raised, and O rescaled, only when a score exceeds it by more than RAISE: weights up to
 // 2^RAISE cost no precision in floating point, and after the first keys this almost never happens.
 //
-// Scores are computed STEP keys ahead: their products, on tiles, run beside the exponentials of the STEP before.
+// Scores are computed STEP keys ahead: their products, on tiles, overlap the exponentials of the STEP before.
 #pragma once
 #include "paged.h"
 #include "vec.h"
@@ -84,8 +84,8 @@ struct Scores {
   }
 };
 
-// What stands before the softmax: soft cap, hidden keys, a raised maximum. Weights of this pass from `first` on are not
-// in O yet; if the maximum is raised, they are added first. Returns from which key on they are not then.
+// The work before the softmax: soft cap, hidden keys, a raised maximum. Weights of this pass from key `first` on are
+// not in O yet; if the maximum is raised, they are added first. Returns the first key whose weight is then not in O.
 template <class Path>
 static int prepare(const Attend &a, Path &path, const Columns &c, const Scores &now, float scale, int first) {
   const int32_t *position = c.position + now.tile * COLUMNS;

@@ -3,7 +3,7 @@
 //   WIDTH  16 AVX-512   8 AVX2   4 NEON
 //
 // Wider types than a register would read simpler, but g++ keeps them in memory: AVX2 kernels written for 16 floats ran
-// at a tenth of their speed. What an instruction set names itself is in vec_avx512.h, vec_avx2.h and vec_neon.h.
+// at a tenth of their speed. The definitions of each instruction set are in vec_avx512.h, vec_avx2.h and vec_neon.h.
 #pragma once
 #include "paged.h"
 #include <cstring>
@@ -127,8 +127,9 @@ template <int DISTANCE> static inline Vec fold(Vec a, Vec b) {
   return __builtin_shuffle(a, b, corners.upper) + __builtin_shuffle(a, b, corners.lower);
 }
 
-// Sums of the lanes of a[0] .. a[WIDTH - 1], one per lane; a is overwritten. With a COUNT below WIDTH that of vectors
-// STRIDE = WIDTH / COUNT apart, as far as they go: sum_each<STRIDE / 2, STRIDE> ends it.
+// Sums of the lanes of a[0] .. a[WIDTH - 1], one per lane; a is overwritten. With COUNT < WIDTH,
+// each of COUNT vectors is reduced to STRIDE = WIDTH / COUNT lanes; sum_each<STRIDE / 2, STRIDE> over STRIDE such
+// results completes the sums.
 template <int DISTANCE = WIDTH / 2, int COUNT = WIDTH> static inline Vec sum_each(Vec *a) {
   if constexpr (COUNT > 1) {
 #pragma GCC unroll 8

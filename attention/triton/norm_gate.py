@@ -1,5 +1,6 @@
-"""The operations of a decoder layer between its matrix products: RMS norm (alone or after a residual addition) and the
-gate of the MLP. Each kernel reads its inputs once and writes its results once, because memory traffic is the only cost.
+"""The operations of a decoder layer between its matrix products: RMS norm and the gate of the MLP. The norm may
+follow a residual addition. Each kernel reads its inputs once and writes its results once, because memory traffic is
+the only cost.
 
     rms_norm       out = w round(x / sqrt(mean(x^2) + eps))          mean in float32
     add_rms_norm   x' = round(x + delta)    out = rms_norm(x')

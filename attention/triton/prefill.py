@@ -1,5 +1,5 @@
-"""Chunked prefill over a paged prefix: the new tokens of a request attend causally to all cached tokens and to
-themselves.
+"""Chunked prefill over a paged prefix: the new tokens of a request attend to all cached tokens and to one another.
+Attention is causal.
 
 Row i of request s is at position p = ctx_lens[s] - q_len[s] + i and
 

@@ -1,7 +1,7 @@
-/* Blocks out of memory that others may change: found in a SharedIndex (cache/index/shared_index.py), copied, and
-   compared with their checksum, XXH3-64, in one pass: it hashes the registers that it stores, while the next bytes
-   arrive from memory. A copy alone is no faster. The hash is XXH3 as specified, without a seed; the tests compare it
-   with the xxhash package. */
+/* Copies blocks out of memory that others may change, and compares them with their checksum in the same pass. It finds
+   the blocks in a SharedIndex (cache/index/shared_index.py). The checksum is XXH3-64: the pass hashes the registers
+   that it stores, while the next bytes arrive from memory. A copy alone is no faster. The hash is XXH3 as specified,
+   without a seed; the tests compare it with the xxhash package. */
 
 #include <stddef.h>
 #include <stdint.h>

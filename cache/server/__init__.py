@@ -1,8 +1,9 @@
 """Answers peers that use this node's share of the pooled store.
 
 Files:
-    bulk_answers  BulkShare: peers' questions over data connections for blocks of this node's share
-    lasting       Answers peers that need more than a slot in memory: durability
-    leases        Which slots of this node's share each peer may read or write now
+    bulk_answers  BulkShare: peers' questions over data connections for blocks of this node's share: GET and PUT
+    lasting       Answers peers that need more than a slot in memory: durability, pins and flushes of this node's
+                  blocks
+    leases        Which slots of this node's share each peer may read or write now, and when the slots are released
     server        StoreServer: the serving half of the pooled store
 """

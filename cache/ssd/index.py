@@ -48,7 +48,7 @@ class SsdIndex:
     # --- blocks that come
 
     def adopt(self, found: Sequence[Found], doomed: Sequence[Found]) -> None:
-        """The blocks of earlier processes, and those of their entries that are to be erased."""
+        """Takes over the blocks of earlier processes. `doomed`: their entries that must be erased."""
         self.doom(doomed)
         for key, entry in found:
             self.enter(key, entry)

@@ -1,5 +1,5 @@
-"""A get in two steps: it pins all blocks at their homes, then reads them part by part, the same part of all blocks
-before the next. Layer-wise loading of a prefix (Mooncake, arXiv 2407.00079, section 5.2) uses it.
+"""A get in two steps: it pins all blocks at their homes, then reads the same part of all blocks before the next part.
+Layer-wise loading of a prefix (Mooncake, arXiv 2407.00079, section 5.2) uses it.
 
 A part that has landed is not checked yet: a checksum covers a whole block, so only the end of the last part shows
 whether the bytes are right. A caller that computes with parts must discard its result when `read` returns False: until

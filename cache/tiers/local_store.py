@@ -282,8 +282,8 @@ class LocalStore:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Per tier: hits, misses, writes, evictions, corrupt, blocks, bytes. A miss in DRAM may be a hit on SSD; DRAM
-        also counts the blocks that admission refused, SSD the bytes that are to be read, how long one
-        waits for them, and how long each block takes."""
+        also counts the blocks that admission refused. SSD also has the bytes queued for reading, the time to wait for
+        them, and the time per block."""
         usage = self._pool.usage()
         slot_bytes = self.arena.slot_bytes if self.arena is not None else 0
         dram = self._counts | {

@@ -1,8 +1,8 @@
 """load_quantized(): a model's weights with matrices in groups of inputs that share a scale (--weight-dtype).
 
-    stored   as a GGUF file or a checkpoint in 4 bits (packed_weights.py) has them, if their type has a kernel
-             (engine/model/quantized.py) and those of the matrices with which they are multiplied together have one;
-             others are widened
+    stored   a matrix as it is in a GGUF file or in a checkpoint of 4 bits (packed_weights.py), if there is a kernel
+             (engine/model/quantized.py) for its type and for the types of all matrices of the same product; other
+             matrices are widened
     int8     any checkpoint, to q8_0 while loading
     int4     any checkpoint, to q4_1 while loading; embed and lm_head to q8_0
 

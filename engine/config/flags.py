@@ -133,7 +133,7 @@ def _validated(config: Config) -> Config:
     if "mixed" in role:
         role = "mixed"
     config = replace(config, role=role)
-    if config.weight_dtype == "auto" and config.dtype != "auto":  # whoever names a type wants it for the weights too
+    if config.weight_dtype == "auto" and config.dtype != "auto":  # a user who names a type wants it for the weights too
         config = replace(config, weight_dtype="wide")
     if (reason := next(contradictions(config), None)) is not None:
         raise UsageError(reason)

@@ -2,17 +2,20 @@
 
 Files:
     batcher        Token-budget batching: decides which requests compute how many tokens in the next step
-    calibration    Runs a few steps before the first request
+    calibration    Runs a few steps before the first request, so that the node's estimates fit its machine from the
+                   start
     costs          The cost models of this node's steps, fitted to the measured steps
     engine_load    The load of this node's engine, as gossip, load words and probes report it
     kv_ready       Decides which bytes of a prompt's KV may be sent to the decode node, and when
     kv_transfer    Moves one prompt's KV from the prefill node to the decode node while the prefill node computes the
                    rest
     layered_load   Loads a prefix layer by layer while the engine computes with it
-    prefix_loads   Loads of prefixes from lower tiers and other nodes: which requests load one
-    priority       Lowers the priority of the model's threads
+    prefix_loads   Loads of prefixes from lower tiers and other nodes: which requests load one, and which loads a step
+                   waits for
+    priority       Lowers the priority of the model's threads, so that the event loop runs first if both need the same
+                   core
     seats          Decides which requests of a node run and which wait
-    served         What a prompt and a token take on this node beyond the model's own steps
+    served         What a prompt and a token take on this node beyond the model's own steps: learned from requests
     step_recorder  Records the work and the duration of every step as lines of a file
-    worker         The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit
+    worker         The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit, repeat
 """

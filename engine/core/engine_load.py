@@ -53,14 +53,22 @@ def _by_class(counted: Counted) -> dict[str, int]:
     return {name: counted.waiting[name] for name in CLASSES}
 
 
+Complete = Callable[[NodeRecord], NodeRecord]
+
+
+def _as_it_is(record: NodeRecord) -> NodeRecord:
+    return record
+
+
 class EngineLoad:
     """Computes the load from the batcher's requests."""
 
-    def __init__(self, config: Config, batcher: Batcher, costs: StepCosts) -> None:
+    def __init__(self, config: Config, batcher: Batcher, costs: StepCosts, complete: Complete = _as_it_is) -> None:
+        """complete: adds to a record what the node knows besides its engine."""
         self.lengths = OutputLengths()
         self.does = first_role(config)  # the roles for which it takes new requests (engine/node/role_changes.py)
         self.draining = False
-        self.complete: Callable[[NodeRecord], NodeRecord] = lambda record: record  # adds what the node knows
+        self._complete = complete
         self._config = config
         self._batcher = batcher
         self._costs = costs
@@ -102,7 +110,7 @@ class EngineLoad:
             | CHANGING * (not self.does)
             | DRAINING * self.draining,
         )
-        return self.complete(record)
+        return self._complete(record)
 
     def waiting_by_class(self) -> dict[str, int]:
         """Number of requests per class that wait for blocks, a seat, their prefix, or KV from another node."""

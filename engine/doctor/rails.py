@@ -1,4 +1,4 @@
-"""Which RDMA devices form rails, what they are near to, and whether they can access GPU memory directly."""
+"""Which RDMA devices form rails, which CPUs and GPUs they are close to, and whether they reach GPU memory directly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reports what this machine offers to a node, what is missing and how to get it, and which path KV would take to a
-peer.
+"""Reports what this machine offers to a node, what is missing, and which path KV would take to a peer. It says how to
+get what is missing.
 
 It checks the given flags of a node: --ssd-path, --ssd-bytes, --kv-cache-bytes, --dram-bytes, --rdma-devices, ... Exit
 code 1 if a check fails.

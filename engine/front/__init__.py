@@ -3,26 +3,28 @@
 Files:
     acceptor          The acceptor: the node that took a client's request owns it until the last token
     adoption          Takes over a request of a lost acceptor when its client reconnects to this node
-    attempts          Attempts of accepted requests: starts each on its nodes, receives their updates
-    bursts            Finds out whether another node already computes a prompt's new blocks
-    cheapest.c        Whom an acceptor asks before it places a request
-    cheapest          Computes the shortlist of a view in one compiled pass: cheapest.c
-    choose.c          The choice of a prefill node and a decode node among a few, Algorithm 1 in plain loops
-    choose            Computes the choice among a few nodes in two compiled passes: choose.c
+    attempts          Attempts of accepted requests: starts each on its nodes, receives their updates, and ends it on
+                      all of them
+    bursts            Finds out whether another node already computes a prompt's new blocks, through the claims of
+                      sched/gossip/intents.py
     claims            Announces a prompt's work to its prefill node before the prompt arrives there
     clocks            Estimates the clock offsets of other nodes from calls and their answers
     cluster           The connections through which a node reaches the others
-    declined          A decision against a request: what its client is told, and what led there
-    demands           What a request needs of its nodes, for placement
+    declined          A decision against a request: what its client is told, and what led there, kept to be explained
+                      like a placement
+    demands           What a request needs of its nodes, for placement: from the request and what was found of its
+                      prompt
     flight            One accepted request: its state so far, and its output as text
     flight_log        Records the timelines and metrics of accepted requests
-    gate              Refuses requests at the door of the acceptor while as many wait for their first token as the
-                      nodes' queues hold
+    gate              Refuses requests on the acceptor while the requests without a first token would fill the queues
+                      of the nodes
     known             The nodes that this acceptor knows, as a view for placement
     persistence       Decides whether and when to retry a request
     placed            A placement with its inputs: the answers of the asked nodes, and the time of the decision
     placement_policy  The policy that --placement names
-    placing           From a request to a placement: make a shortlist, ask its nodes, look up the prefix
+    placing           From a request to a placement: make a shortlist, ask its nodes, look up the prefix, let the
+                      policy decide
     probing           Asks nodes for their load before the policy chooses one
     silence           Handles nodes that fall silent
+    compiled/         The two compiled passes of a placement: the shortlist, and the choice among a few nodes
 """

@@ -1,4 +1,4 @@
-"""Refuses requests at the door of the acceptor while as many wait for their first token as the nodes' queues hold.
+"""Refuses requests on the acceptor while the requests without a first token would fill the queues of the nodes.
 
 Otherwise all requests of a burst are placed before the nodes' queues refuse most of them. The work for refused requests
 delays the others, and a client learns of its refusal late. Requests that entered keep their places: first come, first
@@ -18,7 +18,7 @@ class Gate:
     """Counts the requests without a first token."""
 
     def __init__(self, room: Room) -> None:
-        """room(): how many requests may wait, and Retry-After in seconds if so many do."""
+        """room(): how many requests may wait, and Retry-After in seconds if that number waits."""
         self._room = room
         self._inside: set[Hashable] = set()
 

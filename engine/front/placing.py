@@ -160,9 +160,9 @@ class Placer:
         return self._rejection.at_arrival(estimate, self._slo_scale)
 
     def room(self) -> tuple[int, float]:
-        """(requests that may wait for their first token on the nodes known here, Retry-After in seconds if so many do).
-        Each node takes one more than its queue holds. Nodes that have not told their load count like those that prefill
-        and decode."""
+        """(requests that may wait for their first token on the nodes known here, Retry-After in seconds if that number
+        waits). Each node takes one more than its queue holds. Nodes that have not told their load count like those that
+        prefill and decode."""
         now = time.monotonic()
         known = self._neighbours.known(now)
         view = known.view

@@ -183,7 +183,7 @@ class Asking:
         """Wait for no further answer."""
         self._end()
         if self._reading is not None and not self._reading.cancel() and not self._reading.cancelled():
-            self._reading.exception()  # it ended; nobody may have asked how
+            self._reading.exception()  # it has ended; perhaps no caller asked for its result
         for answer in self._open:
             answer.cancel()
 

@@ -1,5 +1,5 @@
-"""Sources of the next part of a prompt's prefix, and the time each saves against computing it: Algorithm 1's comparison
-for one node.
+"""The sources of the next part of a prompt's prefix, and the time each saves against computing that part. This is the
+comparison of Algorithm 1 for one node.
 
     pool, DRAM only   the blocks before the first one on SSD: costs the transfer to this node
     pool, all         costs the SSD read, as measured by the home, and the transfer

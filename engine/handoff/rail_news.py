@@ -1,5 +1,5 @@
-"""Reports the bandwidth of this node's rails to acceptors and the prefix loader, which compare moving KV with computing
-it."""
+"""Reports the bandwidth of this node's rails to acceptors and to the prefix loader. They compare moving KV with
+computing it."""
 
 from __future__ import annotations
 

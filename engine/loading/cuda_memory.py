@@ -20,12 +20,12 @@ from engine.model.gpu import Cuda, Event, Gpu, Host
 from net.transfer.common.memory import Region
 
 Move = tuple[int, int, int]
-"""As in net.transfer.device.memory, which needs more packages than a GPU machine without a node has."""
+"""The same as in net.transfer.device.memory, whose packages a GPU machine without a node may lack."""
 
 Rows = tuple[int, int, list[int]]
 """(bytes per row, offset in host memory of the first, numbers of the rows in the order in which they lie there)"""
 
-MIN_MOVES = 4  # below so many pieces a copy each is cheaper than gathering
+MIN_MOVES = 4  # fewer pieces than this are cheaper to copy one by one than to gather
 MIN_ROW_BYTES = 256
 
 

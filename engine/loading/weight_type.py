@@ -1,7 +1,7 @@
 """Decides what --weight-dtype auto means for one model on this CPU: `stored` or `wide`, with the reason in the log.
 
 `stored` where all of these hold: the files have matrices in types that have kernels (GGUF, AWQ, GPTQ); the `cpu`
-backend computes attention, so nobody asked for torch; and the products of this CPU's level are faster with these
+backend computes attention, not torch on request; and the products of this CPU's level are faster with these
 matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures it. Tiles
 (amx) multiply many rows of bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes
 yet.

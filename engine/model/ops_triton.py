@@ -1,5 +1,6 @@
-"""The small operations of a model on a GPU: norms and gates are one kernel each (attention/triton/norm_gate.py), matrix
-products are torch's (cuBLAS). The number of launches determines the time of a small model's decode step.
+"""The small operations of a model on a GPU: each norm and each gate is one kernel, matrix products are torch's. The
+kernels are in attention/triton/norm_gate.py; torch multiplies with cuBLAS. The number of launches determines the time
+of a small model's decode step.
 
 TritonOps inherits all other operations from TorchOps.
 """

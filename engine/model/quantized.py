@@ -35,7 +35,7 @@ class Quantized:
 
     kind: str
     blocks: Tensor  # uint8 [out, in / inputs * bytes], contiguous
-    dtype: torch.dtype  # of what it is multiplied with
+    dtype: torch.dtype  # of the activations by which it is multiplied
     order: Tensor | None = None  # int64 [in]: the input in each place of a row of blocks; None: 0, 1, 2, ...
 
     @property

@@ -14,7 +14,7 @@ from engine.config.config import Config
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.calibration import Room, calibrate
 from engine.core.costs import StepCosts
-from engine.core.engine_load import EngineLoad
+from engine.core.engine_load import Complete, EngineLoad
 from engine.core.kv_ready import KV_REGION
 from engine.core.step_recorder import step_recorder
 from engine.core.worker import Drafts, Reuse, StepThread, Worker
@@ -52,8 +52,9 @@ class Engine:
         cluster: Cluster,
         metrics: Metrics,
         arenas: Arenas,
+        complete: Complete,
     ) -> None:
-        """arenas: the known contents of other nodes' arenas."""
+        """arenas: the known contents of other nodes' arenas; complete: see EngineLoad."""
         store, transfer = cluster.store, cluster.transfer
         self._config = config
         self._transfer = transfer
@@ -85,7 +86,7 @@ class Engine:
                 self.costs.prefill.estimate,
             ),
         )
-        self.load = EngineLoad(config, self.batcher, self.costs)
+        self.load = EngineLoad(config, self.batcher, self.costs, complete)
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)

@@ -31,8 +31,8 @@ from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.config.resolve import disagreement, geometry, identity
 from engine.core.engine_load import first_role
-from engine.front import cheapest, choose
 from engine.front.cluster import Cluster
+from engine.front.compiled import cheapest, choose
 from engine.handoff.arenas import Arenas
 from engine.node import common_transport
 from engine.node import report as node_report
@@ -182,7 +182,6 @@ class Node:
             log.info("calibrated by %d steps", await engine.calibrate())
             self.measures.phase("calibration")
             engine.start()
-            engine.load.complete = self.use.onto
             self.words.start(engine.load.word)
             if config.weights_from_store and self.source.format != "pooled":
                 self._publishing = spawn(self._publish_weights(), "publishing weights to the pool")
@@ -293,7 +292,7 @@ class Node:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.measures.phase("weights")
         arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._is_alive)
-        return engine(self.config, self.geometry, loaded, self._peers, self.measures.metrics, arenas)
+        return engine(self.config, self.geometry, loaded, self._peers, self.measures.metrics, arenas, self.use.onto)
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
         from engine.checkpoint.pooled_weights import PooledWeights

@@ -1,5 +1,5 @@
-"""How full the tiers of this node are and how busy its network is: the part of its record that the engine does not
-know."""
+"""How full the tiers of this node are and how busy its network is. This is the part of its record that the engine
+does not know."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from net.transfer.common.copying import all_ended
 
 
 class Conversion:
-    """One conversion after the other. They write to memory that others own: a call ends behind its conversion."""
+    """Runs one conversion after the other. A conversion writes to memory that others own, so a call ends
+    only after it."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -21,5 +22,5 @@ class Conversion:
         await all_ended([asyncio.get_running_loop().run_in_executor(self._executor, work)])
 
     def close(self) -> None:
-        """Behind what is under way."""
+        """Waits for the conversion that is running."""
         self._executor.shutdown(wait=True)

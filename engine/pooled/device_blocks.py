@@ -1,5 +1,5 @@
-"""Pooled blocks of an arena in GPU memory: the store moves and checks bytes the CPU can read, so they pass through
-windows of page-locked host memory, a few blocks at a time.
+"""Moves pooled blocks between the store and an arena in GPU memory. The store moves and checks bytes that the CPU can
+read, so the blocks pass through windows of page-locked host memory, a few blocks at a time.
 
     get    store -> window -> device       the next blocks arrive while these are copied
     put    device -> window -> store       checksums are made in the window
@@ -103,7 +103,7 @@ class DeviceBlocks:
 
 
 async def _ended(copying: Copying) -> None:
-    """Behind the copies, however often this is cancelled. Raises what the device raised."""
+    """Returns when the copies have ended, however often it is cancelled. Raises the error of the device."""
     waiting = awaited(asyncio.to_thread(copying.wait))
     await ended({waiting}, cancel=False)
     waiting.result()

@@ -1,5 +1,5 @@
-"""Blocks in one byte per element in the pool and on the way to and from it (--pool-dtype): encoded when they leave the
-arena, decoded when they come back. What moves, what a home keeps and what checksums cover are the encoded bytes.
+"""Pooled blocks with one byte per element (--pool-dtype): encodes what leaves the arena, decodes what comes back.
+What moves, what a home keeps and what checksums cover are the encoded bytes.
 
 Two staging areas, one per direction. A prefix that comes layer by layer needs room there for two layers of each block:
 one is decoded while the next arrives. The conversion runs in one thread of its own.
@@ -64,7 +64,7 @@ class EncodedBlocks:
         for first in range(0, len(keys), self._window):
             part = slice(first, first + self._window)
             wanted = len(keys[part])
-            async with self._in.slots(wanted) as offsets:  # between windows others have their turn
+            async with self._in.slots(wanted) as offsets:  # other requests get their turn between windows
                 result = await self._store.get_into(keys[part], self._in.region().name, offsets)
                 await self._conversion.run(partial(self._decode, block_ids[part][: result.blocks], offsets))
             parts.append(result)
@@ -74,7 +74,7 @@ class EncodedBlocks:
 
     @asynccontextmanager
     async def layers(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> AsyncIterator[LayerRead | None]:
-        """As of PlainBlocks; None too for more blocks than half of the staging area has room for."""
+        """The same as PlainBlocks.layers. Also yields None if the blocks need more than half of the staging area."""
         geometry = self._geometry
         nbytes, count = geometry.encoded_layer_bytes, len(keys)
         num_slots = -(-2 * count // geometry.num_layers)

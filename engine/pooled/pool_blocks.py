@@ -1,5 +1,5 @@
-"""How blocks of the engine's KV arena go to the pooled store and come back: as they are here, encoded in
-encoded_blocks.py."""
+"""Blocks of the engine's KV arena on their way to and from the pooled store, unchanged. encoded_blocks.py encodes
+them instead."""
 
 from __future__ import annotations
 

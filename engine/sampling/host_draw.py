@@ -1,5 +1,5 @@
-"""Draws on the CPU: the same results as sampler.draw, computed for a few rows at a time so that they stay in the cache,
-without sorting the vocabulary.
+"""Draws tokens on the CPU, without sorting the vocabulary. The results are those of sampler.draw, computed for a few
+rows at a time so that they stay in the cache.
 
 top_p needs the most probable tokens in order until their sum reaches top_p. All tokens less probable than
 (1 - top_p) / vocab_size together have less than 1 - top_p, so none of them is needed. This leaves about a hundred of a

@@ -1,5 +1,5 @@
-"""The random numbers of a request: hashes of (seed, position), so that a token does not depend on the node or batch
-that computes it. Pure."""
+"""The random numbers of a request: hashes of (seed, position). So a token does not depend on the node or batch that
+computes it. Pure."""
 
 from __future__ import annotations
 

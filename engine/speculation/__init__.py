@@ -1,7 +1,8 @@
 """Speculative decoding: how drafts are proposed and verified.
 
 Files:
-    draft         The draft model: a small model with the same vocabulary proposes the next tokens
+    draft         The draft model: a small model of the same vocabulary proposes tokens, and the target verifies them
+                  in one step
     draft_source  Finds the draft model for the served model, and checks that their vocabularies match
     ngram         Prompt lookup: the draft is the text that followed the last earlier occurrence of the text's end
     speculative   Speculative decoding: the number of draft tokens per row, and which of them are accepted

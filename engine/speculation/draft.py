@@ -1,5 +1,4 @@
-"""The draft model: a small model with the same vocabulary proposes the next tokens, and the target verifies them in one
-step.
+"""The draft model: a small model of the same vocabulary proposes tokens, and the target verifies them in one step.
 
 It keeps separate KV in a small pool with its own block geometry. On a decode node, whose KV of the prompt comes from a
 prefill node, it computes its own KV of the prompt. It does so after the request has begun to decode, in chunks of

@@ -2,8 +2,9 @@
 
 Files:
     block_book     Keeps track of the pool blocks that each request holds
-    block_table    A request's block ids as an array
-    inputs         Converts a step's rows to the model's tensors: numpy fills one host buffer
+    block_table    A request's block ids as an array, extended by the new ids instead of converted again every step
+    inputs         Converts a step's rows to the model's tensors: numpy fills one host buffer, and one copy moves it
+                   to the device
     journal        Records a request's events on one node, for the request's timeline
     layer_reports  Reports each layer of a step as soon as the device has computed it
     request        The state of one generation on one node

@@ -1,8 +1,9 @@
 """Questions about the system, answered by the simulator or by real nodes.
 
 Files:
-    command     One ablation, simulated or live
-    curve       FAST'25 Fig
+    command     One ablation, simulated or live: a table with 95 % intervals over seeds and the paper's values, and a
+                plot
+    curve       FAST'25 Fig. 9: the token hit rate of one global LRU cache by its size
     reproduce   Every table of the Mooncake papers that public data allows, with our values and theirs
     common/     Shared by all ablations: cases, looks, tables, plots
     live/       Questions answered by real nodes on this machine, or by a running cluster

@@ -1,5 +1,5 @@
-"""Every table of the Mooncake papers that public data allows, with our values and theirs, as one Markdown report with
-plots.
+"""Every table of the Mooncake papers that public data allows, with our values and theirs. Writes one Markdown report
+with plots.
 
   scripts/reproduce.py                      # all ablations, into reproduce/report.md
   scripts/reproduce.py --out DIR --only scheduling,pool,ratio

@@ -4,11 +4,14 @@ Files:
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
     host           Host time of a decode step: the engine's work without the model, on one thread
-    interference   How long running streams stall while a long prompt arrives: batching policies on one node
-    overlap        How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk
+    interference   How long running streams stall while a long prompt arrives: batching policies on one node, and two
+                   nodes
+    overlap        How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk, layer with
+                   push and pull
     requests       How long the largest allowed API requests block the event loop of a serving node for others
-    serve          Open-loop serving benchmark against any OpenAI server
-    speculative    Decoding with and without speculation, in one run: tokens per step, acceptance
+    serve          Open-loop serving benchmark against any OpenAI server; metrics and flags as in `vllm bench serve`
+    speculative    Decoding with and without speculation, in one run: tokens per step, acceptance, time per output
+                   token
     stalls         How long events wait for the event loop of a serving node, and why
     start          The time from start to first token, and the cost of splitting one node into processes
     attention/     The parts of scripts/bench.py attention
@@ -16,9 +19,9 @@ Files:
     engine/        The parts of scripts/bench.py engine
     ops/           The parts of scripts/bench.py ops
     overload/      The parts of scripts/bench.py overload
-    quantization/  Measures the model after prefixes that went through the pool, or to another node
+    quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
     sched/         The parts of scripts/bench.py sched, one question each
-    transfer/      Parts of scripts/bench.py transfer
+    transfer/      Parts of scripts/bench.py transfer: contenders in pairs of processes over the same two arenas
 """
 
 BENCHMARKS = {

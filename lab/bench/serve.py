@@ -154,12 +154,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         bench = asyncio.run(measure(args, console))
     except (Unreachable, ValueError, OSError) as error:
-        print(f"bench_serve: {error}", file=sys.stderr)
+        print(f"scripts/bench.py serve: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     for line in failures(bench):
-        print(f"bench_serve: {line}", file=sys.stderr)
+        print(f"scripts/bench.py serve: {line}", file=sys.stderr)
     rows = rows_of(args, bench)
     report(config_of(args, bench), rows, args.json)
     return 0 if any(row.metric == "completed" and row.ours for row in rows) else 1

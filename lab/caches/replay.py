@@ -1,5 +1,5 @@
-"""Replays one trace through one cache: the eviction and admission classes of cache/, as on a single node with a global
-cache, cold at the start.
+"""Replays one trace through one cache that is cold at the start. It uses the eviction and admission classes of
+cache/, as on a single node with a global cache.
 
 A request's hits are the leading run of its blocks that are cached (prefix hits). Then its blocks are touched or
 inserted from the last to the first, so that among equals a prompt's end is evicted before its beginning.

@@ -1,5 +1,5 @@
-"""Block hit rates of the released traces, computed by another program (shared/traces/README.md): one global cache, cold
-start, prefix hits only. Tie rules change LFU by up to .003 and FIFO by up to .005."""
+"""Block hit rates of the released traces, computed by another program (shared/traces/README.md). They are for one
+global cache, a cold start, and hits of prefixes only. Tie rules change LFU by up to .003 and FIFO by up to .005."""
 
 TOLERANCE = 0.005
 

@@ -1,7 +1,8 @@
 """The runs of scripts/tools.py stock-clients: the tests of each stock client.
 
 Files:
-    command        Run unmodified stock clients against a cluster of three nodes
-    openai_checks  Typical calls of an application with the openai package
+    command        Run unmodified stock clients against a cluster of three nodes, and report which of them worked
+    openai_checks  Typical calls of an application with the openai package, run by the interpreter of a virtual
+                   environment that has it
     runs           The command lines of stock clients, and how their own results show success
 """

@@ -1,5 +1,6 @@
-"""Write docs/flags.md, docs/metrics.md, docs/errors.md, docs/map.md and the lists of files in every `__init__.py` from
-the code, and the tables of figures in README.md and docs/performance.md from the result files.
+"""Writes the generated pages of docs/, the tables of figures, and the list of files in every `__init__.py`.
+docs/flags.md, docs/metrics.md, docs/errors.md, docs/map.md and the lists come from the code, the figures in README.md
+and docs/performance.md from the result files.
 
 scripts/gendocs.py            write them
 scripts/gendocs.py --check    exit code 1 if one of them is outdated
@@ -17,7 +18,7 @@ from engine.config.flags import GROUPS, rows
 from lab.docs.figure_list import FIGURES
 from lab.docs.figures import filled
 from lab.docs.rooms import ROOMS as HOUSE
-from lab.docs.rooms import folders, package, tree
+from lab.docs.rooms import folders, package, tree, with_uses
 from lab.docs.summary import SUMMARY, summary
 from net.metrics.events import Metrics
 from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers, of_traces
@@ -139,9 +140,10 @@ def with_figures(name: str) -> Callable[[], str]:
 
 
 def with_rooms() -> str:
-    """docs/map.md: the text above the mark stays; the tree below it is made from the docstrings."""
+    """docs/map.md: what each room may use comes from the architecture test, the tree below the mark from the
+    docstrings; the rest stays."""
     head, mark, _ = (ROOT / "docs/map.md").read_text().partition("<!-- generated: rooms -->\n")
-    return f"{head}{mark}\n{tree(ROOT)}"
+    return f"{with_uses(ROOT, head)}{mark}\n{tree(ROOT)}"
 
 
 def with_files(name: str) -> Callable[[], str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOMS = ("attention", "cache", "net", "sched", "engine", "lab")
 SOURCES = (".py", ".c", ".cpp", ".h")
 HEAD = "\nFiles:\n"
 WIDTH = 118
-LONGEST = 92  # characters of a sentence; a longer one is cut at a comma, a colon or a space
+LONGEST = 116  # characters of a sentence, which then fits on the first line of a docstring
 
 
 def folders(root: Path, room: str) -> Iterator[Path]:
@@ -25,7 +25,8 @@ def folders(root: Path, room: str) -> Iterator[Path]:
 
 
 def sentence(path: Path) -> str:
-    """The first sentence of a file's docstring or first comment; of a folder, that of its `__init__.py`."""
+    """The first sentence of a file's docstring or first comment; of a folder, that of its `__init__.py`.
+    Raises ValueError if it is too long for a list."""
     path = path / "__init__.py" if path.is_dir() else path
     text = path.read_text()
     if path.suffix == ".py":
@@ -33,20 +34,24 @@ def sentence(path: Path) -> str:
     else:
         found = re.match(r"/\*(.*?)\*/|((?://.*\n)+)", text, re.DOTALL)
         about = re.sub(r"^\s*(//|\*)\s?", "", found[1] or found[2], flags=re.MULTILINE) if found else ""
-    about = re.sub(rf"^{re.escape(path.stem.replace('_', ''))}:\s+", "", about, flags=re.IGNORECASE)  # its own name
-    first = re.split(r"(?<=[.!?])\s", " ".join(about.partition("\n\n")[0].split()), maxsplit=1)[0]
-    first = re.sub(r"\s*\([^()]*\)$", "", first.rstrip(".:;,"))
-    while len(first) > LONGEST and (cut := max(first.rfind(mark) for mark in (": ", "; ", ", ", " ("))) > 30:
-        first = first[:cut]
-    first = first.rstrip(".:;,")
-    return first[:1].upper() + first[1:]
+    own = re.match(rf"{re.escape(path.stem.replace('_', ''))}:\s+", about, flags=re.IGNORECASE)  # the file's name
+    about = about[own.end() :] if own else about
+    text = " ".join(about.partition("\n\n")[0].split())
+    first = re.split(r"(?<=[.!?])(?<!Fig\.)\s", text, maxsplit=1)[0]
+    first = re.sub(r"\s+\([^()]*\)$", "", first.rstrip(".:;,")).rstrip(".:;,")
+    if len(first) > LONGEST:
+        raise ValueError(f"{path}: the first sentence has {len(first)} characters, more than {LONGEST}")
+    return first[:1].upper() + first[1:] if own else first
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix in SOURCES and path.name != "__init__.py"]
 
 
 def contents(folder: Path) -> list[tuple[str, str]]:
     """(name, sentence) of every file and package of the folder, packages last and with a slash."""
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in SOURCES and path.name != "__init__.py"]
     rooms = [path for path in sorted(folder.iterdir()) if (path / "__init__.py").exists()]
-    named = [(path.stem if path.suffix == ".py" else path.name, sentence(path)) for path in files]
+    named = [(path.stem if path.suffix == ".py" else path.name, sentence(path)) for path in files(folder)]
     return named + [(f"{path.name}/", sentence(path)) for path in rooms]
 
 
@@ -68,10 +73,44 @@ def package(path: Path) -> str:
     assert isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant), f"{path} has no docstring"
     about = ast.get_docstring(ast.parse(text), clean=False) or ""
     about = about.partition(HEAD)[0].rstrip()
-    files = listing(path.parent)
-    docstring = f'"""{about}\n{HEAD}{files}\n"""' if files else f'"""{about}"""'
+    listed = listing(path.parent)
+    docstring = f'"""{about}\n{HEAD}{listed}\n"""' if listed else f'"""{about}"""'
     rest = "\n".join(text.split("\n")[node.end_lineno :])
     return f"{docstring}\n{rest}" if rest.strip() else f"{docstring}\n"
+
+
+RULES = "tests/test_architecture.py"
+
+
+def may_use(root: Path, room: str) -> str:
+    """The rooms that this one may import, from USES of the architecture test, with the rules of single modules."""
+    (uses,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((root / RULES).read_text()).body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["USES"]
+    ]
+    others: dict[frozenset[str], list[str]] = {}
+    for rule, rooms in uses.items():
+        if rule.startswith(f"{room}."):
+            others.setdefault(frozenset(rooms), []).append(f"`{rule.replace('.', '/')}`")
+    said = [_rooms(uses[room])]
+    for rooms, names in others.items():
+        only = "only " if rooms < uses[room] else ""
+        said.append(f"{', '.join(names)}: {only}{_rooms(rooms)}")
+    return "; ".join(said)
+
+
+def _rooms(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}/`" for name in sorted(names)) or "nothing"
+
+
+def with_uses(root: Path, page: str) -> str:
+    """The page with the last cell of each row of a room filled from the architecture test."""
+
+    def row(found: re.Match[str]) -> str:
+        return f"{found[1]} {may_use(root, found[2])} |"
+
+    return re.sub(rf"^(\| `({'|'.join(ROOMS)})/` \| [^|]+ \|)[^|\n]*\|$", row, page, flags=re.MULTILINE)
 
 
 def tree(root: Path) -> str:

@@ -1,4 +1,4 @@
-"""Gossip under random faults, many seeds: invariants after every event, agreement at the end; a failing seed can be
+"""Gossip under random faults, many seeds: invariants after every event, agreement at the end. A failing seed can be
 replayed.
 
     python scripts/faults.py chaos --seeds 1000 --start 0

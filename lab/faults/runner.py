@@ -18,7 +18,7 @@ from lab.faults.client import Body, Load, Stream, each_once, random_bodies
 from lab.faults.namespaces import Namespaces, NoNamespaces
 from lab.faults.tiny import tiny_model
 from lab.launch import rest
-from lab.launch.cluster import LocalCluster, NodeDied
+from lab.launch.cluster import LocalCluster, NodeDied, Where
 
 UNAVAILABLE = 3
 """Exit code if network namespaces are not available."""
@@ -75,7 +75,9 @@ class Run:
     ) -> Iterator[LocalCluster]:
         """The nodes run during the block; at its end no node may have died by itself, and none may hold anything."""
         key, before = (API_KEY if network else None), len(self.wrong)
-        made = LocalCluster(nodes, flags, run_dir=self.folder(), role_flags=role_flags, network=network, api_key=key)
+        made = LocalCluster(
+            nodes, flags, run_dir=self.folder(), role_flags=role_flags, where=Where(network=network), api_key=key
+        )
         with made as cluster:
             yield cluster
             try:

@@ -1,5 +1,5 @@
-"""A client's view while a holder of its values is killed (SIGKILL) or hangs (SIGSTOP): the longest get, and wrong
-bytes. With one copy, a value of a dead holder is missing; with two copies, no value is."""
+"""A client's view while a holder of its values is killed or hangs: the longest get, and wrong bytes. The signals are
+SIGKILL and SIGSTOP. With one copy, a value of a dead holder is missing; with two copies, no value is."""
 
 from __future__ import annotations
 

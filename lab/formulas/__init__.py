@@ -2,7 +2,8 @@
 
 Files:
     bisect  The largest load that meets a condition, by bisection
-    loads   Loads for a plan: from a trace, with the prefixes that a pool of a given size would find
+    loads   Loads for a plan: from a trace, with the prefixes that a pool of a given size would find, or from
+            distributions
     plan    The number of nodes of each role for a load, by formula
     roofs   When reuse is faster than computing and disaggregation faster than colocation, by formula
 """

@@ -1,5 +1,5 @@
-"""When reuse is faster than computing and disaggregation faster than colocation, by formula; and what this machine
-reaches."""
+"""When reuse is faster than computing and disaggregation faster than colocation, by formula. It also shows what this
+machine reaches."""
 
 from __future__ import annotations
 

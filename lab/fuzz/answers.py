@@ -1,5 +1,5 @@
-"""Judges every answer of an API under fuzzing: server errors, errors in another format, missing answers, and bodies
-that are refused although the API's document allows them. Pure.
+"""Judges every answer of an API under fuzzing. It looks for server errors, errors in another format, missing answers,
+and refused bodies that the API's document allows. Pure.
 
 The input is an HTTP archive (HAR 1.2), which most tools that send requests can write.
 """

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status != 405
     ]
     others = sum(count for (_, status), count in judge.seen.items() if status == 405)
-    rows.append(Row("methods that a route has not", "status 405", "answers", others))
+    rows.append(Row("methods that a route does not have", "status 405", "answers", others))
     rows.append(Row("all", "all", "answers", judge.seen.total()))
     rows.append(Row("all", "faults", "answers", len(faults)))
     print(table(rows))

@@ -1,5 +1,5 @@
-"""Gossip packets of a stranger who knows the protocol and the names of the nodes, with counters at the ends of their
-range. Mutated bytes rarely get that far, because name, length and checksum must all be right. Pure."""
+"""Gossip packets of a stranger who knows the protocol and the names of the nodes. Their counters are at the ends of
+their range. Mutated bytes rarely get that far, because name, length and checksum must all be right. Pure."""
 
 from __future__ import annotations
 

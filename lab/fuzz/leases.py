@@ -1,4 +1,4 @@
-"""The leases of a share to two peers (cache/server/leases.py) after arbitrary messages, while time passes: when all
+"""The leases of a share to two peers (cache/server/leases.py) after arbitrary messages, while time passes. When all
 leases have ended, nothing is held or reserved, regardless of the messages and of lost peers."""
 
 from __future__ import annotations

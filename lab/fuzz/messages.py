@@ -1,4 +1,4 @@
-"""What nodes tell each other about requests and pooled blocks, as a handler gets it from the control connection: JSON
+"""Messages between nodes about requests and pooled blocks, as a handler gets them from the control connection. JSON
 must become the dataclass of its kind or a BodyError, and the same JSON when it is written again."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whether an OpenAPI document allows a body, and whether a server that refuses an allowed one has a reason that JSON
-Schema cannot express. Pure."""
+"""Whether an OpenAPI document allows a body, and whether a server may still refuse it. A server may do so for a
+reason that JSON Schema cannot express. Pure."""
 
 from __future__ import annotations
 

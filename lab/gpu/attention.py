@@ -44,4 +44,4 @@ def checks_of(case: Case | None, row: Row) -> Iterator[Check]:
         for peer, theirs in measured.items():
             rival = (judged and peer == fastest) or (peer == "flashinfer" and case.shape == LLAMA_8B)
             least = PEER_GOAL if rival else None
-            yield Check("attention", f"{what} beside {peer}", row.unit, row.ours, theirs, least, lower_is_better=True)
+            yield Check("attention", f"{what} against {peer}", row.unit, row.ours, theirs, least, lower_is_better=True)

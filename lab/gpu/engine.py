@@ -1,5 +1,5 @@
-"""Whole steps of Llama-3-8B's geometry with random weights, made on the GPU: decode against the time of its bytes at
-the measured copy bandwidth, prefill against the measured GEMM rate."""
+"""Measures whole steps of Llama-3-8B's geometry, with random weights made on the GPU. Decode is compared with the
+time of its bytes at the measured copy bandwidth, prefill with the measured GEMM rate."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def prefill_check(model: Model, pool: Tensor, tflop_s: float) -> Check:
 
 def peer_check(ours_ms: float | None) -> Check:
     """A decode step of transformers' continuous batching at the same batch and context."""
-    what = f"decode {PEER_BATCH} x {PEER_CONTEXT} beside transformers continuous batching"
+    what = f"decode {PEER_BATCH} x {PEER_CONTEXT} against transformers continuous batching"
     if find_spec("transformers") is None:
         return skipped("engine", what, "transformers is not installed")
     from lab.gpu.transformers_peer import decode_step_seconds

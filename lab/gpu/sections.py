@@ -1,4 +1,4 @@
-"""Runs each section in a separate process: a section that crashes, hangs or runs out of memory does not affect the
+"""Runs each section in a separate process. A section that crashes, hangs or runs out of memory does not affect the
 others.
 
 A section writes one JSON object per line into a file as it measures, so the lines of a section that dies are kept.

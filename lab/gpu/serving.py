@@ -1,5 +1,5 @@
-"""Serving with --device cuda: real nodes on the GPU answer like a node on the CPU, with and without CUDA graphs, alone
-and as prefill + decode with the pooled store.
+"""Serving with --device cuda: real nodes on the GPU answer like a node on the CPU. They run with and without CUDA
+graphs, alone and as prefill + decode with the pooled store.
 
 A tiny random Llama in float32; a random model has nearly equal logits, so the goal for the share of equal tokens is
 below 1.

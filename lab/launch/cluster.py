@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -48,18 +49,34 @@ class Network(Protocol):
         """The node's --host."""
 
 
+@dataclass(frozen=True)
+class Processes:
+    """How node processes run. `env`: added to this process's environment; `program`: the command of a node, for which
+    tests give a stand-in."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    program: Sequence[str] = (sys.executable, str(ROOT / "mooncake.py"))
+    start_timeout_s: float = 180.0
+    stop_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where nodes listen. `port`: HTTP port of the first node, the next ones count up; 0 = any free ports; `network`:
+    None = 127.0.0.1."""
+
+    port: int = 0
+    network: Network | None = None
+
+
 class LocalCluster:
     """Starts, watches and stops node processes.
 
     nodes      the nodes to start, in the format of `parse_nodes`
     flags      passed to every node; '{node}' in a flag becomes the node's name
     role_flags role ('store') or node ('store-0') -> more flags for the nodes that have this role, or for this one
-    env        added to this process's environment
     run_dir    existing directory for NAME.log and NAME.out
-    program    command of a node; tests give a stand-in
-    port       HTTP port of the first node, the next ones count up; 0 = any free ports
     api_key    used by our own calls, and given to every node unless `flags` name keys
-    network    the network of the nodes; None: 127.0.0.1
     """
 
     def __init__(
@@ -69,26 +86,20 @@ class LocalCluster:
         *,
         run_dir: Path,
         role_flags: Mapping[str, Sequence[str]] | None = None,
-        env: Mapping[str, str] | None = None,
-        program: Sequence[str] = (sys.executable, str(ROOT / "mooncake.py")),
-        port: int = 0,
         api_key: str | None = None,
-        network: Network | None = None,
-        start_timeout_s: float = 180.0,
-        stop_timeout_s: float = 10.0,
+        processes: Processes = Processes(),
+        where: Where = Where(),
     ) -> None:
         self.plan = parse_nodes(nodes)
         self.flags = tuple(flags)
         self.role_flags = dict(role_flags or {})
         self.run_dir = run_dir
-        self.program = tuple(program)
-        self.port = port
+        self.program = tuple(processes.program)
+        self.port, self.network = where.port, where.network
         self.api_key = api_key
-        self.network = network
-        self.start_timeout_s = start_timeout_s
-        self.stop_timeout_s = stop_timeout_s
+        self.start_timeout_s, self.stop_timeout_s = processes.start_timeout_s, processes.stop_timeout_s
         self.threads = threads_per_node(self.plan)
-        self.env = {**os.environ, **thread_environment(self.plan, self.threads), **(env or {})}
+        self.env = {**os.environ, **thread_environment(self.plan, self.threads), **processes.env}
         self._nodes: dict[str, Node] = {}
 
     @property

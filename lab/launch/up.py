@@ -26,7 +26,7 @@ from engine.config.config import Config
 from engine.config.flag_values import flag_name
 from engine.config.flags import UsageError, parse
 from lab.launch import rest
-from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout
+from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout, Where
 from lab.launch.nodes import parse_nodes
 from lab.launch.report import nodes_table, timeline
 
@@ -85,11 +85,12 @@ def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
     try:
         options, flags, config = read_arguments(sys.argv[1:] if argv is None else argv)
         run_dir = Path(tempfile.mkdtemp(prefix="mooncake-"))
+        made: dict[str, Any] = {"run_dir": run_dir, "where": Where(options.port), "api_key": own_key(config)}
         cluster = LocalCluster(
             options.nodes,
             flags,
             role_flags={"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {},
-            **{"run_dir": run_dir, "port": options.port, "api_key": own_key(config)} | cluster_options,
+            **made | cluster_options,
         )
     except UsageError as error:
         errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)

@@ -7,8 +7,8 @@ Files:
     draws         Draws from a distribution given by its quantiles
     generate      Seeded request traces in Mooncake's format, if the released ones are not available
     generators    Generated traces by name: (seed, requests) -> rows by time
-    shapes        Loads with one property each, seeded: popular prefixes that change, a prefix that goes viral
-    synthetic     A seeded substitute for the synthetic trace of FAST'25 (ShareGPT, L-Eval, LooGLE 1:1:1)
+    shapes        Seeded loads with one property each
+    synthetic     A seeded substitute for the synthetic trace of FAST'25, for machines without its file
     trace         Mooncake's trace format, read and written
     traces        The location of the released traces: shared/traces next to a parent of this checkout
 """

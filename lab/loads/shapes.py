@@ -1,5 +1,5 @@
-"""Loads with one property each, seeded: popular prefixes that change, a prefix that goes viral, lengths without a mean,
-three classes together."""
+"""Seeded loads with one property each. Popular prefixes that change, a prefix that goes viral, lengths without a
+mean, three classes together."""
 
 from __future__ import annotations
 

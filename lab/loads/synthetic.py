@@ -1,5 +1,5 @@
-"""A seeded substitute for the synthetic trace of FAST'25 (ShareGPT, L-Eval, LooGLE 1:1:1), if its file is not
-available.
+"""A seeded substitute for the synthetic trace of FAST'25, for machines without its file. That trace mixes ShareGPT,
+L-Eval and LooGLE 1:1:1.
 
 Slightly less than half of the prompts are single, short and long chats; the others are questions about documents,
 several about each, one or two minutes apart. Arrivals are Poisson. Fitted to the released trace: lengths, questions per

@@ -1,5 +1,5 @@
-"""Checks plans against the simulator: random loads and objectives, the formula's node count against the fewest
-simulated nodes.
+"""Checks plans against the simulator, with random loads and objectives. It compares the formula's node count with the
+fewest simulated nodes.
 
   scripts/tools.py check-plan                    # 30 cases of 6000 requests
   scripts/tools.py check-plan --cases 5 --requests 800 --seed 7

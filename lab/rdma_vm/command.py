@@ -1,5 +1,5 @@
-"""Real RDMA verbs on any x86-64 Debian machine: boots a stock kernel with Soft-RoCE (rdma_rxe) under plain emulation
-and runs tests/rdma in it, with this machine's files and this Python.
+"""Runs tests/rdma with real RDMA verbs on any x86-64 Debian machine, in an emulated machine with Soft-RoCE. It boots
+a stock kernel with rdma_rxe under plain emulation, with this machine's files and this Python.
 
     scripts/tools.py rdma-vm                      tests/rdma, two minutes; the first run fetches about 100 MB
     scripts/tools.py rdma-vm tests/rdma -k rails  arguments go to pytest

@@ -1,6 +1,5 @@
-"""Moves requests through a cluster: the classes of sched/ place them on a node's knowledge (lab/simulator/placing.py);
-then they are queued, computed, handed over and decoded.
-"""
+"""Moves requests through a cluster: places, queues, computes, hands over and decodes them. The classes of sched/
+place them with the knowledge of a node (lab/simulator/placing.py)."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if args.jobs:
                     write_jobs(args.jobs.with_stem(f"{args.jobs.stem}-{placement}"), cluster)
     except (OSError, ValueError) as error:
-        console.print(f"simulate: {error}", style="red")
+        console.print(f"scripts/simulate.py: {error}", style="red")
         return 2
     Console().print(side_by_side(results))
     if args.json:

@@ -10,7 +10,7 @@ from lab.simulator.models.caches import Cache
 from lab.simulator.models.disk import Disk
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.step_models import StepModel
-from lab.simulator.node import Events, Node
+from lab.simulator.node import Events, Identity, Node, StepRules
 from lab.simulator.placing import Placing
 from sched.batching import Tuning, batching_policies
 from sched.classes import with_objectives
@@ -32,10 +32,8 @@ def nodes(
         order = queue_orders[config.queue_order](with_objectives(config.slo))
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk))
         policy = batching_policies[config.batching](tuning)
-        return Node(
-            loop, index, name, roles, model, order, events, chunk, lambda now: slowness(index), policy,
-            config.step_prompts,
-        )  # fmt: skip
+        rules = StepRules(order, chunk, policy, config.step_prompts)
+        return Node(loop, Identity(index, name, roles), model, rules, events, lambda now: slowness(index))
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from lab.simulator.batch import Batch
@@ -16,7 +17,7 @@ from lab.simulator.job import Job
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.segment import Segment
-from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
+from sched.batching import BatchingPolicy, StepLoad
 from sched.queueing import QueueOrder
 
 
@@ -32,26 +33,40 @@ class Events(Protocol):
     def changed(self, node: Node) -> None: ...
 
 
+@dataclass(frozen=True)
+class Identity:
+    """A node in the cluster. `index`: its place in the cluster's columns."""
+
+    index: int
+    name: str
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """What a node computes in one step: at most `chunk_tokens` tokens of at most `prompts` prompts, in the queue's
+    `order`."""
+
+    order: QueueOrder
+    chunk_tokens: int
+    policy: BatchingPolicy
+    prompts: int = 1
+
+
 class Node:
-    """`index` is its place in the cluster's columns."""
+    """Queues and computes the requests that are placed on it."""
 
     def __init__(
         self,
         loop: Loop,
-        index: int,
-        name: str,
-        roles: tuple[str, ...],
+        seat: Identity,
         model: StepModel,
-        order: QueueOrder,
+        rules: StepRules,
         events: Events,
-        chunk_tokens: int,
-        slowness: Callable[[float], float] = lambda now: 1.0,
-        policy: BatchingPolicy | None = None,
-        prompts: int = 1,
+        slowness: Callable[[float], float],
     ) -> None:
-        """chunk_tokens: maximum of a step; slowness: multiplies step times (a slow node); policy: default decode-first;
-        prompts: maximum that share a step."""
-        self.index, self.name, self.roles, self.model = index, name, roles, model
+        """slowness(now): multiplies step times (a slow node)."""
+        self.index, self.name, self.roles, self.model = seat.index, seat.name, seat.roles, model
         self.queue: list[Job] = []  # prompts that can be computed
         self.coming: dict[Job, None] = {}  # placed here, but their prefix is on its way
         self.queued_s = 0.0  # estimated prefill work of all of them
@@ -60,9 +75,9 @@ class Node:
         self.steps = 0
         self.down = False
         self.known_slowness = 1.0
-        self._loop, self._order, self._events = loop, order, events
-        self._chunk_tokens, self._slowness = chunk_tokens, slowness
-        self._policy, self._prompts = policy or DecodeFirst(), prompts
+        self._loop, self._events, self._slowness = loop, events, slowness
+        self._order, self._chunk_tokens = rules.order, rules.chunk_tokens
+        self._policy, self._prompts = rules.policy, rules.prompts
         self._segment: Segment | None = None
         self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
         self._version = 0

@@ -1,5 +1,5 @@
-"""The predictors for the guarded placement (sched/placement/learned.py): learned from its own observations, the truth,
-the truth with noise, the opposite."""
+"""The predictors for the guarded placement (sched/placement/learned.py). One learns from its own observations; the
+others say the truth, the truth with noise, and the opposite."""
 
 from __future__ import annotations
 

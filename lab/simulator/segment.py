@@ -1,4 +1,4 @@
-"""Decode steps that are not simulated one by one: between two changes of a batch, the step time is linear in its
+"""Decode steps that are not simulated one by one. Between two changes of a batch, the step time is linear in its
 context.
 
 t(k) = k (base + slope S) + slope B k (k - 1) / 2      S = context of B requests now, each step adds B tokens

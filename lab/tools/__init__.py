@@ -2,8 +2,10 @@
 
 Files:
     compare    Two checkouts on the same benchmarks, in turns: is the changed one as fast as the other one?
-    export_hf  The embedded model, or another Llama in a GGUF file
-    perfetto   One request across nodes as a Chrome trace
+    export_hf  The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other engines
+               load
+    perfetto   One request across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or
+               chrome://tracing
 """
 
 TOOLS = {

@@ -2,16 +2,19 @@
 
 Files:
     channel        Control messages between nodes: calls with an answer, and posts without one
-    cluster_key    --cluster-key-file: the keyring from the current content of the file
+    cluster_key    --cluster-key-file: the keyring from the current content of the file, so that keys are rotated
+                   without a restart
     congestion     Chooses the congestion control of data connections
     connection     One TCP connection to a peer: it exchanges hellos, then frames in both directions
     doorstep       Limits connections that have not sent their hello yet, in total and per address
     keyring        The cluster key: secrets shared by all nodes
-    links          All TCP connections of one node: the addresses of peers, which side connects
+    links          All TCP connections of one node: the addresses of peers, which side connects, and when a peer
+                   counts as lost
     peer           What a node knows of a peer: its address, its connections, and the calls that wait for one
     sealed_stream  Sealed streams: a TCP connection encrypted and authenticated with the cluster key
-    sockets        Binds the HTTP listening socket before any slow work
+    sockets        Binds the HTTP listening socket before any slow work, and the control port that belongs to it
     stream         One TCP connection as frames in both directions, in clear or sealed with the cluster key
-    turns          The transfers of one connection each send one frame per turn of the loop
+    turns          The transfers of one connection each send one frame per turn of the loop, in the order of their
+                   requests
     wire           Frames: splits a byte stream between two nodes into messages
 """

@@ -1,4 +1,4 @@
-"""The exception handler of a node's event loop: it logs and counts every failure that no caller awaits, and makes the
+"""The exception handler of a node's event loop. It logs and counts every failure that no caller awaits, and makes the
 node leave if it cannot work without the failed part."""
 
 from __future__ import annotations

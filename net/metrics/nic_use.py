@@ -1,5 +1,5 @@
-"""How busy the network cards of this machine are, from the kernel's counters: traffic of all processes and, on RDMA
-cards, traffic in which no local process takes part.
+"""How busy the network cards of this machine are, from the kernel's counters. They count the traffic of all processes
+and, on RDMA cards, traffic in which no local process takes part.
 
 Cards of unknown speed are skipped, as most cards of virtual machines are. Virtual interfaces are skipped because their
 bytes are already counted for a card.

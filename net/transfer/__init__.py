@@ -2,8 +2,10 @@
 
 Files:
     engine       The transfer engine: moves spans of bytes between registered regions of two nodes
-    path_finder  Finds the transport to a peer: asks which transports the peer offers
-    report       Reports of a transfer engine on its peers: rows for metrics and /debug/state
+    path_finder  Finds the transport to a peer: asks which transports the peer offers, and answers the same question
+                 of peers
+    report       Reports of a transfer engine on its peers: rows for metrics and /debug/state, and rates for the
+                 scheduler
     common/      What every transport of the transfer engine shares
     device/      Transfers from and to memory of a GPU
     rdma/        RDMA: one-sided reads and writes by the network card, over libibverbs

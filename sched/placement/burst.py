@@ -1,5 +1,5 @@
-"""A choice that the acceptor can repeat with new information: a node already computes the prompt's new prefix, other
-acceptors have announced work for the chosen node, or a node has sent the prompt away.
+"""A choice that the acceptor can repeat with new information. The news is that a node already computes the prompt's
+new prefix, that other acceptors have announced work for the chosen node, or that a node has sent the prompt away.
 
 A node that computes the prefix now will soon hold it. Waiting for that node takes about as long as computing the prefix
 again on an idle node. So if the least time to first token decided, every node of the cluster would compute the prefix.

@@ -6,6 +6,8 @@ every node per request.
 
 from __future__ import annotations
 
+from sched.admission import Limits
+from sched.membership.member import Rng
 from sched.placement.choice import Placement, Rejected
 from sched.placement.costs import DecodeCosts, PrefillCosts, least
 from sched.placement.demand import Demand
@@ -19,8 +21,12 @@ class CentralGreedy(TwoStages):
     """Least TTFT, then the least time to decode among nodes with room."""
 
     asks_everybody = True
-    find: Finder | None = None  # a faster few.find_few, set by the maker of a policy (engine/front/choose.py)
     _as_written = True  # no subclass overrides the choices, so few.py may replace them
+
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, find: Finder | None = None) -> None:
+        """find: a faster few.find_few, such as engine/front/compiled/choose.py."""
+        super().__init__(limits, rng, threshold)
+        self.find = find
 
     def __init_subclass__(cls) -> None:
         chosen = cls.choose_prefill, cls.choose_decode, cls._placed

@@ -20,7 +20,7 @@ from typing import Protocol
 from sched.admission import Limits
 from sched.membership.member import Rng
 from sched.placement.costs import PrefillCosts, Row
-from sched.placement.mooncake import MooncakePlacement
+from sched.placement.mooncake import Compiled, MooncakePlacement
 
 ENVELOPE_RATIO = 1.25
 """Width of the envelope: the largest allowed ratio of the chosen node's estimate to the least estimate."""
@@ -89,8 +89,8 @@ class RelativeError:
 class LearnedPlacement(MooncakePlacement):
     """Like `mooncake`, but the predictor chooses the prefill node among the asked nodes inside the envelope."""
 
-    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
-        super().__init__(limits, rng, threshold)
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, *, compiled: Compiled | None = None) -> None:
+        super().__init__(limits, rng, threshold, compiled=compiled)
         self.predictor: Predictor = NodeFactors()
         self.slack, self.most_error = ENVELOPE_RATIO, MAX_PREDICTOR_ERROR
         self.error, self.rule_error = RelativeError(), RelativeError()

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
+from sched.admission import Limits
+from sched.membership.member import Rng
 from sched.placement.central import CentralGreedy
 from sched.placement.costs import ranking
 from sched.placement.demand import Demand
+from sched.placement.few import Finder
 from sched.placement.links import Vector
 from sched.placement.view import View
 
@@ -35,9 +39,16 @@ MAX_DRAWS = 2 * DRAWN_NODES
 
 INFINITE = math.inf
 
-Compiled = Callable[[float, Demand, View, Vector, float], list[int] | None]
-"""(now, demand, view, matched, seed): the shortlist without the pool, drawn with `seed` in [0, 1). None: numpy must
-compute it."""
+
+@dataclass(frozen=True)
+class Compiled:
+    """Compiled parts of the policy: engine/front/compiled/cheapest.py and engine/front/compiled/choose.py."""
+
+    shortlist: Callable[[float, Demand, View, Vector, float], list[int] | None]
+    """(now, demand, view, matched, seed): the shortlist without the pool, drawn with `seed` in [0, 1). None: numpy must
+    compute it."""
+
+    find: Finder
 
 
 def width_of(view: View) -> int:
@@ -61,11 +72,15 @@ class MooncakePlacement(CentralGreedy):
     """A random shortlist that grows with the age of the state, then the paper's choice among the answering nodes."""
 
     asks_everybody = False
-    compiled: Compiled | None = None  # set by the maker of the policy (engine/front/cheapest.py)
+
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, *, compiled: Compiled | None = None) -> None:
+        """compiled: None = numpy computes everything."""
+        super().__init__(limits, rng, threshold, None if compiled is None else compiled.find)
+        self.compiled = compiled
 
     def shortlist(self, now: float, demand: Demand, view: View, matched: Vector) -> Sequence[int]:
         if self.compiled is not None and not (demand.pool_tokens and self.fetches):
-            found = self.compiled(now, demand, view, matched, self.rng.random())
+            found = self.compiled.shortlist(now, demand, view, matched, self.rng.random())
             if found is not None:
                 return found
         width = width_of(view)

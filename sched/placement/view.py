@@ -157,7 +157,7 @@ class View:
         return len(self.ids)
 
     def fetch(self, token_bytes: float) -> Lines:
-        """(latency_s, seconds per token) of loading tokens of so many bytes from the pool into each node."""
+        """(latency_s, seconds per token) of loading tokens of that many bytes from the pool into each node."""
         if token_bytes not in self._fetch:
             latency_s, per_byte_s = self._links.fetch(self.ids)
             self._fetch[token_bytes] = latency_s, per_byte_s * token_bytes

@@ -14,6 +14,7 @@ import pytest
 
 from cache.ssd import backends
 from cache.store.client import NoRoom, NotDurable, Store
+from lab.launch.cluster import Processes
 
 FAULTS = Path(__file__).parents[1] / "cache" / "faulty_disk.c"
 VALUE = 64 << 10
@@ -53,7 +54,7 @@ def node(request, start, tmp_path):
     """(cluster, disk, client) of one store node with a disk that can fail."""
     disk = Disk(tmp_path)
     flags = (*FLAGS, "--ssd-path", str(disk.path), "--ssd-backend", request.param)
-    with start("store=1", *flags, env=disk.env) as cluster:
+    with start("store=1", *flags, processes=Processes(disk.env)) as cluster:
         try:
             with Store(address(cluster)) as client:
                 yield cluster, disk, client

@@ -3,10 +3,15 @@
 import os
 import random
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from cache.store.client import Exists, Store
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,22 @@ def test_values_and_objects_through_the_blocking_client(pool):
         with pytest.raises(ValueError, match="objects/"):
             store.get("adapter")
         assert len(store.stats()["homes"]) == 3
+
+
+@pytest.mark.parametrize("order", ["cache, net, mooncake_client", "mooncake_client, cache, net"])
+def test_the_client_in_a_program_with_modules_of_the_same_names(pool, tmp_path, order):
+    for name in ("cache", "net"):
+        (tmp_path / f"{name}.py").write_text("OWN = True\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.append({str(ROOT)!r}); import {order}, os, sched\n"
+        f"with mooncake_client.Store({address(pool)!r}) as store:\n"
+        "    key = os.urandom(16)\n"
+        "    print(store.put(key, b'value'), store.get(key), cache.OWN, net.OWN, 'scheduler' in dir(sched))\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, program], env=bare, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "True b'value' True True True\n"), done.stderr
 
 
 def test_blocks_of_an_arena(pool):

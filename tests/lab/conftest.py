@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.launch.cluster import Processes
+
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_node.py")))
 
 
@@ -17,4 +19,4 @@ def fake(tmp_path, monkeypatch):
     members.mkdir()
     run_dir.mkdir()
     monkeypatch.setenv("FAKE_MEMBERS", str(members))
-    return {"program": FAKE, "run_dir": run_dir, "start_timeout_s": 60.0}
+    return {"processes": Processes(program=FAKE, start_timeout_s=60.0), "run_dir": run_dir}

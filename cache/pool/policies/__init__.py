@@ -5,7 +5,7 @@ Files:
     fifo    Evicts the oldest content first, regardless of its uses
     ranked  Policies that evict the smallest rank: LFU, length-aware, cost-aware
     s3fifo  S3-FIFO (Yang et al., SOSP 2023): three queues
-    shares  ClassShares: every service class has a part of the cache
+    shares  ClassShares: every service class has a part of the cache, which others may borrow but not keep
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@
 //         d [OUTPUTS]; m [OUTPUTS]
 //         groups of
 //             s [OUTPUTS]; t [OUTPUTS]
-//             the bits of q above 4 [2][WIDTH]: 32 bits, those of byte j of quad i from bit 8 j + i (Q5_K), 8 j + 2 i
+//             the bits of q above its low 4, [2][WIDTH] words: those of byte j of quad i begin at bit 8 j + i (Q5_K) or
+//             8 j + 2 i (Q6_K)
 //             q [2][8][WIDTH][4] with Q8_0: quads of inputs
 //               [2][QUADS][WIDTH][4]: quad i in the low halves of the bytes, quad i + QUADS in the high ones
 //
@@ -139,7 +140,8 @@ struct Dot {
 #endif
 
 // c [COUNT, OUTPUTS] (+)= x [COUNT, blocks] w [blocks], OUTPUTS outputs. As in gemm_any.h, a row's result does not
-// depend on COUNT. Of large tiles c stays in memory, or integer sums would leave the registers.
+// depend on COUNT. For large tiles c stays in memory, because otherwise the
+// integer sums would not fit into the registers.
 template <Kind KIND, int COUNT>
 void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bool add) {
     using F = Format<KIND>;
@@ -256,7 +258,7 @@ void product_of_kind(const Element* x, int64_t stride, Range rows, const Weight&
     }
 }
 
-// The parts of a MIXED weight, whole blocks of outputs each, end at one of n = 0.
+// The parts of a MIXED weight are whole blocks of outputs; a part with n = 0 ends the list.
 template <class Epilogue>
 void product_of_parts(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks,
                       const Epilogue& epilogue) {

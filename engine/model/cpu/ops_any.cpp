@@ -1,4 +1,5 @@
-// The operations at levels without tiles, for one type of elements (-DELEMENT), and of quantized weights at every level.
+// The operations at levels without tiles, for one type of elements, and of quantized weights at every level. The type
+// is -DELEMENT.
 #include "groups.h"
 #include "ops.h"
 

@@ -1,5 +1,5 @@
-// Elements of the model's type (ELEMENT: float, Bf16 or Fp16) in memory, float32 in registers of any level; partial
-// vectors at ends of rows; activations and the norm of a row.
+// Elements of the model's type in memory, float32 in registers of any level. ELEMENT is float, Bf16 or Fp16. Also:
+// partial vectors at the ends of rows, activations, and the norm of a row.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
-"""The data to which a step model of running nodes is fitted: their recorded steps under requests of many sizes, and the
-latencies that a client sees.
+"""The data to which a step model of running nodes is fitted: their recorded steps, and the latencies a client sees.
+The steps are of requests of many sizes.
 
 Steps        one prompt at a time from short to long, some after a known prefix; groups that decode together; then a
              part of the open-loop load that will be simulated, for mixed steps

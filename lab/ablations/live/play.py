@@ -14,7 +14,7 @@ from lab.ablations.live.loads import VOCABULARY
 from lab.bench.common.client import Client, Outcome, greedy_client, open_session
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
-from lab.launch.cluster import LocalCluster
+from lab.launch.cluster import LocalCluster, Processes
 from lab.launch.nodes import pin
 from lab.simulator.result import spread
 
@@ -38,7 +38,9 @@ def pinned(nodes: str, flags: Sequence[str], run_dir: Path) -> Iterator[LocalClu
     uses the remaining cores, or all cores if none remains."""
     run_dir.mkdir(parents=True)
     cores = os.sched_getaffinity(0)
-    one = LocalCluster(nodes, ("--num-threads", "1", *flags), run_dir=run_dir, env={"OMP_NUM_THREADS": "1"})
+    one = LocalCluster(
+        nodes, ("--num-threads", "1", *flags), run_dir=run_dir, processes=Processes({"OMP_NUM_THREADS": "1"})
+    )
     with one as cluster:
         try:
             for index, node in enumerate(cluster.nodes):

@@ -1,23 +1,27 @@
 """Simulated ablations by name; each file is one figure of a paper or one question of its critics.
 
 Files:
-    bandwidth    FAST'25 Fig
+    bandwidth    FAST'25 Fig. 13: the bandwidth above which reuse over the network pays
     blocks       KV transfers: overlapped with computation or not, in 16 or in 8 bits
-    breakdown    FAST'25 Fig
+    breakdown    FAST'25 Fig. 14: one request at a time, by the length of its prompt, with nothing or nearly
+                 everything cached
     classes      Orders of the prefill queue
     colocated    Disaggregation against chunked prefill on mixed nodes, fairly: the chunk size is swept
-    effective    FAST'25 Figures 1, 6, 7: the requests that Mooncake serves within their objectives
-    eviction     V3 Table 1 under timing: the effect of an eviction policy on the time to first token
+    effective    FAST'25 Figures 1, 6, 7: requests within their objectives, with Mooncake and with vLLM on the same
+                 nodes
+    eviction     v3 Table 1 under timing: the effect of an eviction policy on the time to first token
     failure      The cost of a lost node, a slow node and lost gossip
     gossip       The cost of rare and lost gossip for the placement
-    learned      A learned choice of the prefill node, with and without its guard
-    overload     V3 Table 3: which requests are refused at twice the load, and where the variants differ
-    pool         FAST'25 Fig
-    ratio        FAST'25 Fig
+    learned      A learned choice of the prefill node, with and without its guard, if records do not show which nodes
+                 are slow
+    overload     v3 Table 3: which requests are refused at twice the load, and where the variants differ
+    pool         FAST'25 Fig. 10: one pool of all nodes' memory against a cache per node
+    ratio        FAST'25 Fig. 15: the ratio of prefill to decode nodes, 16 in total
     regret       The cost of decentralization: this scheduler against one that knows everything immediately
     roles        Nodes that change their role when the kind of load changes: the gain over a fixed split
-    scheduling   FAST'25 Fig
-    shifts       Loads that are hard for caches: prefixes that are all new, that change together
+    scheduling   FAST'25 Fig. 5 (v3 Fig. 8): the scheduler's part of the gain
+    shifts       Loads that are hard for caches: prefixes that are all new, that change together, or that all requests
+                 share
     signals      The scheduler's signals in addition to load records, each with and without
     speculative  Speculative decoding with prompts found in the pool, and without
     ssd          The pool's SSD tier: its benefit with little DRAM, and how fast it must be

@@ -1,5 +1,4 @@
-"""FAST'25 Figures 1, 6, 7: the requests that Mooncake serves within their objectives, and those that vLLM would on the
-same nodes."""
+"""FAST'25 Figures 1, 6, 7: requests within their objectives, with Mooncake and with vLLM on the same nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The scheduler's signals in addition to load records, each with and without: claims on prefixes that are being
-computed, summaries of other cells, rails, and nodes that report a slowdown."""
+"""The scheduler's signals in addition to load records, each with and without. The signals are claims on prefixes that
+are being computed, summaries of other cells, rails, and nodes that report a slowdown."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Attention kernels: GB/s of decode and TFLOP/s of chunked prefill, compared with the ceilings of the same run and with
-peers.
+"""Measures attention kernels: GB/s of decode and TFLOP/s of chunked prefill, compared with limits and peers. The
+limits are ceilings of the same run.
 
   scripts/bench.py attention                  # on a GPU: measure
   scripts/bench.py attention --aot            # without one: compile for --capability, report registers and memory

@@ -1,5 +1,5 @@
-"""Attention kernels compiled without a GPU: the resources of a multiprocessor that the benchmark's cases, or all tiles,
-need."""
+"""Attention kernels compiled without a GPU: the resources of a multiprocessor that they need.
+The kernels are those of the benchmark's cases, or of all tiles."""
 
 from __future__ import annotations
 

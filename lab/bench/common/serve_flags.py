@@ -1,4 +1,4 @@
-"""The flags of bench_serve.py: servers, requests, report."""
+"""The flags of scripts/bench.py serve: servers, requests, report."""
 
 from __future__ import annotations
 

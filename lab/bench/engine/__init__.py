@@ -1,11 +1,13 @@
 """The parts of scripts/bench.py engine.
 
 Files:
-    cases    The requests of the engine benchmark: prompts that every server tokenizes alike
-    cells    Stores measured cells on disk immediately
-    command  Our engine against llama.cpp, vLLM's CPU build and `transformers serve`: the embedded model
-    floors   The machine's ceilings measured with torch in the same run
-    run      Runs the servers case by case: they alternate within every round
+    cases    The requests of the engine benchmark: prompts that every server tokenizes alike, and its cases
+    cells    Stores measured cells on disk immediately, so that an interrupted benchmark continues where it stopped
+    command  Our engine against llama.cpp, vLLM's CPU build and `transformers serve`: the embedded model, two cores,
+             one run
+    floors   The machine's ceilings measured with torch in the same run, and the minimum step time that they imply
+    run      Runs the servers case by case: they alternate within every round, and all except one are paused
     servers  The servers of the engine benchmark: how each is started, paused and stopped
-    verdict  Computes lines from cells: one number per metric and server, its share of the floor
+    verdict  Computes lines from cells: one number per metric and server, its share of the floor, its ratio and goal
+             per peer
 """

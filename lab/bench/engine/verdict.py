@@ -1,5 +1,4 @@
-"""Computes lines from cells: one number per metric and server, its share of the floor, its ratio and goal for each
-peer.
+"""Computes lines from cells: one number per metric and server, its share of the floor, its ratio and goal per peer.
 
 Latencies of single requests and batches are the best of the rounds (for each round, the median of its repeats), because
 disturbances only add time. Open-loop percentiles are over the requests of all rounds.

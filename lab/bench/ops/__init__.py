@@ -1,9 +1,12 @@
 """The parts of scripts/bench.py ops.
 
 Files:
-    command     The products of a step at each level of this CPU, against F.linear
-    limits.cpp  The limits of this machine: bytes read per second
-    products    Each product of the embedded model's layer: ours, F.linear
-    quantized   Products of quantized weights: those of one layer of the embedded model
-    steps       Whole steps of the embedded model: Runner, sampler and the cpu attention backend
+    command     The products of a step at each level of this CPU, against F.linear, oneDNN's packed weights and the
+                machine's limits
+    limits.cpp  The limits of this machine: bytes read per second, and products of AMX tiles held in registers
+    products    Each product of the embedded model's layer: ours, F.linear, oneDNN with packed weights, and the
+                machine's limits
+    quantized   Products of quantized weights: those of one layer of the embedded model, and the same products of
+                widened weights
+    steps       Whole steps of the embedded model, with TorchOps and with CpuOps
 """

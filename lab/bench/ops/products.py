@@ -1,5 +1,5 @@
-"""Each product of the embedded model's layer: ours, F.linear, oneDNN with separately packed weights, the machine's
-limits."""
+"""Each product of the embedded model's layer: ours, F.linear, oneDNN with packed weights, and the machine's limits.
+The time to pack weights does not count."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whole steps of the embedded model: Runner, sampler and the cpu attention backend, with TorchOps and with CpuOps
-over weights in bfloat16 and as they are stored."""
+"""Whole steps of the embedded model, with TorchOps and with CpuOps. They run Runner, sampler and the cpu attention
+backend, over weights in bfloat16 and as they are stored."""
 
 from __future__ import annotations
 

@@ -159,7 +159,10 @@ def parser() -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.window_tokens % (2 * BLOCK) or min(args.windows, args.window_tokens, args.new_tokens, args.requests) < 1:
-        print(f"bench_quantization: --window-tokens must be a multiple of {2 * BLOCK}, all at least 1", file=sys.stderr)
+        print(
+            f"scripts/bench.py quantization: --window-tokens must be a multiple of {2 * BLOCK}, all at least 1",
+            file=sys.stderr,
+        )
         return 2
     if args.quick:
         args.windows, args.window_tokens, args.new_tokens = min(2, args.windows), min(256, args.window_tokens), 16
@@ -167,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config, rows = measure(args)
     except ValueError as error:
-        print(f"bench_quantization: {error}", file=sys.stderr)
+        print(f"scripts/bench.py quantization: {error}", file=sys.stderr)
         return 2
     report(config, rows, args.json)
     sound = all(math.isfinite(row.ours) for row in rows if row.ours is not None)

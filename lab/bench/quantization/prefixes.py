@@ -1,5 +1,5 @@
-"""A model in bfloat16, one prefix of it, and what it says behind that prefix: over an arena of 16 bit or quantized, and
-behind blocks that went through a quantized pool or, quantized, to another node."""
+"""What a model in bfloat16 says behind a prefix: over an arena of 16 bit or quantized, and behind quantized copies.
+The copies went through a quantized pool or, quantized, to another node."""
 
 from __future__ import annotations
 

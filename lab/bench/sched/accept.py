@@ -1,5 +1,5 @@
-"""The number of requests that one core accepts: from token ids to the messages for prefill and decode node, without a
-network.
+"""The number of requests that one core accepts, without a network. It covers token ids to the messages for the
+prefill and the decode node.
 
 The probed nodes answer immediately from memory, so this measures only the acceptor's work: keys, view, shortlist,
 probes as messages, choice, packing.
@@ -20,9 +20,8 @@ import numpy as np
 
 from cache.block import BlockGeometry
 from cache.results import LeadingRun
-from engine.front.cheapest import shortlist
-from engine.front.choose import find
 from engine.front.cluster import Cluster
+from engine.front.placement_policy import COMPILED
 from engine.front.placing import PlacementRules, Placer
 from engine.handoff.messages import Intended, LoadNow, Probed, Rates, pack_request
 from engine.sampling.params import SamplingParams
@@ -96,8 +95,7 @@ class Acceptor:
     def __init__(self, nodes: int, prompt_tokens: int, seed: int) -> None:
         rng = random.Random(seed)
         world = cast(Any, Answers(nodes, rng))
-        policy = MooncakePlacement(Limits(), rng)
-        policy.compiled, policy.find = shortlist, find  # as engine/front/placement_policy.py does
+        policy = MooncakePlacement(Limits(), rng, compiled=COMPILED)
         rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
         self._placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
         self._prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]

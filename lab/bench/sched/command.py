@@ -21,7 +21,7 @@ from functools import partial
 from statistics import median
 
 from cache import keys as key_chain
-from engine.front import cheapest, choose
+from engine.front.compiled import cheapest, choose
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.timing import timed
 from lab.bench.sched import accept, decision

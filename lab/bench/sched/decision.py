@@ -1,5 +1,5 @@
-"""The time of one placement with given hashes: match the digests, score all nodes, draw a shortlist, then decide on the
-answers of the asked nodes.
+"""The time of one placement with given hashes. It matches the digests, scores all nodes, draws a shortlist, then
+decides on the answers of the asked nodes.
 
 All policies in clusters of all sizes take turns of a few hundred decisions (`race`). A figure is the median over the
 turns of a quantile within one turn, so that a slow phase of the machine changes no figure and favours no policy. Times
@@ -19,8 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from engine.front.cheapest import shortlist
-from engine.front.choose import find
+from engine.front.placement_policy import COMPILED
 from lab.bench.common.timing import timed
 from sched.admission import Limits
 from sched.cost import TransferModel
@@ -126,9 +125,10 @@ class Contender:
 
     def __init__(self, cluster: Cluster, policy: str, seed: int) -> None:
         self._cluster, self._rng = cluster, random.Random(seed)
-        self._policy: PlacementPolicy = placements[policy](Limits(), random.Random(seed))
-        if isinstance(self._policy, MooncakePlacement):
-            self._policy.compiled, self._policy.find = shortlist, find  # as engine/front/placement_policy.py does
+        kind, rng = placements[policy], random.Random(seed)
+        self._policy: PlacementPolicy = (
+            kind(Limits(), rng, compiled=COMPILED) if issubclass(kind, MooncakePlacement) else kind(Limits(), rng)
+        )
         self._number = 0
         self.rounds: dict[str, list[list[float]]] = {part: [] for part in PARTS}
 

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = measured(args, PEERS, args.ops.split(","), 1, progress, partial(stalls, args))
     except ValueError as error:
-        print(f"bench_transfer: {error}", file=sys.stderr)
+        print(f"scripts/bench.py transfer: {error}", file=sys.stderr)
         return 2
     print(file=sys.stderr)
     print(table(args.names, run.cells, VERBS))

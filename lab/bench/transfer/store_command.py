@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = measured(args, PEERS, ("write", "read"), CALLS_OF_A_CELL, lambda text: None)
     except ValueError as error:
-        print(f"bench_store: {error}", file=sys.stderr)
+        print(f"scripts/bench.py store: {error}", file=sys.stderr)
         return 2
     print(table(args.names, run.cells, VERBS))
     goals = verdicts(run.cells, GOALS)

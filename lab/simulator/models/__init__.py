@@ -3,11 +3,12 @@
 Files:
     caches       The locations of blocks: on one node, in the pool, and on all nodes as digests report them
     contention   Nodes that share a machine: a step takes longer while another node computes
-    disk         An SSD: reads and writes share its bandwidth evenly
+    disk         An SSD: reads and writes share its bandwidth evenly, and each block also takes 1 / IOPS of its time
     fit          Step models from recorded steps: the regressions of sched.cost over a whole recording
     loop         The virtual clock: events in order of time; equal times in the order in which they were set
     network      NICs shared by flows: each flow runs at the smaller of its fair shares at both ends
-    pool         The pooled store: the nodes' DRAM as one cache, with their SSDs behind it
+    pool         The pooled store: the nodes' DRAM as one cache, with their SSDs behind it, inclusive like
+                 cache/tiers/local_store.py
     presets      Step models by name or from a file: the values of --model
     speculation  A step model whose decode steps verify drafts
     step_models  Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run

@@ -1,5 +1,5 @@
-"""Nodes that share a machine: a step takes longer while another node computes, because they share memory bandwidth,
-caches, or the two threads of one core."""
+"""Nodes that share a machine: a step takes longer while another node computes. They share memory bandwidth, caches,
+or the two threads of one core."""
 
 from __future__ import annotations
 

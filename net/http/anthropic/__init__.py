@@ -2,5 +2,5 @@
 
 Files:
     routes  POST /v1/messages and /v1/messages/count_tokens: the answer of a chat, whole and as events
-    schema  Bodies of POST /v1/messages and /v1/messages/count_tokens
+    schema  Bodies of POST /v1/messages and /v1/messages/count_tokens, and their conversion to the body of a chat
 """

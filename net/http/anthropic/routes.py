@@ -130,7 +130,7 @@ def _content(block: Block, empty: bool = False) -> Json:
 
 
 def _input(arguments: str) -> Json:
-    """Arguments as an object, as clients expect; a model that writes something else is shown in one."""
+    """Arguments as the object that clients expect. Anything else that the model wrote becomes its field `arguments`."""
     try:
         parsed = orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -2,15 +2,18 @@
 
 Files:
     answers      JSON Schemas of the answers in the OpenAPI document
-    body         Reads a JSON body: checks size, type, UTF-8, JSON and fields
-    connections  The connections of the HTTP server: read deadlines
+    body         Reads a JSON body: checks size, type, UTF-8, JSON and fields; each failure has its own status and
+                 message
+    connections  The connections of the HTTP server: read deadlines, a limit on their number, and answers to what is
+                 not HTTP
     errors       Errors in OpenAI's format: a status and {"error": {message, type, param, code}}
     frontend     The interface of the HTTP layer to its node
-    joining      GET /cluster between nodes with a cluster key: the question proves the key
+    joining      GET /cluster between nodes with a cluster key: the question proves the key, and the answer is sealed
+                 with it
     keys         API keys: --api-key and the current lines of --api-key-file
-    limits       Protects clients from each other: requests per second, connections, allowed web origins
-    middleware   Applied to every request: an id, the key check
+    limits       Protects clients from each other: requests per second, connections, web origins, and private routes
+    middleware   Applied to every request: an id, the key check, and the conversion of exceptions to OpenAI errors
     page         The live page at `/`: static files of assets/, without a build step or external files
     pieces       Sends large JSON answers without blocking the event loop or the interpreter lock for long
-    unknown      --unknown-fields: a field of a body that this server does not know is ignored
+    unknown      --unknown-fields: ignores or refuses the fields of a body that this server does not know
 """

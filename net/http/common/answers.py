@@ -1,5 +1,5 @@
-"""JSON Schemas of the answers in the OpenAPI document, for the bodies that net/http/openai/render.py and
-net/http/info.py build. Later versions may add fields, but do not remove the ones listed here."""
+"""JSON Schemas of the answers in the OpenAPI document. net/http/openai/render.py and net/http/info.py build these
+bodies. Later versions may add fields, but do not remove the ones listed here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The connections of the HTTP server: read deadlines, which connection is closed if there are too many, and the answers
-to clients that do not speak HTTP.
+"""The connections of the HTTP server: read deadlines, a limit on their number, and answers to what is not HTTP. It
+decides which connection is closed if there are too many.
 
 A connection that waits for the head of a request is idle. If a new connection finds no room, an idle one is closed:
 first those that never sent a request. Half-open requests therefore block no client, and /health has its own room in

@@ -1,5 +1,5 @@
-"""Protects clients from each other: requests per second, connections, allowed web origins, and routes that only clients
-on this machine may read."""
+"""Protects clients from each other: requests per second, connections, web origins, and private routes. Only clients
+on this machine may read the private routes."""
 
 from __future__ import annotations
 

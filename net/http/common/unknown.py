@@ -1,5 +1,5 @@
-"""--unknown-fields: a field of a body that this server does not know is ignored, and a header of the answer names it,
-or it is refused."""
+"""--unknown-fields: ignores or refuses the fields of a body that this server does not know. A header of the answer
+names the ignored fields."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Rules of bodies in the OpenAPI document beyond the types of single fields: values that depend on this server, and
-constraints between fields. The validators of net/http/openai/schema.py and net/http/openai/plan.py check the same
-rules.
+"""Rules of bodies in the OpenAPI document beyond the types of single fields. They are values that depend on this
+server, and constraints between fields. The validators of net/http/openai/schema.py and net/http/openai/plan.py check
+the same rules.
 
 JSON Schema cannot express all of them. UNSAID lists the others: the server refuses such bodies although the document
 allows them.

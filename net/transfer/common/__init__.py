@@ -10,6 +10,7 @@ Files:
     rails              Several paths to one peer, their health and their speed
     spans              The byte ranges that a transfer moves
     topology           Which network cards are near which memory, and which cards of two nodes form a rail
-    traffic            Traffic between this node and one peer: sums, a latency histogram
+    traffic            Traffic between this node and one peer: sums, a latency histogram, and a rate limit for
+                       experiments
     transport          The interface of a transport
 """

@@ -1,5 +1,5 @@
-"""Device memory in transfers: spans of a GPU's arena pass through page-locked host buffers if the network card cannot
-access the GPU directly.
+"""Device memory in transfers: spans of a GPU's arena pass through page-locked host buffers. This is for network cards
+that cannot access the GPU directly.
 
     local side on a device    copy out -> buffer -> WRITE            two buffers: while one is copied, the other is on
                               READ -> buffer -> copy in              the wire, so a long transfer takes the time of

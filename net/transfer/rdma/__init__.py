@@ -3,21 +3,30 @@
 Files:
     build              The cffi module around libibverbs, compiled on first use into the user's cache
     completion_shares  The number of completion queue entries of a device that each queue pair may fill
-    device             One RDMA device of this machine: its completion queues, its events on the event loop
+    device             One RDMA device of this machine: its completion queues, its events on the event loop, and
+                       registered memory
     endpoint           The description of a queue pair that each side of a connection sends to the other
     gids               Chooses the address (GID) of a device for its connections
     job                A running submission: its slices, how many are in queues, and what it still waits for
-    link               The submitting end of RDMA to one peer: queue pairs on every rail
-    places             The locations of cards, GPUs and memory on this machine, from the kernel
-    pump               Work in flight to one peer: jobs, their slices in the queues of the rails
+    link               The submitting end of RDMA to one peer: stripes slices over queue pairs on every rail, resends
+                       them on failure
+    places             The locations of cards, GPUs and memory on this machine, from the kernel, for
+                       net/transfer/common/topology.py
+    pump               Work in flight to one peer: jobs, their slices in the queues of the rails, and their
+                       completions
     questions          Questions and answers on the TCP connection of an RDMA link
-    queue_pair         One end of a reliable connection (RC queue pair) and its life
+    queue_pair         One end of a reliable connection (RC queue pair) and its life: reset -> init -> ready -> error
+                       -> reset
     registrations      Memory that a card may use
-    revival            Restores broken rails of a link: fences them on the other side
+    revival            Restores broken rails of a link: fences them on the other side, then opens them as a new
+                       generation
     send_queue         Bookkeeping of a send queue: credits and selective signalling
-    shim.c             What Python may not do once per slice: a whole batch is posted
+    shim.c             What Python may not do once per slice: a whole batch is posted, or all completions are polled,
+                       in one call each
     target             The passive end of RDMA: queue pairs through which one peer reads and writes this node's
                        regions
-    transport          RDMA as a transport of the transfer engine: devices, reachable peers
-    verbs              Libibverbs for net/transfer/rdma: loaded on the first call; if it is missing
+    transport          RDMA as a transport of the transfer engine: devices, reachable peers, links to peers and
+                       targets for them
+    verbs              libibverbs for net/transfer/rdma: loaded on the first call; if it is missing, one line gives
+                       the reason
 """

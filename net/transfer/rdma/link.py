@@ -1,5 +1,4 @@
-"""The submitting end of RDMA to one peer: queue pairs on every rail; slices are striped over them and resent on
-failure.
+"""The submitting end of RDMA to one peer: stripes slices over queue pairs on every rail, resends them on failure.
 
 On a TCP connection in addition to the rails, the two sides exchange queue pairs and regions:
 

@@ -20,18 +20,20 @@ from net.transfer.common.private_directory import PrivateDirectory
 
 MESSAGE_MAX = 64 << 10  # bytes
 
+OnMessage = Callable[["Lifeline", dict[str, Any], int | None], None]
+
 
 class Lifeline:
     """One end. Messages are small JSON objects (SOCK_SEQPACKET keeps them whole), each with at most one descriptor.
 
     `on_message` owns the descriptor that it receives. `on_end` is called once when the other side has hung up, closed
     or died, but not after our own `close`. This end stays open until `close`, because the other side may wait for that.
+    Both are called by the event loop, `poll` or `finish`, never by the constructor.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, on_message: OnMessage, on_end: Callable[[Lifeline], None]) -> None:
         sock.setblocking(False)
-        self.on_message: Callable[[dict[str, Any], int | None], None] = _ignore
-        self.on_end: Callable[[], None] = _nothing
+        self._on_message, self._on_end = on_message, on_end
         self.ended = False
         self._sock = sock
         self._news = select.poll()
@@ -78,7 +80,7 @@ class Lifeline:
         """Read no more and call `on_end`."""
         if not self.ended:
             self._unwatch()
-            self.on_end()
+            self._on_end(self)
 
     def _unwatch(self) -> None:
         if not self.ended:
@@ -91,7 +93,7 @@ class Lifeline:
         except orjson.JSONDecodeError:
             message = None
         if isinstance(message, dict):
-            self.on_message(message, descriptor)
+            self._on_message(self, message, descriptor)
             return
         if descriptor is not None:
             os.close(descriptor)
@@ -99,10 +101,11 @@ class Lifeline:
 
 
 class Listener:
-    """Accepts lifelines at a socket in a private temporary directory. Raises OSError if it cannot be created."""
+    """Accepts connections for lifelines at a socket in a private temporary directory. Raises OSError if it
+    cannot be created."""
 
-    def __init__(self, on_lifeline: Callable[[Lifeline], None]) -> None:
-        self._on_lifeline = on_lifeline
+    def __init__(self, on_socket: Callable[[socket.socket], None]) -> None:
+        self._on_socket = on_socket
         self._directory = PrivateDirectory()
         self.path = str(self._directory.path / "shm")
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,25 +127,17 @@ class Listener:
 
     def _accept(self) -> None:
         with suppress(OSError):  # the peer has already closed it
-            self._on_lifeline(Lifeline(self._sock.accept()[0]))
+            self._on_socket(self._sock.accept()[0])
 
 
-def connect(path: str) -> Lifeline:
-    """A lifeline to the listener at `path`. Raises OSError. Does not wait: a Unix socket connects immediately."""
+def connect(path: str) -> socket.socket:
+    """A socket for a lifeline to the listener at `path`. Raises OSError. Does not wait: a Unix socket connects
+    immediately."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)
         sock.connect(path)
-        return Lifeline(sock)
+        return sock
     except BaseException:
         sock.close()
         raise
-
-
-def _ignore(message: dict[str, Any], descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
-
-
-def _nothing() -> None:
-    pass

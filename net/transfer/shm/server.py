@@ -7,6 +7,7 @@ import asyncio
 import hmac
 import os
 import secrets
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -34,12 +35,11 @@ class Exported:
         self._leaving: dict[Lifeline, str] = {}  # asked to stop, may still be copying
         self._changed: asyncio.Event = asyncio.Event()
 
-    def accept(self, lifeline: Lifeline, token: str) -> None:
-        """Handle a new lifeline. Both sides prove that they know the token, which was sent over the control connection
-        (sealed if there is a cluster key) and never over this socket."""
+    def accept(self, sock: socket.socket, token: str) -> None:
+        """Make a lifeline of a new connection. Both sides prove that they know the token, which was sent over
+        the control connection (sealed if there is a cluster key) and never over this socket."""
+        lifeline = Lifeline(sock, partial(self._message, token), self._ended)
         self._strangers[lifeline] = None
-        lifeline.on_message = partial(self._message, lifeline, token)
-        lifeline.on_end = partial(self._ended, lifeline)
 
     def withdraw(self, name: str) -> None:
         """Notify all peers that the region `name` is gone. They see this before any later message from this node."""
@@ -66,7 +66,7 @@ class Exported:
         self._leaving.clear()
         self._changed.set()
 
-    def _message(self, lifeline: Lifeline, token: str, message: dict[str, Any], descriptor: int | None) -> None:
+    def _message(self, token: str, lifeline: Lifeline, message: dict[str, Any], descriptor: int | None) -> None:
         if descriptor is not None:
             os.close(descriptor)
         if lifeline in self._strangers:

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import os
 import secrets
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -53,15 +54,14 @@ class Shm:
         try:
             boot = boot_id()
             if self._listener is None:
-                self._listener = Listener(lambda lifeline: self._exported.accept(lifeline, self._token))
+                self._listener = Listener(lambda sock: self._exported.accept(sock, self._token))
         except OSError as error:
             return {"refused": f"it cannot offer its memory: {error}"}
         return {"boot": boot, "path": self._listener.path, "token": self._token}
 
     async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
         if peer_id not in self._attached:
-            lifeline = _reach(offer)
-            attached = _Attached(peer_id, lifeline, self._lost)
+            attached = _Attached(peer_id, _reach(offer), self._lost)
             self._attached[peer_id] = attached
             try:
                 await attached.greet(self._links.node_id, offer["token"])
@@ -166,7 +166,7 @@ class Shm:
             self._links.drop(attached.peer_id, "its process no longer shares memory")
 
 
-def _reach(offer: dict[str, Any]) -> Lifeline:
+def _reach(offer: dict[str, Any]) -> socket.socket:
     """Connect to the peer's socket. Raises Unusable with the reason."""
     if "refused" in offer:
         raise Unusable(str(offer["refused"]))
@@ -188,9 +188,8 @@ def _populate(region: Region, places: Sequence[Run], hold: memoryview | None = N
 class _Attached:
     """A peer's memory in this process."""
 
-    def __init__(self, peer_id: str, lifeline: Lifeline, on_lost: Callable[[_Attached, bool], None]) -> None:
+    def __init__(self, peer_id: str, sock: socket.socket, on_lost: Callable[[_Attached, bool], None]) -> None:
         self.peer_id = peer_id
-        self.lifeline = lifeline
         self.copies: set[Copy] = set()
         self.regions: dict[str, Region] = {}
         self._written: dict[str, set[int]] = {}  # written offsets by region
@@ -198,8 +197,11 @@ class _Attached:
         self._token = self._challenge = ""
         self._leaving = False
         self._bye = False
-        lifeline.on_message = self._message
-        lifeline.on_end = lambda: on_lost(self, self._bye)  # which calls `leave`
+        self.lifeline = Lifeline(
+            sock,
+            lambda _, message, memfd: self._message(message, memfd),
+            lambda _: on_lost(self, self._bye),  # which calls `leave`
+        )
 
     async def greet(self, node_id: str, token: str) -> None:
         """Raises TransferError if the peer does not know the token or does not answer."""

@@ -1,8 +1,8 @@
-"""Prompts handed over between nodes of which any may stand still at any moment, for longer than every deadline.
+"""Prompts move between nodes, and any node may pause at any moment for longer than every deadline.
 
-Services, channels, transfer engines and sockets are the real ones, the clock is not (tests/engine/stepped.py). Whatever
-happens: no byte lands in a block that is free or another request's, every block comes back on both sides, and every
-request comes to an end."""
+Services, channels, transfer engines and sockets are real; the clock is simulated (tests/engine/stepped.py). No byte may
+land in a free block or in a block of another request, every block must come back on both sides, and every request must
+end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ POISON = 0xEE
 REQUESTS = 8
 MAX_ATTEMPTS = 4
 PATIENCE_S = 25.0  # of the acceptor, for a request
-FOUND_DEAD_S = 6.0  # after so long others may hold a node for dead
+FOUND_DEAD_S = 6.0  # after this pause, other nodes may consider a node dead
 ENDS = (PeerLost, PeerRefused, RemoteError, TimeoutError)
 
 

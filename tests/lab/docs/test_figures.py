@@ -154,6 +154,13 @@ def test_what_the_front_page_shows_is_of_a_commit_and_a_known_cpu(name):
     assert all(line.values(result) for line in SUMMARY if line.result == name)
 
 
+def test_the_prose_of_the_measurements_is_short():
+    """Its words without tables, their captions and code: the page is for its tables."""
+    text = MARK.sub("", (ROOT / "docs/performance.md").read_text())
+    words = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL).split()
+    assert 500 < len(words) < 3_500
+
+
 def test_each_result_is_there_once():
     """An older run of the same question would invite a choice among runs."""
     names = [path.name[11:] for path in RESULTS.glob("*.json")]

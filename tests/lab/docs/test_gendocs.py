@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.docs import command as gendocs
+from lab.docs import rooms
 from net.metrics.events import Metrics
 from net.metrics.watched import of_gossip, of_store, of_tiers, of_traces
 
@@ -19,6 +20,40 @@ DASHBOARD = json.loads((ROOT / "scripts/deploy/grafana.json").read_text())
 @pytest.mark.parametrize("name", gendocs.PAGES)
 def test_generated_pages_are_committed(name):
     assert (ROOT / name).read_text() == gendocs.PAGES[name](), "run scripts/gendocs.py"
+
+
+def test_a_first_sentence_that_is_too_long_for_a_list_is_refused_and_not_cut(tmp_path):
+    path = tmp_path / "window_moe.py"
+    path.write_text(f'"""{"x" * (rooms.LONGEST - 10)}, (a) word (said).\nMore."""')
+    assert rooms.sentence(path).endswith("x, (a) word")
+    path.write_text(f'"""{"x" * (rooms.LONGEST - 9)}, (a) word."""')
+    with pytest.raises(ValueError, match=f"{rooms.LONGEST + 1} characters"):
+        rooms.sentence(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("FAST'25 Fig. 14: one request. More.", "FAST'25 Fig. 14: one request"),
+        ("flash.h with products. More.", "flash.h with products"),
+        ("WindowMoe: a layer: its parts.", "A layer: its parts"),
+    ],
+)
+def test_a_first_sentence_keeps_figures_and_the_case_of_file_names(tmp_path, text, said):
+    path = tmp_path / "window_moe.py"
+    path.write_text(f'"""{text}"""')
+    assert rooms.sentence(path) == said
+
+
+def test_what_a_room_may_use_comes_from_the_architecture_test(tmp_path):
+    (tmp_path / "tests").mkdir()
+    uses = "USES = {'lab': {'net', 'sched'}, 'lab.virtual': {'sched'}, 'net': set(), 'net.a.b': {'sched'}}\n"
+    (tmp_path / "tests/test_architecture.py").write_text(uses)
+    page = "| `lab/` | what? | old |\n| `net/` | how? | |\nsome `net/` text | a | b |\n"
+    assert rooms.with_uses(tmp_path, page) == (
+        "| `lab/` | what? | `net/`, `sched/`; `lab/virtual`: only `sched/` |\n"
+        "| `net/` | how? | nothing; `net/a/b`: `sched/` |\nsome `net/` text | a | b |\n"
+    )
 
 
 def test_the_reader_of_errors_reads_messages(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -14,7 +15,7 @@ import pytest
 
 from engine.config.flags import UsageError
 from lab.launch import rest
-from lab.launch.cluster import ROOT, LocalCluster, NodeDied, StartTimeout
+from lab.launch.cluster import ROOT, LocalCluster, NodeDied, Processes, StartTimeout
 from lab.launch.nodes import parse_nodes, thread_environment, threads_per_node
 
 
@@ -136,7 +137,8 @@ def test_a_node_that_cannot_start_is_reported_with_its_last_words(fake):
 
 
 def test_a_start_that_takes_too_long_names_the_late_node(fake):
-    fake |= {"program": (sys.executable, "-c", "import time; time.sleep(600)"), "start_timeout_s": 0.2}
+    idle = (sys.executable, "-c", "import time; time.sleep(600)")
+    fake |= {"processes": Processes(program=idle, start_timeout_s=0.2)}
     cluster = LocalCluster("mixed=1", **fake)
     with pytest.raises(StartTimeout, match="mixed-0 not ready"):
         cluster.start()
@@ -153,7 +155,8 @@ def test_death_while_serving_is_noticed(fake):
 
 
 def test_a_node_deaf_to_sigterm_is_killed(fake):
-    with LocalCluster("mixed=1", ["--log-level", "debug"], stop_timeout_s=0.2, **fake) as it:
+    fake |= {"processes": replace(fake["processes"], stop_timeout_s=0.2)}
+    with LocalCluster("mixed=1", ["--log-level", "debug"], **fake) as it:
         pid = it["mixed-0"].pid
     assert gone(pid)
     assert it["mixed-0"].process.returncode == -signal.SIGKILL
@@ -166,8 +169,9 @@ def test_the_api_key_reaches_nodes_and_our_own_calls(fake):
 
 def test_a_killed_launcher_leaves_no_node_behind(fake, tmp_path):
     code = (
-        "import sys, time, pathlib; from lab.launch.cluster import LocalCluster\n"
-        f"c = LocalCluster('mixed=1', program={fake['program']!r}, run_dir=pathlib.Path({str(tmp_path)!r}))\n"
+        "import sys, time, pathlib; from lab.launch.cluster import LocalCluster, Processes\n"
+        f"p = Processes(program={fake['processes'].program!r})\n"
+        f"c = LocalCluster('mixed=1', processes=p, run_dir=pathlib.Path({str(tmp_path)!r}))\n"
         "c.start(); print(c['mixed-0'].pid, flush=True); time.sleep(600)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)

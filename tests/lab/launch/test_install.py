@@ -1,4 +1,5 @@
-"""A wheel of this project: what it puts into site-packages, and that its command and its client work from anywhere."""
+"""The sdist and the wheel of this project: what the wheel puts into site-packages, and that its command and its client
+work from anywhere."""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ import pytest
 from engine import __version__
 
 ROOT = Path(__file__).resolve().parents[3]
-TOPS = ("attention", "cache", "engine", "lab", "net", "sched", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """A folder with the wheel of this checkout in it, without the packages that it needs: the tests' Python has
-    them."""
+    """A folder with the wheel of this checkout in it, without the packages that it needs: the tests' Python has them.
+    `python -m build` makes the sdist, and the wheel from the sdist, so the sdist holds what a wheel needs."""
     made = tmp_path_factory.mktemp("wheel")
     source, site = made / "source", made / "site"
-    source.mkdir()
-    for name in (*TOPS, "mooncake.py", "mooncake_client.py"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
-    run([sys.executable, "-m", "build", "--wheel", "--outdir", str(made), str(source)])
+    listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT).split("\0")
+    for name in listed:
+        if name and (ROOT / name).is_file() and not name.startswith("lab/results/"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    run([sys.executable, "-m", "build", "--outdir", str(made), str(source)])
+    (_,) = made.glob("*.tar.gz")
     (wheel,) = made.glob("*.whl")
     run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)])
     return site
@@ -54,9 +56,12 @@ def test_the_command_runs_from_any_folder(site: Path):
     assert elsewhere(site, str(site / "bin" / "mooncake"), "--version") == f"mooncake {__version__}\n"
 
 
-def test_the_client_shadows_nothing(site: Path):
-    code = "import mooncake_client, sched, sys; print(mooncake_client.Store.__module__, 'scheduler' in dir(sched))"
-    assert elsewhere(site, "-c", code) == "cache.store.client True\n"
-    code = "import sys, types; sys.modules['net'] = types.ModuleType('net'); import mooncake_client"
-    with pytest.raises(AssertionError, match="import mooncake_client first"):
-        elsewhere(site, "-c", code)
+@pytest.mark.parametrize("order", ["cache, net, mooncake_client", "mooncake_client, cache, net"])
+def test_the_client_shadows_nothing(site: Path, tmp_path: Path, order: str):
+    """A program with a `cache` and a `net` of its own gets those, and the client ours, whichever comes first."""
+    for name in ("cache", "net"):
+        (tmp_path / f"{name}.py").write_text("OWN = True\n")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); import {order}, sched\n"
+    code += "from mooncake_client import Store\n"
+    code += "print(cache.OWN, net.OWN, 'scheduler' in dir(sched), Store.__module__)\n"
+    assert elsewhere(site, "-c", code) == "True True True mooncake_rooms.cache.store.client\n"

@@ -15,12 +15,15 @@ from engine.config.flags import UsageError
 from lab.launch.cluster import ROOT
 from lab.launch.up import read_arguments
 
-MAIN = "import sys; from lab.launch.up import main; sys.exit(main(sys.argv[2:], program=(sys.executable, sys.argv[1])))"
+MAIN = (
+    "import sys; from lab.launch.cluster import Processes; from lab.launch.up import main; "
+    "sys.exit(main(sys.argv[2:], processes=Processes(program=(sys.executable, sys.argv[1]))))"
+)
 
 
 def launch(fake, tmp_path, *argv: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", MAIN, fake["program"][1], *argv],
+        [sys.executable, "-c", MAIN, fake["processes"].program[1], *argv],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,7 +13,7 @@ from net.errors import ONE_KEY
 from net.gossip.driver import Gossip
 from net.transfer.common.memory import Region
 from net.transfer.engine import Op, TransferEngine
-from net.transfer.shm.lifeline import connect
+from net.transfer.shm.lifeline import Lifeline, connect
 from sched.gossip.state import NodeRecord
 from sched.membership.member import Member, presets
 from tests.net.peers import until
@@ -69,8 +69,7 @@ async def test_a_stranger_at_the_socket_gets_no_memory(key):
     async with two("shm", key) as (_, (b, _)):
         offer = b._transports["shm"].offer()
         said = []
-        stranger = connect(offer["path"])
-        stranger.on_message = lambda message, memfd: said.append((message, memfd))
+        stranger = Lifeline(connect(offer["path"]), lambda _, *message: said.append(message), lambda _: None)
         stranger.send({"node": "a", "nonce": "00"})
         await until(lambda: said)
         assert set(said[0][0]) == {"nonce", "proof"} and offer["token"] not in str(said)

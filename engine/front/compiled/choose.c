@@ -8,8 +8,8 @@ enum { A0, A1, A2, OPEN_AT, WORK_UNTIL, CLOSED, WAITING, FREE = 9, TOTAL, STEP, 
 enum { MAX_NODES = 48 }; /* of sched/placement/few.py */
 enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
-/* The question, the answer, and the best nodes of a stage, which are equals. engine/front/choose.py reads and writes it
-   as 11 and 8 doubles and MAX_NODES integers. */
+/* The question, the answer, and the best nodes of a stage, which are equals. engine/front/compiled/choose.py reads
+   and writes it as 11 and 8 doubles and MAX_NODES integers. */
 static struct choice {
     double nodes, now, num_tokens, max_tokens, pool_tokens, block_size, threshold, token_bytes, ssd_s, kv_token_bytes;
     double has_paths; /* from the pool */

@@ -10,7 +10,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from engine.config.config import Config
-from engine.front import choose
+from engine.front.compiled import choose
 from engine.front.placement_policy import placement_policy
 from sched.admission import Limits
 from sched.placement.central import CentralGreedy

@@ -1,6 +1,7 @@
-/* Whom an acceptor asks before it places a request: the cheapest nodes to prefill the prompt on are found in one pass
-   over the columns of a view, then some are drawn. The reference is MooncakePlacement.shortlist of
-   sched/placement/mooncake.py, without a pool; given the same random numbers it names the same nodes. */
+/* Finds the nodes that an acceptor asks before it places a request, in one pass over the columns of a view. These are
+   the nodes on which the prompt's prefill is cheapest; some of them are drawn. The reference is
+   MooncakePlacement.shortlist of sched/placement/mooncake.py, without a pool; given the same random numbers it names
+   the same nodes. */
 
 #include <math.h>
 #include <stdint.h>

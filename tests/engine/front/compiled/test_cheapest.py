@@ -10,13 +10,14 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from engine.config.config import Config
-from engine.front import cheapest as compiled
-from engine.front.cheapest import MAX_WIDTH, shortlist
+from engine.front.compiled import cheapest as compiled
+from engine.front.compiled.cheapest import MAX_WIDTH, shortlist
+from engine.front.compiled.choose import find
 from engine.front.placement_policy import placement_policy
 from sched.admission import Limits
 from sched.placement.demand import Demand
 from sched.placement.measured_links import MeasuredLinks
-from sched.placement.mooncake import SMALL_CLUSTER, MooncakePlacement
+from sched.placement.mooncake import SMALL_CLUSTER, Compiled, MooncakePlacement
 from sched.placement.view import Candidate, View
 
 NOW = 4.0
@@ -88,8 +89,9 @@ class Mix(random.Random):
 
 def both(view: View, wanted: Demand, matched: np.ndarray, drawn: float) -> tuple[list[int], list[int]]:
     """The compiled shortlist, and the one of the reference with the same random numbers."""
-    ours, reference = MooncakePlacement(Limits(4), random.Random(0)), MooncakePlacement(Limits(4), Mix(drawn))
-    ours.compiled = lambda *asked: shortlist(*asked[:-1], drawn)
+    same = Compiled(lambda *asked: shortlist(*asked[:-1], drawn), find)
+    ours = MooncakePlacement(Limits(4), random.Random(0), compiled=same)
+    reference = MooncakePlacement(Limits(4), Mix(drawn))
     return list(ours.shortlist(NOW, wanted, view, matched)), list(reference.shortlist(NOW, wanted, view, matched))
 
 
@@ -151,8 +153,7 @@ def test_what_the_code_cannot_do_is_left_to_numpy(monkeypatch):
     assert shortlist(NOW, wanted, view, view.none, 0.5) is not None
     monkeypatch.setattr(compiled, "_library", None)
     assert shortlist(NOW, wanted, view, view.none, 0.5) is None
-    policy = MooncakePlacement(Limits(4), random.Random(0))
-    policy.compiled = shortlist
+    policy = MooncakePlacement(Limits(4), random.Random(0), compiled=Compiled(shortlist, find))
     assert policy.shortlist(NOW, wanted, view, view.none) != ()
 
 
@@ -176,4 +177,4 @@ def test_a_column_is_read_at_its_own_address_however_many_there_are():
 
 def test_a_node_that_serves_uses_it():
     policy = placement_policy(Config(), random.Random(0))
-    assert isinstance(policy, MooncakePlacement) and policy.compiled is shortlist
+    assert isinstance(policy, MooncakePlacement) and policy.compiled == Compiled(shortlist, find)
