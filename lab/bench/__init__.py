@@ -4,7 +4,6 @@ Files:
     gossip         Gossip at scale: the real cores on a virtual network
     host           Host time of a decode step: the engine's work without the model, on one thread
     interference   How long running streams stall while a long prompt arrives: batching policies on one node
-    overlap        How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk
     requests       How long the largest allowed API requests block the event loop of a serving node for others
     serve          Open-loop serving benchmark against any OpenAI server
     speculative    Decoding with and without speculation, in one run: tokens per step, acceptance
@@ -14,7 +13,6 @@ Files:
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
     engine/        The parts of scripts/bench.py engine
     ops/           The parts of scripts/bench.py ops
-    overload/      The parts of scripts/bench.py overload
     quantization/  Measures the model after prefixes that went through the pool, or to another node
     sched/         The parts of scripts/bench.py sched, one question each
     transfer/      Parts of scripts/bench.py transfer
@@ -27,8 +25,6 @@ BENCHMARKS = {
     "host": "lab.bench.host",
     "interference": "lab.bench.interference",
     "ops": "lab.bench.ops.command",
-    "overlap": "lab.bench.overlap",
-    "overload": "lab.bench.overload.command",
     "quantization": "lab.bench.quantization.command",
     "requests": "lab.bench.requests",
     "sched": "lab.bench.sched.command",
