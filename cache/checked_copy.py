@@ -18,6 +18,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from cache.copy_threads import CopyThreads
+from net.transfer.common.copying import equal_parts
 
 PIECE_BYTES = 256 << 10  # bytes that are copied, then hashed
 TURN_BYTES = 512 << 10  # copied on the event loop between two turns, about 0.15 ms
@@ -64,7 +65,7 @@ class CheckedCopier:
                 self._hashers = ThreadPoolExecutor(count, thread_name_prefix="hash-checked")
             works = [partial(_piped, copies[0], self._hashers)]
         else:
-            works = [partial(_all, part) for part in _parts(copies, nbytes, count)]
+            works = [partial(_all, part) for part in equal_parts(copies, lambda one: len(one.memory), count)]
         return [total for totals in await self._threads.run(works) for total in totals]
 
     def close(self) -> None:
@@ -113,17 +114,3 @@ def _piped(one: Copy, hashers: ThreadPoolExecutor, stop: Event) -> list[int]:
     if hashing is not None:
         hashing.result()
     return [total.intdigest()]
-
-
-def _parts(copies: Sequence[Copy], nbytes: int, count: int) -> list[list[Copy]]:
-    """Divides `copies`, in order, into at most `count` parts of about equal bytes."""
-    share = -(-nbytes // count)
-    parts: list[list[Copy]] = [[]]
-    room = share
-    for one in copies:
-        if room <= 0 and len(parts) < count:
-            parts.append([])
-            room = share
-        parts[-1].append(one)
-        room -= len(one.memory)
-    return parts

@@ -58,6 +58,12 @@ def with_objectives(text: str) -> dict[str, ServiceClass]:
     return found
 
 
+def scaled(classes: Classes, ttft: float, tbt: float | None = None) -> dict[str, ServiceClass]:
+    """The objectives times these factors; without `tbt` both times `ttft`."""
+    tbt = ttft if tbt is None else tbt
+    return {name: replace(one, ttft_s=one.ttft_s * ttft, tbt_s=one.tbt_s * tbt) for name, one in classes.items()}
+
+
 def spell(classes: Classes) -> str:
     """All objectives in the format of --slo."""
     return ";".join(f"{one.name}:ttft={one.ttft_s:g},tbt={one.tbt_s:g}" for one in classes.values())

@@ -52,56 +52,40 @@ class Refusal:
 
 
 class Rejection:
-    """Base class of the variants; it refuses no request. `scale` multiplies the objectives of the classes; `tbt_scale`,
-    if given, replaces it for the time per token."""
+    """Base class of the variants; it refuses no request."""
 
     forecasts = False  # whether it uses Estimate.step_soon_s, which nodes report only in messages
 
     def __init__(self, classes: Classes = CLASSES) -> None:
-        """`classes`: the objectives in force."""
+        """`classes`: the objectives in force, scaled."""
         self.classes = classes
 
-    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate) -> Refusal | None:
         """Before the prefill."""
         return None
 
-    def after_prefill(
-        self,
-        service_class: str,
-        step_s: float,
-        step_alone_s: float,
-        decode_s: float,
-        scale: float,
-        tbt_scale: float | None = None,
-    ) -> Refusal | None:
-        """When the prompt has arrived at its decode node; `decode_s`: seconds of a typical decode there."""
+    def after_prefill(self, service_class: str, step_s: float, alone_s: float, decode_s: float) -> Refusal | None:
+        """When the prompt has arrived at its decode node. Seconds of a step with it, of a step with it alone, and of a
+        typical decode there."""
         return None
 
 
 class StageLoad(Rejection):
     """The paper's baseline."""
 
-    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
-        return _late(self.classes[estimate.service_class], estimate, scale)
+    def at_arrival(self, estimate: Estimate) -> Refusal | None:
+        return _late(self.classes[estimate.service_class], estimate)
 
-    def after_prefill(
-        self,
-        service_class: str,
-        step_s: float,
-        step_alone_s: float,
-        decode_s: float,
-        scale: float,
-        tbt_scale: float | None = None,
-    ) -> Refusal | None:
-        return _slow(self.classes[service_class], step_s, step_alone_s, decode_s, tbt_scale or scale)
+    def after_prefill(self, service_class: str, step_s: float, alone_s: float, decode_s: float) -> Refusal | None:
+        return _slow(self.classes[service_class], step_s, alone_s, decode_s)
 
 
 class Early(Rejection):
     """Uses the present decode load."""
 
-    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate) -> Refusal | None:
         e, wanted = estimate, self.classes[estimate.service_class]
-        return _late(wanted, e, scale) or _slow(wanted, e.step_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
+        return _late(wanted, e) or _slow(wanted, e.step_s, e.step_alone_s, e.decode_s)
 
 
 class Predicted(Rejection):
@@ -109,9 +93,9 @@ class Predicted(Rejection):
 
     forecasts = True
 
-    def at_arrival(self, estimate: Estimate, scale: float, tbt_scale: float | None = None) -> Refusal | None:
+    def at_arrival(self, estimate: Estimate) -> Refusal | None:
         e, wanted = estimate, self.classes[estimate.service_class]
-        return _late(wanted, e, scale) or _slow(wanted, e.step_soon_s, e.step_alone_s, e.decode_s, tbt_scale or scale)
+        return _late(wanted, e) or _slow(wanted, e.step_soon_s, e.step_alone_s, e.decode_s)
 
 
 rejections: dict[str, type[Rejection]] = {
@@ -123,10 +107,10 @@ rejections: dict[str, type[Rejection]] = {
 """Variants by their names on the command line. A new variant is one class and one entry here."""
 
 
-def _late(wanted: ServiceClass, estimate: Estimate, scale: float) -> Refusal | None:
+def _late(wanted: ServiceClass, estimate: Estimate) -> Refusal | None:
     """Refuses if the time to first token misses the objective. The queue drains in real time, so the excess is the time
     until a retry."""
-    limit = wanted.ttft_s * scale
+    limit = wanted.ttft_s
     excess = estimate.ttft_s - limit
     if excess <= 0 or estimate.wait_s <= 0:
         return None
@@ -135,10 +119,10 @@ def _late(wanted: ServiceClass, estimate: Estimate, scale: float) -> Refusal | N
     return Refusal(f"{text} {limit:.2f} s", retry_s, estimate.service_class, "ttft", estimate.ttft_s, limit)
 
 
-def _slow(wanted: ServiceClass, step_s: float, alone_s: float, decode_s: float, scale: float) -> Refusal | None:
+def _slow(wanted: ServiceClass, step_s: float, alone_s: float, decode_s: float) -> Refusal | None:
     """Refuses if the step misses the objective. Running requests end evenly over a typical decode, so the retry time is
     the share of it by which the step exceeds the objective."""
-    limit = wanted.tbt_s * scale
+    limit = wanted.tbt_s
     if step_s <= limit or step_s <= alone_s * 1.01:
         return None
     text = f"estimated time per token {step_s:.3f} s, the objective of {wanted.name} is {limit:.3f} s"

@@ -43,7 +43,6 @@ class PlacementRules:
     policy: PlacementPolicy
     rejection: Rejection
     max_waiting: int
-    slo_scale: float
     prefix_caching: bool
     intents: bool
 
@@ -63,7 +62,7 @@ class Placer:
         self._geometry = geometry
         self._demands = Demands(geometry)
         self._prefix_caching = rules.prefix_caching
-        self._rejection, self._slo_scale = rules.rejection, rules.slo_scale
+        self._rejection = rules.rejection
         self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng)
         self._prober = Prober(cluster, self.clocks, rules.rejection.forecasts, self.links)
         self._bursts = Bursts(cluster.channel, gossip)
@@ -157,7 +156,7 @@ class Placer:
             step_alone_s=float(view.step_alone_s[onto]),
             decode_s=float(view.decode_s[onto]),
         )
-        return self._rejection.at_arrival(estimate, self._slo_scale)
+        return self._rejection.at_arrival(estimate)
 
     def room(self) -> tuple[int, float]:
         """(requests that may wait for their first token on the nodes known here, Retry-After in seconds if that number

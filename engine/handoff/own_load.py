@@ -22,12 +22,9 @@ token, plus REDIRECT_S."""
 class OwnLoad:
     """The load of an engine node, for peers that ask."""
 
-    def __init__(
-        self, node_id: str, load: EngineLoad, words: LoadWords, rejection: Rejection, slo_scale: float
-    ) -> None:
+    def __init__(self, node_id: str, load: EngineLoad, words: LoadWords, rejection: Rejection) -> None:
         self.load = load
-        self._node_id, self._words = node_id, words
-        self._rejection, self._slo_scale = rejection, slo_scale
+        self._node_id, self._words, self._rejection = node_id, words, rejection
 
     async def answer(self, horizon_s: float) -> LoadNow:
         """The answer to a probe; `horizon_s`: seconds until the prompt would arrive here to decode."""
@@ -73,7 +70,6 @@ class OwnLoad:
         """A prompt arrives here to decode. Raises RemoteError (refused) if --rejection refuses it."""
         load = self.load
         step_s = load.step_s(load.running_soon(0.0) + 1)
-        alone_s = load.step_s(1)
-        refusal = self._rejection.after_prefill(service_class, step_s, alone_s, self._decode_s(), self._slo_scale)
+        refusal = self._rejection.after_prefill(service_class, step_s, load.step_s(1), self._decode_s())
         if refusal is not None:
             raise RemoteError(refusal.reason, "refused", refusal.as_dict())

@@ -37,6 +37,7 @@ from net.metrics.events import Metrics
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
 from sched.batching import BoundedSteps, Tuning, batching_policies
+from sched.classes import scaled
 from sched.queueing import queue_orders
 from sched.rejection import rejections
 
@@ -114,14 +115,14 @@ class Engine:
             Drafts(self.speculator, self.draft),
             StepThread(config.engine_nice, step_recorder(config)),
         )
-        rejection = rejections[config.rejection](config.classes)
+        rejection = rejections[config.rejection](scaled(config.classes, config.slo_scale))
         self.service = EngineService(
             cluster.channel,
             transfer,
             self.worker,
             KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas, self._wire),
             config.max_waiting_requests,
-            OwnLoad(config.node_id, self.load, cluster.words, rejection, config.slo_scale),
+            OwnLoad(config.node_id, self.load, cluster.words, rejection),
             metrics,
         )
         metrics.set_cache_config(

@@ -34,6 +34,7 @@ from engine.text.tokenizer import Tokenizer
 from net.http.common.frontend import Frontend
 from net.http.server import HttpServer, create_app
 from net.metrics.watched import of_traces
+from sched.classes import scaled
 from sched.rejection import rejections
 
 
@@ -101,9 +102,8 @@ class FrontDoor:
         self._measures.phase("tokenizer")
         rules = PlacementRules(
             self._policy,
-            rejections[config.rejection](config.classes),
+            rejections[config.rejection](scaled(config.classes, config.slo_scale)),
             config.max_waiting_requests,
-            config.slo_scale,
             config.enable_prefix_caching,
             config.prefix_intents,
         )

@@ -6,12 +6,14 @@ import argparse
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from net.http.common.keys import ApiKeyFileError, key_to_send
 
 Json = dict[str, Any]
+T = TypeVar("T")
 TIMEOUT_S = 10.0
 
 
@@ -27,9 +29,10 @@ class NoAnswer(Exception):
 class NodeClient:
     """JSON from and to the node at `url`, with or without 'http://'."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout_s = timeout_s
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace) -> Self:
@@ -42,20 +45,23 @@ class NodeClient:
 
     def get(self, path: str) -> Json:
         """Raises NoAnswer."""
-        return self._send(urllib.request.Request(self.url + path, headers=self._headers))
+        return self._send(urllib.request.Request(self.url + path, headers=self._headers), json.loads)
+
+    def text(self, path: str) -> str:
+        """Raises NoAnswer."""
+        return self._send(urllib.request.Request(self.url + path, headers=self._headers), bytes.decode)
 
     def post(self, path: str, body: Json) -> Json:
         """Raises NoAnswer."""
         headers = {"Content-Type": "application/json", **self._headers}
-        return self._send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
+        return self._send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers), json.loads)
 
-    def _send(self, request: urllib.request.Request) -> Json:
+    def _send(self, request: urllib.request.Request, decode: Callable[[bytes], T]) -> T:
         # Without the proxy of the user's shell, which would also get requests to 127.0.0.1.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
-                found: Json = json.load(answer)
-                return found
+            with opener.open(request, timeout=self._timeout_s) as answer:
+                return decode(answer.read())
         except urllib.error.HTTPError as error:
             raise NoAnswer(f"{self.url} answers {error.code}: {_reason(error)}", error.code) from None
         except (OSError, ValueError) as error:

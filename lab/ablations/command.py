@@ -40,6 +40,7 @@ from lab.ablations.simulated import ABLATIONS, WITH_GOALS
 from lab.bench.common.client import Unreachable
 from lab.bench.common.results import write_result
 from lab.launch.cluster import NodeDied, StartTimeout
+from lab.launch.rest import RestError
 
 GOALS = "goals"
 
@@ -112,7 +113,7 @@ def write_json(outcome: Outcome[Any], path: Path, seeds: int, more: Mapping[str,
 
 
 def run_live(args: Namespace, console: Console) -> Outcome[LiveCase]:
-    """Raises Unreachable, NodeDied, StartTimeout, ValueError."""
+    """Raises Unreachable, NodeDied, StartTimeout, RestError, ValueError."""
     ablation = live.at_urls(LIVE[args.name], args.url) if args.url else LIVE[args.name]
     with Progress(console=console) as bar, tempfile.TemporaryDirectory(prefix="ablate-") as folder:
         task, done = bar.add_task(args.name, total=len(ablation.cases(None)) * args.seeds), count()
@@ -159,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.live:
         try:
             show(run_live(args, console), args)
-        except (Unreachable, NodeDied, StartTimeout, ValueError) as error:
+        except (Unreachable, NodeDied, StartTimeout, RestError, ValueError) as error:
             console.print(f"ablate: {error}", style="red", markup=False)
             return 1
         return 0

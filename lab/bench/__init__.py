@@ -6,8 +6,6 @@ Files:
     host           Host time of a decode step: the engine's work without the model, on one thread
     interference   How long running streams stall while a long prompt arrives: batching policies on one node, and two
                    nodes
-    overlap        How much of a prompt's KV transfer overlaps with its prefill: --kv-overlap none, chunk, layer with
-                   push and pull
     requests       How long the largest allowed API requests block the event loop of a serving node for others
     serve          Open-loop serving benchmark against any OpenAI server; metrics and flags as in `vllm bench serve`
     speculative    Decoding with and without speculation, in one run: tokens per step, acceptance, time per output
@@ -18,7 +16,6 @@ Files:
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
     engine/        The parts of scripts/bench.py engine
     ops/           The parts of scripts/bench.py ops
-    overload/      The parts of scripts/bench.py overload
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
     sched/         The parts of scripts/bench.py sched, one question each
     transfer/      Parts of scripts/bench.py transfer: contenders in pairs of processes over the same two arenas
@@ -27,13 +24,10 @@ Files:
 BENCHMARKS = {
     "attention": "lab.bench.attention.command",
     "engine": "lab.bench.engine.command",
-    "estimates": "lab.bench.estimates",
     "gossip": "lab.bench.gossip",
     "host": "lab.bench.host",
     "interference": "lab.bench.interference",
     "ops": "lab.bench.ops.command",
-    "overlap": "lab.bench.overlap",
-    "overload": "lab.bench.overload.command",
     "quantization": "lab.bench.quantization.command",
     "requests": "lab.bench.requests",
     "sched": "lab.bench.sched.command",

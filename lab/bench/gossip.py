@@ -12,7 +12,6 @@ membership core alone.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
@@ -20,8 +19,6 @@ from argparse import ArgumentParser, Namespace
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -195,7 +192,6 @@ def false_deaths(size: int, hours: float, seed: int) -> tuple[int, int, int, flo
 
 
 def false_death_rows(size: int, node_hours: float, jobs: int, seed: int) -> list[Row]:
-    """Counts only, so that the rows of several runs with other seeds add up (`--add`)."""
     hours = node_hours / size / jobs
     with ProcessPoolExecutor(jobs) as pool:
         done = list(pool.map(false_deaths, [size] * jobs, [hours] * jobs, range(seed, seed + jobs)))
@@ -211,18 +207,6 @@ def false_death_rows(size: int, node_hours: float, jobs: int, seed: int) -> list
     ]
 
 
-def with_earlier(rows: list[Row], paths: list[Path]) -> list[Row]:
-    """Rows of earlier result files before these; counts of false deaths add up."""
-    earlier = [Row(**row) for path in paths for row in json.loads(path.read_text())["rows"]]
-    merged: dict[tuple[str, str], Row] = {}
-    for row in [*earlier, *rows]:
-        name = (row.case, row.metric)
-        if name in merged and row.case.startswith("false deaths"):
-            row = replace(row, ours=(merged[name].ours or 0) + (row.ours or 0))
-        merged[name] = row
-    return list(merged.values())
-
-
 def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_result_flags(parser)
@@ -231,7 +215,6 @@ def arguments() -> Namespace:
     parser.add_argument("--node-hours", type=float, default=1000.0, help="nodes x hours of the false-deaths part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes of the false-deaths part")
-    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="PATH", help="result files to add to")
     return parser.parse_args()
 
 
@@ -254,12 +237,5 @@ def main() -> None:
         rows += detection_rows(256, crashes, args.seed)
     if args.only in (None, "false-deaths"):
         rows += false_death_rows(50, node_hours, args.jobs, args.seed)
-    config: dict[str, Any] = {
-        "preset": "lan",
-        "loss": LOSS,
-        "seed": args.seed,
-        "quick": args.quick,
-        "headers_bytes": HEADERS,
-    }
-    config["added"] = {path.stem: json.loads(path.read_text())["commit"] for path in args.add}
-    report(config, with_earlier(rows, args.add), args.json)
+    config = {"preset": "lan", "loss": LOSS, "seed": args.seed, "quick": args.quick, "headers_bytes": HEADERS}
+    report(config, rows, args.json)

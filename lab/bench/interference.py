@@ -2,7 +2,6 @@
 
   scripts/bench.py interference
   scripts/bench.py interference --setups decode-first dynamic --rounds 3 --json out.json
-  scripts/bench.py interference --rounds 1 --json out.json --add-to out.json     (one more round of an earlier result)
 
 Real node processes, HTTP, streaming clients. Each server in turn gets --streams streams and, when all of them run, a
 prompt of --prompt-tokens tokens that is not cached. The benchmark counts the gaps of the streams between the sending of
@@ -23,7 +22,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -75,7 +73,6 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--tbt-budget-ms", type=float, default=100.0, help="budget of dynamic (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (default %(default)s)")
     add_result_flags(parser)
-    parser.add_argument("--add-to", type=Path, metavar="PATH", help="count the rounds of this earlier result too")
     return quicken(parser.parse_args(argv), rounds=1, prompt_tokens=1000)
 
 
@@ -194,15 +191,10 @@ def rows_of(rounds: Sequence[Round], args: Namespace) -> list[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = flags(argv)
-    earlier: list[Round] = []
-    if args.add_to and args.add_to.exists():
-        earlier = [Round(**r) for r in orjson.loads(args.add_to.read_bytes())["config"]["rounds_measured"]]
-        args.seed += 100 * len(earlier)  # so that prompts differ from earlier rounds
     try:
         rounds, configs = asyncio.run(measure(args, Console(stderr=True)))
     except KeyboardInterrupt:
         return 130
-    rounds = earlier + rounds
     flags_used = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     config = {"benchmark": "interference", **flags_used, "servers": configs}
     report(config | {"rounds_measured": [asdict(r) for r in rounds]}, rows_of(rounds, args), args.json)

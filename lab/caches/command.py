@@ -28,23 +28,15 @@ from lab.caches.replay import replay
 from lab.caches.targets import CAPACITIES, CEILINGS, TARGETS, TOLERANCE
 from lab.loads.generate import chats, flood
 from lab.loads.trace import TraceRow, read_trace
+from lab.loads.traces import find_folder
 
 SHARES = {"interactive": 0.9}
 FLOOD = 1.0  # batch prompts per request of the trace
 
 
-def find_traces(name: str | None) -> Path | None:
-    """The directory `name` of the released traces, by default shared/traces next to a parent of this checkout."""
-    if name is not None:
-        return Path(name)
-    return next(
-        (path for path in (p / "shared/traces" for p in Path(__file__).resolve().parents) if path.is_dir()), None
-    )
-
-
 def load(args: Namespace) -> dict[str, list[TraceRow]]:
     """Traces by name. Raises OSError, ValueError."""
-    directory = find_traces(args.traces)
+    directory = Path(args.traces) if args.traces else find_folder()
     files = sorted(directory.glob("*_trace.jsonl*")) if directory is not None else []
     if args.traces is not None and not files:
         raise ValueError(f"--traces {args.traces}: no *_trace.jsonl or *_trace.jsonl.xz in it")

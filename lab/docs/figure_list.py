@@ -91,7 +91,7 @@ FIGURES = (
             "first to second token": "first to second token, ms",
         },
         result="overlap-limited",
-        command="scripts/bench.py overlap --rail-limit 60000000 --prompt-tokens 2000",
+        command="scripts/ablate.py overlap --live",
     ),
     Figure(
         "quantization",
@@ -187,7 +187,7 @@ FIGURES = (
             "prefill spent on late": "prefill spent on late, share",
         },
         result="overload-live",
-        command="scripts/bench.py overload --live",
+        command="scripts/ablate.py overload --live",
     ),
     Figure(
         "gossip",

@@ -93,7 +93,7 @@ async def drain(url: str) -> None:
             await asyncio.to_thread(rest.post, f"{url}/drain", {"timeout_s": DRAIN_S})
             return
         except rest.RestError as error:
-            if ": 409 " not in str(error) or time.monotonic() > patience:
+            if error.status != 409 or time.monotonic() > patience:
                 raise
         await asyncio.sleep(0.2)
 

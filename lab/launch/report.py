@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from engine.observe.top import nbytes
+
 PHASES = (
     ("placement", "placement_ms"),
     ("queue", "queue_ms"),
@@ -103,7 +105,7 @@ def _bar(value: float, longest: float) -> str:
 
 
 def _moved(by_transport: Mapping[str, int]) -> str:
-    shares = [f"{_bytes(count)} by {name}" for name, count in by_transport.items() if count]
+    shares = [f"{nbytes(count)} by {name}" for name, count in by_transport.items() if count]
     return ", ".join(shares) or "nothing: all on one node"
 
 
@@ -116,14 +118,6 @@ def _placement(told: Mapping[str, Any]) -> str:
     if "decision_s" in told:
         facts.append(f"{told['asked']} nodes asked, decided in {1000 * told['decision_s']:.1f} ms")
     return "; ".join(facts)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

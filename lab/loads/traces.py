@@ -10,10 +10,13 @@ HINT = (
 )
 
 
+def find_folder() -> Path | None:
+    """None if it is missing."""
+    folders = (parent / "shared/traces" for parent in Path(__file__).resolve().parents)
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
 def find_trace(name: str) -> Path | None:
     """The file of that trace; None if it is missing."""
-    for parent in Path(__file__).resolve().parents:
-        found = sorted((parent / "shared/traces").glob(f"{name}_trace.jsonl*"))
-        if found:
-            return found[0]
-    return None
+    folder = find_folder()
+    return None if folder is None else next(iter(sorted(folder.glob(f"{name}_trace.jsonl*"))), None)

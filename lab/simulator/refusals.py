@@ -8,7 +8,7 @@ from lab.simulator.config import SimConfig
 from lab.simulator.job import Job
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Node
-from sched.classes import with_objectives
+from sched.classes import scaled, with_objectives
 from sched.placement.choice import Placement
 from sched.placement.view import View
 from sched.rejection import Estimate, OutputLengths, Refusal, rejections, running_soon
@@ -20,11 +20,11 @@ class Refusals:
 
     def __init__(self, config: SimConfig, model: StepModel, nodes: Mapping[str, Node]) -> None:
         self._model, self._nodes = model, nodes
-        self._rejection = rejections[config.rejection](with_objectives(config.slo))
+        classes = scaled(with_objectives(config.slo), config.slo_scale, config.tbt_slo_scale or None)
+        self._rejection = rejections[config.rejection](classes)
         # The decode node's own scheduler, see papers.md section 3.
-        self._again = rejections["stage-load"](with_objectives(config.slo)) if config.recheck else self._rejection
+        self._again = rejections["stage-load"](classes) if config.recheck else self._rejection
         self._asked = config.rejection != "none"
-        self._scale, self._tbt_scale = config.slo_scale, config.tbt_slo_scale or config.slo_scale
         self._lengths = OutputLengths()
 
     def at_arrival(self, job: Job, decision: Placement, view: View) -> Refusal | None:
@@ -42,7 +42,7 @@ class Refusals:
             step_alone_s=self._model.decode_s(1, job.input_tokens),
             decode_s=self._lengths.mean * step_s,
         )
-        return self._rejection.at_arrival(estimate, self._scale, self._tbt_scale)
+        return self._rejection.at_arrival(estimate)
 
     def after_prefill(self, job: Job, node: Node) -> Refusal | None:
         """Called when the prompt's KV has arrived at `node`."""
@@ -51,7 +51,7 @@ class Refusals:
         alone_s = self._model.decode_s(1, job.input_tokens)
         step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
         decode_s = self._lengths.mean * step_s
-        return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s, self._scale, self._tbt_scale)
+        return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s)
 
     def ended(self, job: Job) -> None:
         self._lengths.ended(job.resumed + job.output_tokens)

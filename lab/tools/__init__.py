@@ -22,7 +22,6 @@ TOOLS = {
     "rdma-vm": "lab.rdma_vm.command",
     "roofline": "lab.planning.roofline",
     "stock-clients": "lab.clients.command",
-    "trace-stats": "lab.caches.trace_stats",
     "validate": "lab.planning.validate",
 }
 """Name on the command line (scripts/tools.py) -> module whose main() runs it."""

@@ -48,12 +48,12 @@ def test_every_rejection_goes_by_them():
         decode_s=1.0,
     )  # fmt: skip
     for name in set(rejections) - {"none"}:
-        assert rejections[name](lax).at_arrival(late, 1.0) is None
-        refusal = rejections[name](strict).at_arrival(late, 1.0)
+        assert rejections[name](lax).at_arrival(late) is None
+        refusal = rejections[name](strict).at_arrival(late)
         assert refusal is not None and refusal.limit_s == 0.1
-    after = rejections["stage-load"](strict).after_prefill("interactive", 0.04, 0.01, 1.0, 1.0)
+    after = rejections["stage-load"](strict).after_prefill("interactive", 0.04, 0.01, 1.0)
     assert after is not None and after.limit_s == 0.001
-    assert rejections["stage-load"](lax).after_prefill("interactive", 0.04, 0.01, 1.0, 1.0) is None
+    assert rejections["stage-load"](lax).after_prefill("interactive", 0.04, 0.01, 1.0) is None
 
 
 @dataclass

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lab.ablations.common.ablation import Ablation
 from lab.ablations.live.loads import Shape, requests, specs
+from lab.ablations.live.play import Played
 from lab.bench.common.workload import Spec
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`specs`: requests for a seed and a duration in seconds; `before`: sent first and not measured."""
+    """`specs`: requests for a seed and a duration in seconds. It is called before the nodes start."""
 
     name: str
     specs: Callable[[int, float], list[Spec]]
-    before: Callable[[int, float], list[Spec]] | None = None
+
+
+Look = Callable[[Sequence[str]], Callable[[Played], dict[str, float]]]
+"""Further figures of a run. It is called with the nodes' URLs before the requests, and its result after them."""
+
+
+def no_look(urls: Sequence[str]) -> Callable[[Played], dict[str, float]]:
+    return lambda played: {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class LiveCase:
     url: str = ""
     series: str = ""
     x: float | None = None
+    look: Look = no_look
 
     def settings(self) -> dict[str, object]:
         return {"nodes": " ".join([self.nodes, *self.flags])}

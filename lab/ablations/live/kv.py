@@ -2,39 +2,84 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Estimated, ratio
-from lab.ablations.common.metrics import metrics
-from lab.ablations.live.case import LiveCase, of_shape
-from lab.ablations.live.loads import Shape
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
-OVERLAP_WORK = of_shape("long prompts", Shape(prompt=(1200.0, 0.3), answer=(8.0, 0.2), shared=0.0, rate=0.5))
+from lab.ablations.common.ablation import Ablation, Estimated, ratio
+from lab.ablations.common.metrics import metric, metrics
+from lab.ablations.live.case import LiveCase, Workload, of_shape
+from lab.ablations.live.loads import VOCABULARY, Shape
+from lab.ablations.live.play import Played
+from lab.bench.common.workload import SUFFIX, Spec, TokenSource
+from lab.launch import rest
+
+OVERLAP_TOKENS, OVERLAP_EVERY_S = 2000, 6.0
 OVERLAP_LIMIT = 60_000_000  # bytes/s: a prompt's KV takes about as long as the prompt
 POOL_WORK = of_shape("texts", Shape(prompt=(1200.0, 0.3), answer=(8.0, 0.2), shared=1.0, documents=8, rate=0.8))
 POOL_LIMIT = 100_000_000
 POOL_FLAGS = ("--kv-cache-bytes", "80M", "--rail-limit", str(POOL_LIMIT))
 
 
+def lone_prompts(seed: int, seconds: float) -> list[Spec]:
+    """One prompt at a time."""
+    source, count = TokenSource(seed, VOCABULARY), max(1, int(seconds / OVERLAP_EVERY_S))
+    return [Spec(source.tokens(OVERLAP_TOKENS, SUFFIX, i), 4, OVERLAP_EVERY_S * i) for i in range(count)]
+
+
+def transfers(urls: Sequence[str]) -> Callable[[Played], dict[str, float]]:
+    """Means over the requests, from their timelines on the nodes. Raises RestError."""
+
+    def figures(played: Played) -> dict[str, float]:
+        ids = [one.request_id for one in played.outcomes if one.error is None]
+        moves = [moved(rest.get(f"{urls[0]}/live/requests/{name}")) for name in ids]
+        return {name: fmean(move[name] for move in moves) for name in moves[0]}
+
+    return figures
+
+
+def moved(record: Mapping[str, Any]) -> dict[str, float]:
+    """transfer_ms: the time in which bytes of the prompt's KV were on their way; hidden_ms: the part of it in which the
+    node also computed the prompt."""
+    hidden, share = record["summary"]["transfer_hidden_ms"], record["summary"]["overlap_efficiency"]
+    shown = 1000 * sum(event["detail"]["seconds"] for event in record["events"] if event["event"] == "kv_moved")
+    return {"transfer_ms": hidden / share if share else shown, "hidden_ms": hidden, "hidden_share": share}
+
+
 def overlap_cases(requests: int | None) -> list[LiveCase]:
-    flags = ("--rail-limit", str(OVERLAP_LIMIT), "--no-enable-prefix-caching")
+    flags = ("--transport", "tcp", "--rail-limit", str(OVERLAP_LIMIT), "--no-enable-prefix-caching")
+    sizes = ("--kv-cache-bytes", "400M", "--max-num-batched-tokens", "1024")
+    work = Workload("lone prompts", lone_prompts)
     return [
-        LiveCase(name, OVERLAP_WORK, "prefill=1,decode=1", ("--kv-overlap", name, *flags))
-        for name in ("layer", "chunk", "none")
-    ]
+        LiveCase(
+            f"{how}, {overlap}", work, "prefill=1,decode=1",
+            ("--kv-transfer", how, "--kv-overlap", overlap, *flags, *sizes), look=transfers,
+        )
+        for how in ("push", "pull")
+        for overlap in ("none", "chunk", "layer")
+    ]  # fmt: skip
 
 
 def overlap_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    gap = ratio(values, "mean first gap, ms", "none", "layer")
-    cost = ratio(values, "mean TTFT, s", "layer", "none")
+    gap = ratio(values, "first to second token", "push, none", "push, layer")
+    cost = ratio(values, "TTFT", "push, layer", "push, none")
     return f"Without overlap the gap after the first token is {gap:.1f}x; layer-wise has {cost:.2f}x its mean TTFT."
 
 
 OVERLAP = Ablation(
     "overlap",
     "What does the layer-wise hand-over hide, between two real nodes?",
-    f"1P+1D, a core each, prompts of about 1,200 tokens (28 MB of KV), transfers limited to {OVERLAP_LIMIT // 10**6} "
-    "MB/s by --rail-limit, no prefix cache; the first gap is that between the first two tokens of an answer.",
+    f"1P+1D, a core each, lone prompts of {OVERLAP_TOKENS:,} tokens (46 MB of KV) in steps of 1,024, transfers limited "
+    f"to {OVERLAP_LIMIT // 10**6} MB/s by --rail-limit, no prefix cache; hidden: the part of the transfer during which "
+    "the prompt is computed. The second token is the first that needs the KV on the decode node. Times in ms.",
     overlap_cases,
-    metrics("mean first gap, ms", "p99 first gap, ms", "mean TTFT, s"),
+    {
+        "transfer": metric("transfer_ms"),
+        "hidden": metric("hidden_ms"),
+        "overlap efficiency": metric("hidden_share"),
+        "TTFT": metric("ttft_s", "mean", 1000),
+        "first to second token": metric("first_gap_s", "mean", 1000),
+    },
     overlap_reading,
 )
 

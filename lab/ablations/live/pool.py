@@ -1,4 +1,4 @@
-"""Hit rates of real nodes: with local caches or a pool, over networks of several speeds, by eviction policy."""
+"""Hit rates of real nodes: with local caches or a pool, over networks of several speeds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from lab.ablations.common.ablation import Ablation, Estimated, ratio
 from lab.ablations.common.metrics import metrics
 from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.kv import POOL_WORK
-from lab.ablations.live.loads import Shape
 from lab.ablations.live.placement import FLAGS, SHAPE
 
 MBYTE_S = (10, 30, 100, 300)
 RECOMPUTE, CHOSEN = "recompute", "as placement finds it cheaper"
-EVICTIONS = ("lru", "lfu", "fifo", "s3-fifo", "cost-aware")
 TEXTS = of_shape("texts", SHAPE)
-MANY_TEXTS = of_shape(
-    "10 texts", Shape(prompt=(400.0, 0.4), answer=(4.0, 0.3), shared=0.9, documents=10, most=1000, rate=2.0)
-)
 METRICS = metrics("mean TTFT, s", "p90 TTFT, s", "hit rate")
 
 
@@ -80,27 +75,4 @@ POOL = Ablation(
     ],
     METRICS,
     pool_reading,
-)
-
-
-def eviction_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    order = sorted(EVICTIONS, key=lambda name: -values[name]["hit rate"].mean)
-    hits = ", ".join(f"{name} {values[name]['hit rate'].mean:.1%}" for name in order)
-    return (
-        f"Found: {hits}. Texts of equal popularity for half a minute show that the policies work, not which is best: "
-        "hours of a trace are simulated."
-    )
-
-
-EVICTION = Ablation(
-    "eviction",
-    "Which blocks should a real node evict?",
-    "One node, one core, 32 MB of KV (1,400 tokens), no pool; 90 % of the prompts begin with half of their length from "
-    "one of 10 texts, 2 requests/s; --eviction.",
-    lambda requests: [
-        LiveCase(name, MANY_TEXTS, "prefill+decode=1", ("--kv-cache-bytes", "32M", "--eviction", name))
-        for name in EVICTIONS
-    ],
-    METRICS,
-    eviction_reading,
 )

@@ -10,9 +10,10 @@ from typing import Any
 
 from lab.ablations.common.ablation import Outcome
 from lab.ablations.live.case import LiveAblation, LiveCase
-from lab.ablations.live.play import Played, doors, figures, pinned, play, warmed
+from lab.ablations.live.play import doors, figures, pinned, play, warmed
 from lab.ablations.live.shares import Watch
 from lab.bench.common.client import Unreachable
+from lab.bench.common.workload import Spec
 
 TTFT_SLO_S, TBT_SLO_S = 2.0, 0.1
 """The limits of a good request."""
@@ -22,49 +23,50 @@ def run(
     ablation: LiveAblation, seeds: int, seconds: float, run_dir: Path, tell: Callable[[str], None]
 ) -> Outcome[LiveCase]:
     """Runs seeds 0..seeds-1 of every case, each on a new cluster. `tell` is called before each run. Raises Unreachable,
-    NodeDied, StartTimeout."""
+    NodeDied, StartTimeout, RestError, ValueError."""
     cases = ablation.cases(None)
     raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in cases}
     configs: dict[str, Any] = {}
     for seed in range(seeds):
         for number, case in list(enumerate(cases))[:: 1 if seed % 2 == 0 else -1]:
             tell(f"{case.label}, seed {seed}")
-            played, shares = run_case(case, seed, seconds, run_dir / f"{seed}-{number}")
-            found = figures(played, TTFT_SLO_S, TBT_SLO_S)
-            if not found["finished"]:
-                raise Unreachable(f"{case.label}: every request failed: {found['errors']}")
-            raw[case.label].append(found | {"cores": shares})
-            configs[case.label] = played.config
+            found, configs[case.label] = run_case(case, seed, seconds, run_dir / f"{seed}-{number}")
+            raw[case.label].append(found)
     about = replace(ablation, paper_source="no figure for machines like these")
     outcome = Outcome.of(about, cases, raw, f"open loop of {seconds:g} s by seed, live")
     return replace(outcome, nodes=configs)
 
 
-def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[Played, Any]:
-    """(the clients' measurements, the CPU time by process)"""
-    if case.url:
-        return send(case, [case.url], {}, seed, seconds)
-    with pinned(case.nodes, case.flags, run_dir) as cluster:
-        return send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, seed, seconds)
-
-
-def send(case: LiveCase, urls: Sequence[str], pids: dict[str, int], seed: int, seconds: float) -> tuple[Played, Any]:
-    warmed(urls)
-    if case.workload.before is not None:
-        play(urls, case.workload.before(seed, seconds))
+def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[dict[str, Any], Any]:
+    """(figures, the first node's Config if it shows it)"""
     specs = case.workload.specs(seed, seconds)
-    watch = Watch(pids)
-    return play(urls, specs), watch.end()
+    if case.url:
+        return send(case, [case.url], {}, specs)
+    with pinned(case.nodes, case.flags, run_dir) as cluster:
+        return send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, specs)
+
+
+def send(
+    case: LiveCase, urls: Sequence[str], pids: dict[str, int], specs: Sequence[Spec]
+) -> tuple[dict[str, Any], Any]:
+    warmed(urls)
+    look, watch = case.look(urls), Watch(pids)
+    played = play(urls, specs)
+    found = figures(played, TTFT_SLO_S, TBT_SLO_S) | {"cores": watch.end()}
+    if not found["finished"]:
+        raise Unreachable(f"{case.label}: every request failed: {found['errors']}")
+    return found | look(played), played.config
 
 
 def at_urls(ablation: LiveAblation, urls: Sequence[tuple[str, str]]) -> LiveAblation:
     """The same on running clusters instead of its own: every workload of it at every (label, url). Its reading is for
     cases with the labels of its own."""
     own = ablation.cases(None)
-    loads = list({case.workload.name: case.workload for case in own}.values())
-    several = len(loads) > 1
+    loads = {case.workload.name: case for case in own}.values()
     cases = [
-        LiveCase(f"{label}, {load.name}" if several else label, load, url=url) for label, url in urls for load in loads
+        LiveCase(f"{label}, {one.workload.name}" if len(loads) > 1 else label, one.workload, url=url, look=one.look)
+        for label, url in urls
+        for one in loads
     ]
     if {case.label for case in own} <= {case.label for case in cases}:
         return replace(ablation, cases=lambda requests: cases)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from lab.ablations.live.batching import COLOCATED
 from lab.ablations.live.case import LiveAblation
 from lab.ablations.live.kv import OVERLAP, QUANTIZED
+from lab.ablations.live.overload import OVERLOAD
 from lab.ablations.live.placement import SCHEDULING
-from lab.ablations.live.pool import BANDWIDTH, EVICTION, POOL
-from lab.ablations.live.speculation import SPECULATION
+from lab.ablations.live.pool import BANDWIDTH, POOL
 
 LIVE: dict[str, LiveAblation] = {
-    one.name: one for one in (SCHEDULING, POOL, EVICTION, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, SPECULATION)
+    one.name: one for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD)
 }
 
 ELSEWHERE = {
     "regret": "the goals are about 64 and 256 nodes; a machine has a few, where every policy knows everything",
     "ratio": "it splits sixteen nodes in every way; a live run has as many nodes as cores",
-    "overload": "the variants differ on clusters that are loaded for minutes; scripts/bench.py overload measures that",
+    "eviction": "policies differ over hours of a trace; scripts/tools.py cache-policies replays one",
+    "speculative": "scripts/bench.py speculative measures it on a model of this machine",
     "orders": "slowdown at the tail needs thousands of requests, which take hours on one node of this machine",
     "shifts": "it needs a flip of prefixes over 64 nodes, and a minute to recover",
     "failure": "scripts/faults.py kill-roles kills real nodes and counts the effects on clients",

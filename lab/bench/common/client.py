@@ -49,6 +49,7 @@ class Outcome:
     output_tokens: int = 0
     usage_given: bool = False  # False: output_tokens counts events
     error: str | None = "not sent"  # None = success
+    request_id: str = ""  # the server's
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -162,6 +163,7 @@ class Client:
                         outcome.itl_s.append(at - last)
                         last = at
                         events += 1
+                        outcome.request_id = event.get("id") or ""
                     _take_usage(outcome, event.get("usage"))
         except (aiohttp.ClientError, OSError) as error:
             outcome.error = f"{type(error).__name__}: {error}"

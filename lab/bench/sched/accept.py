@@ -96,7 +96,7 @@ class Acceptor:
         rng = random.Random(seed)
         world = cast(Any, Answers(nodes, rng))
         policy = MooncakePlacement(Limits(), rng, compiled=COMPILED)
-        rules = PlacementRules(policy, Predicted(), max_waiting=256, slo_scale=1.0, prefix_caching=True, intents=True)
+        rules = PlacementRules(policy, Predicted(), max_waiting=256, prefix_caching=True, intents=True)
         self._placer = Placer(rules, Cluster(world, world, world, world, world), GEOMETRY, rng)
         self._prompts = [[rng.randrange(50_000) for _ in range(prompt_tokens)] for _ in range(16)]
         self._sampling = SamplingParams(max_tokens=64)

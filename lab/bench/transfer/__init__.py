@@ -6,7 +6,7 @@ Files:
     command         The transfer engine against raw memcpy, raw blocking sockets, Mooncake's Transfer Engine and NIXL,
                     in one run
     contenders      All contenders of one run, cell by cell: equal rounds for each, and a new process after a failure
-    disk            The SSD tier against the disk's limit, and how much data beyond its memory a small node keeps
+    disk            The SSD tier against the disk's limit
     mooncake_store  Upstream's store over TCP: its master and a holder in the owner's process, a client without a
                     segment
     mooncake_te     mooncake-transfer-engine(-non-cuda) over TCP, with its batch calls

@@ -1,29 +1,19 @@
-"""The SSD tier against the disk's limit, and how much data beyond its memory a small node keeps."""
+"""The SSD tier against the disk's limit."""
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from cache.arena import checksum
-from cache.ssd import SsdTier, backends
-from cache.store.client import Store
-from net.channel.sockets import listen
-
-__all__ = ["backends", "direct", "small_node", "tier"]
+from cache.ssd import SsdTier
 
 BLOCK = 1 << 20
-PROJECT = Path(__file__).resolve().parents[3]
 
 
 def speed(nbytes: int, work: Callable[[], None]) -> float:
@@ -117,71 +107,3 @@ def tier(directory: Path, blocks: int, backend: str) -> dict[str, float]:
         path.unlink()
     home.rmdir()
     return out
-
-
-class StoreNode:
-    """`mooncake.py --role store --model none` in a separate process."""
-
-    def __init__(self, *flags: str) -> None:
-        self.flags = flags
-        self.start()
-
-    def start(self) -> None:
-        """Start the node; also restarts it after `kill`."""
-        with listen("127.0.0.1", 0) as free:
-            port = free.getsockname()[1]
-        command = [sys.executable, str(PROJECT / "mooncake.py"), "--role", "store", "--model", "none"]
-        self.process = subprocess.Popen(
-            [*command, "--port", str(port), *self.flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the store ended with {self.process.wait()}")
-        self.address = json.loads(line)["url"].removeprefix("http://")
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-
-def small_node(directory: Path, values: int, value_bytes: int, dram_bytes: int, backend: str) -> dict[str, Any]:
-    """Puts values to a node whose memory holds only a part of them; counts the readable ones before and after kill -9
-    and a restart on the same directory."""
-    flags = ["--value-bytes", str(value_bytes), "--dram-bytes", str(dram_bytes), "--ssd-path", str(directory / "node")]
-    flags += ["--ssd-backend", backend]
-    node = StoreNode(*flags, "--ssd-bytes", str(int(values * value_bytes * 1.4) + (16 << 20)))
-    keys = [i.to_bytes(16, "big") for i in range(values)]
-
-    def content(i: int) -> bytes:
-        return random.Random(i).randbytes(value_bytes)
-
-    def readable() -> int:
-        with Store(node.address) as store:
-            return sum(store.get(key) == content(i) for i, key in enumerate(keys))
-
-    try:
-        begin = time.perf_counter()
-        with Store(node.address) as store:
-            stored = sum(store.put(key, content(i)) for i, key in enumerate(keys))
-        seconds = time.perf_counter() - begin
-        before = readable()
-        node.kill()
-        node.start()
-        return {
-            "backend": backend,
-            "values": values,
-            "value_bytes": value_bytes,
-            "dram_bytes": dram_bytes,
-            "acknowledged": stored,
-            "put_seconds": seconds,
-            "readable": before,
-            "readable_after_kill_9": readable(),
-        }
-    finally:
-        node.kill()
-        for path in (directory / "node").glob("*"):
-            path.unlink()
-        (directory / "node").rmdir()

@@ -109,16 +109,20 @@ class Copy:
             for target, source, length in self._moves
             for start in range(0, length, PIECE_BYTES)
         ]
-        share = -(-sum(length for _, _, length in pieces) // count)
-        out: list[list[Move]] = [[]]
-        room = share
-        for piece in pieces:
-            if room <= 0 and len(out) < count:
-                out.append([])
-                room = share
-            out[-1].append(piece)
-            room -= piece[2]
-        return out
+        return equal_parts(pieces, lambda piece: piece[2], count)
+
+
+def equal_parts(pieces: Sequence[T], nbytes: Callable[[T], int], count: int) -> list[list[T]]:
+    """Divides `pieces`, in order, into at most `count` parts of about equal bytes."""
+    room = share = -(-sum(map(nbytes, pieces)) // count)
+    parts: list[list[T]] = [[]]
+    for piece in pieces:
+        if room <= 0 and len(parts) < count:
+            parts.append([])
+            room = share
+        parts[-1].append(piece)
+        room -= nbytes(piece)
+    return parts
 
 
 class Copier:

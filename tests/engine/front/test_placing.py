@@ -139,7 +139,7 @@ def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role()
 def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
     words = Words()
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=3.0), prefill_s=lambda request: 9.0)
-    own = OwnLoad("n", load, words, Rejection(), 1.0)
+    own = OwnLoad("n", load, words, Rejection())
     promise = Promise(claim=7, wait_s=1.0, ttft_s=2.0, redirects_left=1)
     with pytest.raises(RemoteError, match=r"n has 2\.00 s more work") as caught:
         own.keep(promise, None)
@@ -153,7 +153,7 @@ def test_a_node_that_became_busy_sends_the_prompt_away_but_not_for_ever():
 
 def test_a_longer_queue_that_computes_the_prompts_prefix_is_not_later():
     load = SimpleNamespace(record=lambda: NodeRecord(work_s=2.0), prefill_s=lambda request: 0.01)
-    own = OwnLoad("n", load, Words(), Rejection(), 1.0)
+    own = OwnLoad("n", load, Words(), Rejection())
     own.keep(Promise(0, wait_s=0.0, ttft_s=2.0, redirects_left=1), None)
     load.prefill_s = lambda request: 2.0
     with pytest.raises(RemoteError):
@@ -177,7 +177,7 @@ def test_a_refused_request_is_explained_with_its_candidates_and_the_objective_th
         service_class="interactive", ttft_s=decision.estimates["ttft_s"], wait_s=decision.estimates["wait_s"],
         step_s=0.01, step_soon_s=0.01, step_alone_s=0.01, decode_s=1.0,
     )  # fmt: skip
-    refusal = rejections["early"]().at_arrival(estimate, 1.0)
+    refusal = rejections["early"]().at_arrival(estimate)
     probe = ProbeAnswer(Member("a", ("h", 1)), NodeRecord(work_s=9.0).pack(), 0.0, None, 0, 0.001, 0.3, 0.1, 0)
     declined = turned_away(refusal, decision, [probe], 2, 0.002).declined
     told = declined.explain()

@@ -88,7 +88,7 @@ class Node:
         idle = SimpleNamespace(
             record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
         )
-        load = OwnLoad(self.name, idle, self.words, Rejection(), 1.0)
+        load = OwnLoad(self.name, idle, self.words, Rejection())
         metrics = Metrics("m", self.name)
         moves = KvMoves(GEOMETRY, RailNews(self.transfer), self.how)
         self.service = EngineService(self.channel, self.transfer, self.worker, moves, 8, load, metrics)

@@ -70,7 +70,7 @@ class Side:
         idle = SimpleNamespace(
             record=NodeRecord, running_soon=lambda seconds: 0, step_s=lambda batch: 0.01, lengths=OutputLengths()
         )
-        load = OwnLoad(channel.node_id, idle, self.words, Rejection(), 1.0)
+        load = OwnLoad(channel.node_id, idle, self.words, Rejection())
         moves = KvMoves(GEOMETRY, RailNews(transfer), "pull")
         self.service = EngineService(channel, transfer, self.worker, moves, 8, load, metrics)
 

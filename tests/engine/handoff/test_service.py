@@ -43,7 +43,7 @@ def moves(transfer: Any, how: str = "push") -> KvMoves:
 
 def idle_load() -> OwnLoad:
     load = SimpleNamespace(record=NodeRecord, lengths=OutputLengths())
-    return OwnLoad("n", load, SimpleNamespace(outstanding=0), Rejection(), 1.0)
+    return OwnLoad("n", load, SimpleNamespace(outstanding=0), Rejection())
 
 
 class SlowTransfer:

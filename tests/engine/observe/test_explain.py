@@ -127,7 +127,7 @@ def test_a_request_that_was_turned_away_shows_its_candidates_and_what_it_missed(
             service_class="standard", ttft_s=9.0, wait_s=wait_s, step_s=0.0, step_soon_s=0.0, step_alone_s=0.0,
             decode_s=0.0,
         )  # fmt: skip
-        return turned_away(rejections["early"]().at_arrival(estimate, 1.0), decision, [], 2, 0.001)
+        return turned_away(rejections["early"]().at_arrival(estimate), decision, [], 2, 0.001)
 
     text = table(refused_record(late))
     assert "refused: estimated time to first token 9.00 s" in text and "retry after 4 s" in text

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lab.bench.common.results import Row, report
-from lab.bench.gossip import detection_rows, false_deaths, state_rows, with_earlier
+from lab.bench.gossip import detection_rows, false_deaths, state_rows
 from sched.membership.member import presets
 
 
@@ -23,13 +22,3 @@ def test_detection_rows_measure_crashes():
 def test_a_few_node_minutes_with_pauses_kill_nobody():
     deaths, pauses, refuted, _ = false_deaths(size=10, hours=0.1, seed=2)
     assert deaths == 0 and pauses > 3 and refuted > 0
-
-
-def test_counts_of_several_runs_add_up(tmp_path):
-    def rows(deaths: float) -> list[Row]:
-        return [Row("false deaths, 5 nodes", "false deaths", "", deaths), Row("state, 8 nodes", "age", "s", deaths)]
-
-    paths = [tmp_path / "1.json", tmp_path / "2.json"]
-    for deaths, path in enumerate(paths, 1):
-        report({}, rows(deaths), path)
-    assert [row.ours for row in with_earlier(rows(4.0), paths)] == [7.0, 4.0]

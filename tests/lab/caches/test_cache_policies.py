@@ -9,13 +9,14 @@ from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose, policies
 from cache.pool.policy import LRU
 from lab.caches.belady import Belady
-from lab.caches.command import disagreements, find_traces, main, reference
+from lab.caches.command import disagreements, main, reference
 from lab.caches.replay import replay
 from lab.caches.targets import TARGETS, TOLERANCE
 from lab.loads.generate import chats, flood
 from lab.loads.trace import TraceRow, read_trace
+from lab.loads.traces import find_folder
 
-TRACES = find_traces(None)
+TRACES = find_folder()
 
 
 def test_replay_is_a_plain_lru_cache():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lab.bench.overlap import round_of
+from lab.ablations.live.kv import moved
 from lab.tools.perfetto import ROWS, chrome_trace
 
 RECORD = {
@@ -59,10 +59,7 @@ def test_every_activity_is_on_its_node_and_row():
     )
 
 
-def test_a_round_is_read_off_the_timeline():
-    class Seen:
-        ttft_s, itl_s = 0.14, [0.03, 0.01]  # the first gap is to the second token: lab/bench/common/client.py
-
-    one = round_of("push, layer", RECORD, Seen())
-    assert (one.transfer_ms, one.hidden_ms, one.efficiency, one.nbytes) == (40.0, 20.0, 0.5, 90)
-    assert (round(one.ttft_ms), round(one.second_ms)) == (140, 30)
+def test_what_moved_is_read_off_the_timeline():
+    assert moved(RECORD) == {"transfer_ms": 40.0, "hidden_ms": 20.0, "hidden_share": 0.5}
+    nothing_hidden = RECORD | {"summary": {"transfer_hidden_ms": 0.0, "overlap_efficiency": 0.0}}
+    assert moved(nothing_hidden) == {"transfer_ms": 40.0, "hidden_ms": 0.0, "hidden_share": 0.0}

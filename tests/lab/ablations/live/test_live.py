@@ -16,6 +16,7 @@ import pytest
 
 from lab.ablations import command as ablate
 from lab.ablations.common.ablation import Estimated
+from lab.ablations.live import overload
 from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.loads import LIVE_BLOCK, Shape, requests, scaled, specs
 from lab.ablations.live.play import Played, figures
@@ -137,7 +138,8 @@ def test_urls_are_for_live_ablations(wrong, capsys):
 
 
 @pytest.mark.parametrize("name", LIVE)
-def test_cases_have_names_of_their_own_and_requests(name):
+def test_cases_have_names_of_their_own_and_requests(name, monkeypatch):
+    monkeypatch.setattr(overload, "capacity", lambda: 2.0)
     one = LIVE[name]
     cases = one.cases(None)
     assert len({case.label for case in cases}) == len(cases) >= 3
