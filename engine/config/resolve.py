@@ -308,12 +308,14 @@ def _speculative_kv_bytes(config: Config, draft: ModelSizes | None, machine: Mac
 
 
 def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
-    """Bytes of whole blocks. The SSD tier also needs a DRAM share: blocks are staged there."""
+    """Bytes of whole blocks. The SSD tier also needs a DRAM share: blocks are staged there. A mixed node may have none;
+    a node whose role names the store would store nothing."""
     wanted = config.dram_bytes
     if wanted == -1:
         shares = "store" in config.roles or config.ssd_path is not None
         wanted = max(block_bytes, min(DRAM_SHARE_BYTES, machine.free_bytes // 4)) if shares else 0
-    if wanted < block_bytes and (wanted or config.ssd_path is not None or config.roles == ("store",)):
+    must = config.ssd_path is not None or ("store" in config.roles and "mixed" not in config.role)
+    if wanted < block_bytes and (wanted or must):
         raise UsageError(
             f"--dram-bytes {wanted} holds no block of {block_bytes} bytes, and a store node or --ssd-path "
             "needs some; leave it on auto or give more"

@@ -34,7 +34,13 @@ IDS = [100 + i % 5000 for i in range(1900)]
 BIASES = {str(i): 1 for i in range(4096)}
 CHAT = {"messages": [{"role": "user", "content": "Count."}]}
 LONG_STOPS = ["a" * (1024 - i) + "b" for i in range(16)]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": list(range(2000))}}}
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"enum": list(range(2000))}}
+TOOL = {"type": "function", "function": FUNCTION}
+TOOLS = [TOOL] * 128
+ASKED = {"input": "Count.", "max_output_tokens": 4, "tools": [{"type": "function"} | FUNCTION] * 128}
+OFFERED = [{"name": "f", "input_schema": FUNCTION["parameters"]}] * 128
+LARGE_FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"enum": list(range(280_000))}}
+LARK = "start: " + " | ".join(f'"{i:06}"' for i in range(2800))
 SCHEMA = {"type": "object", "properties": {f"field_{i}": {"enum": [i, str(i)]} for i in range(3000)}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt_logprobs 20 x n 6": ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 20, "n": 6, "max_tokens": 1}),
@@ -61,7 +67,31 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/completions",
         {"prompt": "a", "max_tokens": 4, "guided_choice": [f"{i}" * 40 for i in range(1024)]},
     ),
-    "128 tools of 2,000 values (400)": ("/v1/chat/completions", CHAT | {"tools": [TOOL] * 128, "max_tokens": 1}),
+    "a regex of 256 KiB": ("/v1/completions", {"prompt": "a", "max_tokens": 4, "guided_regex": "ab|c" * (64 << 10)}),
+    "a Lark grammar of 32 KB": ("/v1/completions", {"prompt": "a", "max_tokens": 4, "guided_grammar": LARK}),
+    "a GBNF grammar of 32 KB": (
+        "/v1/completions",
+        {"prompt": "a", "max_tokens": 4, "guided_grammar": LARK.replace("start:", "root ::=")},
+    ),
+    "128 tools of 2,000 values (400)": ("/v1/chat/completions", CHAT | {"tools": TOOLS, "max_tokens": 1}),
+    "a tool of 280,000 values (400)": (
+        "/v1/chat/completions",
+        CHAT | {"max_tokens": 1, "tools": [{"type": "function", "function": LARGE_FUNCTION}]},
+    ),
+    "responses, 128 tools shown": ("/v1/responses", ASKED | {"tool_choice": "none"}),
+    "responses, 128 tools streamed": ("/v1/responses", ASKED | {"tool_choice": "none", "stream": True}),
+    "responses, a tool of 280,000": (
+        "/v1/responses",
+        ASKED | {"tool_choice": "none", "tools": [{"type": "function"} | LARGE_FUNCTION]},
+    ),
+    "responses, 128 tools (400)": ("/v1/responses", ASKED),
+    "messages, 128 tools unused": (
+        "/v1/messages",
+        CHAT | {"max_tokens": 4, "tools": OFFERED, "tool_choice": {"type": "none"}},
+    ),
+    "messages, 128 tools (400)": ("/v1/messages", CHAT | {"max_tokens": 4, "tools": OFFERED}),
+    "count_tokens, 128 tools": ("/v1/messages/count_tokens", CHAT | {"tools": OFFERED}),
+    "drain, 290,000 values (400)": ("/drain", {"timeout_s": [0] * 290_000}),
     "detokenize 290,000": ("/detokenize", {"tokens": (IDS * 200)[:290_000]}),
     "tokenize 2 MB": ("/tokenize", {"prompt": "so many words " * 140_000, "return_token_strs": True}),
     "tokenize 2 MB, a token each": ("/tokenize", {"prompt": "?!" * 1_000_000}),

@@ -28,6 +28,8 @@ from net.bodies import BodyError
 from net.channel import keyring, wire
 from net.errors import RemoteError, TransferError
 from net.gossip.sealed_packets import PacketSeal, SealError
+from net.http.anthropic.schema import CountBody, MessagesBody
+from net.http.openai.responses_schema import ResponsesBody
 from net.http.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from net.transfer.common import topology
 from net.transfer.common.spans import pack, pack_spans, unpack, unpack_spans
@@ -131,6 +133,9 @@ def _pages() -> list[bytes]:
 
 def _body(kind: type[BaseModel], data: bytes) -> object:
     body = kind.model_validate(orjson.loads(data))
+    if isinstance(body, ResponsesBody | MessagesBody | CountBody):
+        with suppress(ValueError):  # what their routes answer with 400
+            return body.as_chat() if isinstance(body, MessagesBody) else body.chat()
     with suppress(ValueError):  # what net/http/openai/plan.py answers with 400
         return body, getattr(body, "structure", None), getattr(body, "forced", None)
     return body
@@ -151,6 +156,22 @@ HTTP: dict[str, tuple[type[BaseModel], list[bytes]]] = {
     ]),
     "tokenize bodies": (TokenizeBody, [
         b'{"prompt": "a", "return_token_strs": true}', b'{"messages": [{"role": "user", "content": "a"}], "tools": []}',
+    ]),
+    "responses bodies": (ResponsesBody, [
+        b'{"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}, {"type": '
+        b'"function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id":'
+        b' "c", "output": "x"}], "tools": [{"type": "function", "name": "f", "parameters": {}}]}',
+        b'{"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}, '
+        b'"tool_choice": {"type": "function", "name": "f"}, "instructions": "b", "reasoning": {"effort": "low"}}',
+    ]),
+    "messages bodies": (MessagesBody, [
+        b'{"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "i", "name": "f", "input": {}}]}, '
+        b'{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "i", "content": "x"}, {"type": "text", '
+        b'"text": "a"}]}], "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"]}',
+    ]),
+    "count bodies": (CountBody, [
+        b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f", "input_schema": {}}], '
+        b'"tool_choice": {"type": "tool", "name": "f"}}',
     ]),
     "detokenize bodies": (DetokenizeBody, [b'{"tokens": [1, 2, 3], "model": "m"}']),
 }  # fmt: skip

@@ -51,7 +51,6 @@ def test_ngrams_on_a_decode_node(start: Start, tiny_model, alone):
         assert accepted(cluster, "decode-0") > 0
 
 
-@pytest.mark.heavy
 def test_ngrams_over_int8_on_a_decode_node_and_on_one_node(start: Start, tiny_model):
     """One request at a time: then both compute the same shapes, see docs/failures.md."""
     flags = (*tiny_model, "--kv-cache-dtype", "int8", "--speculative-method", "ngram", *K)

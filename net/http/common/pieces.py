@@ -40,13 +40,22 @@ class Rows:
         return list(_merged(_listed(self._make())))
 
 
+class Prepared:
+    """A value in an answer, encoded when this object is made, so that it costs the answers little that contain it."""
+
+    def __init__(self, value: Any) -> None:
+        self.parts = parts(value)
+        self.size = sum(map(len, self.parts)) // VALUE_CHARS  # in values
+
+
 async def encoded(size: int, make: Callable[[], Any]) -> list[bytes]:
     """make() as JSON, in parts of about SENT_BYTES; `size`: its approximate number of values."""
     return [_dumps(make())] if size <= SMALL_VALUES else await asyncio.to_thread(lambda: parts(make()))
 
 
 def parts(value: Any) -> list[bytes]:
-    """JSON of `value`, which may contain Rows, in parts of about SENT_BYTES. Keys of long objects must be strings."""
+    """JSON of `value`, which may contain Rows and Prepared, in parts of about SENT_BYTES. Keys of long objects must be
+    strings."""
     return list(_merged(_written(value)))
 
 
@@ -70,13 +79,13 @@ def _dumps(value: Any) -> bytes:
 
 
 def _in_place(value: Any) -> orjson.Fragment:
-    if not isinstance(value, Rows):
+    if not isinstance(value, Rows | Prepared):
         raise TypeError(f"{type(value).__name__} has no JSON form")
     return orjson.Fragment(b"".join(value.parts))
 
 
 def _written(value: Any) -> Iterator[bytes]:
-    if isinstance(value, Rows):
+    if isinstance(value, Rows | Prepared):
         yield from value.parts
     elif not isinstance(value, dict | list) or _size(value) <= PIECE_VALUES:
         yield _dumps(value)
@@ -127,7 +136,7 @@ def _size(value: Any) -> int:
     """Approximate number of values; the count stops above PIECE_VALUES."""
     if isinstance(value, str):
         return 1 + len(value) // VALUE_CHARS
-    if isinstance(value, Rows):
+    if isinstance(value, Rows | Prepared):
         return PIECE_VALUES + 1
     if not isinstance(value, dict | list):
         return 1

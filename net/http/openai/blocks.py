@@ -33,6 +33,7 @@ class BlockAnswer(ABC):
     """The answer of one choice. Subclasses say what a client reads of each step."""
 
     ending = b""
+    last_size = 0
 
     def __init__(self, frontend: Frontend, plan: Plan, request_id: str) -> None:
         self.model = frontend.model_name

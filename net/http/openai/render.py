@@ -33,6 +33,7 @@ class Renderer:
     id_prefix: str
 
     ending = b"data: [DONE]\n\n"
+    last_size = 0
 
     def __init__(
         self,

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from net.http.common.errors import ApiError, from_validation, naming
-from net.http.common.frontend import Frontend
+from net.http.common.frontend import Frontend, Output
+from net.http.common.pieces import Prepared
 from net.http.openai.blocks import Block, BlockAnswer
 from net.http.openai.plan import Plan, plan_chat
 from net.http.openai.prompts import unhurried
-from net.http.openai.responses_schema import ResponsesBody
+from net.http.openai.responses_schema import ResponsesBody, TextFormat
 from net.http.openai.routes import with_class
 from net.http.openai.serving import Serving
 from net.http.openai.sse import Event
 
 Json = dict[str, Any]
+Echo = dict[str, Prepared]
+"""Fields of the answer that repeat fields of the body, which may be large."""
 
 ENDS = {"length": ("incomplete", "max_output_tokens"), "abort": ("incomplete", "abort")}
 """finish_reason -> (status, why it is incomplete)."""
@@ -31,20 +35,21 @@ class Responses:
         self._serving = serving
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        async def plan(body: ResponsesBody, size: int) -> Plan:
+        async def plan(body: ResponsesBody, size: int) -> tuple[Plan, Echo]:
             try:
                 chat = await unhurried(size, body.chat)
             except ValidationError as error:
                 raise from_validation(error) from None
             except ValueError as error:
                 raise naming(str(error)) from None
-            return await plan_chat(self._serving.frontend, with_class(request, chat), size)
+            planned = await plan_chat(self._serving.frontend, with_class(request, chat), size)
+            return planned, await unhurried(size, partial(_echo, body))
 
-        body, planned = await self._serving.planned(request, ResponsesBody, plan)
+        body, (planned, echo) = await self._serving.planned(request, ResponsesBody, plan)
         created = int(time.time())
 
         def rendered(request_id: str) -> ResponseAnswer:
-            return ResponseAnswer(self._serving.frontend, planned, request_id, body, created)
+            return ResponseAnswer(self._serving.frontend, planned, request_id, body, echo, created)
 
         return await self._serving.answer(request, planned, body.stream, rendered)
 
@@ -52,9 +57,16 @@ class Responses:
 class ResponseAnswer(BlockAnswer):
     """One response. Its id is resp_ and the request's id, so that a timeline is found by it."""
 
-    def __init__(self, frontend: Frontend, plan: Plan, request_id: str, body: ResponsesBody, created: int) -> None:
+    def __init__(
+        self, frontend: Frontend, plan: Plan, request_id: str, body: ResponsesBody, echo: Echo, created: int
+    ) -> None:
         super().__init__(frontend, plan, request_id)
-        self._body, self._created, self._sent = body, created, 0
+        self._body, self._echo, self._created, self._sent = body, echo, created, 0
+        self.last_size = sum(value.size for value in echo.values())
+
+    def size_of(self, choice: int, output: Output) -> int:
+        """The first events show the request."""
+        return super().size_of(choice, output) + (0 if self._begun else self.last_size)
 
     def begin(self) -> list[Event]:
         started = self._response("in_progress")
@@ -138,7 +150,6 @@ class ResponseAnswer(BlockAnswer):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": why} if why else None,
-            "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": {},
             "model": self.model,
@@ -148,16 +159,25 @@ class ResponseAnswer(BlockAnswer):
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": body.temperature,
-            "text": {
-                "format": body.text.format.model_dump(by_alias=True, exclude_unset=True)
-                | {"type": body.text.format.type}
-            },
-            "tool_choice": body.tool_choice,
-            "tools": [tool.model_dump() for tool in body.tools],
             "top_p": body.top_p,
             "truncation": body.truncation,
             "usage": usage if over else None,
+            **self._echo,
         }
+
+
+def _echo(body: ResponsesBody) -> Echo:
+    form = body.text.format
+    given = {"type", *form.model_fields_set}
+    fields = {
+        field.alias or name: getattr(form, name) for name, field in TextFormat.model_fields.items() if name in given
+    }
+    return {
+        "instructions": Prepared(body.instructions),
+        "text": Prepared({"format": fields}),
+        "tool_choice": Prepared(body.tool_choice),
+        "tools": Prepared([dict(tool) for tool in body.tools]),
+    }
 
 
 def _part(text: str) -> Json:

@@ -21,6 +21,7 @@ from net.http.openai.streams import run
 from net.loop.turns import Turns
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+PlanT = TypeVar("PlanT")
 
 
 class Answer(Streamed, Protocol):
@@ -45,8 +46,8 @@ class Serving:
         self._turns = Turns()
 
     async def planned(
-        self, request: web.Request, kind: type[BodyT], plan: Callable[[BodyT, int], Awaitable[Plan]]
-    ) -> tuple[BodyT, Plan]:
+        self, request: web.Request, kind: type[BodyT], plan: Callable[[BodyT, int], Awaitable[PlanT]]
+    ) -> tuple[BodyT, PlanT]:
         """The body and its plan. A request for which there is no room is refused before any work for it; those with
         room are worked on in the order in which their bodies arrived. plan(body, its size in bytes)."""
         self.frontend.check_room(self._arriving)

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any, Protocol
 
-import orjson
 from aiohttp import web
 
 from net.http.common.errors import ApiError, from_exception
@@ -30,6 +29,7 @@ class Streamed(Protocol):
     """An answer as events."""
 
     ending: bytes  # sent after the last event of a whole answer
+    last_size: int  # approximate number of values in `last_events`, and in `failure`
 
     def size_of(self, choice: int, output: Output) -> int:
         """Approximate number of values in `events` of `output`."""
@@ -55,16 +55,19 @@ async def send_stream(request: web.Request, answer: Streamed, items: AsyncGenera
         while True:
             events, size = await _events(answer, choice, output)
             for name, data in events:
-                await _write(response, name, await encoded(size, partial(dict, data)))
+                await _write(response, name, data, size)
             try:
                 choice, output = await anext(items)
             except StopAsyncIteration:
                 break
-        await response.write(b"".join(_event(name, data) for name, data in answer.last_events()) + answer.ending)
+        for name, data in answer.last_events():
+            await _write(response, name, data, answer.last_size)
+        if answer.ending:
+            await response.write(answer.ending)
     except Exception as error:
         if request.transport is None or request.transport.is_closing():
             return response  # the client is gone, so the error cannot be sent
-        await response.write(_event(*answer.failure(from_exception(error, request[request_id_key]))))
+        await _write(response, *answer.failure(from_exception(error, request[request_id_key])), answer.last_size)
     await response.write_eof()
     return response
 
@@ -77,17 +80,14 @@ async def _events(answer: Streamed, choice: int, output: Output) -> tuple[list[E
     return await asyncio.to_thread(answer.events, choice, output), size
 
 
-async def _write(response: web.StreamResponse, name: str, data: list[bytes]) -> None:
-    """One event."""
-    if len(data) == 1:
-        await response.write(_head(name) + data[0] + b"\n\n")
+async def _write(response: web.StreamResponse, name: str, data: dict[str, Any], size: int) -> None:
+    """One event. `size`: approximate number of values in `data`."""
+    json = await encoded(size, partial(dict, data))
+    if len(json) == 1:
+        await response.write(_head(name) + json[0] + b"\n\n")
         return
-    async for part in in_turns([_head(name), *data, b"\n\n"]):
+    async for part in in_turns([_head(name), *json, b"\n\n"]):
         await response.write(part)
-
-
-def _event(name: str, data: dict[str, Any]) -> bytes:
-    return _head(name) + orjson.dumps(data) + b"\n\n"
 
 
 def _head(name: str) -> bytes:

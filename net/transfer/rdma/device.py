@@ -6,9 +6,11 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from net.loop.tasks import tell
 from net.transfer.common.memory import Region
 from net.transfer.common.transport import Unusable
 from net.transfer.rdma import gids
@@ -45,6 +47,7 @@ class Device:
         self.on_port: list[Callable[[bool], None]] = []
         self.memory = Registrations(self._pin, self._unpin)
         self._cqs: list[Any] = []
+        self._failed = False
         try:
             self._context = self._open(name)
             self._attr = ffi.new("struct ibv_device_attr *")
@@ -179,12 +182,18 @@ class Device:
 
     def give_back_completions(self, number: int, count: int) -> None:
         """The queue pair has been destroyed."""
-        self.poll()  # take its last completions first
+        with suppress(VerbsError):  # reported
+            self.poll()  # take its last completions first
         self._shares.give_back(number, count)
 
     def poll(self) -> int:
-        """Pass all completions to their handlers; returns their number."""
-        return sum(self._poll(cq) for cq in self._cqs)
+        """Pass all completions to their handlers; returns their number. Raises VerbsError, also reported, if a queue is
+        broken."""
+        try:
+            return sum(self._poll(cq) for cq in self._cqs)
+        except VerbsError as error:
+            self._fail(error)
+            raise
 
     def _poll(self, cq: Any) -> int:
         total = 0
@@ -204,9 +213,20 @@ class Device:
     def _completions_wait(self) -> None:
         self._verbs.lib.kv_drain_events(self._channel)
         # Arm before the poll: a completion in between then causes a new event and is not missed.
-        for cq in self._cqs:
-            self._verbs.check(self._verbs.lib.ibv_req_notify_cq(cq, 0), "req_notify_cq")
-        self.poll()
+        try:
+            for cq in self._cqs:
+                self._verbs.check(self._verbs.lib.ibv_req_notify_cq(cq, 0), "req_notify_cq")
+        except VerbsError as error:
+            self._fail(error)
+        with suppress(VerbsError):  # reported
+            self.poll()
+
+    def _fail(self, error: VerbsError) -> None:
+        """A queue that tells no completions leaves transfers that never end, and memory that nobody knows to be free.
+        Opening the device again might help, so the node leaves, and can be started again."""
+        if not self._failed:
+            self._failed = True
+            tell(f"completions of {self.name}", error, None)
 
     def _events_wait(self) -> None:
         ffi, lib = self._verbs.ffi, self._verbs.lib

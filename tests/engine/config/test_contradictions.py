@@ -67,6 +67,8 @@ ON_THIS = [
     ("--wire-dtype int8 --kv-staging-bytes 64K", SMALL, "--kv-staging-bytes 65536 holds fewer than 4 encoded blocks"),
     ("--pool-dtype fp8 --kv-staging-bytes 64K", SMALL, "--kv-staging-bytes 65536 holds fewer than 4 encoded blocks"),
     ("--role store --dram-bytes 1K", SMALL, "holds no block"),
+    ("--role store --dram-bytes 0", SMALL, "holds no block"),
+    ("--role decode,store --dram-bytes 0", SMALL, "a store node or --ssd-path needs some"),
 ]
 
 

@@ -132,6 +132,7 @@ def test_a_store_node_has_dram_but_no_engine():
 
 def test_an_engine_node_gives_no_dram_unless_it_has_an_ssd():
     assert settle("--role", "prefill,decode").dram_bytes == 0
+    assert settle("--role", "mixed", "--dram-bytes", "0").dram_bytes == 0
     assert settle("--role", "prefill", "--ssd-path", "x").dram_bytes > 0
     assert settle("--role", "prefill,decode").node_id == "prefill+decode-ab12"
 

@@ -15,12 +15,14 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from net.http import Output
+from net.http import Output, create_app
 from net.http.common import body as bodies
 from net.http.common import pieces
 from net.http.common.errors import ApiError
-from net.http.common.pieces import PIECE_VALUES, SENT_BYTES, SMALL_VALUES, Rows, parts
+from net.http.common.pieces import PIECE_VALUES, SENT_BYTES, SMALL_VALUES, VALUE_CHARS, Prepared, Rows, parts
+from net.http.openai import responses
 from net.http.openai.prompts import LONG_TEXT_CHARS
 from net.http.openai.schema import MAX_BIASES, ChatBody, CompletionBody
 from tests.net.fake_frontend import FakeFrontend, serving
@@ -55,8 +57,23 @@ class CountingFrontend(FakeFrontend):
         self._most("ids", len(ids))
         return bytes(ids).decode("utf-8", "replace")  # not by token_bytes: those that are shown are counted
 
+    def compile_grammar(self, kind: str, source: str) -> str:
+        self._most("characters of a grammar", len(source))
+        return super().compile_grammar(kind, source)
+
 
 IDS = [65] * 2000
+PARAMETERS = {"enum": list(range(2000))}
+SCHEMA = {"properties": {f"field_{i}": {"enum": [i]} for i in range(5000)}}
+ASKED = {"input": "a", "instructions": "b" * 2000, "max_output_tokens": 9}
+SHOWN = ASKED | {
+    "tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}] * 128,
+    "tool_choice": "none",
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
+}
+CHOICE = {"type": "function", "name": "f", "more": list(range(200_000))}
+TURNS = {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f", "input_schema": PARAMETERS}] * 128}
+LARK = "start: " + " | ".join(f'"{i}"' for i in range(3000))
 LARGEST = {
     "prompt_logprobs": ("/v1/completions", {"prompt": IDS, "max_tokens": 1, "prompt_logprobs": 2, "n": 3}),
     "echo": ("/v1/completions", {"prompt": IDS, "max_tokens": 1, "echo": True, "logprobs": 2}),
@@ -73,11 +90,55 @@ LARGEST = {
     "tokenize": ("/tokenize", {"prompt": "a" * 200_000, "return_token_strs": True}),
     "detokenize": ("/detokenize", {"tokens": [65] * 200_000}),
     "logit_bias": ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(257)}, "n": 128}),
+    "regex": ("/v1/completions", {"prompt": "a", "guided_regex": "a" * (256 << 10)}),
+    "Lark": ("/v1/completions", {"prompt": "a", "guided_grammar": LARK}),
+    "GBNF": ("/v1/completions", {"prompt": "a", "guided_grammar": LARK.replace("start:", "root ::=")}),
+    "responses": ("/v1/responses", SHOWN),
+    "responses streamed": ("/v1/responses", SHOWN | {"stream": True}),
+    "responses that fail": ("/v1/responses", SHOWN | {"stream": True, "instructions": None, "input": "!late death"}),
+    "responses with tools": ("/v1/responses", SHOWN | {"tool_choice": "auto"}),
+    "responses with a choice": ("/v1/responses", ASKED | {"tools": SHOWN["tools"][:1], "tool_choice": CHOICE}),
+    "messages": ("/v1/messages", TURNS | {"max_tokens": 9, "tool_choice": {"type": "none"}}),
+    "messages streamed": ("/v1/messages", TURNS | {"max_tokens": 9, "stream": True}),
+    "count_tokens": ("/v1/messages/count_tokens", TURNS),
+    "drain": ("/drain", {"timeout_s": 86_400, "grace_s": 3_600, "force": True}),
 }
+READS_NO_BODY = {"/v1/embeddings", "/ping"}
+
+
+def test_every_route_has_a_largest_body():
+    routes = create_app(FakeFrontend()).router.routes()
+    posts = {route.resource.canonical for route in routes if route.method == "POST" and route.resource is not None}
+    assert {path for path, _ in LARGEST.values()} == posts - READS_NO_BODY
+
+
+@pytest.fixture
+def on_loop(monkeypatch) -> list[int]:
+    """Sizes of what the thread of this fixture, the event loop's, writes as JSON or copies out of a body, in values."""
+    sizes, here = [0], threading.get_ident()
+    dumps, model_dump = orjson.dumps, BaseModel.model_dump
+
+    def note(size: int) -> None:
+        if threading.get_ident() == here:
+            sizes.append(size)
+
+    def noted_dumps(*args: Any, **kwargs: Any) -> bytes:
+        data = dumps(*args, **kwargs)
+        note(len(data) // VALUE_CHARS)
+        return data
+
+    def noted_model_dump(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        fields = model_dump(*args, **kwargs)
+        note(pieces._size(fields))
+        return fields
+
+    monkeypatch.setattr(orjson, "dumps", noted_dumps)
+    monkeypatch.setattr(BaseModel, "model_dump", noted_model_dump)
+    return sizes
 
 
 @pytest.mark.parametrize("name", LARGEST)
-async def test_no_large_request_is_worked_on_in_the_event_loop(name):
+async def test_no_large_request_is_worked_on_in_the_event_loop(name, on_loop):
     frontend = CountingFrontend()
     path, body = LARGEST[name]
     async with (
@@ -93,6 +154,33 @@ async def test_no_large_request_is_worked_on_in_the_event_loop(name):
     assert frontend.on_loop("tokens") <= SMALL_VALUES + 2 * output_tokens, "the fake makes its output on the loop"
     assert frontend.on_loop("characters") <= LONG_TEXT_CHARS
     assert frontend.on_loop("ids") <= LONG_TEXT_CHARS
+    assert not frontend.on_loop("characters of a grammar")
+    assert max(on_loop) <= SMALL_VALUES
+    assert ("failed" in text) == (name == "responses that fail")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_response_repeats_of_its_request(stream, monkeypatch):
+    """It is encoded once, and is the same however often and in however many parts it is sent."""
+    prepared = []
+    monkeypatch.setattr(responses, "Prepared", lambda value: (prepared.append(value), Prepared(value))[1])
+    body = SHOWN | {"stream": stream, "instructions": "b"}
+    async with (
+        serving(FakeFrontend()) as url,
+        aiohttp.ClientSession(url) as session,
+        session.post("/v1/responses", json=body) as response,
+    ):
+        text = await response.text()
+    if stream:
+        events = [orjson.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        shown = [event["response"] for event in events if "response" in event]
+    else:
+        shown = [orjson.loads(text)]
+    assert [one["status"] for one in shown] == ["in_progress"] * 2 * stream + ["incomplete"]
+    for one in shown:
+        assert one["text"] == SHOWN["text"] and one["tool_choice"] == "none" and one["instructions"] == "b"
+        assert one["tools"] == [{**tool, "description": None, "strict": None} for tool in SHOWN["tools"]]
+    assert len(prepared) == 4
 
 
 async def test_answers_are_the_same_however_they_are_made():
@@ -287,10 +375,10 @@ json_values = st.recursive(
 
 
 @settings(deadline=None)
-@given(json_values, st.integers(0, 3), st.booleans())
-def test_parts_are_the_same_json_and_bounded(value, scale, in_rows):
+@given(json_values, st.integers(0, 3), st.sampled_from(["rows", "prepared", "list"]))
+def test_parts_are_the_same_json_and_bounded(value, scale, how):
     many = [value] * (scale * PIECE_VALUES // 3 + scale)
-    shown = Rows(lambda: iter(many)) if in_rows else many
+    shown = {"rows": Rows(lambda: iter(many)), "prepared": Prepared(many), "list": many}[how]
     encoded: list[int] = []
     dumps = pieces._dumps
     with pytest.MonkeyPatch.context() as patch:

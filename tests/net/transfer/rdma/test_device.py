@@ -1,0 +1,91 @@
+"""A device of which the verbs fail: the fake's events arrive over pipes, as the card's do over its descriptors."""
+
+import asyncio
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from net.loop.tasks import FINAL, TASK
+from net.transfer.rdma import device as devices
+from net.transfer.rdma.device import Device
+from net.transfer.rdma.verbs import Verbs, VerbsError
+from tests.net.peers import until
+
+
+class FakeVerbs(Verbs):
+    """One card with one address. `polled`: what each poll of a queue returns; `armed`: what each request for an event
+    returns."""
+
+    def __init__(self, channel: int, events: int) -> None:
+        self.polled = self.armed = self.polls = 0
+        gid = SimpleNamespace(gid_index=0, port_num=devices.PORT, gid=SimpleNamespace(raw=bytes(16)), gid_type=1)
+        fields = SimpleNamespace(max_cqe=64, max_cq=4, state=1)
+        made = {"int *": [1], "struct ibv_gid_entry[]": [gid]}
+        self.ffi = SimpleNamespace(
+            new=lambda kind, *_: made.get(kind, fields), string=bytes, NULL=None, errno=errno.EIO
+        )
+        self.lib = SimpleNamespace(
+            IBV_GID_TYPE_ROCE_V2=1,
+            ibv_get_device_list=lambda count: [b"card"],
+            ibv_free_device_list=lambda found: None,
+            ibv_get_device_name=lambda found: found,
+            ibv_open_device=lambda found: SimpleNamespace(async_fd=events),
+            ibv_query_device=lambda *_: 0,
+            ibv_query_port=lambda *_: 0,
+            ibv_query_gid_table=lambda *_: 1,
+            ibv_alloc_pd=lambda context: "pd",
+            ibv_create_comp_channel=lambda context: SimpleNamespace(fd=channel),
+            ibv_create_cq=lambda *_: "cq",
+            ibv_req_notify_cq=lambda *_: self.armed,
+            kv_nonblocking=lambda fd: 0,
+            kv_drain_events=lambda made: os.read(channel, 100),
+            kv_poll=self._poll,
+        )
+
+    def _poll(self, *_: object) -> int:
+        self.polls += 1
+        return self.polled
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """(its verbs, a descriptor: a byte written to it is an event of a completion queue)"""
+    channel, bell = os.pipe()
+    events, unused = os.pipe()
+    fake = FakeVerbs(channel, events)
+    monkeypatch.setattr(devices, "verbs", lambda: fake)
+    yield fake, bell
+    for fd in (channel, bell, events, unused):
+        os.close(fd)
+
+
+@pytest.mark.parametrize(("polled", "armed"), [(-1, 0), (0, errno.EIO)])
+async def test_a_node_whose_completion_queue_is_broken_leaves(card, polled, armed):
+    """Every transfer over it would wait for ever, while the node looks healthy."""
+    verbs, bell = card
+    loop, reports = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    device = Device("card")
+    try:
+        number, _ = device.take_completions(8)
+        os.write(bell, b"1")
+        await until(lambda: verbs.polls)
+        assert not reports and device.poll() == 0
+        verbs.polled, verbs.armed = polled, armed
+        for _ in range(3):
+            before = verbs.polls
+            os.write(bell, b"1")
+            await until(lambda before=before: verbs.polls > before)
+        [report] = reports
+        assert (report[TASK], report[FINAL]) == ("completions of card", True)
+        assert isinstance(report["exception"], VerbsError)
+        if polled:
+            with pytest.raises(VerbsError, match="a completion queue of card is broken"):
+                device.poll()
+        device.give_back_completions(number, 8)  # a link ends, whatever its device does
+    finally:
+        loop.remove_reader(device._channel.fd)
+        loop.remove_reader(device._context.async_fd)
+        loop.set_exception_handler(None)
