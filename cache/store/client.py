@@ -96,7 +96,7 @@ class Store:
         return out
 
     def put(self, key: Key, value: Buffer, *, replace: bool = False, durable: bool = False, pin: bool = False) -> bool:
-        """False when the key was there. A value never changes: the first one stays. `replace` replaces an object of
+        """False when the key was there. The first value stays while all homes answer. `replace` replaces an object of
         different bytes; without it Exists is raised.
 
         When this returns, the value is in the memory of its homes, which write it to their SSD tiers a moment later: a

@@ -201,7 +201,7 @@ class Store:
         return await self._values.get_many(keys)
 
     async def put(self, key: BlockKey, value: Buffer, *, durable: bool = False, pin: bool = False) -> bool:
-        """Store 1 to block_bytes bytes; False when the key was there (values never change: the first one stays).
+        """Store 1 to block_bytes bytes; False when the key was there (the first value stays while all homes answer).
         `durable`, `pin`: see `put_many`. Raises ValueError for another length, NoRoom, NotDurable, Unreachable."""
         return (await self.put_many([(key, value)], durable=durable, pin=pin))[0]
 

@@ -10,12 +10,18 @@ ENGINE = (
 )
 TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
-FAULTS = {
-    "streams cut": "streams cut",
-    "reconnects": "reconnects",
+PAUSES = {
     "longest pause p99": "longest pause, p99, s",
     "longest wait for a first token": "longest wait for a first token, s",
+    "longest pause p99 -> goal": "goal of both, s",
 }
+JUDGED = {
+    "errors": "errors",
+    "wrong tokens": "wrong tokens",
+    "blocks held afterwards": "blocks held afterwards",
+    "memory growth": "memory growth, MiB",
+}
+KILLED = {"streams cut": "streams cut", "reconnects": "reconnects"} | PAUSES | JUDGED
 NO_STREAM = "none"
 """The cell of a pause or wait where no stream was cut, or where all streams had their first token already."""
 
@@ -101,22 +107,26 @@ FIGURES = (
             "greedy answers that never differ": "greedy answers that never differ, %",
             "bytes per block": "bytes per block",
         },
-        timed=False,
     ),
-    Figure("kill-roles", FAULTS, command="scripts/faults.py kill-roles", timed=False, without=NO_STREAM),
+    Figure("kill-roles", KILLED, command="scripts/faults.py kill-roles", timed=False, without=NO_STREAM),
     Figure(
         "kill-roles-single",
-        FAULTS,
+        KILLED,
         command="scripts/faults.py kill-roles --shape single --model embedded",
         timed=False,
         without=NO_STREAM,
     ),
     Figure(
+        "stop-nodes",
+        {"requests": "requests", "refused while it stood still": "refused and sent again"} | JUDGED,
+        command="scripts/faults.py stop-nodes",
+        timed=False,
+    ),
+    Figure(
         "cut-nodes",
         {
             "requests": "requests",
-            "longest pause p99": "longest pause, p99, s",
-            "longest wait for a first token": "longest wait for a first token, s",
+            **PAUSES,
             "heal to one cluster": "one cluster again after, s",
         },
         command="scripts/faults.py cut-nodes",

@@ -71,7 +71,7 @@ class Figure:
     line per case and metric, and one column with the ratio to each of `compared_with` (peers and limits)."""
 
     name: str
-    metrics: Mapping[str, str]  # name in the file -> name on the page
+    metrics: Mapping[str, str]  # name in the file, or "name -> limit" -> name on the page
     result: str = ""  # "" = `name`
     command: str = ""  # "" = scripts/bench.py RESULT
     cases: str = ".*"  # pattern
@@ -89,10 +89,17 @@ class Figure:
         lines = ["| | " + " | ".join(self.metrics.values()) + " |", "|---" * (len(self.metrics) + 1) + "|"]
         for case in result.cases(self.cases):
             known = {row["metric"]: row for row in result.rows if row["case"] == case}
-            cells = [number(known[name]["ours"], self.without) if name in known else "" for name in self.metrics]
+            cells = [self._cell(known, name) for name in self.metrics]
             if any(cells):
                 lines.append(f"| {case} | " + " | ".join(cells) + " |")
         return lines
+
+    def _cell(self, known: Mapping[str, Row], name: str) -> str:
+        """The value of a metric, or its limit; "" for a metric that the case does not have."""
+        metric, _, limit = name.partition(" -> ")
+        if metric not in known:
+            return ""
+        return number(known[metric]["limits"][limit]) if limit else number(known[metric]["ours"], self.without)
 
     def _compared(self, result: Result) -> list[str]:
         heads = [head for other in self.compared_with for head in (other, "ratio")]
@@ -130,7 +137,8 @@ def stamp(result: Result) -> str:
 def caption(result: Result, command: str, timed: bool = True) -> str:
     """The origin of a table."""
     here = result.machine
-    parts = [f"`{command}`", f"`lab/results/{result.path.name}`", f"commit `{result.commit[:7]}`"]
+    changed = " with uncommitted changes" if result.commit.endswith("-dirty") else ""
+    parts = [f"`{command}`", f"`lab/results/{result.path.name}`", f"commit `{result.commit[:7]}`{changed}"]
     if not timed:
         parts += [] if here.get("quiet", True) else ["**machine busy**"]
     else:

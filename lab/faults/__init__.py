@@ -1,40 +1,49 @@
 """Faults under load: nodes that are killed, cut off, stopped or restarted, and the checks afterwards.
 
 Files:
-    chaos            Gossip under random faults, many seeds: invariants after every event, agreement at the end
-    checks           What must hold after a fault: the same tokens, balanced books, no growth; and how long the
-                     streams paused
-    client           Clients that do not give up: they stream, and when their node is gone they continue at another
-                     one by request id
-    cut_nodes        Cut one node off the network under load, and heal: no client error, the same tokens, nothing held
-                     afterwards
-    histories        Is a history of puts and gets of one key linearizable?
-    kill_roles       SIGKILL one node of each role under load: no client error, the same tokens, and how long a stream
-                     pauses
-    namespaces       Nodes in separate network namespaces, connected by a bridge: during a cut, the kernel drops
-                     packets
-    put_client       One client of scripts/faults.py put-histories in a separate process: it may be on the other side
-                     of a cut
-    put_histories    Clients put the same keys concurrently, in calm and across a cut: checks their reads against
-                     docs/store.md
-    role_changes     Nodes that change between prefill and decode under a load that changes its nature: no request
-                     fails, equal tokens
-    rolling_restart  Restart every node of a local cluster in turn, under load, and count the requests that failed
-    runner           The runner of fault scenarios: flags, clusters, the checks that follow every fault, the result,
-                     the exit code
-    soak             The store under load and under faults, for a given time
-    soak_holders     A client's view while a holder of its values is killed or hangs: the longest get, and wrong bytes
-    soak_load        Mixed load on three store nodes: values, objects, removals, and a client that reconnects
-    soak_tier        An SSD tier that writes in a separate process until it is killed; and faults for it: SIGKILL,
-                     flipped bits
-    stop_nodes       SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again: nothing
-                     stays held
-    tiny             A model that loads immediately, for benchmarks of everything except the model
+    chaos               Gossip under random faults, many seeds: invariants after every event, agreement at the end
+    checks              What must hold after a fault: the same tokens, balanced books, no growth; and how long the
+                        streams paused
+    client              Clients that do not give up: they stream, and when their node is gone they continue at another
+                        one by request id
+    cut_nodes           Cut one node off the network under load, and heal: no client error, the same tokens, nothing
+                        held afterwards
+    exhaustion          Silent connections and a full or frozen SSD tier under load: no client error, the same tokens,
+                        nothing held
+    faulty_disk.c       A disk that fails or freezes, below LMDB and the slot file
+    faulty_disk         A disk of a node that fails, is full or hangs on demand: `faulty_disk.c` below LMDB and the
+                        slot file
+    histories           Is a history of puts and gets of one key linearizable?
+    kill_roles          SIGKILL one node of each role under load: no client error, the same tokens, and how long a
+                        stream pauses
+    namespaces          Nodes in separate network namespaces, connected by a bridge: during a cut, the kernel drops
+                        packets
+    put_client          One client of scripts/faults.py put-histories in a separate process: it may be on the other
+                        side of a cut
+    put_histories       Clients put the same keys concurrently, in calm and across a cut: checks their reads against
+                        docs/store.md
+    role_changes        Nodes that change between prefill and decode under a load that changes its nature: no request
+                        fails, equal tokens
+    rolling_restart     Restart every node of a local cluster in turn, under load, and count the requests that failed
+    runner              The runner of fault scenarios: flags, clusters, the checks that follow every fault, the
+                        result, the exit code
+    silent_connections  A flood of TCP connections that never finish what they begin, opened again when the other side
+                        closes them
+    soak                The store under load and under faults, for a given time
+    soak_holders        A client's view while a holder of its values is killed or hangs: the longest get, and wrong
+                        bytes
+    soak_load           Mixed load on three store nodes: values, objects, removals, and a client that reconnects
+    soak_tier           An SSD tier that writes in a separate process until it is killed; and faults for it: SIGKILL,
+                        flipped bits
+    stop_nodes          SIGSTOP one node under load for longer than every deadline of the others, SIGCONT, again:
+                        nothing stays held
+    tiny                A model that loads immediately, for benchmarks of everything except the model
 """
 
 FAULTS = {
     "chaos": "lab.faults.chaos",
     "cut-nodes": "lab.faults.cut_nodes",
+    "exhaustion": "lab.faults.exhaustion",
     "kill-roles": "lab.faults.kill_roles",
     "put-histories": "lab.faults.put_histories",
     "role-changes": "lab.faults.role_changes",

@@ -58,6 +58,13 @@ def _held(cluster: LocalCluster, name: str, url: str) -> list[str]:
     return books + [f"{name} still holds {count} {what}" for what, count in held.items() if count]
 
 
+def blocks_held(cluster: LocalCluster) -> int:
+    """Blocks that requests or transfers of living nodes hold."""
+    urls = [f"{node.url}/debug/state" for node in cluster.nodes if node.alive]
+    engines = [rest.get(url, cluster.api_key)["engine"] for url in urls]
+    return sum(engine["blocks"]["held"] for engine in engines if engine is not None)
+
+
 def form(cluster: LocalCluster) -> None:
     """Wait until every living node is ready and counts exactly the living ones as members. Raises TimeoutError."""
     deadline = time.monotonic() + FORM_S
@@ -91,16 +98,35 @@ def own_bytes(pid: int) -> int:
     return int(fields["RssAnon"].split()[0]) << 10
 
 
-def memory_of(cluster: LocalCluster) -> dict[str, int]:
-    """Name of each living node -> its private bytes."""
-    return {node.name: own_bytes(node.pid) for node in cluster.nodes if node.alive}
+class Memory:
+    """The private memory of node processes, compared with their first sample. A restarted node is another process, so
+    its comparison begins again."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, int], int] = {}
+
+    def growth(self, cluster: LocalCluster) -> dict[str, float]:
+        """Takes a sample. Returns the name of each living node whose process was sampled before -> MiB since then."""
+        now = {(node.name, node.pid): own_bytes(node.pid) for node in cluster.nodes if node.alive}
+        grown = {
+            name: (size - self._first[name, pid]) / 2**20
+            for (name, pid), size in now.items()
+            if (name, pid) in self._first
+        }
+        self._first = now | self._first
+        return grown
 
 
-def growth_rows(samples: Sequence[Mapping[str, int]], most_bytes: int, since: str) -> tuple[list[Row], list[str]]:
-    """(rows with each node's growth from the first sample to the last, nodes that grew by more than `most_bytes`)"""
-    limits = {"most": most_bytes / 2**20}
-    rows = [
-        Row("memory", f"growth of {name} since {since}", "MiB", (samples[-1][name] - first) / 2**20, limits=limits)
-        for name, first in samples[0].items()
-    ]
-    return rows, [f"memory: {row.metric} is {row.ours} MiB" for row in rows if (row.ours or 0.0) > limits["most"]]
+def growth_row(case: str, grown: Mapping[str, float], most_bytes: int = GROWTH_BYTES) -> tuple[Row, list[str]]:
+    """(row with the largest growth and a note with all of them, nodes that grew by more than `most_bytes`)"""
+    most = most_bytes / 2**20
+    note = f"{case}: memory " + ", ".join(f"{name} {size:+.1f} MiB" for name, size in grown.items())
+    row = Row(
+        case,
+        "memory growth",
+        "MiB",
+        max(grown.values(), default=None),
+        limits={"most": most},
+        note=note if grown else "",
+    )
+    return row, [f"{case}: {name} grew by {size:.1f} MiB" for name, size in grown.items() if size > most]

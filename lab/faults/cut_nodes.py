@@ -69,14 +69,12 @@ def play(this: Run) -> None:
             role, _, way = case.partition(":")
             title = f"{role} {WAYS[way]}"
             load, cut_at, healed_s = asyncio.run(_cut(args, cluster, network, bodies, role, cast(Way, way)))
-            this.compare(title, calm, load)
-            this.settle(cluster)
+            this.judge(title, cluster, calm, load)
             this.rows += case_rows(title, load.streams, cut_at, healed_s)
 
 
 def case_rows(title: str, streams: Sequence[Stream], cut_at: float, healed_s: float) -> list[Row]:
     return [
-        Row(title, "requests", "", float(len(streams))),
         *pause_rows(title, streams, cut_at),
         Row(title, "heal to one cluster", "s", healed_s),
     ]

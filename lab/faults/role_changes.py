@@ -77,7 +77,7 @@ def play(this: Run) -> None:
             load, layouts = asyncio.run(
                 _phase(cluster[DOOR].url, TIDES[which], loads[which], f"phase{phase}", args.phase_s)
             )
-            this.compare(title, calm[which], load)
+            this.compare(title, cluster, calm[which], load)
             moved = changes_in(layouts)
             changes += moved
             this.rows += phase_rows(title, args.phase_s, load.streams, layouts[-1] if layouts else {}, moved)
@@ -96,8 +96,13 @@ def phase_rows(title: str, seconds: float, streams: Sequence[Stream], last: Layo
     waits = sorted(one.at[0] - one.begun for one in done)
     said = ", ".join(f"{name} {does}" for name, does in sorted(last.items()))
     return [
-        Row(title, "requests", "", float(len(streams)), note=f"{title}: at the end {said}"),
-        Row(title, "output tokens", "1/s", sum(len(one.tokens) for one in done) / seconds),
+        Row(
+            title,
+            "output tokens",
+            "1/s",
+            sum(len(one.tokens) for one in done) / seconds,
+            note=f"{title}: at the end {said}",
+        ),
         Row(title, "first token p50", "s", waits[len(waits) // 2] if waits else None),
         Row(title, "role changes", "", float(changes)),
     ]

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.common.results import Row, add_result_flags, quicken, report
-from lab.faults.checks import differences, settle
+from lab.faults.checks import Memory, blocks_held, differences, growth_row, settle
 from lab.faults.client import Body, Load, Stream, each_once, random_bodies
 from lab.faults.namespaces import Namespaces, NoNamespaces
 from lab.faults.tiny import tiny_model
 from lab.launch import rest
-from lab.launch.cluster import LocalCluster, NodeDied, Where
+from lab.launch.cluster import LocalCluster, NodeDied, Processes, Where
 
 UNAVAILABLE = 3
 """Exit code if network namespaces are not available."""
@@ -30,9 +30,6 @@ WRONG_SHOWN = 20
 
 TINY, EMBEDDED = "tiny", "embedded"
 """Values of --model: random weights that load at once, and the model that nodes serve by default."""
-
-SPARE = 4
-"""Spare requests, which replace those that `Run.untied` excludes."""
 
 
 @dataclass
@@ -47,6 +44,7 @@ class Run:
     wrong: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """Entries of the result's config in addition to flags."""
+    memory: Memory = field(default_factory=Memory)
 
     def folder(self) -> Path:
         """A new folder, which is deleted after the run."""
@@ -72,11 +70,18 @@ class Run:
         *,
         role_flags: Mapping[str, Sequence[str]] | None = None,
         network: Namespaces | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Iterator[LocalCluster]:
         """The nodes run during the block; at its end no node may have died by itself, and none may hold anything."""
         key, before = (API_KEY if network else None), len(self.wrong)
         made = LocalCluster(
-            nodes, flags, run_dir=self.folder(), role_flags=role_flags, where=Where(network=network), api_key=key
+            nodes,
+            flags,
+            run_dir=self.folder(),
+            role_flags=role_flags,
+            where=Where(network=network),
+            processes=Processes(env or {}),
+            api_key=key,
         )
         with made as cluster:
             yield cluster
@@ -96,31 +101,34 @@ class Run:
     def calm(
         self, cluster: LocalCluster, door: str, bodies: Sequence[Body], at_once: int | None = None
     ) -> list[Stream]:
-        """The results of the bodies on the undisturbed cluster."""
+        """The results of the bodies on the undisturbed cluster, and the first sample of its memory."""
         streams = asyncio.run(each_once(cluster[door].url, bodies, "calm", cluster.api_key, at_once))
         self.wrong += [f"undisturbed: {one.error}" for one in streams if one.error]
+        self.memory.growth(cluster)
         return streams
 
-    def untied(
-        self, cluster: LocalCluster, door: str, count: int, prompt_tokens: int, tokens: int
-    ) -> tuple[list[Body], list[Stream]]:
-        """`count` requests and their undisturbed tokens. Excludes requests whose tokens depend on concurrent requests,
-        because two tokens are equally likely up to rounding."""
-        bodies = self.bodies(cluster, count + SPARE, prompt_tokens, tokens, self.args.seed)
-        alone = self.calm(cluster, door, [body | {"cache_salt": "alone"} for body in bodies], at_once=1)
-        salted = [body | {"cache_salt": "together"} for body in bodies]
-        together = asyncio.run(each_once(cluster[door].url, salted, "together", cluster.api_key))
-        same = [i for i, one in enumerate(alone) if one.tokens == together[i].tokens]
-        print(f"{len(bodies) - len(same)} of {len(bodies)} requests are tied and excluded", file=sys.stderr)
-        return [bodies[i] for i in same[:count]], [alone[i] for i in same[:count]]
+    def judge(self, case: str, cluster: LocalCluster, calm: Sequence[Stream], load: Load) -> None:
+        """What must hold after every fault, with a row for each: `compare`, and no process has grown since its first
+        sample."""
+        self.compare(case, cluster, calm, load)
+        row, grown = growth_row(case, self.memory.growth(cluster))
+        self.rows.append(row)
+        self.wrong += grown
 
-    def compare(self, case: str, calm: Sequence[Stream], load: Load) -> int:
-        """Check that every request of the load returned the tokens of its undisturbed body; returns the number that did
-        not."""
+    def compare(self, case: str, cluster: LocalCluster, calm: Sequence[Stream], load: Load) -> None:
+        """Each request of the load returned the tokens of its undisturbed body, and no node holds anything."""
         found = differences(case, [calm[body] for body, _ in load.requests], load.streams)
         self.wrong += found
+        self.settle(cluster)
+        failed = sum(bool(one.error) for one in load.streams)
+        none = {"goal": 0.0}
+        self.rows += [
+            Row(case, "requests", "", float(len(load.streams))),
+            Row(case, "errors", "", float(failed), limits=none),
+            Row(case, "wrong tokens", "", float(len(found) - failed), limits=none),
+            Row(case, "blocks held afterwards", "", float(blocks_held(cluster)), limits=none),
+        ]
         print(f"{case}: {len(load.requests)} requests, {len(self.wrong)} wrong so far", file=sys.stderr)
-        return len(found)
 
     def settle(self, cluster: LocalCluster) -> None:
         """Check that soon no living node holds anything for a request, and that all books are balanced."""

@@ -13,7 +13,7 @@ from typing import Any
 import lmdb
 
 from cache.store.client import NoRoom, Store, Unreachable
-from lab.faults.checks import growth_rows, memory_of
+from lab.faults.checks import Memory, growth_row
 from lab.faults.runner import Run
 from lab.launch.cluster import LocalCluster
 
@@ -102,24 +102,22 @@ def soak(this: Run, seconds: float, rate: float, seed: int) -> dict[str, Any]:
     with this.cluster("store=3", (*FLAGS, "--ssd-path", f"{home}/{{node}}")) as nodes:
         load = Load(nodes.nodes[0].url.removeprefix("http://"), rng)
         begin = time.monotonic()
-        memory: list[dict[str, int]] = []
-        files: list[dict[str, int]] = []
+        memory, files = Memory(), dict[str, int]()
         while (passed := time.monotonic() - begin) < seconds:
             load.step()
-            if passed > WARM_UP * seconds and not memory:
-                memory, files = [memory_of(nodes)], [descriptors(nodes)]
+            if passed > WARM_UP * seconds and not files:
+                memory.growth(nodes)
+                files = descriptors(nodes)
             time.sleep(max(0.0, load.counts["calls"] / rate - passed))
         load.store.close()
         time.sleep(2.0)
-        memory.append(memory_of(nodes))
-        files.append(descriptors(nodes))
+        row, grown = growth_row("soak", memory.growth(nodes), GROWTH_BYTES)
+        opened = [count - files[name] for name, count in descriptors(nodes).items()]
         with Store(load.address) as store:
             homes = store.stats()["homes"]
         held = sum(one["tiers"]["dram"]["held"] + one["share"]["leases"] for one in homes.values())
         tables = [readers(home / node.name) for node in nodes.nodes]
-    rows, grown = growth_rows(memory, GROWTH_BYTES, "the warm-up")
-    this.rows += rows
-    opened = [files[-1][name] - count for name, count in files[0].items()]
+    this.rows.append(row)
     problems = {"memory": bool(grown), "fds": max(opened) > 0, "slots": held > 0, "readers": max(tables) > 8}
     leaks = [name for name, found in problems.items() if found]
     facts = {"fd_growth": opened, "held": held, "lmdb_readers": tables}

@@ -1,22 +1,20 @@
 """A real store node whose disk fails, stands still, or whose process is killed: what it promises then, and when it is
-over. Faults are injected below LMDB and the slot file (tests/cache/faulty_disk.c)."""
+over. Faults are injected below LMDB and the slot file (lab/faults/faulty_disk.c)."""
 
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from cache.ssd import backends
 from cache.store.client import NoRoom, NotDurable, Store
+from lab.faults.faulty_disk import FaultyDisk
 from lab.launch.cluster import Processes
 
-FAULTS = Path(__file__).parents[1] / "cache" / "faulty_disk.c"
 VALUE = 64 << 10
 FLAGS = ("--model", "none", "--value-bytes", "64K", "--dram-bytes", "4M", "--ssd-bytes", "64M")
 MEMORY = (4 << 20) // VALUE  # values that DRAM holds
@@ -30,29 +28,10 @@ def key(i: int) -> bytes:
     return random.Random(-1 - i).randbytes(16)
 
 
-class Disk:
-    """Of a node: what it does wrong is in a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path, self.control, library = folder / "ssd", folder / "control", folder / "faulty.so"
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, FAULTS, "-ldl"], check=True)
-        self.control.write_text("")
-        self.env = {
-            "LD_PRELOAD": str(library),
-            "FAULTY_PATH": str(self.path),
-            "FAULTY_CONTROL": str(self.control),
-        }
-
-    def is_wrong(self, what: str) -> None:
-        new = self.control.with_suffix(".new")
-        new.write_text(what)
-        new.replace(self.control)
-
-
 @pytest.fixture(params=sorted(backends))
 def node(request, start, tmp_path):
     """(cluster, disk, client) of one store node with a disk that can fail."""
-    disk = Disk(tmp_path)
+    disk = FaultyDisk(tmp_path)
     flags = (*FLAGS, "--ssd-path", str(disk.path), "--ssd-backend", request.param)
     with start("store=1", *flags, processes=Processes(disk.env)) as cluster:
         try:

@@ -17,8 +17,20 @@ from lab.docs.summary import BLOCKS, SUMMARY
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ("README.md", "docs/performance.md")
-MEASURED = re.compile(r"\d (?:ms|us|s|MB/s|GB/s|GFLOP/s|TFLOP/s|tokens/s|requests/s|%)(?![\w/-])|\d\.\d+x")
-"""A number with a unit of time, rate or share, or a ratio."""
+MEASURED = re.compile(
+    r"\d[\d.,]* (?:ms|us|s|MB/s|GB/s|GFLOP/s|TFLOP/s|tokens/s|requests/s|%)(?![\w/-])|\d\.\d+x|\d(?:\.\d+)?e-\d+"
+)
+"""A number with a unit of time, rate or share, a ratio, or a small number as programs print it."""
+
+SETTINGS = {
+    "docs/failures.md": {"50 ms", "0.5 s", "1.5 s", "30 s", "10 s", "3 s", "1 s", "45 s", "15 s"},
+    "docs/store.md": {"1 s", "60 s", "3 s", "30 s", "10 s"},
+    "docs/testing.md": set(),
+    "docs/threats.md": {"5 ms", "5 s"},
+    "docs/comparison.md": {"780 GB/s"},
+}
+"""Pages without tables of results -> the deadlines, periods and flags that they state, or figures that others have
+published. A measured figure stands in docs/performance.md, next to its file."""
 
 SAID = {
     "20 to 30 %": "the drift of virtual machines, a reason to read ratios",
@@ -63,6 +75,12 @@ def test_a_table_is_made_from_the_newest_file_alone(tmp_path):
     assert "busy" not in lines[-1]
 
 
+def test_uncommitted_changes_are_marked(tmp_path):
+    path = written(tmp_path, "2026-01-01-x.json")
+    path.write_text(path.read_text().replace("0123456789", "0123456789-dirty"))
+    assert "with uncommitted changes" in caption(Result.newest("x", tmp_path), "scripts/x.py")
+
+
 def test_a_busy_machine_is_marked(tmp_path):
     written(tmp_path, "2026-01-01-x.json", load_before=2.0, quiet=False)
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py")
@@ -73,6 +91,12 @@ def test_a_busy_machine_is_marked_under_tables_of_counts_and_pauses_too(tmp_path
     assert "**machine busy**" in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
     written(tmp_path, "2026-02-01-x.json")
     assert "busy" not in caption(Result.newest("x", tmp_path), "scripts/x.py", timed=False)
+
+
+def test_a_column_may_show_the_goal_of_a_metric(tmp_path):
+    written(tmp_path, "2026-01-01-x.json")
+    figure = Figure("f", {"t": "time", "t -> l": "goal", "gone": "gone"}, "x", "scripts/x.py", cases="a")
+    assert figure.render(tmp_path).splitlines()[2] == "| a | 5 | 4 |  |"
 
 
 def test_a_row_without_a_value_says_what_that_means(tmp_path):
@@ -136,6 +160,12 @@ def test_no_figure_stands_in_the_prose(page):
     assert [text[max(0, found.start() - 40) : found.end()] for found in MEASURED.finditer(text)] == []
 
 
+@pytest.mark.parametrize("page", SETTINGS)
+def test_pages_of_promises_state_settings_and_nothing_measured(page):
+    text = (ROOT / page).read_text()
+    assert {found[0] for found in MEASURED.finditer(text)} == SETTINGS[page]
+
+
 @pytest.mark.parametrize(
     ("ours", "line"), [("ours-shm", "KV between processes of one host"), ("ours-tcp", "KV over TCP")]
 )
@@ -159,6 +189,21 @@ def test_the_prose_of_the_measurements_is_short():
     text = MARK.sub("", (ROOT / "docs/performance.md").read_text())
     words = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL).split()
     assert 500 < len(words) < 3_500
+
+
+WITHOUT_COMMIT = {
+    "2026-11-21-embedded-cpu-model.json",
+    "2026-11-21-first-answer.json",
+    "2026-11-21-validate-pair.json",
+    "2026-11-22-stop-nodes.json",
+}
+"""Older results that name no commit, a short one, or one with uncommitted changes. No new result may be one of them."""
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_result_is_of_one_commit_without_other_changes(path):
+    commit = json.loads(path.read_bytes()).get("commit")
+    assert path.name in WITHOUT_COMMIT or re.fullmatch(r"[0-9a-f]{40}", commit or ""), commit
 
 
 def test_each_result_is_there_once():

@@ -10,8 +10,8 @@ from argparse import ArgumentParser, Namespace
 import pytest
 
 from lab.bench.common.results import Row
-from lab.faults import kill_roles, stop_nodes
-from lab.faults.checks import growth_rows, own_bytes
+from lab.faults import checks, kill_roles, runner, stop_nodes
+from lab.faults.checks import Memory, growth_row, own_bytes
 from lab.faults.client import Load, Stream
 from lab.faults.namespaces import NoNamespaces
 from lab.faults.runner import EMBEDDED, TINY, UNAVAILABLE, Run, Scenario, run
@@ -73,22 +73,57 @@ def test_only_some_scenarios_pass_flags_on(capsys):
     assert found == ["--dtype", "float32"]
 
 
-def test_each_request_is_compared_with_what_its_body_gave(tmp_path):
+class FakeNode:
+    def __init__(self, name: str, pid: int) -> None:
+        self.name, self.pid, self.alive, self.url = name, pid, True, ""
+
+
+class FakeCluster:
+    """Nodes with these process ids."""
+
+    api_key = None
+
+    def __init__(self, **pids: int) -> None:
+        self.nodes = [FakeNode(name, pid) for name, pid in pids.items()]
+
+
+def test_every_request_is_judged_by_what_its_body_gave(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "settle", lambda cluster: [])
+    monkeypatch.setattr(runner, "blocks_held", lambda cluster: 0)
     this = Run(None, [], tmp_path)
     load = Load([], [{}, {}], "load")
-    load.requests = [(1, Stream(tokens=[4])), (0, Stream(tokens=[1, 2])), (1, Stream(tokens=[5]))]
-    assert this.compare("cut", [Stream(tokens=[1, 2]), Stream(tokens=[4])], load) == 1
-    assert this.wrong == ["cut: stream 2 differs from token 0 on (1 tokens)"]
-
-
-def test_growth_is_from_the_first_sample_to_the_last():
-    samples = [{"a": 10 << 20, "b": 10 << 20}, {"a": 90 << 20, "b": 0}, {"a": 11 << 20, "b": 13 << 20}]
-    rows, grown = growth_rows(samples, 2 << 20, "the first round")
-    assert [(row.case, row.metric, row.ours) for row in rows] == [
-        ("memory", "growth of a since the first round", 1.0),
-        ("memory", "growth of b since the first round", 3.0),
+    load.requests = [
+        (1, Stream(tokens=[4])),
+        (0, Stream(tokens=[1, 2])),
+        (1, Stream(tokens=[5])),
+        (0, Stream(error="503: no")),
     ]
-    assert len(grown) == 1 and "growth of b" in grown[0]
+    this.judge("cut", FakeCluster(), [Stream(tokens=[1, 2]), Stream(tokens=[4])], load)
+    assert this.wrong == ["cut: stream 2 differs from token 0 on (1 tokens)", "cut: stream 3 failed: 503: no"]
+    rows = {row.metric: row.ours for row in this.rows}
+    assert rows == {
+        "requests": 4.0, "errors": 1.0, "wrong tokens": 1.0, "blocks held afterwards": 0.0, "memory growth": None,
+    }  # fmt: skip
+
+
+def test_memory_is_compared_within_one_process(monkeypatch):
+    """A restarted node is another process: comparing it with its predecessor would hide or invent growth."""
+    held = {1: 10 << 20, 2: 10 << 20, 3: 90 << 20}
+    monkeypatch.setattr(checks, "own_bytes", held.__getitem__)
+    memory = Memory()
+    assert memory.growth(FakeCluster(a=1, b=2)) == {}
+    held[1] = 13 << 20
+    assert memory.growth(FakeCluster(a=1, b=3)) == {"a": 3.0}
+    held[3] = 95 << 20
+    assert memory.growth(FakeCluster(a=1, b=3)) == {"a": 3.0, "b": 5.0}
+
+
+def test_the_growth_of_every_node_is_told_and_the_largest_is_the_row():
+    row, grown = growth_row("decode killed", {"a": 1.0, "b": 3.0}, 2 << 20)
+    assert (row.metric, row.ours, row.limits) == ("memory growth", 3.0, {"most": 2.0})
+    assert "a +1.0 MiB" in row.note and "b +3.0 MiB" in row.note
+    assert grown == ["decode killed: b grew by 3.0 MiB"]
+    assert growth_row("decode killed", {}, 2 << 20)[0].ours is None
 
 
 def test_own_bytes_grow_with_what_a_process_writes():

@@ -1,5 +1,7 @@
-// A disk that fails or stands still, below LMDB and the slot file: LD_PRELOAD this, name the files in FAULTY_PATH (a
-// prefix of their paths) and write what is wrong into the file that FAULTY_CONTROL names:
+// A disk that fails or freezes, below LMDB and the slot file.
+//
+// LD_PRELOAD it, set FAULTY_PATH to a prefix of the paths of the files, and write the fault into the file that
+// FAULTY_CONTROL names:
 //
 //     read EIO      reads fail
 //     write ENOSPC  writes fail, and syncs and allocations
