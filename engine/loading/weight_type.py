@@ -2,9 +2,9 @@
 
 `stored` where all of these hold: the files have matrices in types that have kernels (GGUF, AWQ, GPTQ, int8, fp8); the
 `cpu` backend computes attention, so nobody asked for torch; and the products of this CPU's level are faster with these
-matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures it. Tiles
-(amx) multiply many rows of bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes
-yet.
+matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures it. fp8 is
+faster for one row, but slower for 2 to 32, because each conversion serves few rows. Tiles (amx) multiply many rows of
+bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes yet.
 
 The choice depends on the file and the CPU alone, so every start of a node gives the same tokens.
 """
@@ -50,6 +50,8 @@ def _against(kinds: Set[str], backend: str, dtype: torch.dtype, cpu_level: str) 
     """Why weights in `kinds` are widened; None if they are not."""
     if not kinds:
         return "the file has no matrices in types with kernels"
+    if "fp8" in kinds:
+        return "products of fp8 are slower for 2 to 32 rows; stored needs less memory"
     if backend != "cpu":
         return f"the attention backend is {backend}, not cpu"
     try:
