@@ -43,6 +43,7 @@ if find_spec("uvloop") is None:
 from cache.ssd.claim import SsdError
 from engine.checkpoint.model_source import ModelSource, adopt, describe, no_model, with_weights_in
 from engine.config.config import NO_MODEL, Config
+from engine.config.fits import beyond_free_memory
 from engine.config.flags import UsageError, as_dict, parse, show
 from engine.config.machine import survey
 from engine.config.net_options import api_key, open_cluster_key
@@ -141,14 +142,17 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
             config.max_connections,
             machine.max_files,
         )
-    if config.log_format == "text":
-        print(show(config), file=sys.stderr, flush=True)
-    else:
-        log.info("configuration: %s", json.dumps(as_dict(config)))
+    if (short := beyond_free_memory(config, machine)) is not None:
+        log.warning("%s", short)
     stop, hurry = _stop_on_signals()
     phases.end("model and machine", time.monotonic())
     with listen(config.host, config.port) as http_socket:
         node = Node(config, source, http_socket, cluster, phases, draft)
+        # After the flags were accepted, so that the refusal of one does not stand below eighty lines.
+        if config.log_format == "text":
+            print(show(config), file=sys.stderr, flush=True)
+        else:
+            log.info("configuration: %s", json.dumps(as_dict(config)))
         try:
             await _first(node.start(), stop.wait(), node.given_up.wait())
             # What start-up made lives as long as the node: a full collection over it would hold every thread for

@@ -6,6 +6,7 @@ Files:
     config          One frozen Config for a node; its flags are generated from its fields in engine/config/flags.py
     contradictions  Flags that contradict each other on every machine and with every model
     field           A field of Config that is also a command-line flag: its default
+    fits            Whether the memory and the disk that the flags name exist on this machine
     flag_values     One field of Config as text: its flag's name, and how its value is parsed and formatted
     flags           The command line of a node, generated from the fields of Config: parse it, show it
     machine         The facts about this machine from which `engine.config.resolve` resolves every 'auto'

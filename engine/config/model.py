@@ -62,7 +62,9 @@ class ModelFields:
         "a Hugging Face directory, a hub id, a .gguf file, or the name of the embedded model; none = a store "
         "without a model",
     )
-    served_model_name: str = flag("auto", "model", "model name in the API; auto = the last part of --model")
+    served_model_name: str = flag(
+        "auto", "model", "model name in the API; auto = the cluster's, otherwise the last part of --model"
+    )
     tokenizer: str = flag("auto", "model", "directory or file with tokenizer.json; auto = from --model")
     load_format: str = flag(
         "auto",

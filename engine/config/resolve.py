@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
 from engine.config.config import NO_MODEL, Config
+from engine.config.fits import MiB, check_disk, check_memory
 from engine.config.flags import UsageError
 from engine.config.machine import Gpu, Machine
 
-MiB = 1 << 20
 GiB = 1 << 30
 
 CPU_KV_BYTES = 2 * GiB
@@ -97,7 +97,7 @@ def resolve(
     resolved = replace(
         config,
         node_id=f"{config.role.replace(',', '+')}-{suffix}" if config.node_id == "auto" else config.node_id,
-        served_model_name=_model_name(config),
+        served_model_name=_model_name(config, cluster),
         device=device,
         dtype=dtype,
         weight_dtype=_weight_dtype(config, machine, device, dtype),
@@ -113,38 +113,6 @@ def resolve(
     check_memory(resolved, machine)
     check_disk(resolved, machine)
     return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
-
-
-def check_memory(config: Config, machine: Machine) -> None:
-    """Raises UsageError if the arenas exceed the memory. `auto` counts as 0."""
-    flags = {
-        "--kv-cache-bytes": 0 if config.device == "cuda" else config.kv_cache_bytes,
-        "--speculative-kv-bytes": 0 if config.device == "cuda" else config.speculative_kv_bytes,
-        "--dram-bytes": config.dram_bytes,
-    }
-    given = {flag: number for flag, number in flags.items() if number > 0}
-    if (wanted := sum(given.values())) > machine.total_bytes:
-        named = " + ".join(f"{flag} {number}" for flag, number in given.items())
-        raise UsageError(
-            f"{named}: {wanted // MiB} MiB, and this machine (or its cgroup) has {machine.total_bytes // MiB} MiB; "
-            "give less, or leave them on auto"
-        )
-    if machine.gpu is not None and config.device == "cuda":
-        there = machine.gpu.total_bytes * config.tensor_parallel_size
-        if config.kv_cache_bytes > there:
-            raise UsageError(
-                f"--kv-cache-bytes {config.kv_cache_bytes}: {config.kv_cache_bytes // MiB} MiB, and the GPUs of this "
-                f"node have {there // MiB} MiB; give less, or leave it on auto"
-            )
-
-
-def check_disk(config: Config, machine: Machine) -> None:
-    """Raises UsageError for an SSD tier larger than its disk."""
-    if config.ssd_path is not None and config.ssd_bytes > machine.disk_bytes:
-        raise UsageError(
-            f"--ssd-bytes {config.ssd_bytes}: {config.ssd_bytes // MiB} MiB, and the disk of --ssd-path "
-            f"{config.ssd_path} has {machine.disk_bytes // MiB} MiB; give less"
-        )
 
 
 def _max_connections(config: Config, machine: Machine) -> int:
@@ -197,6 +165,11 @@ def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | 
         return (
             f"the cluster serves {theirs['model']}, and --model {config.model} has other weights; "
             "start this node with the same model and --weight-dtype"
+        )
+    if theirs["model"] != config.served_model_name:
+        return (
+            f"the cluster serves its model as {theirs['model']}, not {config.served_model_name}; pass "
+            f"--served-model-name {theirs['model']}, or leave it out"
         )
     return None
 
@@ -291,9 +264,12 @@ def _kv_staging_bytes(config: Config, shape: BlockGeometry) -> int:
     return wanted
 
 
-def _model_name(config: Config) -> str:
+def _model_name(config: Config, cluster: Mapping[str, Any] | None) -> str:
+    """A joining node adopts the name of the cluster: a client may ask any node."""
     if config.served_model_name != "auto":
         return config.served_model_name
+    if cluster is not None and "model" in cluster:
+        return str(cluster["model"])
     path = PurePath(config.model)
     return path.stem if path.suffix == ".gguf" else path.name
 

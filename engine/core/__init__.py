@@ -12,6 +12,7 @@ Files:
     prefix_loads   Loads of prefixes from lower tiers and other nodes: which requests load one
     priority       Lowers the priority of the model's threads
     seats          Decides which requests of a node run and which wait
+    served         What a prompt and a token take on this node beyond the model's own steps
     step_recorder  Records the work and the duration of every step as lines of a file
     worker         The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit
 """

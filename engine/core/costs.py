@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from engine.core.served import Served
 from engine.speculation.speculative import VerifyCost
 from engine.step.request import Request
 from engine.step.step import Step
@@ -25,6 +26,7 @@ class StepCosts:
         self.mixed = StepModel(self.prefill, self.decode)
         # Time of a decode step with drafts: a factor of the plain step, plus seconds per step, row and draft token.
         self.verify = Regression((1.0, 1e-3, 5e-4, 5e-4))
+        self.served = Served()
         self._log_ratio = 0.0
 
     @property
@@ -39,8 +41,8 @@ class StepCosts:
     def observe(self, step: Step, seconds: float) -> None:
         """Learn from a step. In a step with prefill, a draft counts as a decode; other steps with drafts update only
         the cost of drafts."""
-        chunks = [(row.num_tokens, row.start) for row in step.rows if row.num_tokens - row.num_drafts > 1]
-        contexts = [row.start + 1 for row in step.rows if row.num_tokens - row.num_drafts == 1]
+        chunks = [(row.num_tokens, row.start) for row in step.rows if not row.decodes]
+        contexts = [row.start + 1 for row in step.rows if row.decodes]
         decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
         if not contexts:
             features = [prefill_features(tokens, context) for tokens, context in chunks]
@@ -59,14 +61,41 @@ class StepCosts:
             behind = round(sum(count * context for count, context in chunks) / tokens)
             self.mixed.observe(decodes, sum(contexts), tokens, behind, seconds)
 
+    def begun(self, step: Step, begin: float) -> None:
+        """A step began to compute prompts. Call this before it is committed."""
+        for row in step.rows:
+            if not row.decodes:
+                left = row.request.num_tokens - row.start
+                self.served.began(row.request.request_id, begin, self.prefill.estimate(left, row.start))
+
+    def decoded(self, step: Step, begin: float, end: float, tokens: int) -> None:
+        """A step yielded `tokens` tokens of its requests that decode."""
+        rows = [row for row in step.rows if row.decodes]
+        if rows and tokens:
+            plain = len(rows) == len(step.rows) and not any(row.num_drafts for row in rows)
+            context = sum(row.start + 1 for row in rows)
+            step_s = end - begin if plain else self.decode.estimate(len(rows), context)
+            self.served.decoded([row.request.request_id for row in rows], end, step_s, tokens)
+
     def verify_cost(self, rows: int, context: int) -> VerifyCost:
         """The cost that drafts add to a step of `rows` decodes over `context` tokens of KV in total."""
         factor, step, row, token = self.verify.coefficients
         return VerifyCost(factor * self.decode.estimate(rows, context), step, row, token)
 
     def prefill_left(self, request: Request, chunk_tokens: int, known: int = 0) -> float:
-        """Seconds of prefill that `request` still needs on this node; `known` tokens will be there when it starts."""
-        return self.prefill.regression.estimate(self.left_features(request, chunk_tokens, known))
+        """Seconds from the first step of `request` on this node to its first token; `known` tokens will be there when
+        it starts."""
+        features = self.left_features(request, chunk_tokens, known)
+        return sum(c * x for c, x in zip(self.prompt_coefficients, features, strict=True))
+
+    @property
+    def prompt_coefficients(self) -> tuple[float, float, float]:
+        """Those of the prefill model, for the time to the first token instead of the time of the steps."""
+        return self.served.prefill(self.prefill.coefficients)
+
+    def token_s(self, batch: int, context_sum: int) -> float:
+        """Seconds between two tokens of a request that decodes with `batch` - 1 others."""
+        return self.served.next_token_s(self.decode.estimate(batch, context_sum))
 
     def left_features(self, request: Request, chunk_tokens: int, known: int = 0) -> tuple[float, float, float]:
         """The same as the features of the prefill model, which add up over requests."""

@@ -80,7 +80,7 @@ class EngineLoad:
 
     def _record(self, counted: Counted) -> NodeRecord:
         usage, soon, running = self._batcher.pool.usage(), self._soon(counted, SOON_S), len(self._batcher.running)
-        a0, a1, a2 = self._costs.prefill.coefficients
+        a0, a1, a2 = self._costs.prompt_coefficients
         record = NodeRecord(
             running=running,
             running_soon=soon,
@@ -118,10 +118,10 @@ class EngineLoad:
         return running_soon(counted.made, counted.arriving, self.lengths.mean, step_s, horizon_s, most)
 
     def step_s(self, batch: int) -> float:
-        """Seconds of a decode step of `batch` requests with the mean length of the running ones."""
+        """Seconds per token of `batch` requests with the mean length of the running ones."""
         running = len(self._batcher.running)
         mean = self._count().running_tokens / running if running else 0.0
-        return self._costs.decode.estimate(batch, round(batch * mean))
+        return self._costs.token_s(batch, round(batch * mean))
 
     def _count(self) -> Counted:
         """The sums over all requests. They are kept until a request changes; new requests are added to them, because

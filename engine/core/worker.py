@@ -330,8 +330,10 @@ class Worker:
         self._idle = False
         for row in step.rows:
             row.request.journal.computed(begin, end, row.num_tokens)
+        self.costs.begun(step, begin)
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
+        self.costs.decoded(step, begin, end, sum(kept for _, index, kept in done.emitted if step.rows[index].decodes))
         emissions = list(failed)
         for request, index, kept in done.emitted:
             for i, token in enumerate(sampled[index][:kept], 1):
@@ -368,6 +370,9 @@ class Worker:
             size += cost
         if some:
             self._emit(some)
+        now = time.monotonic()
+        for emission in produced.emissions:
+            self.costs.served.handed_out(emission.request.request_id, now)
         if self._recorder is not None:
             self._recorder.write()
 

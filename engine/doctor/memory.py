@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 
+from engine.config.fits import named
 from engine.config.machine import survey
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System, size
 
@@ -40,14 +42,15 @@ def shm(system: System) -> list[Finding]:
     return [Finding("/dev/shm", OK, found)]
 
 
-def free_memory(system: System, wanted_bytes: int = 0) -> list[Finding]:
-    """Free memory, from which auto sizes --kv-cache-bytes and --dram-bytes. wanted_bytes: their sum, if given."""
+def free_memory(system: System, wanted: Mapping[str, int] | None = None) -> list[Finding]:
+    """Free memory, from which auto sizes --kv-cache-bytes and --dram-bytes. wanted: bytes by given
+    flag."""
     machine = survey(False, system.root / "proc", system.root / "sys/fs/cgroup")
     found = f"{size(machine.free_bytes)} free"
-    if wanted_bytes > machine.free_bytes:
+    if wanted and (wanted_bytes := sum(wanted.values())) > machine.free_bytes:
         level = FAIL if wanted_bytes > machine.total_bytes else WARN
-        remedy = "give smaller --kv-cache-bytes and --dram-bytes, or leave them on auto"
-        found += f" of {size(machine.total_bytes)}, {size(wanted_bytes)} requested"
+        remedy = f"give a smaller {' and '.join(wanted)}, or leave it on auto"
+        found += f" of {size(machine.total_bytes)}, {named(wanted)} is {size(wanted_bytes)}"
         return [Finding("memory", level, found, remedy)]
     if machine.free_bytes < 1 << 30:
         return [Finding("memory", WARN, found, "give smaller --kv-cache-bytes and --dram-bytes, or more memory")]

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from functools import partial
 
 from engine.config.config import Config
+from engine.config.fits import memory_flags
 from engine.config.flags import host_port, parse
 from engine.config.net_options import api_key, open_cluster_key, rdma_devices, sealed_only, transport_options
 from engine.doctor import compute, memory, paths, rails, rdma, storage, tcp
@@ -26,13 +27,14 @@ MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 def checks(config: Config) -> dict[str, Check]:
     """Name -> check, in the order of the report."""
-    pinned = max(0, config.kv_cache_bytes) + max(0, config.dram_bytes)
+    wanted = memory_flags(config)
+    pinned = sum(wanted.values())
     return {
         "CPU": compute.cpu,
         "C++ compiler": compute.compiler,
         "OpenMP": compute.openmp,
         "GPU": compute.gpu,
-        "memory": partial(memory.free_memory, wanted_bytes=pinned),
+        "memory": partial(memory.free_memory, wanted=wanted),
         "memfd": memory.memfd,
         "/dev/shm": memory.shm,
         "huge pages": memory.huge_pages,

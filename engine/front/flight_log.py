@@ -153,7 +153,8 @@ class FlightLog:
         summary = flight.timeline.summary()
         truth = flight.timeline.truth(summary)
         for name, found in truth.items():
-            self._metrics.observe("mooncake:placement_estimate_error", found["error"], estimate=name.removesuffix("_s"))
+            if (share := found["error"]) is not None:
+                self._metrics.observe("mooncake:placement_estimate_error", share, estimate=name.removesuffix("_s"))
         if "ttft_s" in truth:
             estimates = flight.timeline.decisions[-1].estimates
             self._placer.learn(flight.timeline.nodes["prefill"], estimates, truth["ttft_s"]["measured_s"])

@@ -6,6 +6,7 @@ Files:
     rank_arenas     KV arenas of ranks on several GPUs: each rank has its KV heads on its own GPU
     rank_processes  Rank 0's side of tensor parallelism
     rank_worker     The process of a tensor-parallel rank above 0: it loads a shard
+    shared_memory   Memory of this node that peers on this host may map: the kernel's refusal names the flag
     split_arena     A KV arena in parts, one per tensor-parallel rank, seen as one arena of whole blocks
     split_memory    An arena whose parts are on several GPUs, as one device of transfers
     weight_type     Decides what --weight-dtype auto means for one model on this CPU: `stored` or `wide`

@@ -29,6 +29,7 @@ from engine.core.kv_ready import KV_REGION
 from engine.loading import rank_arenas
 from engine.loading.cuda_memory import CudaMemory
 from engine.loading.rank_processes import RankProcesses
+from engine.loading.shared_memory import shared_memory
 from engine.loading.weight_type import weight_type
 from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, obstacle
@@ -100,7 +101,7 @@ def _load_ranks(
         kv = rank_arenas.pool_of(part, geometry, shards[0])
         processes = RankProcesses(config, geometry, source, None)
     else:
-        region = Region.shared(KV_REGION, config.kv_cache_bytes)
+        region = shared_memory("--kv-cache-bytes", KV_REGION, config.kv_cache_bytes)
         kv = blocks_in(region, geometry)[:, :, :, shards[0].kv_heads]
         processes = RankProcesses(config, geometry, source, region)
     try:
@@ -126,9 +127,10 @@ def device_of(config: Config, rank: int) -> str:
 
 
 def arena(config: Config, geometry: BlockGeometry) -> tuple[Region | DeviceRegion, Tensor]:
-    """The KV arena, empty, and the same memory as a tensor [num_blocks, *geometry.shape]."""
+    """The KV arena, empty, and the same memory as a tensor [num_blocks, *geometry.shape]. Raises UsageError if the
+    kernel refuses the memory."""
     if config.device == "cpu":
-        region = Region.shared(KV_REGION, config.kv_cache_bytes)
+        region = shared_memory("--kv-cache-bytes", KV_REGION, config.kv_cache_bytes)
         return region, blocks_in(region, geometry)
     num_blocks = config.kv_cache_bytes // geometry.block_bytes
     memory = torch.zeros(num_blocks * geometry.block_bytes, dtype=torch.uint8, device=config.device)

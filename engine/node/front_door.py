@@ -129,7 +129,7 @@ class FrontDoor:
 
         live = Live(
             cluster.channel,
-            lambda: node_report.live(serving, cluster, blocks, stalls),
+            lambda: node_report.live(serving, cluster, blocks, stalls, time.time()),
             lambda request_id: None if serving.acceptor is None else serving.acceptor.timeline(request_id),
             lambda: list(members()["members"]),
         )

@@ -10,7 +10,7 @@ from cache.ssd import SsdTier
 from cache.tiers.local_store import LocalStore
 from engine.config.cache_policies import cache_admission, eviction
 from engine.config.config import Config
-from net.transfer.common.memory import Region
+from engine.loading.shared_memory import shared_memory
 from sched.cost import TransferModel
 
 DRAM_REGION = "dram"
@@ -18,9 +18,10 @@ SSD_LATENCY_S, SSD_BYTES_PER_S = 2e-4, 1e9  # assumed before the first measured 
 
 
 def open_share(config: Config, geometry: BlockGeometry, root: BlockKey) -> LocalStore:
-    """Raises SsdError if the path cannot be used, UsageError for an unknown policy."""
+    """Raises SsdError if the path cannot be used, UsageError for an unknown policy, or if the kernel refuses
+    the memory."""
     policies = eviction(config), cache_admission(config)
-    arena = Arena(Region.shared(DRAM_REGION, config.dram_bytes), geometry.pool_bytes)
+    arena = Arena(shared_memory("--dram-bytes", DRAM_REGION, config.dram_bytes), geometry.pool_bytes)
     ssd = None
     if config.ssd_path is not None:
         path, below = Path(config.ssd_path), eviction(config)

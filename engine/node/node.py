@@ -219,6 +219,7 @@ class Node:
         if self._gossiping and self.store.keeper is not None:
             await self.store.keeper.leave(self.config.leave_ms / 1000)
         if self._gossiping:
+            self.channel.leave()
             await self.gossip.leave()
         if self._role_changes is not None:
             await self._role_changes.close()

@@ -79,8 +79,9 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
     }
 
 
-def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor) -> dict[str, Any]:
-    """This node's part of GET /live: load, blocks, tiers, the path to every peer, and its last accepted requests."""
+def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonitor, now: float) -> dict[str, Any]:
+    """This node's part of GET /live: load, blocks, tiers, the path to every peer, and its last accepted requests.
+    `now`: unix seconds."""
     engine, acceptor = serving.engine, serving.acceptor
     record = None if engine is None else engine.load.record()
     return {
@@ -103,5 +104,5 @@ def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonito
         "tiers": None if blocks.share is None else blocks.share.stats(),
         "paths": [{key: row[key] for key in PATH_FIELDS} for row in cluster.transfer.snapshot()],
         "longest_stall_ms": 1000 * stalls.longest_s,
-        "recent": (Recent(blocks.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(),
+        "recent": (Recent(blocks.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(now),
     }

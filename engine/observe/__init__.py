@@ -1,18 +1,19 @@
 """Reports on requests and nodes: timelines, explain, top, OpenTelemetry.
 
 Files:
-    activities      The activities in the timeline of a request: what each of its nodes did and when
-    explain         `python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`
-    intervals       Intervals of activities, and the time that two activities share
-    line_file       A file to which a serving node appends lines
-    live            The data of the live page and of `mooncake.py top`: the current report of every node
-    logs            Log lines on stderr: as text, or one JSON object per line
-    node_client     The client of the commands `top`, `drain` and `explain`: URL, key, errors in one line
-    otlp            Sends finished requests to an OpenTelemetry collector over OTLP/HTTP
-    otlp_spans      Turns a finished request into OpenTelemetry spans: one trace over all its nodes
-    recent          Figures of the last requests: their latencies, and the sources of their prompts' KV
-    timeline        The timeline of a request across nodes: the events that its acceptor gathers
-    top             `python mooncake.py top [--url http://HOST:PORT]`: the current state of the cluster
-    trace_recorder  Records live traffic as a trace in Mooncake's format, one line per request
-    truth           Compares the estimates of a placement with the measured times
+    activities       The activities in the timeline of a request: what each of its nodes did and when
+    estimate_errors  The errors of the estimates of the last minutes, of one node or of several
+    explain          `python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`
+    intervals        Intervals of activities, and the time that two activities share
+    line_file        A file to which a serving node appends lines
+    live             The data of the live page and of `mooncake.py top`: the current report of every node
+    logs             Log lines on stderr: as text, or one JSON object per line
+    node_client      The client of the commands `top`, `drain` and `explain`: URL, key, errors in one line
+    otlp             Sends finished requests to an OpenTelemetry collector over OTLP/HTTP
+    otlp_spans       Turns a finished request into OpenTelemetry spans: one trace over all its nodes
+    recent           Figures of the last requests: latencies, errors of their estimates
+    timeline         The timeline of a request across nodes: the events that its acceptor gathers
+    top              `python mooncake.py top [--url http://HOST:PORT]`: the current state of the cluster
+    trace_recorder   Records live traffic as a trace in Mooncake's format, one line per request
+    truth            Compares the estimates of a placement with the measured times
 """

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from engine.observe.estimate_errors import WINDOW_S, merged
 from engine.observe.node_client import NoAnswer, NodeClient, add_flags
 
 PREFILL_COLUMNS = (
@@ -34,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         node = NodeClient.from_flags(args)
-        request_id = args.request_id or newest(node)
+        speaking = [one for one in node.get("/live")["nodes"] if "error" not in one]
+        request_id = args.request_id or newest(speaking)
         if request_id is None:
             print("mooncake explain: no request has ended or was refused yet", file=sys.stderr)
             return 1
@@ -44,14 +46,17 @@ def main(argv: Sequence[str]) -> int:
         reason = f"no node knows {request_id} (any more)" if unknown else str(error)
         print(f"mooncake explain: {reason}", file=sys.stderr)
         return 1 if unknown else 2
-    print(json.dumps(record, indent=1) if args.json else table(record))
+    if args.json:
+        print(json.dumps(record, indent=1))
+    else:
+        lines = recent_errors(speaking)
+        print("\n".join([table(record), *([""] if lines else []), *lines]))
     return 0
 
 
-def newest(node: NodeClient) -> str | None:
-    """The last request that ended or was refused, of those that the nodes still know. Raises NoAnswer."""
-    speaking = [one for one in node.get("/live")["nodes"] if "error" not in one]
-    recent = [one["recent"] for one in speaking]
+def newest(nodes: Sequence[dict[str, Any]]) -> str | None:
+    """The last request that ended or was refused, of those that the nodes of /live still know."""
+    recent = [one["recent"] for one in nodes]
     rows = [row for one in recent for row in (*one["requests"], one["refused"]) if row is not None]
     return max(rows, key=lambda row: float(row["ended"]))["id"] if rows else None
 
@@ -77,11 +82,19 @@ def table(record: dict[str, Any]) -> str:
     lines += [_load(event["detail"]) for event in record["events"] if event["event"] == "prefix_fetched"]
     if record["truth"]:
         rows = [
-            (name, t["estimated_s"], t["measured_s"], f"{100 * t['error']:.0f} %")
+            (name, t["estimated_s"], t["measured_s"], t["error_s"], _share(t["error"]))
             for name, t in record["truth"].items()
         ]
-        lines += ["", *_columns(("", "estimated", "measured", "error"), rows)]
+        lines += ["", *_columns(("", "estimated", "measured", "difference", "error"), rows)]
     return "\n".join(lines)
+
+
+def recent_errors(nodes: Sequence[dict[str, Any]]) -> list[str]:
+    """The errors of all estimates of the last minutes, by the reports of the nodes in /live."""
+    errors = merged(one["recent"].get("estimates", {}) for one in nodes)  # nodes of an older version report none
+    rows = [(name, one["requests"], one["error_s"], _share(one["mape"])) for name, one in errors.items()]
+    title = f"estimates of the last {WINDOW_S / 60:g} minutes"
+    return _columns((title, "requests", "mean difference", "MAPE"), rows) if rows else []
 
 
 def _refused(refused: dict[str, Any]) -> list[str]:
@@ -140,6 +153,10 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
         [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in cells
     )
     return ["  ".join(row).rstrip() for row in aligned]
+
+
+def _share(error: float | None) -> str | None:
+    return None if error is None else f"{100 * error:.0f} %"
 
 
 def _text(value: Any) -> str:

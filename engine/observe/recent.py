@@ -1,4 +1,4 @@
-"""Figures of the last requests: their latencies, and the sources of their prompts' KV. Pure."""
+"""Figures of the last requests: latencies, errors of their estimates, sources of their prompts' KV. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from engine.observe.estimate_errors import EstimateErrors
 from engine.observe.timeline import Timeline
 
 Json = dict[str, Any]
@@ -24,10 +25,12 @@ class Recent:
         self._block_size = block_size
         self._rows: deque[Json] = deque(maxlen=MAX_RECENT_REQUESTS)
         self._refused: Json | None = None
+        self._errors = EstimateErrors()
 
     def add(self, timeline: Timeline, service_class: str, reason: str | None, ended: float) -> None:
         """reason: the finish reason, None if the client disconnected; ended: unix seconds."""
         summary = timeline.summary()
+        self._errors.add(ended, timeline.truth(summary))
         decode_ms, gaps = summary["decode_ms"], timeline.output_tokens - 1
         self._rows.append(
             {
@@ -49,9 +52,9 @@ class Recent:
         """A request was refused, with no or few tokens."""
         self._refused = {"id": request_id, "ended": ended}
 
-    def as_dict(self) -> Json:
+    def as_dict(self, now: float) -> Json:
         """{"requests": newest first, "refused": the newest refused one, "ttft_ms" and "tpot_ms": {"p50": ...},
-        "tokens_from": sums by source}"""
+        "tokens_from": sums by source, "estimates": their errors in the last minutes before `now`, unix seconds}"""
         rows = list(reversed(self._rows))
         return {
             "requests": rows,
@@ -59,6 +62,7 @@ class Recent:
             "ttft_ms": percentiles(row["ttft_ms"] for row in rows),
             "tpot_ms": percentiles(row["tpot_ms"] for row in rows),
             "tokens_from": {source: sum(row["tokens_from"][source] for row in rows) for source in SOURCES},
+            "estimates": self._errors.at(now),
         }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.observe.intervals import Interval, efficiency, shared
-from engine.observe.truth import compare
+from engine.observe.truth import Truth, compare
 
 
 class Decision(Protocol):
@@ -56,7 +56,7 @@ class Timeline:
             "clocks": self.clocks,
         }
 
-    def truth(self, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    def truth(self, summary: Mapping[str, Any]) -> Truth:
         """The estimates of the last decision, compared with the measured times: engine/observe/truth.py."""
         return compare(summary, self.decisions[-1].estimates) if self.decisions else {}
 

@@ -4,29 +4,44 @@
     transfer_s  fetching the prefix
     prefill_s   first step to first token
     ttft_s      decision to first token, at the acceptor
-    handover_s  the rest of the KV transfer after the end of the prefill
+    handover_s  the KV transfer to the decode node, which the prefill hides in part
     step_s      mean gap between tokens after the first
 
-The error of an estimate is |estimated - measured| / max(measured, 1 ms): an absolute percentage error that stays finite
-when the measured time is 0. Its mean over requests is the MAPE in /metrics.
+The error of an estimate is |estimated - measured|, in seconds and as a share of the measured time. Below a millisecond
+a share says nothing (0 against 0.35 ms is no 100 %), so a pair of such times has none, and a shorter measured time
+counts as a millisecond. The mean of the shares over requests is the MAPE (engine/observe/estimate_errors.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 FLOOR_S = 0.001
 
 
-def compare(summary: Mapping[str, Any], estimates: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """{"estimated_s", "measured_s", "error"} of each estimate with a measurement. `summary` is that of a Timeline."""
-    found = {}
+class Compared(TypedDict):
+    """One estimate with its measured time."""
+
+    estimated_s: float
+    measured_s: float
+    error_s: float  # absolute
+    error: float | None  # as a share of the measured time; None for two times below FLOOR_S
+
+
+Truth = dict[str, Compared]
+"""By the name of the estimate."""
+
+
+def compare(summary: Mapping[str, Any], estimates: Mapping[str, float]) -> Truth:
+    """The estimates that have a measurement, by name. `summary` is that of a Timeline."""
+    found: Truth = {}
     for name, measured in measurements(summary).items():
         if measured is not None and name in estimates:
             expected = estimates[name]
-            error = abs(expected - measured) / max(measured, FLOOR_S)
-            found[name] = {"estimated_s": expected, "measured_s": measured, "error": error}
+            missed = abs(expected - measured)
+            share = missed / max(measured, FLOOR_S) if max(expected, measured) >= FLOOR_S else None
+            found[name] = {"estimated_s": expected, "measured_s": measured, "error_s": missed, "error": share}
     return found
 
 
@@ -41,7 +56,7 @@ def measurements(summary: Mapping[str, Any]) -> dict[str, float | None]:
         "transfer_s": _seconds(summary["prefix_fetch_ms"]),
         "prefill_s": _seconds(summary["prefill_ms"]),
         "ttft_s": _seconds(summary["decision_to_token_ms"]),
-        "handover_s": _seconds(summary["transfer_exposed_ms"]),
+        "handover_s": _seconds(summary["transfer_ms"]),
         "step_s": decode_ms / 1000 / (tokens - 1) if decode_ms is not None and tokens > 1 else None,
     }
 

@@ -3,7 +3,7 @@
 Files:
     grammar         Structured output: which tokens may follow, so that the answer is JSON of a schema
     host_draw       Draws on the CPU: the same results as sampler.draw
-    logit_rules     Changes a row's logits before sampling: penalties, logit bias, minimum length, grammar
+    logit_rules     Changes a row's logits before sampling: penalties, logit bias, minimum length
     logprobs        Log probabilities of known tokens: of sampled tokens and of a prompt's
     params          SamplingParams: how a request samples its tokens
     race            Draws an index with a probability proportional to its weight

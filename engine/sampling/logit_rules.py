@@ -1,4 +1,4 @@
-"""Changes a row's logits before sampling: penalties, logit bias, minimum length, grammar.
+"""Changes a row's logits before sampling: penalties, logit bias, minimum length, banned and allowed tokens, grammar.
 
 The rules in order, for a row with the counts of its tokens so far:
 
@@ -7,6 +7,8 @@ The rules in order, for a row with the counts of its tokens so far:
     presence     l - p                            tokens of the output
     logit bias   l + b                            after the penalties, so that -100 and 100 always ban and force
     min_tokens   l = -inf for tokens that would end the output too early
+    bad words    l = -inf for tokens that would complete a banned sequence of tokens
+    allowed ids  l = -inf for all other tokens; if the two rules above ban all of them, these two do not count
     grammar      l = -inf for tokens that the grammar does not allow next
 
 numpy counts tokens on the host; each rule is one scatter over all rows of the batch.
@@ -49,6 +51,16 @@ class SamplingRow:
             return set()
         return {*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_ids)}
 
+    @property
+    def banned_ids(self) -> set[int]:
+        """Tokens that would end the output too early, or complete a bad word."""
+        params, banned = self.params, self.ending_ids
+        if params.bad_words:
+            longest = max(map(len, params.bad_words)) - 1
+            written = [*self.token_ids[max(self.num_prompt_tokens, len(self.token_ids) - longest) :], *self.draft]
+            banned |= {word[-1] for word in params.bad_words if _ends_with(written, word[:-1])}
+        return set() if params.allowed_token_ids and banned >= set(params.allowed_token_ids) else banned
+
 
 class Masks(Protocol):
     """The sampler's interface to grammars (grammar.py)."""
@@ -66,12 +78,13 @@ def apply_rules(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None
     vocab = logits.shape[1]
     penalised = [_penalties(i, row) for i, row in enumerate(rows) if row.params.has_penalty]
     bias = [(i, token, b) for i, row in enumerate(rows) for token, b in row.params.logit_bias.items()]
-    ends = [(i, token) for i, row in enumerate(rows) for token in row.ending_ids]
+    ends = [(i, token) for i, row in enumerate(rows) for token in row.banned_ids]
+    only = [(i, row.params.allowed_token_ids) for i, row in enumerate(rows) if row.params.allowed_token_ids]
     # Ids outside the vocabulary have no logit. The API refuses them; here they must not change other rows.
     bias = [entry for entry in bias if 0 <= entry[1] < vocab]
     ends = [entry for entry in ends if 0 <= entry[1] < vocab]
     allowed = [(i, _allowed(row, masks)) for i, row in enumerate(rows) if row.params.grammar]
-    if not (penalised or bias or ends or allowed):
+    if not (penalised or bias or ends or only or allowed):
         return logits
     logits = logits.clone()
     if penalised:
@@ -84,11 +97,20 @@ def apply_rules(logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None
         logits[at] += torch.tensor([entry[2] for entry in bias]).to(logits)
     if ends:
         logits[_index(logits, np.array(ends))] = -torch.inf
+    for i, ids in only:
+        kept = torch.tensor([token for token in ids if 0 <= token < vocab], device=logits.device)
+        values = logits[i, kept]
+        logits[i] = -torch.inf
+        logits[i, kept] = values
     for i, mask in allowed:
         admitted = torch.from_numpy(mask[:vocab]).to(logits.device)
         logits[i, : len(admitted)].masked_fill_(~admitted, -torch.inf)
         logits[i, len(admitted) :] = -torch.inf  # padding, which belongs to no token
     return logits
+
+
+def _ends_with(written: Sequence[int], ids: Sequence[int]) -> bool:
+    return not ids or tuple(written[-len(ids) :]) == tuple(ids)
 
 
 def _allowed(row: SamplingRow, masks: Masks | None) -> np.ndarray:

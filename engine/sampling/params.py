@@ -31,6 +31,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()  # the output consists of these; (): of all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output does not contain
     logprobs: int | None = None  # None: off; k: of the chosen token and the k best ones
     prompt_logprobs: int | None = None  # the same for every prompt token except the first, which has no context
     grammar: str = ""  # the output's grammar, compiled by engine/sampling/grammar.py; "": none
@@ -66,6 +68,9 @@ class SamplingParams:
         if self.grammar:  # only the grammar decides where the output may end
             _check(self.min_tokens == 0, "min_tokens", "0 with structured output", self.min_tokens)
             _check(not self.ignore_eos, "ignore_eos", "false with structured output", self.ignore_eos)
+            for name in ("allowed_token_ids", "bad_words"):
+                _check(not getattr(self, name), name, "absent with structured output", len(getattr(self, name)))
+        _check(all(self.bad_words), "bad_words", "words of at least one token", self.bad_words)
 
     @property
     def greedy(self) -> bool:
@@ -78,7 +83,8 @@ class SamplingParams:
     @property
     def has_rules(self) -> bool:
         """Whether anything may change the logits before a token is chosen."""
-        return self.min_tokens > 0 or bool(self.logit_bias) or self.has_penalty or bool(self.grammar)
+        banned = self.min_tokens > 0 or bool(self.bad_words) or bool(self.allowed_token_ids)
+        return banned or bool(self.logit_bias) or self.has_penalty or bool(self.grammar)
 
 
 @dataclass(slots=True)

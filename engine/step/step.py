@@ -23,6 +23,11 @@ class ScheduledRow:
     num_drafts: int = 0
     draft: list[int] = field(default_factory=list)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it computes one known token, with or without a draft behind it."""
+        return self.num_tokens - self.num_drafts == 1
+
     def set_draft(self, draft: list[int]) -> None:
         self.num_tokens += len(draft) - self.num_drafts
         self.num_drafts, self.draft = len(draft), draft

@@ -26,15 +26,19 @@ class ControlTokens:
         self._longest = len(longest_first[0]) if longest_first else 0
 
     def mark_for(self, values: Any) -> str:
-        """The mark for `marked`; empty if nothing needs a mark. Raises ValueError if the client sent all possible
+        """The mark for `marked`; empty if nothing needs a mark. Raises ValueError if the client sent the possible
         marks."""
         texts = list(_texts(values))
         if not any(self._first(text) for text in texts):
             return ""
-        free = [mark for mark in MARKS if not any(mark in text for text in texts)]
-        if not free:
-            raise ValueError("the messages contain control tokens and the private characters U+E0F0 to U+E0F7")
-        return free[0]
+        return self.free_marks(values)[0]
+
+    def free_marks(self, values: Any) -> list[str]:
+        """At least two private characters that no string in `values` contains. Raises ValueError."""
+        free = [mark for mark in MARKS if not any(mark in text for text in _texts(values))]
+        if len(free) < 2:
+            raise ValueError("the messages contain the private characters U+E0F0 to U+E0F7, which mark control tokens")
+        return free
 
     def marked(self, values: Any, mark: str) -> Any:
         """`values` with a mark in every control token that a string in it contains, including keys of objects."""

@@ -115,10 +115,15 @@ class Tokenizer:
             raise ValueError("token ids must be between 0 and 2^32 - 1") from None
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
     ) -> list[int]:
-        """Renders messages with the model's template and encodes the result; the template itself writes BOS. Raises
-        ValueError for messages that are malformed or refused.
+        """Renders messages with the model's template and encodes the result; the template itself writes BOS.
+        continue_final_message: the prompt ends with the last message's text. Raises ValueError for messages that are
+        malformed or refused.
 
         Only the template writes control tokens: a message that contains "<|im_end|>" ends no turn, and cannot forge a
         turn of another role."""
@@ -126,11 +131,20 @@ class Tokenizer:
             raise ValueError("this model has no chat template: use /v1/completions")
         sent = checked(messages)
         mark = self._controls.mark_for([sent, kwargs])
+        if mark:
+            sent, kwargs = self._controls.marked(sent, mark), self._controls.marked(kwargs, mark)
+        end = self._controls.free_marks([sent, kwargs])[-1] if continue_final_message else ""
+        if end:
+            sent[-1]["content"] = (sent[-1]["content"] or "") + end
+        text = self._template.render(sent, add_generation_prompt, **kwargs)
+        if end:
+            text, shown, _ = text.rpartition(end)
+            if not shown:
+                raise ValueError("continue_final_message: the chat template shows no text of the last message")
+            text = text.replace(end, "")
         if not mark:
-            return self.encode(self._template.render(sent, add_generation_prompt, **kwargs), add_special_tokens=False)
-        sent, kwargs = self._controls.marked(sent, mark), self._controls.marked(kwargs, mark)
-        pieces = self._template.render(sent, add_generation_prompt, **kwargs).split(mark)
-        return self._encode(pieces, add_special_tokens=False)
+            return self.encode(text, add_special_tokens=False)
+        return self._encode(text.split(mark), add_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to the output, for logprobs. Empty for ids without a token."""

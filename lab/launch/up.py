@@ -27,8 +27,10 @@ from engine.config.flag_values import flag_name
 from engine.config.flags import UsageError, parse
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout
+from lab.launch.nodes import parse_nodes
 from lab.launch.report import nodes_table, timeline
 
+MAX_PORT = 65_535
 OWN_FLAGS = ("--nodes", "--ask", "--max-tokens", "--port", "--ssd-path")
 PLACED_FLAGS = {
     "role": "say --nodes prefill=2,decode=1,store=1",
@@ -54,6 +56,9 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], 
     parser.add_argument("--port", type=int, default=0, help="HTTP port of the first node (default: any free port)")
     parser.add_argument("--ssd-path", metavar="PATH", help="LMDB tiers of the store nodes, one directory each inside")
     options, flags = parser.parse_known_args(list(argv))
+    most = MAX_PORT - len(parse_nodes(options.nodes)) + 1
+    if not 0 <= options.port <= most:
+        raise UsageError(f"--port {options.port}: the nodes take ports from this one on; give 0 to {most}")
     flags = [flag for flag in flags if flag != "--"]
     config = parse(flags, OWN_FLAGS)
     for name, remedy in PLACED_FLAGS.items():

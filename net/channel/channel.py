@@ -163,6 +163,10 @@ class Channel:
         if len(backlog) == 1:
             self._spawn(self._reach(peer_id))
 
+    def leave(self) -> None:
+        """The peers are told that this node leaves: that they cut their connections is no longer logged."""
+        self.links.leave()
+
     async def close(self) -> None:
         """Say bye to every peer, cancel the running handlers, fail the calls in flight with PeerLost. Idempotent."""
         self._closed = True

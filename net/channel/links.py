@@ -59,7 +59,7 @@ class Links:
         self._on_lost: list[Callable[[str], None]] = []
         self._on_closed: list[Callable[[str], None]] = []
         self._server: asyncio.Server | None = None
-        self._closing = False
+        self._closing = self._leaving = False
 
     async def start(self, host: str, port: int = 0) -> Address:
         """Listen. Returns the address sent to peers. Raises OSError if the port is in use."""
@@ -157,7 +157,7 @@ class Links:
         peer = self._peers.get(peer_id)
         if peer is None or not peer.connections:
             return
-        log.info("%s lost %s: %s", self.node_id, peer_id, reason)
+        log.log(logging.DEBUG if self._leaving else logging.INFO, "%s lost %s: %s", self.node_id, peer_id, reason)
         peer.lost_because = reason
         connections, peer.connections = peer.connections, []
         greeting = [one for one in self._everyone if one.peer_id == peer_id and not (one.dialed or one.is_open)]
@@ -171,6 +171,10 @@ class Links:
     def why_lost(self, peer_id: str) -> str:
         peer = self._peers.get(peer_id)
         return peer.lost_because if peer and peer.lost_because else "the connection is closed"
+
+    def leave(self) -> None:
+        """The peers know that this node leaves. They cut their connections, which is no news from now on."""
+        self._leaving = True
 
     async def close(self) -> None:
         """Say bye on every connection, stop listening; `on_lost` is not called."""

@@ -2,6 +2,7 @@
 
 Files:
     client      The first question of a joining node, over HTTP: GET /cluster
+    docs        GET /docs: the routes of /openapi.json as a page to read
     drain       POST /drain and GET /drain: a node leaves without dropping a request
     info        All routes that generate no text: models, tokens, health, metrics, and the node's state
     openapi     GET /openapi.json: the routes of the app as an OpenAPI 3.1 document

@@ -59,7 +59,7 @@ class Info:
             check_text(frontend, len(text), "prompt")
             ids = await unhurried(len(text), partial(frontend.encode, text, body.add_special_tokens))
         else:
-            arguments = body.chat_template_kwargs
+            arguments = body.template_arguments
             ids = await render_messages(
                 frontend, body.messages, body.add_generation_prompt, arguments, body.tools, size
             )
@@ -88,6 +88,11 @@ class Info:
 
     async def version(self, request: web.Request) -> web.Response:
         return json_response({"version": self._version})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """As vLLM's: the configuration of the server."""
+        config = self._frontend.state().get("config", {})
+        return json_response({"version": self._version, "model": self._frontend.model_name, "config": config})
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=await self._frontend.metrics(), headers={"Content-Type": CONTENT_TYPE_LATEST})

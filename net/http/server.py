@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
+from functools import cache
+from typing import Any
 
 import orjson
 from aiohttp import web
 
 from net.channel.cluster_key import ClusterKey
-from net.http import openapi
+from net.http import docs, openapi
 from net.http.anthropic.routes import Messages
 from net.http.common import page
 from net.http.common.connections import Rooms, Runner
@@ -84,6 +86,7 @@ def create_app(
             web.post("/ping", info.health),
             web.get("/load", serving.load),
             web.get("/version", info.version),
+            web.get("/server_info", info.server_info),
             web.get("/metrics", info.metrics),
             web.get("/debug/state", info.state),
             web.get("/debug/requests/{request_id}", info.timeline),
@@ -94,20 +97,35 @@ def create_app(
             *page.routes(),
         ]
     )
-    app.router.add_get("/openapi.json", _document(app, frontend, version, bool(keys)))
+    described = _description(app, frontend, version, bool(keys))
+    app.router.add_get("/openapi.json", _document(described))
+    app.router.add_get("/docs", _docs(described))
     return app
 
 
-def _document(
+def _description(
     app: web.Application, frontend: Frontend, version: str, with_key: bool
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    body = b""
+) -> Callable[[], dict[str, Any]]:
+    """The OpenAPI document of all routes; they are complete when the first client asks."""
 
-    async def answer(request: web.Request) -> web.Response:
-        nonlocal body
+    @cache
+    def document() -> dict[str, Any]:
         routes, values = app.router.routes(), rules.values(frontend)
-        body = body or orjson.dumps(openapi.document(routes, version, with_key, values, app[ignores_key]))
-        return web.Response(body=body, content_type="application/json")
+        return openapi.document(routes, version, with_key, values, app[ignores_key])
+
+    return document
+
+
+def _document(described: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=orjson.dumps(described()), content_type="application/json")
+
+    return answer
+
+
+def _docs(described: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=docs.page(described()), content_type="text/html", headers=page.HEADERS)
 
     return answer
 

@@ -149,7 +149,7 @@ CLUSTER = (
     Declared(
         Histogram,
         "mooncake:placement_estimate_error",
-        "|estimated - measured| / measured; sum / count is the MAPE",
+        "|estimated - measured| / measured, of times above 1 ms; sum / count is the MAPE",
         ("estimate",),
         ERROR_BUCKETS,
     ),

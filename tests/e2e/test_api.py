@@ -68,6 +68,35 @@ def test_stop_strings_end_the_text(client, url):
     assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
+def test_banned_and_allowed_tokens_hold_on_the_prefill_and_on_the_decode_node(client, url):
+    body = {"model": model_of(url), "prompt": "1, 2, 3, 4, 5,", "max_tokens": 12, "temperature": 0}
+    free = client.completions.create(**body, extra_body={"return_token_ids": True}).choices[0]
+    assert "6" in free.text and "7" in free.text
+    told = client.completions.create(**body, extra_body={"bad_words": ["6", "7,"]}).choices[0].text
+    assert "6" not in told and "7," not in told
+    some = sorted(set(free.token_ids[:4]))
+    more = {"allowed_token_ids": some, "ignore_eos": True, "return_token_ids": True}
+    assert set(client.completions.create(**body, extra_body=more).choices[0].token_ids) <= set(some)
+
+
+def test_an_answer_continues_a_message(client, url):
+    begun = [*QUESTION, {"role": "assistant", "content": "The capital of France is"}]
+    more = {"add_generation_prompt": False, "continue_final_message": True}
+    answer = client.chat.completions.create(
+        model=model_of(url), messages=begun, max_tokens=4, temperature=0, extra_body=more
+    )
+    assert answer.choices[0].message.content.startswith(" Paris")
+
+
+def test_the_errors_of_the_estimates_are_reported(client, url):
+    client.completions.create(model=model_of(url), prompt="The weather", max_tokens=8)
+    live = rest.get(f"{url}/live")
+    (own,) = [node for node in live["nodes"] if node["node_id"] == live["node_id"]]
+    errors = own["recent"]["estimates"]
+    assert {"wait_s", "prefill_s", "ttft_s", "handover_s", "step_s"} <= set(errors)
+    assert errors["ttft_s"]["requests"] > 0 and errors["ttft_s"]["mape"] is not None
+
+
 BAD = {
     "malformed JSON": (b'{"model": ', 400),
     "invalid UTF-8": (b'{"model": "\xff\xfe"}', 400),

@@ -81,7 +81,7 @@ class Fleet:
 
 async def warm_up(program: Program, server: Server, prompts: Prompts) -> None:
     """Sends a short and a long request, which must succeed; they build kernels and touch pools. Raises Unreachable."""
-    async with aiohttp.ClientSession() as session:
+    async with new_session() as session:
         client = Client(session, server, program.backend, dict(program.body))
         for index, length in enumerate((64, 600)):
             await asyncio.wait_for(
@@ -89,11 +89,16 @@ async def warm_up(program: Program, server: Server, prompts: Prompts) -> None:
             )
 
 
+def new_session() -> aiohttp.ClientSession:
+    """One connection for each request: a paused server loses its connections, and llama-server closes one after an
+    answer without saying so."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+
+
 async def run_case(program: Program, server: Server, case: Case, prompts: Prompts, round_number: int) -> Samples:
-    """Runs all waves of the case, in a new session, because a paused server may have lost its connections. Raises
-    CaseFailed."""
+    """Runs all waves of the case. Raises CaseFailed."""
     waves = case.waves(prompts, round_number)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with new_session() as session:
         client = Client(session, server, program.backend, dict(program.body))
         awake = Outcome()
         await client.send(prompts.spec(prompts.ids(32, SETTLE, 2 + round_number), 4), awake)

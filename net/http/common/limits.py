@@ -85,7 +85,7 @@ def limit_connections(most: int) -> Middleware:
     return check
 
 
-LOCAL_PAGES = re.compile(r"/(debug|live)(/.*)?")
+LOCAL_PAGES = re.compile(r"/(debug|live|server_info)(/.*)?")
 FORWARDED = ("Forwarded", "X-Forwarded-For", "Via")
 """Headers that proxies add: the client is on another machine."""
 

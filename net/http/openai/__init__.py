@@ -18,5 +18,6 @@ Files:
     streams           Runs the choices of one request concurrently: merges several generations into one stream of
     structured        Structured output in requests: OpenAI's response_format
     tools             Tools of a chat: the client's definitions, and the calls in the model's text
+    unique_items      `uniqueItems` in JSON schemas: no grammar can enforce it
     usage             Token counts of one HTTP request
 """

@@ -30,7 +30,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
     "include_obfuscation": (False,),
-    "continue_final_message": (False,),
+    "chat_template": (),
     "detokenize": (True,),
 }
 

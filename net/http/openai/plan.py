@@ -83,7 +83,7 @@ async def plan_chat(frontend: Frontend, body: ChatBody, size: int) -> Plan:
     """Render, tokenise and check. `size`: bytes of the body. Raises ApiError 400 or 404."""
     check_model(frontend, body.model)
     tools = body.offered
-    arguments = body.chat_template_kwargs
+    arguments = body.template_arguments
     ids = await render_messages(frontend, body.messages, body.add_generation_prompt, arguments, tools, size)
     ids = truncated(frontend, body, ids)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -114,6 +114,8 @@ async def _plan(
             f"{MAX_CHOICE_BIASES} per request; ask for fewer choices"
         )
         raise bad_request(message, "logit_bias")
+    check_ids(frontend, body.allowed_token_ids or (), "allowed_token_ids")
+    bad_words = await unhurried(size, partial(_tokens_of, frontend, body.bad_words))
     grammar = await _grammar(frontend, body, size)
     left = _output_room(frontend, body, prompts, max_tokens, logprobs)
     choices = []
@@ -123,11 +125,17 @@ async def _plan(
             used = len(prompt.token_ids)
             raise too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
         limit = min(default_tokens, room, left) if max_tokens is None else max_tokens
-        choices += [_sampling(body, limit, logprobs, grammar, bias, offset) for offset in range(body.n)]
+        choices += [_sampling(body, limit, logprobs, grammar, bias, offset, bad_words) for offset in range(body.n)]
     plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
     if body.prompt_logprobs is None:
         return plan
     return replace(_scored(plan, body.prompt_logprobs, body.n), prompt_logprobs=body.prompt_logprobs)
+
+
+def _tokens_of(frontend: Frontend, words: list[str]) -> tuple[tuple[int, ...], ...]:
+    """The words as tokens, at the beginning of a text and behind a space."""
+    texts = [text for word in words for text in (word, " " + word.lstrip())]
+    return tuple(dict.fromkeys(ids for text in texts if (ids := tuple(frontend.encode(text, False)))))
 
 
 def _output_room(
@@ -186,13 +194,20 @@ def _structure(body: Generation) -> tuple[str, str, str] | None:
         return structure
     if structure is not None:
         raise ValueError(f"{structure[0]}: allowed only with tool_choice auto or none")
-    return "tool_choice", "call", schema_of_call(tools)
+    return "tool_choice", "call", schema_of_call(tools, body.lenient)
 
 
 def _sampling(
-    body: Generation, max_tokens: int, logprobs: int | None, grammar: str, bias: dict[int, float], offset: int
+    body: Generation,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: str,
+    bias: dict[int, float],
+    offset: int,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> dict[str, Any]:
-    """Fields of SamplingParams. The choices of one prompt draw from different streams; all share `bias`."""
+    """Fields of SamplingParams. The choices of one prompt draw from different streams; all share `bias`
+    and `bad_words`."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": body.min_tokens,
@@ -210,6 +225,8 @@ def _sampling(
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
         "logit_bias": bias,
+        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
+        "bad_words": bad_words,
         "logprobs": logprobs,
         "grammar": grammar,
     }

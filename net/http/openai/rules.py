@@ -11,7 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 from net.http.common.frontend import Frontend
-from net.http.openai.schema import MAX_BIASES, MAX_CHOICES, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS, RESERVED
+from net.http.openai.schema import (
+    MAX_ALLOWED_IDS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+    RESERVED,
+)
 
 Json = dict[str, Any]
 
@@ -27,6 +35,8 @@ UNSAID = (
     "are not JSON",  # arguments of an earlier tool call
     "levels deep",  # nested lists and objects
     "cannot compile the",  # a grammar
+    "shows no text of the last message",  # the chat template
+    "which mark control tokens",  # a message
     "a schema may have",
     "a grammar may have",
     "input: item",  # of an item's type
@@ -106,6 +116,7 @@ GENERATION: dict[str, Json] = {
     "stop": STOP,
     "stop_token_ids": _list(_to("TokenId"), maxItems=MAX_STOP_IDS),
     "logit_bias": BIAS,
+    "allowed_token_ids": _list(_to("TokenId"), minItems=1, maxItems=MAX_ALLOWED_IDS),
 }
 
 FIELDS: dict[str, dict[str, Json]] = {
@@ -128,17 +139,27 @@ FIELDS: dict[str, dict[str, Json]] = {
 }
 """Model -> field -> its schema, for fields whose schema is stricter than pydantic's."""
 
+WITHOUT: dict[str, Json] = {
+    "min_tokens": {"enum": [0, None]},
+    "ignore_eos": {"enum": [False, None]},
+    "allowed_token_ids": {"type": "null"},
+    "bad_words": {"enum": [[], None]},
+}
+"""Fields with structured output: only the grammar decides which tokens may follow."""
+
 _GENERATION_RULES = [
     {"not": _given(stream=TRUE, prompt_logprobs={"type": "integer"})},
     _at_most_one(*STRUCTURED["anyOf"]),
-    _if(STRUCTURED, {"properties": {"min_tokens": {"enum": [0, None]}, "ignore_eos": {"enum": [False, None]}}}),
+    _if(STRUCTURED, {"properties": WITHOUT}),
 ]
+_TEMPLATED_RULES = [_if(_given(continue_final_message=TRUE), _given(add_generation_prompt={"const": False}))]
 RULES: dict[str, list[Json]] = {
     "CompletionBody": [*_GENERATION_RULES, _if(_given(max_tokens={"const": 0}), _given(echo=TRUE))],
     "ChatBody": [
         *_GENERATION_RULES,
         _if(_given(top_logprobs={"type": "integer", "minimum": 1}), _given(logprobs=TRUE)),
-        _if(FORCED, {**WITH_TOOLS, "not": STRUCTURED}),
+        _if(FORCED, {"allOf": [WITH_TOOLS, {"properties": WITHOUT}], "not": STRUCTURED}),
+        *_TEMPLATED_RULES,
     ],
     "TokenizeBody": [{"oneOf": [_given(prompt={"type": "string"}), _given(messages={"type": "array"})]}],
     "ResponseFormat": [

@@ -17,9 +17,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
 MAX_BIASES = 4096
+MAX_ALLOWED_IDS = 4096
+MAX_BAD_WORDS = 256
 MAX_CHOICES = 1024
 """Prompts times n in one request."""
-RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "self"})
+RESERVED = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tools", "self"})
 
 
 def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -29,6 +31,7 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 ShortText = Annotated[str, Field(max_length=256)]
+Word = Annotated[str, Field(min_length=1, max_length=64)]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
@@ -61,6 +64,8 @@ class Generation(Structured, Body):
     seed: Whole | None = None
     stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = []
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] = []
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = None  # vLLM
+    bad_words: Annotated[list[Word], Field(max_length=MAX_BAD_WORDS)] = []  # vLLM: texts that the answer must not have
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False  # vLLM: the text ends with the stop string
     skip_special_tokens: bool = True  # vLLM: control tokens have no text in the answer
@@ -112,6 +117,26 @@ class Generation(Structured, Body):
         return self.service_class or by_priority
 
 
+class Templated(Body):
+    """The fields of chats for the template."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # vLLM: the prompt ends with the text of the last message
+    chat_template_kwargs: TemplateArguments = {}
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """In addition to `add_generation_prompt`."""
+        own = {"continue_final_message": True} if self.continue_final_message else {}
+        return {**self.chat_template_kwargs, **own}
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message needs add_generation_prompt: false")
+        return self
+
+
 class CompletionBody(Generation):
     """POST /v1/completions"""
 
@@ -143,7 +168,7 @@ class CompletionBody(Generation):
         return self
 
 
-class ChatBody(Generation):
+class ChatBody(Generation, Templated):
     """POST /v1/chat/completions"""
 
     messages: Conversation
@@ -151,8 +176,6 @@ class ChatBody(Generation):
     max_completion_tokens: AtLeast1 | None = None
     logprobs: bool = False
     top_logprobs: UpTo20 = 0
-    add_generation_prompt: bool = True
-    chat_template_kwargs: TemplateArguments = {}
     tools: Tools = []
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
@@ -176,6 +199,10 @@ class ChatBody(Generation):
         return named
 
     @property
+    def schemas(self) -> list[Any]:
+        return [*super().schemas, *(tool.function.parameters for tool in self.forced or ())]
+
+    @property
     def offered(self) -> list[Tool]:
         """The tools for the template."""
         return [] if self.tool_choice == "none" else self.tools
@@ -187,15 +214,13 @@ class ChatBody(Generation):
         return self
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Templated):
     """POST /tokenize: a text, or chat messages"""
 
     model: str = ""
     prompt: str | None = None
     messages: Conversation | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    chat_template_kwargs: TemplateArguments = {}
     tools: Tools = []
     return_token_strs: bool = False
 

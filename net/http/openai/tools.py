@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from net.http.common.body import MAX_DEPTH, deeper_than
 from net.http.openai.fields import Known
+from net.http.openai.unique_items import without_unique_items
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
@@ -66,9 +67,10 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": parsed}}
 
 
-def schema_of_call(tools: Sequence[Tool]) -> str:
+def schema_of_call(tools: Sequence[Tool], lenient: bool = False) -> str:
     """JSON schema of a call of one of `tools`. The parameters of each tool are a schema resource with an `$id` of its
-    own: a pointer in them (`#/$defs/City`, `#`) means a part of these parameters, not of the call."""
+    own: a pointer in them (`#/$defs/City`, `#`) means a part of these parameters, not of the call. lenient: without
+    uniqueItems."""
 
     def one(at: int, tool: Tool) -> Json:
         properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": f"#/$defs/{at}"}}
@@ -76,7 +78,8 @@ def schema_of_call(tools: Sequence[Tool]) -> str:
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     parameters = {
-        str(at): _resource(tool.function.parameters or {"type": "object"}, at) for at, tool in enumerate(tools)
+        str(at): _resource(without_unique_items(tool.function.parameters or {"type": "object"}, lenient), at)
+        for at, tool in enumerate(tools)
     }
     call = {"anyOf": [one(at, tool) for at, tool in enumerate(tools)], "$defs": parameters}
     return orjson.dumps(call).decode()

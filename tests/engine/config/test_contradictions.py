@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.fits import beyond_free_memory
 from engine.config.flags import UsageError, parse
 from engine.config.machine import survey
 from engine.config.resolve import GiB
 from engine.doctor.finding import FAIL, OK, System
 from engine.doctor.memory import free_memory
+from engine.doctor.run import examine
+from engine.loading.shared_memory import shared_memory
 from tests.engine.config.test_resolve import H100, LAPTOP, settle
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,10 +116,29 @@ def test_a_device_that_is_not_here_ends_the_start_with_2(flags):
     )
 
 
+def test_what_exceeds_the_free_memory_is_warned_of():
+    tight = replace(SMALL, free_bytes=2 * GiB)
+    config = settle("--kv-cache-bytes", "3G", "--dram-bytes", "1G", machine=tight)
+    assert beyond_free_memory(config, SMALL) is None
+    assert str(beyond_free_memory(config, tight)).startswith(
+        f"--kv-cache-bytes {config.kv_cache_bytes} + --dram-bytes "
+    )
+
+
+def test_memory_that_the_kernel_refuses_is_one_line_with_its_flag():
+    with pytest.raises(UsageError, match=r"^--dram-bytes \d+: the kernel refuses \d+ MiB \(.*\); give less$"):
+        shared_memory("--dram-bytes", "x", 1 << 62)
+
+
 def test_doctor_says_that_memory_flags_are_too_large():
     system = System()
     machine = survey(False)
     assert machine.free_bytes <= machine.total_bytes
-    (fails,) = free_memory(system, machine.total_bytes + 1)
-    assert fails.status == FAIL and "--kv-cache-bytes" in fails.remedy
-    assert free_memory(system, 1)[0].status in (OK, "warn")
+    (fails,) = free_memory(system, {"--dram-bytes": machine.total_bytes, "--kv-cache-bytes": 1})
+    assert fails.status == FAIL and f"--dram-bytes {machine.total_bytes} + --kv-cache-bytes 1" in fails.found
+    assert "--dram-bytes and --kv-cache-bytes" in fails.remedy
+    (fails,) = [
+        one for one in examine(parse(["--dram-bytes", str(machine.total_bytes + 1)]), system) if one.check == "memory"
+    ]
+    assert fails.status == FAIL and "--kv-cache-bytes" not in fails.found + fails.remedy
+    assert free_memory(system, {"--dram-bytes": 1})[0].status in (OK, "warn")

@@ -203,10 +203,18 @@ def test_a_full_gpu_is_refused():
         settle(machine=full)
 
 
+def test_a_joiner_adopts_the_clusters_name_of_the_model():
+    cluster = {"dtype": "float32", "model": "ours"}
+    assert settle(cluster=cluster).served_model_name == "ours"
+    assert settle("--served-model-name", "mine", cluster=cluster).served_model_name == "mine"
+
+
 def test_peers_must_agree_on_what_kv_means():
     config = settle()
-    same = {"model": "m", "block_size": 16, "root": "aa"} | dict.fromkeys(TYPES, "float32")
+    same = {"model": config.served_model_name, "block_size": 16, "root": "aa"} | dict.fromkeys(TYPES, "float32")
     assert disagreement(config, "aa", same) is None
+    other = str(disagreement(config, "aa", same | {"model": "m"}))
+    assert "serves its model as m, not smollm2-135m-instruct; pass --served-model-name m" in other
     assert "--block-size 32" in str(disagreement(config, "aa", same | {"block_size": 32}))
     assert "--dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
     assert "--pool-dtype int8" in str(disagreement(config, "aa", same | {"pool_dtype": "int8"}))
@@ -291,7 +299,7 @@ def test_a_joiner_adopts_a_quantized_arena_and_computes_as_it_can():
     cluster = {"dtype": "fp8", "pool_dtype": "fp8"}
     config = settle(machine=replace(LAPTOP, bfloat16=True), cluster=cluster)
     assert (config.dtype, config.kv_cache_dtype, config.pool_dtype) == ("bfloat16", "fp8", "fp8")
-    theirs = {"model": "m", "block_size": 16, "root": "aa"} | dict.fromkeys(TYPES, "fp8")
+    theirs = {"model": config.served_model_name, "block_size": 16, "root": "aa"} | dict.fromkeys(TYPES, "fp8")
     assert disagreement(config, "aa", theirs) is None
     for wish in ("int8", "bfloat16"):
         other = settle("--kv-cache-dtype", wish, cluster=cluster)

@@ -92,6 +92,17 @@ async def test_the_next_step_starts_before_the_tokens_of_the_last_are_handed_out
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
 
 
+async def test_the_estimates_learn_from_every_prompt_and_token():
+    worker, _ = make()
+    got: list[Emission] = []
+    worker.start(got.extend)
+    worker.add(request("r", prompt=9, max_tokens=6))
+    await until(lambda: len(got) == 6)
+    served = worker.costs.served
+    assert (served.first.observations, served.next.observations) == (1, 4), "the first decode step follows no other"
+    await worker.close()
+
+
 async def test_a_wake_while_tokens_are_handed_out_is_not_lost():
     """The last step of one request hands out; its consumer queues the next request at that very moment."""
     worker, _ = make()

@@ -87,7 +87,7 @@ def test_the_table_names_candidates_probes_and_errors():
     assert "decision 1 of 2" in text and "decision 2 of 2" in text
     lines = text.splitlines()
     assert any(line.startswith("* a") for line in lines) and any(line.startswith("  b") for line in lines)
-    assert any(line.split() == ["step_s", "0.01", "0.1", "90", "%"] for line in lines)
+    assert any(line.split() == ["step_s", "0.01", "0.1", "0.09", "90", "%"] for line in lines)
     assert [line for line in lines if "computing" in line] == ["b was computing 7 blocks of it, ready in 0.5 s"]
     assert "asked 2" in text and "decided in 3.00 ms, no claim" in text
 
@@ -160,7 +160,9 @@ class Node(BaseHTTPRequestHandler):
     refused: ClassVar[dict | None] = None
 
     def do_GET(self) -> None:
-        nodes = [{"error": "no answer in 1 s"}, {"recent": {"requests": self.recent, "refused": self.refused}}]
+        errors = {"ttft_s": {"requests": 12, "error_s": 0.005, "shares": 12, "mape": 0.07}}
+        recent = {"requests": self.recent, "refused": self.refused, "estimates": errors}
+        nodes = [{"error": "no answer in 1 s"}, {"recent": recent}]
         body = {"/live/requests/r-1": record(), "/live": {"nodes": nodes}}.get(self.path)
         data = json.dumps(body or {}).encode()
         self.send_response(200 if body else 404)
@@ -184,7 +186,10 @@ def url():
 
 def test_the_command_finds_the_node_that_accepted_it(url, capsys):
     assert main(["r-1", "--url", url]) == 0
-    assert "accepted by acc" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "accepted by acc" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("ttft_s") and "%" in line and "12" in line]
+    assert line.split() == ["ttft_s", "12", "0.005", "7", "%"] and "estimates of the last 5 minutes" in shown
     assert main(["r-1", "--url", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["request_id"] == "r-1"
     assert main(["r-9", "--url", url]) == 1

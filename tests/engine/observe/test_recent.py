@@ -42,10 +42,10 @@ def test_percentiles_are_values_that_occurred_in_order(values):
 
 def test_newest_first_and_bounded():
     recent = Recent(16)
-    assert recent.as_dict()["ttft_ms"] is None
+    assert recent.as_dict(0.0)["ttft_ms"] is None
     for index in range(MAX_RECENT_REQUESTS + 5):
         recent.add(ended(32, 16, dram=1), "standard", "stop", float(index))
-    told = recent.as_dict()
+    told = recent.as_dict(0.0)
     assert [row["ended"] for row in told["requests"]][:2] == [MAX_RECENT_REQUESTS + 4, MAX_RECENT_REQUESTS + 3]
     assert len(told["requests"]) == MAX_RECENT_REQUESTS
     assert told["ttft_ms"] == {"p50": 250.0, "p90": 250.0, "p99": 250.0}
@@ -64,15 +64,15 @@ def test_a_client_that_left_has_an_end_too():
     timeline = ended(10)
     timeline.events.pop()
     recent.add(timeline, "batch", None, 2.0)
-    (row,) = recent.as_dict()["requests"]
+    (row,) = recent.as_dict(0.0)["requests"]
     assert (row["reason"], row["tpot_ms"], row["class"]) == ("abort", None, "batch")
 
 
 def test_the_newest_refusal_is_kept_beside_the_figures():
     recent = Recent(16)
-    assert recent.as_dict()["refused"] is None
+    assert recent.as_dict(0.0)["refused"] is None
     recent.add(ended(32), "standard", "stop", 1.0)
     for at in (2.0, 3.0):
         recent.refuse(f"r-{at:g}", at)
-    told = recent.as_dict()
+    told = recent.as_dict(0.0)
     assert told["refused"] == {"id": "r-3", "ended": 3.0} and len(told["requests"]) == 1

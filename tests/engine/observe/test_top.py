@@ -22,7 +22,7 @@ def recent() -> dict:
     rows.add(timeline, "interactive", "stop", 1.0)
     tokens = {"hbm": 16, "arena": 0, "dram": 0, "ssd": 0, "computed": 16}
     rows._rows[0].update(ttft_ms=120.0, tpot_ms=9.5, tokens_from=tokens)
-    return rows.as_dict()
+    return rows.as_dict(0.0)
 
 
 def live() -> dict:
@@ -38,7 +38,7 @@ def live() -> dict:
     keeps["tiers"] = {"dram": {"blocks": 512, "capacity": 1024}}
     mute = {"node_id": "decode-0", "roles": ["decode"], "status": "suspect", "error": "no answer in 1 s"}
     nodes = [base | computes | {"paths": [path], "recent": recent()}]
-    nodes += [base | keeps | {"paths": [], "recent": Recent(16).as_dict()}, mute]
+    nodes += [base | keeps | {"paths": [], "recent": Recent(16).as_dict(0.0)}, mute]
     return {"unix_s": 1.0, "node_id": "prefill-0", "nodes": nodes}
 
 

@@ -41,9 +41,10 @@ def plain_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarra
 
 
 def plain_rules(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
-    """Penalties, bias and minimum length of one row, token by token."""
+    """Penalties, bias, minimum length, banned and allowed tokens of one row, token by token."""
     logits, params = logits.copy(), row.params
     output = list(row.token_ids[row.num_prompt_tokens :])
+    banned: set[int] = set()
     for token in range(len(logits)):
         if token in row.token_ids:
             r = params.repetition_penalty
@@ -52,7 +53,13 @@ def plain_rules(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
             logits[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
         logits[token] += params.logit_bias.get(token, 0)
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(row.eos_ids))
-        if len(output) < params.min_tokens and token in stops:
+        early = len(output) < params.min_tokens and token in stops
+        if early or any((*output, token)[-len(word) :] == word for word in params.bad_words):
+            banned.add(token)
+    only = set(params.allowed_token_ids)
+    gone = set() if only and only <= banned else banned
+    for token in range(len(logits)):
+        if token in gone or (only and token not in only):
             logits[token] = -math.inf
     return logits
 
@@ -202,6 +209,9 @@ UNIFORM_1_2 = 0.728788202306945
         {"min_tokens": 5, "stop_token_ids": (4, 5)},
         {"min_tokens": 5, "ignore_eos": True},
         {"min_tokens": 4},
+        {"bad_words": ((3,), (7, 8), (9, 3, 1)), "min_tokens": 5},
+        {"allowed_token_ids": (0, 4, 9, 21)},
+        {"allowed_token_ids": (1, 2, 5), "bad_words": ((5,), (6, 1)), "min_tokens": 4, "logit_bias": {2: 3.0}},
         {},
     ],
     ids=str,
@@ -231,6 +241,26 @@ def test_min_tokens_holds_off_every_end():
     assert tokens(logits, [row([0], [], eos_ids=(0, 2), temperature=0, **ends)])[0] >= 3
     assert tokens(logits, [row([0], [5, 5], eos_ids=(0, 2), temperature=0, **ends)])[0] < 3
     assert tokens(logits, [row([0], [], eos_ids=(0,), temperature=0, ignore_eos=True, **ends)])[0] == 0
+
+
+def test_a_bad_word_is_known_by_its_beginning():
+    logits = torch.zeros(1, 6)
+    logits[0, 4], logits[0, 5] = 50.0, 40.0
+    bad = {"bad_words": ((2, 3, 4), (5,)), "temperature": 0}
+    assert tokens(logits, [row([0], [], **bad)]) == [4]
+    assert tokens(logits, [row([2, 3], [], **bad)]) == [4], "only the output counts"
+    assert tokens(logits, [row([0], [1, 2, 3], **bad)])[0] not in (4, 5)
+    assert tokens(logits, [row([0], [2, 3, 1], **bad)]) == [4]
+
+
+def test_of_allowed_tokens_one_is_taken_even_if_all_are_banned():
+    logits = random_logits(1, 10)
+    only = {"allowed_token_ids": (7, 3), "temperature": 0}
+    assert tokens(logits, [row([0], bad_words=((7,),), **only)]) == [3]
+    assert tokens(logits, [row([0], bad_words=((7,), (3,)), **only)])[0] in (7, 3)
+    assert set(tokens(logits.repeat(50, 1), [row([0], allowed_token_ids=(7, 3), seed=n) for n in range(50)])) <= {7, 3}
+    with pytest.raises(ValueError, match="allowed_token_ids must be absent with structured output"):
+        SamplingParams(grammar="x", allowed_token_ids=(1,))
 
 
 def test_ids_outside_of_the_vocabulary_harm_nobody():

@@ -388,3 +388,29 @@ def test_a_long_list_is_decoded_in_pieces(embedded_tokenizer):
     for skip in (True, False):
         whole = embedded_tokenizer._core.decode(ids, skip_special_tokens=skip)
         assert embedded_tokenizer.decode(ids, skip) == whole
+
+
+def test_the_answer_continues_the_last_message(directory, embedded):
+    (directory / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = Tokenizer.load(embedded, str(directory))
+    for content in ("Once upon a", "d", "it ends with <|im_end|>", "spaces at the end  "):
+        begun = [*HI, {"role": "assistant", "content": content}]
+        ids = tokenizer.chat(begun, add_generation_prompt=False, continue_final_message=True)
+        whole = tokenizer.chat(begun, add_generation_prompt=False)
+        assert tokenizer.decode(ids, skip_special_tokens=False).endswith("<|im_start|>assistant\n" + content)
+        assert (
+            tokenizer.decode(whole, skip_special_tokens=False)
+            == tokenizer.decode(ids, skip_special_tokens=False) + "<|im_end|>\n"
+        )
+        assert ids.count(tokenizer.encode("<|im_end|>")[0]) == len(HI), "a message writes no control token"
+
+
+def test_a_message_that_the_template_does_not_show_cannot_be_continued(directory, embedded):
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    tokenizer = Tokenizer.load(embedded, str(directory))
+    begun = [*HI, {"role": "assistant", "content": "Once"}]
+    with pytest.raises(ValueError, match="continue_final_message: the chat template shows no text of the last message"):
+        tokenizer.chat(begun, add_generation_prompt=False, continue_final_message=True)

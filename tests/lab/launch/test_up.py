@@ -132,6 +132,8 @@ def test_a_node_that_refuses_its_flags_is_reported(fake, tmp_path):
         (["--role", "store"], "say --nodes"),
         (["--join", "a:1"], "start mooncake.py yourself"),
         (["--port", "x"], "--port"),
+        (["--port", "70000"], "give 0 to 65533"),
+        (["--nodes", "mixed=2", "--port", "65535"], "give 0 to 65534"),
     ],
 )
 def test_wrong_flags_are_one_line_and_exit_code_2(fake, tmp_path, argv, remedy):

@@ -1,6 +1,7 @@
 """Channels over real sockets: calls, posts, order, errors, deadlines, loss, the end."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -149,6 +150,20 @@ async def test_loss_fails_calls_and_is_told_once_on_both_sides():
         await until(lambda: len(lost) == 2)
         assert sorted(lost) == [("a", "b"), ("b", "a")]
         assert (await a.call("b", "echo", {}))[0] == {"from": "a"}, "the next call dials again"
+
+
+async def test_that_peers_cut_the_connections_of_a_leaving_node_is_no_news_there(caplog):
+    caplog.set_level(logging.INFO)
+    lost = []
+    async with channels("a", "b") as (a, b):
+        b.handle("echo", echo)
+        await a.call("b", "echo", {})
+        a.on_lost(lost.append)
+        a.leave()
+        b.drop("a", "it has left")
+        await until(lambda: lost == ["b"])
+    told = [record.getMessage() for record in caplog.records if " lost " in record.getMessage()]
+    assert told == ["b lost a: it has left"]
 
 
 async def test_a_connection_that_breaks_in_the_same_turn_closes_without_an_error():

@@ -53,6 +53,19 @@ function figures(requests, nodes) {
   at("figures").replaceChildren(...tiles);
   const tokens = Object.keys(SOURCES).map((source) => [source, nodes.reduce((sum, n) => sum + n.recent.tokens_from[source], 0)]);
   at("sources").replaceChildren(sourcesBar(tokens));
+  at("errors").textContent = estimateErrors(nodes);
+}
+
+/** The errors of the estimates of the last minutes, over all nodes. */
+function estimateErrors(nodes) {
+  const of = (name) => nodes.map((node) => node.recent.estimates?.[name]).filter((one) => one?.requests);
+  const mean = (all, value, weight) => all.reduce((sum, one) => sum + one[value] * one[weight], 0) / all.reduce((sum, one) => sum + one[weight], 0);
+  const names = { ttft_s: "time to first token", wait_s: "queue", prefill_s: "prefill", step_s: "time between tokens" };
+  const parts = Object.entries(names).filter(([name]) => of(name).length).map(([name, text]) => {
+    const shares = of(name).filter((one) => one.shares);
+    return `${text} ${ms(1000 * mean(of(name), "error_s", "requests"))}${shares.length ? ` (${Math.round(100 * mean(shares, "mape", "shares"))} %)` : ""}`;
+  });
+  return parts.length ? `Mean error of the estimates in the last 5 minutes: ${parts.join(", ")}` : "";
 }
 
 /** The sources of the prompts' KV: a bar and its legend. */

@@ -108,6 +108,7 @@ PART = {"type": "text", "text": "x"}
 REFUSAL = {"type": "refusal", "refusal": "no"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED = [{"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "user", "content": "x"}]
+BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Once"}]
 MOST = 2**63 - 1
 
 GOOD = {
@@ -120,6 +121,8 @@ GOOD = {
     "unknown": (COMPLETIONS, completion(wibble=1, stream_options={"wobble": 2})),
     "nulls": (COMPLETIONS, completion(stop=None, max_tokens=None, response_format=None, model=None)),
     "bias": (COMPLETIONS, completion(logit_bias={"5": -100, "7": 100.0}, stop="x", stop_token_ids=[1])),
+    "bans": (COMPLETIONS, completion(bad_words=["no"], allowed_token_ids=[1, 2.0])),
+    "continued": (CHAT, chat(messages=BEGUN, add_generation_prompt=False, continue_final_message=True)),
     "named model": (COMPLETIONS, completion(model="fake", user=5, metadata=[], suffix="")),
     "extremes": (COMPLETIONS, completion(temperature=1e308, repetition_penalty=1e-308, top_k=MOST, min_tokens=2)),
     "parts": (CHAT, chat(messages=[{"role": "user", "content": [PART, PART], "name": "me"}])),
@@ -161,6 +164,9 @@ REFUSED = {
     "no messages": ("/tokenize", b'{"messages": []}', "messages"),
     "priority beyond 64 bits": (COMPLETIONS, b'{"prompt": "a", "priority": -9223372036854775809}', "priority"),
     "bias of a huge id": (COMPLETIONS, completion(logit_bias={"12345678901": 1}), "logit_bias"),
+    "two ends of a prompt": (CHAT, chat(continue_final_message=True), "continue_final_message"),
+    "nothing allowed": (COMPLETIONS, completion(allowed_token_ids=[]), "allowed_token_ids"),
+    "a bad word that is none": (COMPLETIONS, completion(bad_words=["a", ""]), "bad_words"),
 }
 
 
@@ -208,3 +214,28 @@ async def test_bad_input_is_not_allowed_either_or_it_cannot_be_said():
     assert len(cases) > 50
     async for name, (_, answer), allowed in _answers(cases, ignore_unknown=False):
         assert not allowed or any(part in answer["error"]["message"] for part in UNSAID), (name, answer)
+
+
+async def test_the_document_as_a_page_names_every_route_and_field():
+    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+        async with session.get("/openapi.json") as response:
+            described = await response.json()
+        async with session.get("/docs") as response:
+            page = await response.text()
+            assert response.status == 200 and response.content_type == "text/html"
+            assert "default-src 'self'" in response.headers["Content-Security-Policy"]
+        for path, operations in described["paths"].items():
+            for method in operations:
+                assert f"<code>{method.upper()} {path}</code>" in page
+        for name in ("ChatBody", "CompletionBody", "MessagesBody"):
+            for field in described["components"]["schemas"][name]["properties"]:
+                assert f"<code>{field}</code>" in page
+        assert "<script" not in page
+
+
+async def test_the_configuration_is_told_to_this_machine():
+    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+        async with session.get("/server_info") as response:
+            assert (await response.json())["model"] == "fake"
+        async with session.get("/server_info", headers={"Host": "evil.example"}) as response:
+            assert response.status == 403

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import aiohttp
 import openai
+import orjson
 import pytest
 
 from tests.net.fake_frontend import FakeFrontend, serving
@@ -72,3 +74,48 @@ async def test_refusals(client, frontend, body, param):
         await client.completions.create(model="fake", prompt="?", extra_body=body)
     assert error.value.param == param and param.partition(".")[0] in str(error.value)
     assert not frontend.calls
+
+
+SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+UNIQUE = {"properties": {"uniqueItems": SET, "b": {"uniqueItems": False, "default": {"uniqueItems": True}}}}
+LIST = {"type": "array", "items": {"type": "string"}}
+PLAIN = {"properties": {"uniqueItems": LIST, "b": {"default": {"uniqueItems": True}}}}
+
+
+def of(schema: dict) -> str:
+    return orjson.dumps(schema).decode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": UNIQUE}}},
+        {"structured_outputs": {"json": UNIQUE}},
+        {"guided_json": UNIQUE},
+    ],
+)
+async def test_unique_items_are_ignored_and_named_like_an_unknown_field(frontend, client, body):
+    answer = await client.completions.with_raw_response.create(model="fake", prompt="?", extra_body=body)
+    assert frontend.calls[-1]["sampling"]["grammar"] == f"json {of(PLAIN)}"
+    assert answer.headers["X-Ignored-Fields"] == "uniqueItems"
+
+
+async def test_unique_items_of_a_forced_tool_are_ignored_and_the_template_sees_them(frontend, client):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SET}}]
+    for choice, ignored in (("auto", None), ("required", "uniqueItems")):
+        answer = await client.chat.completions.with_raw_response.create(
+            model="fake", messages=[{"role": "user", "content": "?"}], tools=tools, tool_choice=choice
+        )
+        assert answer.headers.get("X-Ignored-Fields") == ignored
+        assert frontend.rendered[-1][1]["tools"] == tools
+    grammar = frontend.calls[-1]["sampling"]["grammar"]
+    assert '"items":{"type":"string"}' in grammar and "uniqueItems" not in grammar
+
+
+async def test_where_unknown_fields_are_refused_a_demand_for_unique_items_reaches_the_grammar_and_no_demand_does_not():
+    frontend = FakeFrontend()
+    async with serving(frontend, ignore_unknown=False) as url, aiohttp.ClientSession(url) as session:
+        for schema, kept in ((SET, SET), (LIST | {"uniqueItems": False}, LIST)):
+            async with session.post("/v1/completions", json={"prompt": "?", "guided_json": schema}) as response:
+                assert response.status == 200 and "X-Ignored-Fields" not in response.headers
+            assert frontend.calls[-1]["sampling"]["grammar"] == f"json {of(kept)}"

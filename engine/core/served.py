@@ -1,0 +1,80 @@
+"""What a prompt and a token take on this node beyond the model's own steps: learned from requests. Pure.
+
+The cost models (engine/core/costs.py) predict the time of one step in the engine thread. A request also waits for what
+happens between the steps: scheduling, hand-out of tokens, prompts between the decode steps, other prompts in its step.
+
+    first token   t = c0 + c1 (estimated prefill)        from the first step of the prompt to its first token
+    next token    t = c0 + c1 (decode step)              from token to token of a running request
+
+c0 and c1 are fitted like the cost models. A decode step counts as long as it took, so a machine that becomes slower
+changes the step models only, not both.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from sched.cost import Regression
+
+PROMPTS_WINDOW = 32
+"""Number of prompts in the fit: prompts are rarer than steps, and the load that delays them changes."""
+
+MAX_BEGUN = 4096
+"""Prompts that have begun and not ended; aborted ones leave when newer ones need their place."""
+
+PRIOR = (1e-3, 1.0)
+
+
+class Served:
+    """Feed it every step and every hand-out."""
+
+    def __init__(self) -> None:
+        self.first = Regression(PRIOR, PROMPTS_WINDOW)
+        self.next = Regression(PRIOR)
+        self._begun: OrderedDict[str, tuple[float, float]] = OrderedDict()  # request id -> begin, estimated seconds
+        self._decoded: frozenset[str] = frozenset()  # requests of the last step with decodes
+        self._decoded_at = 0.0
+
+    # --- measurements
+
+    def began(self, request_id: str, now: float, estimated_s: float) -> None:
+        """A step computes a chunk of this prompt. Only the first call per request counts."""
+        if request_id in self._begun:
+            return
+        self._begun[request_id] = now, estimated_s
+        while len(self._begun) > MAX_BEGUN:
+            self._begun.popitem(last=False)
+
+    def handed_out(self, request_id: str, now: float) -> None:
+        """A token of the request leaves this node."""
+        begun = self._begun.pop(request_id, None)
+        if begun is not None and now > begun[0]:
+            self.first.observe((1.0, begun[1]), now - begun[0])
+
+    def decoded(self, requests: Collection[str], end: float, step_s: float, tokens: int) -> None:
+        """A step that ended at `end` decoded `tokens` >= 1 tokens for these requests; `step_s`: the time of that step
+        without its prompts. Requests that the last such step also decoded waited from its end to this one."""
+        if not self._decoded.isdisjoint(requests):
+            per_token = (end - self._decoded_at) * len(requests) / tokens
+            if per_token > 0:
+                self.next.observe((1.0, step_s), per_token)
+        self._decoded, self._decoded_at = frozenset(requests), end
+
+    # --- estimates
+
+    def first_token_s(self, prefill_s: float) -> float:
+        """Seconds from the first step of a prompt to its first token."""
+        return self.first.estimate((1.0, prefill_s)) if self.first.observations else prefill_s
+
+    def next_token_s(self, step_s: float) -> float:
+        """Seconds between two tokens of a request."""
+        return self.next.estimate((1.0, step_s)) if self.next.observations else step_s
+
+    def prefill(self, coefficients: tuple[float, float, float]) -> tuple[float, float, float]:
+        """The coefficients of a prefill model that predicts first_token_s instead of the steps alone."""
+        if not self.first.observations:
+            return coefficients
+        c0, c1 = self.first.coefficients
+        a0, a1, a2 = coefficients
+        return c0 + c1 * a0, c1 * a1, c1 * a2

@@ -1,0 +1,87 @@
+"""What requests wait for beyond the steps: learned, and only then in the estimates."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.costs import StepCosts
+from engine.core.served import MAX_BEGUN, Served
+from engine.sampling.params import SamplingParams
+from engine.step.request import Request
+from engine.step.step import ScheduledRow, Step
+
+
+def test_without_a_request_the_estimates_are_those_of_the_steps():
+    served = Served()
+    assert served.first_token_s(0.25) == 0.25 and served.next_token_s(0.01) == 0.01
+    assert served.prefill((1.0, 2.0, 3.0)) == (1.0, 2.0, 3.0)
+
+
+def test_the_time_to_the_first_token_includes_what_happens_around_the_steps():
+    served = Served()
+    for i in range(64):
+        estimated_s = 0.02 + 0.01 * (i % 8)
+        served.began(str(i), 10.0 * i, estimated_s)
+        served.began(str(i), 10.0 * i + 0.1, 99.0)  # a later chunk of the same prompt
+        served.handed_out(str(i), 10.0 * i + 0.005 + 1.5 * estimated_s)
+        served.handed_out(str(i), 10.0 * i + 5.0)  # its second token
+    assert served.first_token_s(0.05) == pytest.approx(0.08, rel=0.02)
+    a0, a1, a2 = served.prefill((0.001, 1e-4, 1e-9))
+    assert a0 + 300 * a1 == pytest.approx(served.first_token_s(0.001 + 300e-4), rel=1e-9)
+    assert a2 == pytest.approx(1.5e-9, rel=0.05)
+
+
+def test_the_time_between_tokens_includes_the_prompts_between_two_steps():
+    served = Served()
+    end = 0.0
+    for _ in range(200):
+        end += 0.03  # a step of 10 ms, and 20 ms of prompts
+        served.decoded(["a", "b"], end, 0.01, 2)
+    assert served.next_token_s(0.01) == pytest.approx(0.03, rel=0.02)
+
+
+def test_a_pause_without_requests_is_no_time_between_tokens():
+    served = Served()
+    for i in range(100):
+        served.decoded([f"r{i}"], 10.0 * i, 0.01, 1)
+    assert served.next_token_s(0.01) == 0.01
+
+
+def test_with_drafts_the_time_of_a_step_is_shared_by_its_tokens():
+    served = Served()
+    for i in range(100):
+        served.decoded(["a", "b"], 0.03 * i, 0.02, 6)
+    assert served.next_token_s(0.02) == pytest.approx(0.01, rel=0.02)
+
+
+def test_aborted_prompts_do_not_accumulate():
+    served = Served()
+    for i in range(2 * MAX_BEGUN):
+        served.began(str(i), 0.0, 1.0)
+    assert len(served._begun) == MAX_BEGUN
+    served.handed_out("0", 5.0)
+    assert served.first.observations == 0
+
+
+def request(name: str, tokens: int) -> Request:
+    return Request(name, [1] * tokens, tokens, SamplingParams(), 0.0, bytes(16))
+
+
+def test_a_node_whose_prompts_never_have_a_step_to_themselves_learns_their_time():
+    """On a busy mixed node no step updates the prefill model, because all contain decodes."""
+    costs, stream = StepCosts(), request("stream", 100)
+    wrong = costs.prefill.estimate(200)
+    now = 0.0
+    for i in range(40):
+        prompt = request(f"p{i}", 200)
+        step = Step([ScheduledRow(stream, 99, 1, True), ScheduledRow(prompt, 0, 200, True)])
+        costs.begun(step, now)
+        costs.observe(step, 4 * wrong)
+        costs.decoded(step, now, now + 4 * wrong, 1)
+        costs.served.handed_out(prompt.request_id, now + 4 * wrong)
+        now += 4 * wrong
+    assert costs.prefill.estimate(200) == wrong
+    a0, a1, a2 = costs.prompt_coefficients
+    assert a0 + 200 * a1 + 200 * 200 * a2 == pytest.approx(4 * wrong, rel=0.05)
+    assert costs.prefill_left(request("new", 200), 4096) == pytest.approx(4 * wrong, rel=0.05)
+    assert costs.token_s(1, 100) == pytest.approx(4 * wrong, rel=0.05)
