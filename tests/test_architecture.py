@@ -188,6 +188,7 @@ MAY_TORCH = (
     "engine.checkpoint.weight_cache",
     "engine.checkpoint.weights",
     "engine.checkpoint.packed_weights",
+    "engine.checkpoint.byte_weights",
     "engine.checkpoint.pooled_weights",
     "engine.checkpoint.quantized_weights",
     "engine.pooled.encoded_blocks",

@@ -1,20 +1,20 @@
 """Loads a named model into memory: Hugging Face directories, GGUF, a cache of converted weights.
 
 Files:
+    byte_weights         A Hugging Face directory with matrices in bytes
     gguf_config          from_gguf(): metadata and tensor list of a GGUF file -> ModelConfig
     gguf_file            Header, metadata and tensor directory of a GGUF file, and its raw tensor bytes through a
                          memory map
     gguf_weights         Tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order
     hf_config            from_hf(): config.json of a Hugging Face directory -> ModelConfig
-    hf_quantization      Quantization: `quantization_config` of a Hugging Face checkpoint whose matrices have 4 bits
-                         in groups of inputs
+    hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     loop_calls           Runs coroutines on an event loop for threads that wait for their results
     model_source         describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
     packed_weights       A Hugging Face directory with matrices in 4 bits
     pooled_weights       Weights as objects of the pooled store (--weights-from-store): a node without weights reads
                          them from its peers
     progress             Progress of loading weights: a bar on a terminal, at most ten lines in a log
-    quantized_weights    load_quantized(): a model's weights with matrices in groups of inputs that share a scale
+    quantized_weights    load_quantized(): a model's weights with matrices in 4 to 8 bits
     safetensors_weights  Tensors of a Hugging Face directory, one file or shards, under our names, mapped lazily
     weight_cache         Stores weights converted from a GGUF file, so that the next start only reads them
     weights              load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed

@@ -1,10 +1,15 @@
-"""Quantization: `quantization_config` of a Hugging Face checkpoint whose matrices have 4 bits in groups of inputs.
+"""`quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes.
 
-    awq                                       AutoAWQ: qweight, qzeros, scales
-    gptq                                      AutoGPTQ, GPTQModel: qweight, qzeros, scales, g_idx
-    compressed-tensors, pack-quantized        llm-compressor: weight_packed, weight_scale, weight_shape
+    awq                                       AutoAWQ: 4 bits in groups of inputs
+    gptq                                      AutoGPTQ, GPTQModel: the same
+    compressed-tensors, pack-quantized        llm-compressor: the same
+    compressed-tensors, int-quantized         llm-compressor: W8A8, bytes with a scale for each output
+    compressed-tensors, float-quantized       llm-compressor: fp8, a scale for each output, or for 128 x 128 elements
+    fp8                                       DeepSeek, Qwen: fp8, a scale for 128 x 128 elements or for all of them
 
-engine/checkpoint/packed_weights.py reads the tensors. What is not served is refused by the name of its key.
+engine/checkpoint/packed_weights.py and byte_weights.py read the tensors. What is not served is refused by the name of
+its key. Types of activations are checked, and their stored scales are not needed: rows that meet int8 weights are
+rounded by their own largest number, rows that meet fp8 weights are not rounded.
 """
 
 from __future__ import annotations
@@ -17,17 +22,27 @@ from engine.model.model_error import ModelError
 
 Json = Mapping[str, Any]
 
-METHODS = ("awq", "gptq", "compressed-tensors")
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
+    """Matrices in 4 bits."""
+
     method: str  # of METHODS
     group_size: int  # inputs with one scale; -1: all of them
     zero_offset: int = 0  # added to the stored zeros of gptq
 
 
-def quantization_of(config: Json) -> Quantization | None:
+@dataclass(frozen=True, slots=True)
+class ByteQuantization:
+    """Matrices in bytes."""
+
+    kind: str  # int8 or fp8
+    strategy: str  # one scale for: "tensor", "channel" (an output), "block" (128 x 128 elements)
+
+
+def quantization_of(config: Json) -> Quantization | ByteQuantization | None:
     """That of config.json; None without one. Raises ModelError."""
     found = config.get("quantization_config")
     if found is None:
@@ -37,6 +52,8 @@ def quantization_of(config: Json) -> Quantization | None:
     method = _value(found, "quant_method", *METHODS)
     if method == "compressed-tensors":
         return _compressed_tensors(found)
+    if method == "fp8":
+        return _fp8(found)
     bits = "w_bit" if "w_bit" in found and "bits" not in found else "bits"
     _value(found, bits, 4)
     group_size = _group_size(found, "q_group_size" if "q_group_size" in found else "group_size")
@@ -47,24 +64,57 @@ def quantization_of(config: Json) -> Quantization | None:
     return Quantization(method, group_size, 0 if format_ == "gptq_v2" else 1)
 
 
-def _compressed_tensors(found: Json) -> Quantization:
-    _value(found, "format", "pack-quantized")
+def _fp8(found: Json) -> ByteQuantization:
+    _value(found, "fmt", "e4m3", None)
+    _value(found, "activation_scheme", "dynamic", "static", None)
+    block = _value(found, "weight_block_size", [128, 128], None)
+    return ByteQuantization("fp8", "tensor" if block is None else "block")
+
+
+def _compressed_tensors(found: Json) -> Quantization | ByteQuantization:
+    format_ = _value(found, "format", "pack-quantized", "int-quantized", "float-quantized")
+    _value(found, "kv_cache_scheme", None)
+    _value(found, "transform_config", None, {})
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise _refused("config_groups", groups, "an object with one group")
     name, group = next(iter(groups.items()))
+    at = f"config_groups.{name}."
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
-        raise _refused(f"config_groups.{name}.weights", weights, "an object")
-    at = f"config_groups.{name}.weights."
-    _value(group, "targets", ["Linear"], prefix=f"config_groups.{name}.")
-    _value(group, "input_activations", None, prefix=f"config_groups.{name}.")
+        raise _refused(f"{at}weights", weights, "an object")
+    _value(group, "targets", ["Linear"], prefix=at)
+    _value(group, "output_activations", None, prefix=at)
+    _value(weights, "symmetric", True, prefix=f"{at}weights.")
+    if format_ == "pack-quantized":
+        return _packed(group, weights, at)
+    return _bytes(group, weights, at, "int8" if format_ == "int-quantized" else "fp8")
+
+
+def _packed(group: Json, weights: Json, prefix: str) -> Quantization:
+    _value(group, "input_activations", None, prefix=prefix)
+    at = f"{prefix}weights."
     _value(weights, "num_bits", 4, prefix=at)
     _value(weights, "type", "int", prefix=at)
-    _value(weights, "symmetric", True, prefix=at)
     _value(weights, "actorder", None, "static", "weight", False, prefix=at)  # these have no g_idx
     strategy = _value(weights, "strategy", "group", "channel", prefix=at)
     return Quantization("compressed-tensors", -1 if strategy == "channel" else _group_size(weights, "group_size", at))
+
+
+def _bytes(group: Json, weights: Json, prefix: str, kind: str) -> ByteQuantization:
+    type_, at = "int" if kind == "int8" else "float", f"{prefix}weights."
+    _value(weights, "num_bits", 8, prefix=at)
+    _value(weights, "type", type_, prefix=at)
+    strategy: str = _value(weights, "strategy", "channel", "tensor", *(["block"] if kind == "fp8" else []), prefix=at)
+    if strategy == "block":
+        _value(weights, "block_structure", [128, 128], prefix=at)
+    rows = group.get("input_activations")
+    if rows is not None or kind == "int8":  # rows that meet int8 weights are rounded: only where the checkpoint does it
+        if not isinstance(rows, Mapping):
+            raise _refused(f"{prefix}input_activations", rows, "an object")
+        _value(rows, "num_bits", 8, prefix=f"{prefix}input_activations.")
+        _value(rows, "type", type_, prefix=f"{prefix}input_activations.")
+    return ByteQuantization(kind, strategy)
 
 
 def _group_size(found: Json, key: str, prefix: str = "") -> int:

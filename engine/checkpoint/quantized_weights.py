@@ -1,10 +1,11 @@
-"""load_quantized(): a model's weights with matrices in groups of inputs that share a scale (--weight-dtype).
+"""load_quantized(): a model's weights with matrices in 4 to 8 bits (--weight-dtype).
 
-    stored   a matrix as it is in a GGUF file or in a checkpoint of 4 bits (packed_weights.py), if there is a kernel
-             (engine/model/quantized.py) for its type and for the types of all matrices of the same product; other
-             matrices are widened
+    stored   a matrix as it is in a GGUF file, or in a checkpoint in 4 bits (packed_weights.py) or in bytes
+             (byte_weights.py), if there is a kernel (engine/model/quantized.py) for its type and for the types of all
+             matrices of the same product; other matrices are widened
     int8     any checkpoint, to q8_0 while loading
     int4     any checkpoint, to q4_1 while loading; embed and lm_head to q8_0
+    fp8      any checkpoint, to fp8 while loading; not embed and lm_head
 
 Nothing is kept in the cache of converted weights: `stored` converts nothing. Norms, biases and routers are in the type
 of the computation.
@@ -26,10 +27,9 @@ from torch import Tensor
 
 from engine.checkpoint.gguf_weights import GGUFWeights
 from engine.checkpoint.model_source import ModelSource
-from engine.checkpoint.packed_weights import PackedWeights
-from engine.checkpoint.weights import Reader, open_weights, read_all, shapes
+from engine.checkpoint.weights import Reader, open_quantized, open_weights, read_all, shapes
 from engine.model.model_error import ModelError
-from engine.model.quantized import BLOCKS, GROUP, TOGETHER, Quantized, Weight
+from engine.model.quantized import GROUP, KINDS, TOGETHER, Quantized, Scaled, Weight
 
 log = logging.getLogger("mooncake.engine")
 
@@ -38,8 +38,12 @@ OUTPUTS = 32
 """The largest block of outputs of a kernel (engine/model/cpu/gemm_any.h)."""
 
 
+WHILE_LOADING = {"int8": ("q8_0", "q8_0"), "int4": ("q4_1", "q8_0"), "fp8": ("fp8", "")}
+"""--weight-dtype -> kinds of a layer's matrices and of embed and lm_head; "": as --dtype."""
+
+
 class StoredReader(Reader, Protocol):
-    """Weights of which some are stored in groups of inputs; a context manager."""
+    """Weights of which some are quantized; a context manager."""
 
     def __enter__(self) -> Self: ...
 
@@ -48,7 +52,7 @@ class StoredReader(Reader, Protocol):
     def kinds(self) -> Mapping[str, str]:
         """Every weight -> a kind of engine/model/quantized.py that `stored` gives, or its type or why there is none."""
 
-    def stored(self, name: str, dtype: torch.dtype) -> Quantized:
+    def stored(self, name: str, dtype: torch.dtype) -> Quantized | Scaled:
         """A matrix as it is stored, for products in `dtype`."""
 
 
@@ -58,7 +62,7 @@ def load_quantized(
     dtype: torch.dtype,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Weight]:
-    """All weights on the CPU: matrices as Quantized for products in `dtype`, others in `dtype`. `progress` as
+    """All weights on the CPU: matrices as Quantized or Scaled for products in `dtype`, others in `dtype`. `progress` as
     weights.load has it. Raises ModelError, also for a model or a file that --weight-dtype cannot serve."""
     if source.config.num_experts:
         raise ModelError(f"--weight-dtype {weight_dtype}: experts are computed in --dtype only; use auto")
@@ -66,7 +70,7 @@ def load_quantized(
         weights = _as_stored(source, dtype, progress)
     else:
         weights = _quantize_all(source, weight_dtype, dtype, progress)
-    found = [weight for weight in weights.values() if isinstance(weight, Quantized)]
+    found = [weight for weight in weights.values() if isinstance(weight, Quantized | Scaled)]
     log.info(
         "%d weight matrices in %s: %d MB, %d MB in %s",
         len(found),
@@ -84,8 +88,8 @@ def _as_stored(
     file = open_stored(source)
     if file is None:
         raise ModelError(
-            f"--weight-dtype stored: {source.name} is not a GGUF file, nor a checkpoint in AWQ or GPTQ; use int8, int4 "
-            "or auto"
+            f"--weight-dtype stored: {source.name} is not a GGUF file, nor a checkpoint with a quantization_config; "
+            "use int8, int4, fp8 or auto"
         )
     found = file.kinds()
     kinds = kept(found, file.shapes())
@@ -101,18 +105,17 @@ def open_stored(source: ModelSource) -> StoredReader | None:
     """The weights of a model whose files may have quantized matrices; None if they have none. Raises ModelError."""
     if source.format == "gguf":
         return GGUFWeights(source.path, source.config)
-    if source.format == "safetensors" and source.quantization is not None:
-        return PackedWeights(source.files, source.config, source.quantization)
-    return None
+    return open_quantized(source) if source.format == "safetensors" else None
 
 
 def _quantize_all(
     source: ModelSource, weight_dtype: str, dtype: torch.dtype, progress: Callable[[int, int], None] | None
 ) -> dict[str, Weight]:
     wanted = shapes(source.config)
-    whole = [name for name in matrices(wanted) if wanted[name][1] % GROUP == 0]
-    kinds = {name: "q8_0" if weight_dtype == "int8" or name in VOCABULARY else "q4_1" for name in whole}
-    _report({name: f"{wanted[name][1]} inputs" for name in matrices(wanted) if name not in kinds}, dtype)
+    of_layers, of_vocabulary = WHILE_LOADING[weight_dtype]
+    to = {name: of_vocabulary if name in VOCABULARY else of_layers for name in matrices(wanted)}
+    kinds = {name: kind for name, kind in to.items() if kind and wanted[name][1] % GROUP == 0}
+    _report({name: f"{wanted[name][1]} inputs" for name, kind in to.items() if kind and name not in kinds}, dtype)
 
     def take(reader: Reader, name: str) -> Weight:
         values = reader.read(name)
@@ -130,20 +133,22 @@ def matrices(names: Mapping[str, object]) -> list[str]:
 def kept(found: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Names of the matrices that stay as they are stored. `found`: every weight -> its type in the file; `sizes`: its
     shape."""
-    names = {name for name in VOCABULARY if found.get(name) in BLOCKS}
+    names = {name for name in VOCABULARY if found.get(name) in KINDS}
     for layer in {name.rpartition(".")[0] for name in found if name.startswith("layers.")}:
         for group in TOGETHER:
             together = [f"{layer}.{name}" for name in group]
             types = {found.get(name, "") for name in together}
             # q, k and v may be of several types, if each is whole blocks of the kernels.
             fit = len(types) == 1 or (group[0] == "q" and not any(sizes[name][0] % OUTPUTS for name in together))
-            if types <= BLOCKS.keys() and fit:
+            if types <= KINDS and fit:
                 names.update(together)
     return names
 
 
-def quantized(values: Tensor, kind: str, dtype: torch.dtype) -> Quantized:
-    """A matrix [out, in] rounded to nearest in groups of 32."""
+def quantized(values: Tensor, kind: str, dtype: torch.dtype) -> Quantized | Scaled:
+    """A matrix [out, in] rounded to nearest: in groups of 32, or to fp8."""
+    if kind == "fp8":
+        return Scaled.fp8(values, dtype)
     rows = gguf.quantize(np.ascontiguousarray(values.float().numpy()), GGMLQuantizationType[kind.upper()])
     return Quantized(kind, torch.from_numpy(rows), dtype)
 

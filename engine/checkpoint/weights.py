@@ -35,7 +35,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from engine.checkpoint.byte_weights import ByteWeights
 from engine.checkpoint.gguf_weights import GGUFWeights
+from engine.checkpoint.hf_quantization import ByteQuantization
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.packed_weights import PackedWeights
 from engine.checkpoint.safetensors_weights import SafetensorsWeights
@@ -216,9 +218,16 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
             f"{source.name} has no weight files, and the cluster's pooled store does not have its weights: start a "
             "node with --weights-from-store that has them, or give --model a directory with them"
         )
+    return open_quantized(source) or SafetensorsWeights(source.files, source.config)
+
+
+def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | None:
+    """A Hugging Face directory whose config.json has a quantization_config; None if it has none. Raises ModelError."""
+    if isinstance(source.quantization, ByteQuantization):
+        return ByteWeights(source.files, source.config, source.quantization)
     if source.quantization is not None:
         return PackedWeights(source.files, source.config, source.quantization)
-    return SafetensorsWeights(source.files, source.config)
+    return None
 
 
 def _check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

@@ -96,9 +96,10 @@ class ModelFields:
         "model",
         "format of the weight matrices in memory, on a CPU; auto = wide if --dtype is given, otherwise stored if the "
         "checkpoint and this CPU have it and it is the faster one; wide = as --dtype; stored = matrices of a GGUF file "
-        "in Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K, and of AWQ and GPTQ in 4 bits, as they are, others as --dtype; "
-        "int8, int4 = quantize any checkpoint while loading, in groups of 32 inputs",
-        ("auto", "wide", "stored", "int8", "int4"),
+        "in Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K, of AWQ and GPTQ in 4 bits, and of compressed-tensors and DeepSeek's "
+        "form in int8 and fp8, as they are, others as --dtype; int8, int4 = quantize any checkpoint while loading, in "
+        "groups of 32 inputs; fp8 = the same, with a scale for each output",
+        ("auto", "wide", "stored", "int8", "int4", "fp8"),
     )
     max_model_len: int = flag(
         0,

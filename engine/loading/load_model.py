@@ -38,6 +38,7 @@ from engine.model.model_error import ModelError
 from engine.model.ops import Ops
 from engine.model.ops_choice import choose_ops
 from engine.model.parallel import Ranks, Shard
+from engine.model.quantized import Products, products_of
 from engine.speculation.draft import DraftModel
 from engine.step.runner import Runner
 from net.compiled import NotCompiled
@@ -172,8 +173,7 @@ def load_rank(
     weight_dtype = config.weight_dtype
     if weight_dtype == "auto":
         weight_dtype = weight_type(source, backend.name, dtype, config.cpu_level)
-    quantized = weight_dtype != "wide"
-    if quantized:
+    if weight_dtype != "wide":
         weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype, progress)
     else:
         weights = load(
@@ -190,7 +190,7 @@ def load_rank(
         weights,
         backend,
         device,
-        _ops(config, backend, dtype, quantized),
+        _ops(config, backend, dtype, products_of(weights.values())),
         ranks=None if join is None else join(),
     )
     return Runner(model, kv, geometry.block_size, device)
@@ -226,11 +226,11 @@ def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBack
         raise UsageError(str(error)) from error
 
 
-def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype, quantized: bool = False) -> Ops:
+def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype, products: Products = "elements") -> Ops:
     try:
-        return choose_ops(backend.name, config.device, dtype, config.cpu_level, quantized)
+        return choose_ops(backend.name, config.device, dtype, config.cpu_level, products)
     except NotCompiled as error:  # a level by name, or no kernels for quantized weights
-        flag = f"--weight-dtype {config.weight_dtype}: " if quantized else ""
+        flag = f"--weight-dtype {config.weight_dtype}: " if products != "elements" else ""
         raise UsageError(flag + str(error)) from error
 
 

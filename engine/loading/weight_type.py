@@ -1,10 +1,10 @@
 """Decides what --weight-dtype auto means for one model on this CPU: `stored` or `wide`, with the reason in the log.
 
-`stored` where all of these hold: the files have matrices in types that have kernels (GGUF, AWQ, GPTQ); the `cpu`
-backend computes attention, not torch on request; and the products of this CPU's level are faster with these
-matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures it. Tiles
-(amx) multiply many rows of bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes
-yet.
+`stored` where all of these hold: the files have matrices in types that have kernels (GGUF, AWQ, GPTQ, int8, fp8); the
+`cpu` backend computes attention, not torch on request; and the products of this CPU's level are faster with these
+matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures it. fp8 is
+faster for one row, but slower for 2 to 32, because each conversion serves few rows. Tiles (amx) multiply many rows of
+bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes yet.
 
 The choice depends on the file and the CPU alone, so every start of a node gives the same tokens.
 """
@@ -12,12 +12,14 @@ The choice depends on the file and the CPU alone, so every start of a node gives
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 
 import torch
 
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.quantized_weights import kept, open_stored
 from engine.model.ops_cpu import CpuOps
+from engine.model.quantized import SHARED
 from net.compiled import NotCompiled
 
 log = logging.getLogger("mooncake.engine")
@@ -34,24 +36,26 @@ def weight_type(source: ModelSource, backend: str, dtype: torch.dtype, cpu_level
         return "wide"
     with opened as file:
         found = file.kinds()
-        names = kept(found, file.shapes())
-    kinds = " and ".join(sorted({found[name] for name in names}))
+        kinds = {found[name] for name in kept(found, file.shapes())}
     reason = _against(kinds, backend, dtype, cpu_level)
     if reason is None:
-        log.info("--weight-dtype auto: stored, because products are faster with %s; wide gives %s", kinds, dtype)
+        named = " and ".join(sorted(kinds))
+        log.info("--weight-dtype auto: stored, because products are faster with %s; wide gives %s", named, dtype)
     else:
         log.info("--weight-dtype auto: wide, because %s", reason)
     return "stored" if reason is None else "wide"
 
 
-def _against(kinds: str, backend: str, dtype: torch.dtype, cpu_level: str) -> str | None:
+def _against(kinds: Set[str], backend: str, dtype: torch.dtype, cpu_level: str) -> str | None:
     """Why weights in `kinds` are widened; None if they are not."""
     if not kinds:
         return "the file has no matrices in types with kernels"
+    if "fp8" in kinds:
+        return "products of fp8 are slower for 2 to 32 rows; stored needs less memory"
     if backend != "cpu":
         return f"the attention backend is {backend}, not cpu"
     try:
-        level = CpuOps(cpu_level, dtype, quantized=True).level
+        level = CpuOps(cpu_level, dtype, "bytes" if kinds <= SHARED.keys() else "groups").level
     except NotCompiled as error:
         return str(error)
     return None if level in FASTER else f"products of level {level} are faster in {str(dtype).removeprefix('torch.')}"

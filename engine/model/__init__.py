@@ -15,7 +15,7 @@ Files:
     ops_triton    The small operations of a model on a GPU: each norm and each gate is one kernel, matrix products are
                   torch's
     parallel      Tensor parallelism: the part of a model on each rank, and the collectives of a forward pass
-    quantized     Matrices in groups of inputs that share a scale, in the bytes of a GGUF tensor
+    quantized     Matrices in 4 to 8 bits, with scales
     rope          The angles of rotary position embedding; attention/rotary.py applies them
     rope_scaling  Context extension of rotary position embedding: the divisor of each frequency, and the scale of the
                   result

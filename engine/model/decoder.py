@@ -96,8 +96,8 @@ class Model:
         ranks: Ranks | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices except those of experts
-        may be Quantized, for products in that dtype. This empties the dict while it fuses weights, so that memory never
-        contains two copies of a model. Raises ValueError naming a missing or left-over weight.
+        may be Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
+        memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
         With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py)."""
         self.config, self.backend, self.device = config, backend, torch.device(device)

@@ -16,6 +16,7 @@ import torch
 
 from engine.model.ops import Ops, TorchOps
 from engine.model.ops_cpu import ELEMENTS, CpuOps
+from engine.model.quantized import Products
 from net.compiled import NotCompiled
 
 log = logging.getLogger(__name__)
@@ -25,16 +26,18 @@ ROWS = (1, 128)
 ROUNDS = 5
 
 
-def choose_ops(backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto", quantized: bool = False) -> Ops:
+def choose_ops(
+    backend: str, device: str, dtype: torch.dtype, cpu_level: str = "auto", products: Products = "elements"
+) -> Ops:
     """The fastest operations for a model of `dtype` on `device` with the attention backend `backend`.
 
     TritonOps with the backend `triton`. With `cpu`, the faster of CpuOps and TorchOps, by a short measurement;
     `cpu_level` is a level of attention/cpu/level.py or auto. Otherwise TorchOps. The log contains the choice and the
-    reason. For `quantized` weights, on a CPU, always CpuOps. Raises NotCompiled if the named level is not available on
-    this CPU, or if no level is and the weights are `quantized`.
+    reason. For `products` of quantized weights, on a CPU, always CpuOps. Raises NotCompiled if the named level is not
+    available on this CPU, or if no level is and the weights are quantized.
     """
-    if quantized:
-        return CpuOps(cpu_level, dtype, quantized=True)
+    if products != "elements":
+        return CpuOps(cpu_level, dtype, products)
     if backend == "triton":
         from engine.model.ops_triton import TritonOps  # triton, which a node without a GPU does not load
 

@@ -2,12 +2,13 @@
 
     ops_amx.cpp   bfloat16 on AMX tiles
     ops_any.cpp   every other type and level: vdpbf16ps for bfloat16 if the CPU has it, else products in float32;
-                  quantized weights of every level
+                  weights in groups of inputs (Quantized) at every level
+    ops_bytes.cpp weights of one byte with float32 scales (Scaled) at every level; compiled only for a model with them
 
-Both have the operations of cpu/ops.h on products of their own. A weight is packed once, in the order in which these
-read it (cpu/gemm_amx.h, cpu/gemm_any.h, cpu/groups.h), without changing its type. Only the packed copy is kept: it
-serves any number of rows, and the vocabulary's copy also serves the embedding. Sums are float32 and each result is
-rounded once, so a fused operation is closer to the exact value than the chain of TorchOps that it replaces. Quantized
+Each has the operations of cpu/ops.h on products of its own. A weight is packed once, in the order in which these read
+it (cpu/gemm_amx.h, cpu/gemm_any.h, cpu/groups.h, cpu/bytes.h), without changing its type. Only the packed copy is kept:
+it serves any number of rows, and the vocabulary's copy also serves the embedding. Sums are float32 and each result is
+rounded once, so a fused operation is closer to the exact value than the chain of TorchOps that it replaces. Integer
 weights are multiplied with rows that are rounded to one byte per element, in the groups of the weight.
 
 Tensors of another type than the model's use the operations of TorchOps, the base class.
@@ -28,7 +29,7 @@ from attention.cpu import build as cpu_build
 from attention.cpu.level import LEVELS, best
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
-from engine.model.quantized import GROUP, Mixed, Quantized, Weight
+from engine.model.quantized import GROUP, Mixed, Products, Quantized, Scaled, Weight
 from net import compiled
 
 FOLDER = Path(__file__).with_name("cpu")
@@ -39,7 +40,7 @@ FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
 """Types of models that the kernels accept -> their names in C++."""
 
-KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3, "q4_k": 4, "q5_k": 5, "q6_k": 6}
+KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3, "q4_k": 4, "q5_k": 5, "q6_k": 6, "int8": 8, "fp8": 9}
 """`Kind` of engine/model/cpu/weight.h; 0 = elements."""
 MIXED = 7
 
@@ -98,27 +99,28 @@ SIGNATURES: dict[str, list[type]] = {
 }
 
 
-QUANTIZED_SIGNATURES: dict[str, list[type]] = {
-    "packed_bytes": [I64, I64],
-    "pack_groups": [P, I64, I64, I64, I32, P, I32],
+PACKING: dict[Products, dict[str, list[type]]] = {
+    "elements": {},
+    "groups": {"packed_bytes": [I64, I64], "pack_groups": [P, I64, I64, I64, I32, P, I32]},
+    "bytes": {"packed_bytes": [I64, I64], "pack_bytes": [P, P, I64, I64, I64, I32, P, I32]},
 }
-"""Of ops_any.cpp alone."""
+"""Functions that pack weights which are not plain."""
 
 
 @functools.cache
-def library(level: str, dtype: torch.dtype, quantized: bool = False) -> ctypes.CDLL:
-    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles have no `quantized` kernels.
-    Raises NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
-    tiles = level == "amx" and dtype == torch.bfloat16 and not quantized
-    name, element = "amx" if tiles else "any", ELEMENTS[dtype]
+def library(level: str, dtype: torch.dtype, products: Products = "elements") -> ctypes.CDLL:
+    """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles multiply only elements. Raises
+    NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
+    tiles = level == "amx" and dtype == torch.bfloat16 and products == "elements"
+    source, element = "amx" if tiles else "bytes" if products == "bytes" else "any", ELEMENTS[dtype]
     features = LEVELS["avx512_bf16" if level == "amx" and not tiles else level]
     flags = (*FLAGS, f"-DELEMENT={element}")
-    kernels = cpu_build.load(f"ops-{level}-{element}", [FOLDER / f"ops_{name}.cpp"], features, flags, [VECTORS])
+    name = f"ops-{source}-{level}-{element}"
+    kernels = cpu_build.load(name, [FOLDER / f"ops_{source}.cpp"], features, flags, [VECTORS])
     if tiles and kernels.amx_request() != 0:
         raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
-    signatures = SIGNATURES if tiles else SIGNATURES | QUANTIZED_SIGNATURES
-    for name, types in signatures.items():
-        getattr(kernels, name).argtypes = types
+    for function, types in (SIGNATURES | PACKING[products]).items():
+        getattr(kernels, function).argtypes = types
     return kernels
 
 
@@ -139,6 +141,9 @@ class Packed:
             )
             ops.kernels.pack(weight.data_ptr(), *weight.shape, gated, self.memory.data_ptr(), torch.get_num_threads())
             packed, kind = self.memory.data_ptr(), 0
+        elif isinstance(weight, Scaled):
+            self.step = GROUP
+            packed, kind = self._pack_bytes(ops, weight, n, gated)
         else:
             self.step = GROUP
             packed, kind = self._pack_groups(ops, weight, n, gated)
@@ -168,6 +173,15 @@ class Packed:
             return self.memory.data_ptr(), structs[0].kind
         self.parts = (PackedWeight * (len(structs) + 1))(*structs)
         return ctypes.addressof(self.parts), MIXED
+
+    def _pack_bytes(self, ops: CpuOps, weight: Scaled, n: int, gated: bool) -> tuple[int, int]:
+        """As _pack_groups, for one matrix."""
+        kind, codes, scales = KINDS[weight.kind], weight.codes.contiguous(), weight.scales.contiguous()
+        size = -(-n // ops.block) * ops.block * ops.kernels.packed_bytes(kind, self.k)
+        self.memory = ops.memory.take(size, dtype=torch.uint8)
+        at, threads = self.memory.data_ptr(), torch.get_num_threads()
+        ops.kernels.pack_bytes(codes.data_ptr(), scales.data_ptr(), *weight.shape, kind, gated, at, threads)
+        return at, kind
 
     def readable(self, x: Tensor) -> Tensor:
         """x [T, k] in the form that the kernels read: rows of whole steps with adjacent elements, in the weight's
@@ -265,12 +279,14 @@ class CpuTail:
 
 class CpuOps(TorchOps):
     """Operations for a model of `dtype`, a key of ELEMENTS, by the kernels of a level of attention/cpu/level.py; auto:
-    the best level. `quantized`: they accept quantized weights too. Raises NotCompiled if the CPU, the compiler or Linux
+    the best level. `products`: the matrices that they multiply. Raises NotCompiled if the CPU, the compiler or Linux
     does not support them."""
 
-    def __init__(self, level: str = "auto", dtype: torch.dtype = torch.bfloat16, quantized: bool = False) -> None:
-        self.level, self.dtype = best(lambda each: library(each, dtype, quantized), level), dtype
-        self.kernels = library(self.level, dtype, quantized)
+    def __init__(
+        self, level: str = "auto", dtype: torch.dtype = torch.bfloat16, products: Products = "elements"
+    ) -> None:
+        self.level, self.dtype = best(lambda each: library(each, dtype, products), level), dtype
+        self.kernels = library(self.level, dtype, products)
         self.block: int = self.kernels.block_outputs()  # outputs of a packed block
         self.step: int = self.kernels.block_inputs()  # inputs of a weight are padded to a multiple of it
         self.memory = HugePages()

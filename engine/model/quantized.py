@@ -1,13 +1,15 @@
-"""Matrices in groups of inputs that share a scale, in the bytes of a GGUF tensor.
+"""Matrices in 4 to 8 bits, with scales.
 
-Blocks run along the inputs. A block is one group of 32 inputs (q8_0, q4_0, q4_1), or 256 inputs in groups of 32 (q4_k,
-q5_k) or 16 (q6_k) with integer scales. engine/model/cpu/groups.h has the layouts and the values.
+Quantized has the bytes of a GGUF tensor: blocks along the inputs. A block is one group of 32 inputs with a scale (q8_0,
+q4_0, q4_1), or 256 inputs in groups of 32 (q4_k, q5_k) or 16 (q6_k) with integer scales. engine/model/cpu/groups.h has
+the layouts and the values. Scaled has one byte per element and float32 scales (engine/model/cpu/bytes.h).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +28,15 @@ BLOCKS = {
     "q5_k": (256, 176),
     "q6_k": (256, 210),
 }
-"""Kinds that have kernels -> inputs and bytes of a block."""
+"""Kinds of Quantized -> inputs and bytes of a block."""
+
+SHARED = {"int8": 0, "fp8": 128}
+"""Kinds of Scaled -> inputs that share a scale; 0: all of a row."""
+
+KINDS = frozenset({*BLOCKS, *SHARED})
+
+Products = Literal["elements", "groups", "bytes"]
+"""Kernels for matrices of no kind, of Quantized and of Scaled. Each also multiplies matrices of no kind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +67,51 @@ class Quantized:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Scaled:
+    """A matrix [out, in] of codes times scales; in is a multiple of 32. int8: signed, rows of x are rounded to bytes
+    too. fp8: e4m3."""
+
+    kind: str
+    codes: Tensor  # uint8 [out, in], contiguous
+    scales: Tensor  # float32 [out, 1] (int8) or [out, ceil(in / 128)] (fp8), contiguous
+    dtype: torch.dtype  # of what it is multiplied with
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.codes.shape
+        return outputs, inputs
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    @property
+    def order(self) -> Tensor | None:
+        """None: the inputs are in order."""
+        return None
+
+    @classmethod
+    def fp8(cls, values: Tensor, dtype: torch.dtype) -> Scaled:
+        """A matrix [out, in] rounded to nearest, with one scale for each output."""
+        values = values.float()
+        scales = values.abs().amax(1, keepdim=True).clamp(min=1e-30) / torch.finfo(torch.float8_e4m3fn).max
+        codes = (values / scales).to(torch.float8_e4m3fn).view(torch.uint8)
+        return cls("fp8", codes, scales.repeat(1, -(-codes.shape[1] // SHARED["fp8"])), dtype)
+
+    def values(self) -> Tensor:
+        """[out, in] in float32."""
+        codes = self.codes.view(torch.int8 if self.kind == "int8" else torch.float8_e4m3fn).float()
+        each = SHARED[self.kind] or codes.shape[1]
+        return codes * self.scales.repeat_interleave(each, 1)[:, : codes.shape[1]]
+
+    def widened(self) -> Tensor:
+        """[out, in] in `dtype`; computed in float32."""
+        return self.values().to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """Matrices of several kinds, one below the other, with the same order of inputs."""
+    """Matrices of several kinds of Quantized, one below the other, with the same order of inputs."""
 
     parts: tuple[Quantized, ...]
 
@@ -78,8 +131,14 @@ class Mixed:
         return torch.cat([part.widened() for part in self.parts])
 
 
-Weight = Tensor | Quantized | Mixed
+Weight = Tensor | Quantized | Scaled | Mixed
 """A matrix of a model."""
+
+
+def products_of(weights: Iterable[Weight]) -> Products:
+    """The kernels that multiply all of `weights`; a model has at most one of Quantized and Scaled."""
+    types = {type(weight) for weight in weights}
+    return "bytes" if Scaled in types else "groups" if types & {Quantized, Mixed} else "elements"
 
 
 def widened(weight: Weight) -> Tensor:
@@ -88,14 +147,18 @@ def widened(weight: Weight) -> Tensor:
 
 def stacked(parts: Sequence[Weight]) -> Weight:
     """Along the output axis. Quantized parts have the same order of inputs. Raises ValueError for plain parts together
-    with quantized ones."""
+    with quantized ones, and for Scaled ones of two kinds."""
     if len(parts) == 1:
         return parts[0]
-    quantized = [part for part in parts if isinstance(part, Quantized)]
     plain = [part for part in parts if isinstance(part, Tensor)]
-    if not quantized:
+    quantized = [part for part in parts if isinstance(part, Quantized)]
+    scaled = [part for part in parts if isinstance(part, Scaled)]
+    if len(plain) == len(parts):
         return torch.cat(plain)
-    if plain:
+    if len(scaled) == len(parts) and len({part.kind for part in scaled}) == 1:
+        codes, scales = (torch.cat(each) for each in zip(*((part.codes, part.scales) for part in scaled), strict=True))
+        return Scaled(scaled[0].kind, codes, scales, scaled[0].dtype)
+    if len(quantized) < len(parts):
         raise ValueError("only some of the matrices that are multiplied together are quantized")
     if len({part.kind for part in quantized}) > 1:
         return Mixed(tuple(quantized))

@@ -18,6 +18,9 @@ from engine.model.ops_choice import choose_ops
 from engine.step.runner import Runner
 from tests.e2e.conftest import Start, complete, settled
 from tests.e2e.test_start import run
+from tests.engine.checkpoint.test_byte_weights import DEEPSEEK, W8A8
+from tests.engine.checkpoint.test_byte_weights import models as stored_and_wide
+from tests.engine.checkpoint.test_byte_weights import write as write_checkpoint
 from tests.engine.model.test_model import greedy
 
 QUESTION = "What is the capital of France?"
@@ -32,7 +35,7 @@ def in_process(weight_dtype: str, prompt: list[int]) -> list[int]:
     torch.set_num_threads(1)
     source, dtype = describe(EMBEDDED_MODEL), torch.float32
     config = source.config
-    ops = choose_ops("cpu", "cpu", dtype, quantized=True)
+    ops = choose_ops("cpu", "cpu", dtype, products="groups")
     model = Model(config, load_quantized(source, weight_dtype, dtype), choose("auto", "cpu"), ops=ops)
     pool = torch.zeros(8, config.num_layers, 2, config.num_kv_heads, 16, config.head_size, dtype=dtype)
     return greedy(Runner(model, pool, 16), prompt, NEW_TOKENS, [len(prompt)], list(range(8)))
@@ -49,6 +52,23 @@ def test_a_node_answers_as_its_model(start: Start, embedded_tokenizer: Any, weig
         answer = complete(cluster.nodes[0].url, prompt, NEW_TOKENS, ignore_eos=True)
         assert answer["choices"][0]["text"] == expected
         assert f"weight matrices in {kinds}: " in "\n".join(cluster.nodes[0].last_lines(200))
+        settled(cluster)
+
+
+@pytest.mark.skipif(not levels_here(), reason="CpuOps needs x86 with AVX2, or aarch64")
+@pytest.mark.parametrize(("quantization", "kind"), [(W8A8, "int8"), (DEEPSEEK, "fp8")], ids=["W8A8", "DeepSeek"])
+def test_a_checkpoint_in_bytes(start: Start, embedded_tokenizer: Any, tmp_path, quantization, kind):
+    """fp8: the tokens of the widened weights. int8: those of the model, whose activations are rounded."""
+    folder, _ = write_checkpoint(tmp_path, quantization, vocabulary=49152)
+    embedded_tokenizer.save(tmp_path / "tokenizer.json")
+    flags = ("--model", folder, "--dtype", "float32", "--max-model-len", "64", "--num-threads", "1", "--weight-dtype")
+    prompt = list(range(100, 130))
+    runner = Runner(stored_and_wide(folder)[kind == "fp8"], torch.zeros(3, 2, 2, 1, 16, 64), 16)
+    expected = embedded_tokenizer.decode(greedy(runner, prompt, NEW_TOKENS, [len(prompt)], [0, 1, 2]))
+    with start("mixed=1", *flags, "stored") as cluster:
+        answer = complete(cluster.nodes[0].url, prompt, NEW_TOKENS, ignore_eos=True)
+        assert answer["choices"][0]["text"] == expected
+        assert f"14 weight matrices in {kind}: " in "\n".join(cluster.nodes[0].last_lines(200))
         settled(cluster)
 
 

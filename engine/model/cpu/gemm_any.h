@@ -78,12 +78,11 @@ inline void tiles(const Factor* x, int64_t stride, const Element* w, int64_t ste
         if (rows) tiles<COUNT - 1>(x, stride, w, steps, c, add, rows);
 }
 
-// A copy of rows of x in the order of the products, [chunks][rows][CHUNK STEP], widened if products are float32. The
-// copy is needed because rows at distances of a power of two evict each other from the first-level cache.
+// A copy of rows of x in the order of the products, [chunks][rows][STRIDE], widened if products are float32. The copy is
+// needed because rows at distances of a power of two evict each other from the first-level cache.
+template <int64_t STRIDE>
 class Factors {
   public:
-    static constexpr int64_t STRIDE = CHUNK * STEP;
-
     Factors(const Element* x, int64_t stride, Range rows, int64_t k) : count(rows.size()) {
         static thread_local std::vector<Factor> memory;
         memory.resize((k + STRIDE - 1) / STRIDE * count * STRIDE);
@@ -121,12 +120,12 @@ template <class Epilogue>
 void product_of_elements(const Element* x, int64_t stride, Range rows, const Weight& w, Range blocks,
                          const Epilogue& epilogue) {
     if (!rows.size()) return;
-    const Factors factors(x, stride, rows, w.k);
+    const Factors<CHUNK * STEP> factors(x, stride, rows, w.k);
     static thread_local std::vector<float> sums;
     sums.resize(rows.size() * OUTPUTS);
     for (int64_t b = blocks.begin; b < blocks.end; b++) {
         for (int64_t i = 0; i < w.steps(); i += CHUNK)
-            tiles(factors.chunk(i), Factors::STRIDE, w.block(b) + i * STEP * OUTPUTS, std::min(CHUNK, w.steps() - i),
+            tiles(factors.chunk(i), CHUNK * STEP, w.block(b) + i * STEP * OUTPUTS, std::min(CHUNK, w.steps() - i),
                   sums.data(), i > 0, rows.size());
         finish(rows, b, sums.data(), epilogue);
     }

@@ -24,10 +24,9 @@
 //
 //     d s e (sum of q c - offset sum of c)  +  m t e (sum of c)
 //
-// The sum of q c is exact. Where the CPU multiplies quads of bytes (vpdpbusd) it is made in int32. With AVX2 and AVX-512
-// alone it is made in int16 (vpmaddubsw): 16 products of 4 and 8 bits stay below 2^15, and q of more bits are two halves.
+// The sum of q c is exact (dot.h).
 #pragma once
-#include "gemm_any.h"
+#include "dot.h"
 
 template <Kind KIND>
 struct Format {
@@ -47,16 +46,7 @@ struct Format {
     static constexpr int FILE_BYTES = KIND == Q4_K ? 144 : KIND == Q5_K ? 176 : BYTES / OUTPUTS;
     static constexpr int INTS = GROUP / 4 + 3;  // of a row's rounded group
     static constexpr int ROW_INTS = GROUPS * INTS;
-    // Rows of a tile: their integer sums stay in registers.
-#if defined(__AVX512VNNI__)
-    static constexpr int ROWS = 12;
-#elif defined(__AVX512F__)
-    static constexpr int ROWS = NIBBLES && !HIGH_BITS ? 12 : 6;
-#elif defined(__AVX2__)
-    static constexpr int ROWS = NIBBLES && !HIGH_BITS ? 4 : 2;
-#else
-    static constexpr int ROWS = 4;
-#endif
+    static constexpr int ROWS = dot_rows<NIBBLES && !HIGH_BITS>();
 };
 
 // use(an integral_constant of the kind)
@@ -70,74 +60,19 @@ auto with_kind(int64_t kind, const Use& use) {
     return use(std::integral_constant<Kind, Q4_1>());
 }
 
-inline Vec magnitude(Vec v) { return (Vec)((IntVec)v & INT32_MAX); }
-
 // A group of a row of a tile of `rows`: quads of c, e, e (sum of c), sum of c, each `rows` numbers away from the last, so
 // that a tile is read as one stream with constant distances.
 template <int GROUP>
 void round_group(const Element* x, int rows, int32_t* to) {
-    constexpr float TO_INTEGER = 12582912;  // 1.5 * 2^23: adding it rounds to an integer, which the low bits then hold
-    constexpr float LEAST = 1e-30f;
-    Vec largest{}, total{};
-    for (int i = 0; i < GROUP; i += WIDTH) largest = maximum(largest, magnitude(load(x + i)));
-    const float most = maximum(largest), scale = most / 127;
-    const Vec inverse = splat(most > LEAST ? 127 / most : 0);
+    const float most = largest(x, GROUP), scale = most / 127;
     uint8_t codes[GROUP];
-    for (int i = 0; i < GROUP; i += WIDTH) {
-        const Vec moved = load(x + i) * inverse + splat(TO_INTEGER);
-        store_bytes(codes + i, (IntVec)moved);
-        total += moved - splat(TO_INTEGER);
-    }
-    const float sums = sum(total), scaled = scale * sums;
+    const float sums = sum(round_numbers<GROUP>(x, inverse_step(most), codes)), scaled = scale * sums;
     for (int i = 0; i < GROUP / 4; i++) memcpy(to + i * rows, codes + 4 * i, 4);
     to += GROUP / 4 * rows;
     memcpy(to, &scale, 4);
     memcpy(to + rows, &scaled, 4);
     to[2 * rows] = (int32_t)sums;
 }
-
-inline IntVec load_ints(const uint8_t* p) {
-    IntVec v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-// Sums, lane by lane, of quads of unsigned bytes times quads of signed ones. HALVES: the unsigned ones are below 16.
-#if defined(__AVX512VNNI__) && defined(__AVX512F__)
-template <bool HALVES>
-struct Dot {
-    IntVec sum{};
-    void add(IntVec w, IntVec x) { sum = (IntVec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x); }
-    IntVec get() const { return sum; }
-};
-#elif defined(__AVX512BW__) || defined(__AVX2__)
-typedef int16_t Shorts __attribute__((vector_size(4 * WIDTH)));
-#if defined(__AVX512BW__)
-inline Shorts pairs(IntVec w, IntVec x) { return (Shorts)_mm512_maddubs_epi16((__m512i)w, (__m512i)x); }
-inline IntVec both(Shorts v, int16_t by) { return (IntVec)_mm512_madd_epi16((__m512i)v, _mm512_set1_epi16(by)); }
-#else
-inline Shorts pairs(IntVec w, IntVec x) { return (Shorts)_mm256_maddubs_epi16((__m256i)w, (__m256i)x); }
-inline IntVec both(Shorts v, int16_t by) { return (IntVec)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi16(by)); }
-#endif
-template <bool HALVES>
-struct Dot {
-    Shorts low{}, high{};
-    void add(IntVec w, IntVec x) {
-        low += pairs(HALVES ? w : w & 0x0f0f0f0f, x);
-        if (!HALVES) high += pairs(w >> 4 & 0x0f0f0f0f, x);
-    }
-    IntVec get() const { return HALVES ? both(low, 1) : both(low, 1) + both(high, 16); }
-};
-#else
-template <bool HALVES>
-struct Dot {
-    IntVec sum{};
-    void add(IntVec w, IntVec x) {
-        for (int byte = 0; byte < 4; byte++) sum += (w >> 8 * byte & 0xff) * (x << (24 - 8 * byte) >> 24);
-    }
-    IntVec get() const { return sum; }
-};
-#endif
 
 // c [COUNT, OUTPUTS] (+)= x [COUNT, blocks] w [blocks], OUTPUTS outputs. As in gemm_any.h, a row's result does not
 // depend on COUNT. For large tiles c stays in memory, because otherwise the
@@ -210,14 +145,6 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bo
     if (KEEP)
         for (int r = 0; r < COUNT; r++)
             for (int h = 0; h < 2; h++) store(c + r * OUTPUTS + h * WIDTH, kept[KEEP ? r : 0][h]);
-}
-
-// Sizes of tiles: fewer than all, because each is compiled for every kind.
-constexpr int smaller(int count) { return count > 8 ? 8 : count > 6 ? 6 : count > 4 ? 4 : count - 1; }
-
-inline int64_t tile_rows(int most, int64_t rows) {
-    while (most > rows) most = smaller(most);
-    return most;
 }
 
 // `rows` rows of x, in tiles of COUNT and smaller ones of the rest, times the blocks [some] of OUTPUTS outputs, at w.

@@ -7,8 +7,19 @@
 constexpr int OUTPUTS = 2 * WIDTH;  // of a packed block
 
 // What a packed weight consists of: elements, or groups of inputs that share a scale (groups.h), or several weights of
-// such groups one below the other.
-enum Kind : int64_t { ELEMENTS = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3, Q4_K = 4, Q5_K = 5, Q6_K = 6, MIXED = 7 };
+// such groups one below the other, or bytes with float32 scales (bytes.h).
+enum Kind : int64_t {
+    ELEMENTS = 0,
+    Q8_0 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q4_K = 4,
+    Q5_K = 5,
+    Q6_K = 6,
+    MIXED = 7,
+    S8 = 8,
+    E4M3 = 9,
+};
 
 struct Weight {
     const Element* packed;

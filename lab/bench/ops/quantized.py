@@ -8,9 +8,12 @@ import torch
 
 from engine.model.ops import Linear
 from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import BLOCKS, Quantized
+from engine.model.quantized import BLOCKS, SHARED, Quantized, Scaled
 from lab.bench.common.results import Row
 from lab.bench.ops.products import HIDDEN, ROTATE_BYTES, SHAPES, VOCAB, limits, per_call
+
+ITEM_BYTES = {kind: nbytes / inputs for kind, (inputs, nbytes) in BLOCKS.items()} | dict.fromkeys(SHARED, 1.0)
+"""Kind of weights -> bytes of an element; without the float32 scales of int8 and fp8."""
 
 LARGEST_HEAD = 32
 """Maximum rows of a product with the vocabulary: a step needs the logits of few tokens."""
@@ -26,11 +29,12 @@ def quantized_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.d
         counts = [m for m in rows if name != "head" or m <= LARGEST_HEAD]
         wide = _made(CpuOps(level, dtype), name, shape, dtype.itemsize, None, dtype)
         times = {m: _time(wide, m, shape, dtype) for m in counts}
-        for kind, (inputs, nbytes) in BLOCKS.items():
-            if shape[1] % inputs:
+        for kind, item in ITEM_BYTES.items():
+            if kind in BLOCKS and shape[1] % BLOCKS[kind][0]:
                 continue
-            linears = _made(CpuOps(level, dtype, quantized=True), name, shape, nbytes / inputs, kind, dtype)
-            floor = shape[0] * shape[1] / inputs * nbytes / read / 1e3
+            ops = CpuOps(level, dtype, "groups" if kind in BLOCKS else "bytes")
+            linears = _made(ops, name, shape, item, kind, dtype)
+            floor = shape[0] * shape[1] * item / read / 1e3
             for m in counts:
                 ours = _time(linears, m, shape, dtype)
                 case = f"{name} {kind}, {m} rows, {where}"
@@ -38,7 +42,11 @@ def quantized_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.d
     return found
 
 
-def random_weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Quantized:
+def random_weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Quantized | Scaled:
+    if kind == "fp8":
+        return Scaled.fp8(torch.randn(shape), dtype)
+    if kind == "int8":
+        return Scaled(kind, torch.randint(0, 256, shape, dtype=torch.uint8), torch.full((shape[0], 1), 0.01), dtype)
     inputs, nbytes = BLOCKS[kind]
     blocks = torch.randint(0, 256, (shape[0], shape[1] // inputs, nbytes), dtype=torch.uint8)
     scale = slice(nbytes - 2, nbytes) if kind == "q6_k" else slice(2)

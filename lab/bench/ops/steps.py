@@ -53,7 +53,7 @@ def step_rows(
         sampling = SamplingRow(GREEDY, [1] * prompt, prompt)
         cases[f"prefill {prompt}"] = [Row([5] * prompt, 0, list(range(per_request)), sampling)]
     times: dict[tuple[str, int], dict[str, float]] = {}
-    for name, ops in (("ours", CpuOps()), ("stored", CpuOps(quantized=True)), ("TorchOps", TorchOps())):
+    for name, ops in (("ours", CpuOps()), ("stored", CpuOps(products="groups")), ("TorchOps", TorchOps())):
         each = runner(ops, max(batches) * per_request, name == "stored")
         for count in threads:
             torch.set_num_threads(count)

@@ -20,6 +20,7 @@ from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.weights import load
 from engine.model.decoder import Model
 from engine.model.ops_choice import choose_ops
+from engine.model.quantized import products_of
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
 from engine.step.inputs import InputBuilder, Row
@@ -34,9 +35,9 @@ GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 def load_model(source: ModelSource, weight_dtype: str = "wide") -> Model:
     """Load the model in bfloat16, with a backend that reads every kind of arena; `weight_dtype` as --weight-dtype."""
     backend = choose("auto", "cpu", source.config.head_size, encodings[0])
-    dtype, quantized = torch.bfloat16, weight_dtype != "wide"
-    ops = choose_ops(backend.name, "cpu", dtype, quantized=quantized)
-    weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype) if quantized else load(source, dtype)
+    dtype, wide = torch.bfloat16, weight_dtype == "wide"
+    weights: dict[str, Any] = load(source, dtype) if wide else load_quantized(source, weight_dtype, dtype)
+    ops = choose_ops(backend.name, "cpu", dtype, products=products_of(weights.values()))
     return Model(source.config, weights, backend, "cpu", ops)
 
 

@@ -158,7 +158,7 @@ def test_logits_are_those_of_the_widened_model(tmp_path, quantization, symmetric
     source = describe(write(tmp_path, quantization, symmetric, act_order)[0])
     assert weight_type(source, "torch", torch.float32, "auto") == "wide"
     backend, config = choose("torch", "cpu"), source.config
-    ops = CpuOps("auto", torch.float32, quantized=True)
+    ops = CpuOps("auto", torch.float32, products="groups")
     stored = Model(config, load_quantized(source, "stored", torch.float32), backend, ops=ops)
     wide = Model(config, weights.load(source, torch.float32), backend, ops=TorchOps())
     assert all(isinstance(tail, CpuTail) != act_order for tail in stored.tails)
@@ -203,7 +203,7 @@ def test_damaged_files_are_refused(tmp_path):
         (GPTQ | {"group_size": None}, "quantization_config.group_size None"),
         (GPTQ | {"checkpoint_format": "marlin"}, "quantization_config.checkpoint_format 'marlin'"),
         (AWQ | {"version": "gemv"}, "quantization_config.version 'gemv'"),
-        (PACKED | {"format": "float-quantized"}, "quantization_config.format 'float-quantized'"),
+        (PACKED | {"format": "marlin-24"}, "quantization_config.format 'marlin-24'"),
         (PACKED | {"config_groups": {}}, "quantization_config.config_groups {}"),
         (
             PACKED | {"config_groups": {"a": {"targets": ["Linear"]}}},

@@ -128,9 +128,10 @@ def test_types_in_blocks_of_256_keep_their_bytes(tiny_gguf, kind):
 
 
 def test_other_weights_have_another_fingerprint(tiny_gguf):
-    """KV of int8 and int4 weights is never found under the keys of others; `stored` are the weights of the file."""
+    """KV of int8, int4 and fp8 weights is never found under others' keys; `stored` are the weights of the file."""
     source = describe(str(tiny_gguf()))
-    prints = {dtype: with_weights_in(source, dtype).fingerprint for dtype in ("auto", "wide", "stored", "int8", "int4")}
+    dtypes = ("auto", "wide", "stored", "int8", "int4", "fp8")
+    prints = {dtype: with_weights_in(source, dtype).fingerprint for dtype in dtypes}
     assert prints["auto"] == prints["wide"] == prints["stored"] == source.fingerprint
-    assert len({prints["auto"], prints["int8"], prints["int4"]}) == 3
+    assert len({prints["auto"], prints["int8"], prints["int4"], prints["fp8"]}) == 4
     assert all(len(value) == 32 for value in prints.values())

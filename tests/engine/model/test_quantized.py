@@ -121,7 +121,7 @@ def test_widened_is_what_the_gguf_package_reads(kind):
 )
 def test_every_shape(level, dtype, kind, rows, inputs, outputs, seed):
     """`inputs` in units of 32, or in blocks of 256."""
-    ops, group = CpuOps(level, dtype, quantized=True), GROUPS[kind]
+    ops, group = CpuOps(level, dtype, products="groups"), GROUPS[kind]
     weight, w = matrix(kind, outputs, -(-inputs * 32 // BLOCKS[kind][0]), seed, dtype, 1 / LARGEST[kind])
     x = rows_of(rows, w.shape[1], group=group, seed=seed + 1, dtype=dtype)
     check(ops.linear(weight)(x), x, w, group)
@@ -138,7 +138,7 @@ def test_every_shape(level, dtype, kind, rows, inputs, outputs, seed):
 @pytest.mark.parametrize("inner", [5, 16, 33, 1536])
 def test_gated(level, dtype, kind, inner):
     """The product alone is exact to float32: so is the gate, made here of what `linear` gives in float32."""
-    ops, wide = (CpuOps(level, each, quantized=True) for each in (dtype, torch.float32))
+    ops, wide = (CpuOps(level, each, products="groups") for each in (dtype, torch.float32))
     weight, w = matrix(kind, 2 * inner, 3 if BLOCKS[kind][0] == 32 else 1, inner, dtype, 1 / LARGEST[kind])
     for rows in (1, 3, 100):
         x = random(rows, w.shape[1], seed=rows, dtype=dtype)
@@ -151,7 +151,7 @@ def test_gated(level, dtype, kind, inner):
 @EVERY
 @KINDS
 def test_rows_of_zeros_outliers_and_tiny_numbers(level, dtype, kind):
-    ops = CpuOps(level, dtype, quantized=True)
+    ops = CpuOps(level, dtype, products="groups")
     weight, w = matrix(kind, 40, 2, 3, dtype, 1 / LARGEST[kind])
     x = torch.zeros(4, w.shape[1], dtype=dtype)
     x[1, 5], x[1, 6] = 1000, 1e-3
@@ -165,7 +165,7 @@ def test_rows_of_zeros_outliers_and_tiny_numbers(level, dtype, kind):
 @EVERY
 @KINDS
 def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_threads(level, dtype, kind):
-    ops = CpuOps(level, dtype, quantized=True)
+    ops = CpuOps(level, dtype, products="groups")
     run = ops.linear(matrix(kind, 70, 1536 // BLOCKS[kind][0], 5, dtype, 1 / LARGEST[kind])[0])
     wide = random(300, 1700, seed=6, dtype=dtype)
     x = wide[:, 100:1636]  # rows that are not adjacent
@@ -183,7 +183,7 @@ def test_a_row_depends_neither_on_the_rows_beside_it_nor_on_threads(level, dtype
 def test_what_follows_attention(level, dtype, kind):
     """In one call: within 3 % of float64 with the widened weights, where each of the three products rounds its rows to
     about 0.6 % (a step of max / 127, max 2.5 times the root mean square, an error of 0.29 steps)."""
-    ops = CpuOps(level, dtype, quantized=True)
+    ops = CpuOps(level, dtype, products="groups")
     inputs, _ = BLOCKS[kind]
     hidden, inner, heads = (inputs * count for count in ((3, 5, 2) if inputs == 32 else (1, 2, 1)))
     sizes = {"o": (hidden, heads), "gate_up": (2 * inner, hidden), "down": (hidden, inner), "following": (70, hidden)}
@@ -219,7 +219,7 @@ def test_what_follows_attention(level, dtype, kind):
 @EVERY
 def test_matrices_of_several_kinds_in_one_product(level, dtype):
     """q, k and v of a file in Q4_K_M: each part is what it is alone, bit for bit, whatever the threads."""
-    ops = CpuOps(level, dtype, quantized=True)
+    ops = CpuOps(level, dtype, products="groups")
     parts = [
         matrix(kind, outputs, 512 // BLOCKS[kind][0], outputs, dtype, 1 / LARGEST[kind])[0]
         for kind, outputs in (("q4_k", 96), ("q8_0", 32), ("q6_k", 70))

@@ -36,7 +36,7 @@ def runner_of(model: Model, blocks: int) -> Runner:
 
 def stored_model(embedded, dtype: torch.dtype = torch.bfloat16, backend: str = "cpu") -> Model:
     torch.set_num_threads(1)
-    ops = choose_ops("cpu", "cpu", dtype, quantized=True)
+    ops = choose_ops("cpu", "cpu", dtype, products="groups")
     return Model(embedded.config, load_quantized(embedded, "stored", dtype), choose(backend, "cpu"), ops=ops)
 
 
@@ -82,7 +82,7 @@ def test_a_file_in_types_of_256_inputs(tiny_gguf):
     torch.set_num_threads(1)
     source = describe(str(tiny_gguf(tiny_gguf.in_blocks("Q4_K", {"blk.1.attn_v.weight": "Q6_K"}))))
     backend, row = choose("torch", "cpu"), Row(list(range(40)), 0, [0, 1, 2])
-    ops = choose_ops("cpu", "cpu", torch.float32, quantized=True)
+    ops = choose_ops("cpu", "cpu", torch.float32, products="groups")
     stored = Model(source.config, load_quantized(source, "stored", torch.float32), backend, ops=ops)
     wide = Model(source.config, weights.load(source, torch.float32), backend, ops=TorchOps())
     assert all(isinstance(layer.qkv, Packed) for layer in stored.layers)
@@ -109,11 +109,11 @@ def test_a_cpu_without_kernels_is_refused_by_the_flag(monkeypatch):
         monkeypatch.setattr(f"attention.cpu.{module}.cpu_features", lambda: frozenset({"sse2"}))
     config, backend = Config(weight_dtype="stored", device="cpu"), SimpleNamespace(name="torch")
     with pytest.raises(UsageError, match=r"--weight-dtype stored: this CPU .* lacks AVX2"):
-        loading._ops(config, backend, torch.bfloat16, quantized=True)
+        loading._ops(config, backend, torch.bfloat16, products="groups")
     assert type(loading._ops(config, backend, torch.bfloat16)) is TorchOps
 
 
 def test_any_attention_backend_goes_with_quantized_weights():
     for backend in ("torch", "reference", "cpu"):
-        ops = choose_ops(backend, "cpu", torch.float32, quantized=True)
+        ops = choose_ops(backend, "cpu", torch.float32, products="groups")
         assert isinstance(ops, CpuOps) and ops.dtype == torch.float32
