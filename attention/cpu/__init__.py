@@ -8,6 +8,7 @@ Files:
     decode.h        One token's row against its cached keys, flash-decoding style
     decode_amx.h    One token's row against its cached keys on AMX tiles, K and V straight from the pool
     decode_bf16.h   Decode.h with products of bfloat16 pairs, summed in float32, 32 elements at a time
+    decode_codes.h  Products of codes for span.h: in float32 for both kinds of codes
     decode_float.h  Decode.h with float32 products, over a pool of any type; q is float32
     flash.h         Attention of many rows over the paged pool
     flash_bf16.h    Flash.h with bfloat16 products summed in float32: AMX tiles
@@ -18,6 +19,7 @@ Files:
     paged.h         What every kernel is told: strided views of q and of one layer's paged pool
     prefill.cpp     Paged attention of many rows per request: which path computes it
     rotary.cpp      Rotary position embedding of q and k, half-split
+    span.h          Decode over a quantized pool, read in place: decode.h, with the scales of K in the scores
     vec.h           Vectors of WIDTH floats, one register of the CPU's widest kind
     vec_avx2.h      What vec.h asks of an instruction set, in AVX2 with FMA and F16C
     vec_avx512.h    What vec.h asks of an instruction set, in AVX-512
