@@ -10,6 +10,7 @@ Files:
     decode_amx.h    One token's row against its cached keys on AMX tiles, K and V straight from the pool, 16 keys a
                     tile
     decode_bf16.h   decode.h with products of bfloat16 pairs, summed in float32, 32 elements at a time
+    decode_codes.h  Products of codes for span.h: in float32 for both kinds of codes, in 16-bit integers for int8
     decode_float.h  decode.h with float32 products, over a pool of any type; q is float32
     flash.h         Attention of many rows over the paged pool; queries are lanes, so nothing is reduced across lanes
     flash_bf16.h    flash.h with bfloat16 products summed in float32: AMX tiles, or vdpbf16ps where there is no AMX
@@ -23,6 +24,8 @@ Files:
     prefill.cpp     Paged attention of many rows per request: which path computes it, and how the columns are split
                     over threads
     rotary.cpp      Rotary position embedding of q and k, half-split, and the write of k and v into the paged pool
+    span.h          Decode over a quantized pool, read in place: decode.h, with the scales of K in the scores, those
+                    of V in the weights
     vec.h           Vectors of WIDTH floats, one register of the CPU's widest kind, in the compiler's own vector types
     vec_avx2.h      What vec.h asks of an instruction set, in AVX2 with FMA and F16C
     vec_avx512.h    What vec.h asks of an instruction set, in AVX-512

@@ -1,13 +1,15 @@
 """The `cpu` backend: C++ kernels that read K and V directly in the pool.
 
     decode.cpp   rows of one token: split over (request, KV head, run of keys); AMX tiles read K and V in place
-                 (decode_amx.h), other CPUs compute a dot product per key (decode.h)
+                 (decode_amx.h), other CPUs compute a dot product per key (decode.h), of the pool's own elements:
+                 nothing is copied
     prefill.cpp  chunks: flash attention with queries as lanes (flash.h), or AMX tiles if the CPU has them
     rotary.cpp   rotary embedding of q in place, rotated k and v straight into the pool
 
-bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32. So are bfloat16 rows over a
-quantized pool (codes.h), whose values are rounded to bfloat16 when they are loaded. All other combinations are computed
-in float32. The rotary embedding is computed in float32 and rounded once.
+bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32. So are prompts in bfloat16
+over a quantized pool (codes.h), and with tiles also decodes; its values are rounded to bfloat16 when they are loaded.
+On x86, other decodes of 16-bit rows over int8 codes are multiplied in 16-bit integers (decode_codes.h). All other
+combinations are computed in float32. The rotary embedding is computed in float32 and rounded once.
 
 Threads: torch.get_num_threads() at each call, in torch's own OpenMP pool.
 """

@@ -1,6 +1,5 @@
 // Rows of a quantized pool: codes of one byte, and behind the codes of a head the scales of its tokens.
-// attention/codes.py defines them. Kernels read them through a copy in floats, and then compute as
-// without codes.
+// attention/codes.py defines them. Decode reads them in place. AMX tiles and prompts read them through a copy in floats.
 #pragma once
 #include "paged.h"
 #include "vec.h"
@@ -10,9 +9,20 @@
 
 constexpr float LARGEST_INT8 = 127, LARGEST_FP8 = 448;  // the largest code
 
+struct Int8 { uint8_t bits; };
+struct E4m3 { uint8_t bits; };
+
+static inline Vec load(const Int8 *p) { return load_int8(&p->bits); }
+static inline Vec load(const E4m3 *p) { return load_e4m3(&p->bits); }  // 2^-8 of the values
+
+// Bytes from a row of codes, the `offset`th of its block, to its scale.
+static inline int64_t scale_behind(const Pool &kv, int offset) {
+  return (kv.block_size - offset) * (int64_t)kv.head_size + offset * (int64_t)sizeof(float);
+}
+
 // The scale of the row of codes at `row`, the `offset`th of its block.
 static inline float *scale_of(const Pool &kv, const uint8_t *row, int offset) {
-  return (float *)(row + (kv.block_size - offset) * (int64_t)kv.head_size) + offset;
+  return (float *)(row + scale_behind(kv, offset));
 }
 
 template <typename To> static inline void widen(const Pool &kv, const uint8_t *row, float scale, To *to) {

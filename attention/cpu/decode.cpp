@@ -1,8 +1,8 @@
 // Paged decode attention: rows of one token each, split over (request, KV head, run of keys).
-#include "codes.h"
 #include "decode.h"
 #include "decode_amx.h"
 #include "decode_bf16.h"
+#include "decode_codes.h"
 #include "decode_float.h"
 #include <algorithm>
 #include <atomic>
@@ -137,40 +137,44 @@ template <class Dot> class DotKernel {
   std::vector<Weights> s;
 };
 
-// Dot products over a quantized pool, a tile of K and V of one head widened at a time.
-class CodesKernel {
-  using Dot = FloatDot<float>;
+// Dot products of rows of codes.
+template <class Dot> class CodesKernel {
+  using S = Span<typename Dot::Key>;
 
  public:
   CodesKernel(const Attend &attend, int kv_heads)
-      : a(attend), size(a.kv.head_size), q(kv_heads * a.group()), queries(q.size() * padded(size)), wide(2 * TILE * size),
-        s(a.group()) {}
+      : a(attend), size(a.kv.head_size), q(kv_heads * a.group()), units(q.size()), wide(q.size() * padded(size)),
+        rows(q.size()), s(q.size()) {
+    most = TILE * std::max(1, std::min(TILES, SPAN_BYTES / (2 * TILE * kv_heads * size)));
+  }
 
-  void attend(const DecodeItem &item, const DecodeItem *, Partial *partials) {
-    query_rows<Dot>(a, item, q.data(), queries.data());
-    Heads heads = heads_of(a, item);
-    heads.kv_heads = 1, heads.k = 0, heads.kind = TILE * size;
-    const float *rows[TILE];
-    for (int j = item.begin; j < item.end; j += TILE) {
-      const int count = std::min(TILE, item.end - j);
-      for (int i = 0; i < TILE; i++)  // the last key is repeated with weight zero
-        rows[i] = wide.data() + std::min(i, count - 1) * size;
-      for (int head = item.head; head < item.last_head; head++) {
-        for (int kind = 0; kind < 2; kind++)
-          widen_tokens(a, item.request, head, kind, j, count, size, wide.data() + kind * TILE * size);
-        const int at = (head - item.head) * a.group();
-        attend_tile<Dot>(heads, partials + at, q.data() + at, rows, rows, count, s.data());
-      }
+  // `next`: what this thread will work on afterwards, or null.
+  void attend(const DecodeItem &item, const DecodeItem *next, Partial *partials) {
+    query_rows<FloatDot<float>>(a, item, rows.data(), wide.data());
+    for (size_t h = 0; h < q.size(); h++) {
+      float *row = wide.data() + h * padded(size);
+      units[h] = Dot::prepare(row, size);
+      q[h] = (const typename Dot::Query *)row;
+    }
+    const Heads heads = heads_of(a, item);
+    S span(a, item, item.begin, most);
+    for (int key = item.begin; key < item.end; key += most) {
+      const bool more = key + most < item.end;
+      const S coming = more ? S(a, item, key + most, most) : next ? S(a, *next, next->begin, most) : span;
+      attend_span<Dot>(heads, partials, q.data(), units.data(), span, coming, s.data());
+      span = coming;
     }
   }
-  static void in_order(float *, int) {}
+  static void in_order(float *o, int size) { Dot::in_order(o, size); }
 
  private:
   const Attend &a;
   const int size;
-  std::vector<const float *> q;
-  std::vector<float> queries, wide;
-  std::vector<Weights> s;
+  int most;  // keys of a span
+  std::vector<const typename Dot::Query *> q;
+  std::vector<float> units, wide;
+  std::vector<const float *> rows;
+  std::vector<SpanWeights> s;
 };
 
 template <class Kernel> void attend_all(const Attend &a) {
@@ -231,7 +235,11 @@ extern "C" void mooncake_decode(const Attend *a) {
     if (!a->kv.quantized()) return attend_all<DotKernel<Bf16Dot>>(*a);
   }
 #endif
-  if (a->kv.quantized()) return attend_all<CodesKernel>(*a);
+#ifdef __AVX2__
+  if (a->kv.dtype == INT8 && a->dtype != FLOAT32) return attend_all<CodesKernel<CodesDot>>(*a);
+#endif
+  if (a->kv.dtype == INT8) return attend_all<CodesKernel<FloatCodes<Int8>>>(*a);
+  if (a->kv.dtype == FP8) return attend_all<CodesKernel<FloatCodes<E4m3>>>(*a);
   if (a->kv.dtype == FLOAT32) return attend_all<DotKernel<FloatDot<float>>>(*a);
   if (a->kv.dtype == BFLOAT16) return attend_all<DotKernel<FloatDot<Bf16>>>(*a);
   return attend_all<DotKernel<FloatDot<Fp16>>>(*a);

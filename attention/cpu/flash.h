@@ -33,6 +33,18 @@ constexpr float LOG2E = 1.44269504f, LOWEST = -1e30f;
 
 struct PrefillItem { int request, head, begin, end; };  // columns begin .. end of one request and KV head
 
+// The row and the query head of a column, from one column to the next without a division.
+struct Column {
+  const int group;
+  int row, head;
+
+  Column(int column, int group) : group(group), row(column / group), head(column % group) {}
+
+  void advance() {
+    if (++head == group) head = 0, row++;
+  }
+};
+
 // What one thread needs for an item of up to `tiles` x COLUMNS columns; a Path adds its own.
 struct Columns {
   float *o;         // [tiles, head_size, COLUMNS]
@@ -42,10 +54,11 @@ struct Columns {
 
 // Hides keys first_key + j that column c must not see, and those from `count` on.
 static inline void hide(float *s, const int32_t *position, int first_key, int count, int window) {
+  const int first = window ? 0 : std::max(0, position[0] + 1 - first_key);  // every column sees the keys before it
   for (int h = 0; h < COLUMNS; h += WIDTH) {
     IntVec last;
     memcpy(&last, position + h, sizeof last);
-    for (int j = 0; j < STEP; j++) {
+    for (int j = first; j < STEP; j++) {
       const int key = first_key + j;
       IntVec seen = last >= key;
       if (window) seen &= last - window < key;
@@ -99,7 +112,8 @@ static int prepare(const Attend &a, Path &path, const Columns &c, const Scores &
   for (int h = 0; h < COLUMNS; h += WIDTH) {
     float *max = c.max + now.tile * COLUMNS + h, *total = c.total + now.tile * COLUMNS + h;
     Vec shrink;
-    if (!raise(s + h, scale, max, &shrink)) continue;
+    const IntVec seen = load(max) > splat(LOWEST);
+    if (!raise(s + h, scale, max, &shrink) || !any(seen)) continue;  // O and total of unseen columns are zero
     if (first < now.step * STEP) path.accumulate(o, first, now.step * STEP);
     first = now.step * STEP;
     store(total, load(total) * shrink);
@@ -149,18 +163,19 @@ template <class Path> static void attend_keys(const Attend &a, Path &path, const
 // O^T / total, transposed back, into the item's rows.
 static inline void write_rows(const Attend &a, const PrefillItem &item, const Columns &c) {
   const int group = a.group(), size = a.kv.head_size, count = item.end - item.begin;
+  Column column(item.begin, group);
   for (int first = 0; first < count; first += WIDTH) {
     const float *o = c.o + (int64_t)first / COLUMNS * size * COLUMNS + first % COLUMNS;
+    const int used = std::min(WIDTH, count - first);
+    int64_t at[WIDTH];
+    for (int i = 0; i < used; i++, column.advance())
+      at[i] = a.out_at(a.cu_q[item.request] + column.row, item.head * group + column.head);
     const Vec inverse = 1 / load(c.total + first);
     for (int d = 0; d < size; d += WIDTH) {
       IntVec block[WIDTH];
       for (int i = 0; i < WIDTH; i++) block[i] = (IntVec)(load(o + (d + i) * COLUMNS) * inverse);
       transpose(block);
-      for (int i = 0; i < std::min(WIDTH, count - first); i++) {
-        const int column = item.begin + first + i;
-        const int64_t at = a.out_at(a.cu_q[item.request] + column / group, item.head * group + column % group);
-        store_as(a.dtype, a.out, at + d, (Vec)block[i]);
-      }
+      for (int i = 0; i < used; i++) store_as(a.dtype, a.out, at[i] + d, (Vec)block[i]);
     }
   }
 }
@@ -172,8 +187,11 @@ template <class Path> void attend_item(const Attend &a, const PrefillItem &item,
   std::fill_n(c.o, (int64_t)tiles * a.kv.head_size * COLUMNS, 0.f);
   std::fill_n(c.max, tiles * COLUMNS, LOWEST);
   std::fill_n(c.total, tiles * COLUMNS, 0.f);
-  for (int i = 0; i < tiles * COLUMNS; i++)  // columns that pad the last tile repeat the last row
-    c.position[i] = first_position + (item.begin + std::min(i, count - 1)) / a.group();
+  Column column(item.begin, a.group());
+  for (int i = 0; i < tiles * COLUMNS; i++) {
+    c.position[i] = first_position + column.row;
+    if (i + 1 < count) column.advance();  // columns that pad the last tile repeat the last one
+  }
   path.begin(a, item, tiles);
 
   const int begin = a.window ? std::max(0, c.position[0] - a.window + 1) / 16 * 16 : 0;

@@ -13,7 +13,7 @@
 
 // c [32 or 16 rows, COLUMNS] (+)= left [rows, GRAIN depth] x right [GRAIN / 2 depth, COLUMNS] of interleaved pairs.
 struct VectorProduct {
-  static constexpr int GRAIN = 16;
+  static constexpr int GRAIN = 8;
   static void configure() {}
   static void release() {}
 
@@ -36,9 +36,11 @@ struct VectorProduct {
       for (int h = 0; h < 2; h++) store(c + r * COLUMNS + 16 * h, (Vec)sum[r][h]);
   }
 
-  // Half of c [32, COLUMNS] = left x right.
-  static void half(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, int half) {
-    run(c + 16 * half * COLUMNS, half ? lower : upper, nullptr, row, right, depth, false);
+  // Half of c [32, COLUMNS] = left x right: its first `rows`.
+  static void half(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, int half,
+                   int rows) {
+    for (int r = 0; r < std::min(rows, 16); r += 8)
+      rows8(c + (16 * half + r) * COLUMNS, (half ? lower : upper) + r * row, row, right, depth, false);
   }
 
   // `upper` and `lower`: 16 rows each, lower null for none
@@ -60,7 +62,8 @@ struct AmxProduct {
   static void release() { _tile_release(); }
 
   // Half of the products of c [32, COLUMNS] = left x right; between the halves the tiles hold them.
-  static void half(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, int half) {
+  static void half(float *c, const Bf16 *upper, const Bf16 *lower, int64_t row, const uint32_t *right, int depth, int half,
+                   int) {
     constexpr int WIDE = COLUMNS * 4;
     const int middle = (depth + 1) / 2;
     if (!half) {
@@ -164,20 +167,22 @@ template <class Product> struct Bf16Path {
     a = &attend;
     item = of;
     const int group = a->group(), row0 = a->cu_q[item.request], count = item.end - item.begin;
-    for (int i = 0; i < tiles * COLUMNS; i += 16)
+    Column column(item.begin, group);
+    for (int i = 0; i < tiles * COLUMNS; i += 16) {
+      const Bf16 *row[16];
+      for (int lane = 0; lane < 16; lane++) {
+        row[lane] = (const Bf16 *)a->q + (row0 + column.row) * a->q_row + (item.head * group + column.head) * a->q_head;
+        if (i + lane + 1 < count) column.advance();
+      }
       for (int c = 0; c < depth; c++) {
         IntVec block[16];
         const __mmask32 mask = size - 32 * c >= 32 ? 0xffffffff : 0xffff;
-        for (int lane = 0; lane < 16; lane++) {
-          const int column = item.begin + std::min(i + lane, count - 1);
-          const int64_t head = item.head * group + column % group;
-          const Bf16 *row = (const Bf16 *)a->q + (row0 + column / group) * a->q_row + head * a->q_head;
-          block[lane] = (IntVec)_mm512_maskz_loadu_epi16(mask, row + 32 * c);
-        }
+        for (int lane = 0; lane < 16; lane++) block[lane] = (IntVec)_mm512_maskz_loadu_epi16(mask, row[lane] + 32 * c);
         transpose(block);
         uint32_t *to = q + ((int64_t)i / COLUMNS * depth + c) * 16 * COLUMNS + i % COLUMNS;
         for (int pair = 0; pair < 16; pair++, to += COLUMNS) _mm512_storeu_si512(to, (__m512i)block[pair]);
       }
+    }
   }
 
   void load_keys(int key, int count) {
@@ -229,10 +234,10 @@ template <class Product> struct Bf16Path {
 
   // Half of the products of one STEP: the second call finds those of the first in the tiles.
   void scores(const Scores &of, int half) {
-    if (GRAIN < STEP && half * STEP / 2 >= of.keys<Bf16Path>()) return;
     const uint32_t *right = q + (int64_t)of.tile * 16 * depth * COLUMNS;
     const Bf16 *const *keys = k + of.step * STEP / 16;
-    Product::half(scored(of.step), keys[0], keys[1], k_row, right, 32 / GRAIN * depth, half);
+    Product::half(scored(of.step), keys[0], keys[1], k_row, right, 32 / GRAIN * depth, half,
+                  of.keys<Bf16Path>() - half * STEP / 2);
   }
 
   void put(int j, int h, Vec even, Vec odd) {

@@ -4,7 +4,7 @@
 #include "flash.h"
 
 template <typename T> struct FloatPath {
-  static constexpr int DEGREE = 5, GRAIN = 16;
+  static constexpr int DEGREE = 5, GRAIN = ROWS;
   int size;
   float *s;            // [2, STEP, COLUMNS]
   float *p;            // [KEYS, COLUMNS]
@@ -26,18 +26,21 @@ template <typename T> struct FloatPath {
     a = &attend;
     item = of;
     const int group = a->group(), row0 = a->cu_q[item.request], count = item.end - item.begin;
-    for (int i = 0; i < tiles * COLUMNS; i += WIDTH)
+    Column column(item.begin, group);
+    for (int i = 0; i < tiles * COLUMNS; i += WIDTH) {
+      int64_t at[WIDTH];
+      for (int lane = 0; lane < WIDTH; lane++) {
+        at[lane] = (row0 + column.row) * a->q_row + (item.head * group + column.head) * a->q_head;
+        if (i + lane + 1 < count) column.advance();
+      }
       for (int d = 0; d < size; d += WIDTH) {
         IntVec block[WIDTH];
-        for (int lane = 0; lane < WIDTH; lane++) {
-          const int column = item.begin + std::min(i + lane, count - 1);
-          const int64_t head = item.head * group + column % group;
-          block[lane] = (IntVec)load_as(a->dtype, a->q, (row0 + column / group) * a->q_row + head * a->q_head + d);
-        }
+        for (int lane = 0; lane < WIDTH; lane++) block[lane] = (IntVec)load_as(a->dtype, a->q, at[lane] + d);
         transpose(block);
         for (int lane = 0; lane < WIDTH; lane++)
           store(q + ((int64_t)i / COLUMNS * size + d + lane) * COLUMNS + i % COLUMNS, (Vec)block[lane]);
       }
+    }
   }
 
   // Slots without a token are not read; what pads the last step is zero.

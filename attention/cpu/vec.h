@@ -40,6 +40,14 @@ static inline Vec load_int8(const uint8_t *p);            // signed bytes
 static inline Vec load_e4m3(const uint8_t *p);            // 2^-8 of the values: the exponents of float16 have a bias of
                                                           // 15, those of e4m3 one of 7
 static inline void store_bytes(uint8_t *p, IntVec v);     // the low byte of each lane
+#if defined(__AVX2__)
+static inline IntVec load_words(const uint8_t *p, int left);  // 2 WIDTH signed bytes as int16; `left`: see load_pairs
+static inline void store_words(int16_t *p, IntVec v);       // as int16, which the lanes must not exceed
+static inline IntVec rounded(Vec v);                        // to nearest
+static inline IntVec multiply_words(IntVec sum, IntVec a, IntVec b);  // sum + both products of the int16 of a lane
+static inline IntVec low_pairs(IntVec a, IntVec b);         // of every 8 int16 the first 4 of a, each with that of b
+static inline IntVec high_pairs(IntVec a, IntVec b);        // the last 4
+#endif
 static inline Vec split(Vec t, Vec *whole);               // t - floor(t), 0 for -inf; `whole` is for raise_to
 static inline Vec raise_to(Vec p, Vec whole, Vec t);      // p 2^floor(t), 0 for t below -126
 
@@ -122,7 +130,7 @@ template <int DISTANCE = WIDTH / 2> static inline void transpose(IntVec *r) {
 }
 
 // Lanes l with bit DISTANCE clear: a[l] + a[l + DISTANCE]; set: b[l - DISTANCE] + b[l].
-template <int DISTANCE> static inline Vec fold(Vec a, Vec b) {
+template <int DISTANCE, class V> static inline V fold(V a, V b) {
   const Corners<DISTANCE> corners;
   return __builtin_shuffle(a, b, corners.upper) + __builtin_shuffle(a, b, corners.lower);
 }
@@ -130,7 +138,7 @@ template <int DISTANCE> static inline Vec fold(Vec a, Vec b) {
 // Sums of the lanes of a[0] .. a[WIDTH - 1], one per lane; a is overwritten. With COUNT < WIDTH,
 // each of COUNT vectors is reduced to STRIDE = WIDTH / COUNT lanes; sum_each<STRIDE / 2, STRIDE> over STRIDE such
 // results completes the sums.
-template <int DISTANCE = WIDTH / 2, int COUNT = WIDTH> static inline Vec sum_each(Vec *a) {
+template <int DISTANCE = WIDTH / 2, int COUNT = WIDTH, class V> static inline V sum_each(V *a) {
   if constexpr (COUNT > 1) {
 #pragma GCC unroll 8
     for (int i = 0; i < COUNT / 2; i++) a[i] = fold<DISTANCE>(a[i], a[i + COUNT / 2]);

@@ -28,21 +28,32 @@ static inline void store(Fp16 *p, Vec v) {
 static inline __m128i bytes(const uint8_t *p) { return _mm_loadl_epi64((const __m128i *)p); }
 static inline Vec load_int8(const uint8_t *p) { return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes(p))); }
 static inline Vec load_e4m3(const uint8_t *p) {
-  typedef uint16_t Halves __attribute__((vector_size(16)));
-  const Halves wide = (Halves)_mm_cvtepu8_epi16(bytes(p));
-  return (Vec)_mm256_cvtph_ps((__m128i)((wide & 0x80) << 8 | (wide & 0x7f) << 7));
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes(p)), 7);  // the sign twice
+  return (Vec)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((int16_t)0xbfff)));
 }
 static inline void store_bytes(uint8_t *p, IntVec v) {
   const __m128i words = narrowed(v & 0xff);
   _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
 }
 
+static inline IntVec load_words(const uint8_t *p, int) { return (IntVec)_mm256_cvtepi8_epi16(half(p)); }
+static inline void store_words(int16_t *p, IntVec v) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)v, (__m256i)v), 0x08);
+  _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(words));
+}
+static inline IntVec rounded(Vec v) { return (IntVec)_mm256_cvtps_epi32((__m256)v); }
+static inline IntVec multiply_words(IntVec sum, IntVec a, IntVec b) {
+  return sum + (IntVec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+}
+static inline IntVec low_pairs(IntVec a, IntVec b) { return (IntVec)_mm256_unpacklo_epi16((__m256i)a, (__m256i)b); }
+static inline IntVec high_pairs(IntVec a, IntVec b) { return (IntVec)_mm256_unpackhi_epi16((__m256i)a, (__m256i)b); }
+
 static inline Vec split(Vec t, Vec *whole) {
-  const Vec bounded = maximum(t, splat(-127));
+  const Vec bounded = maximum(splat(-127), t);  // in this order NaN stays NaN
   *whole = (Vec)_mm256_floor_ps((__m256)bounded);
   return bounded - *whole;
 }
 static inline Vec raise_to(Vec p, Vec whole, Vec t) {
   const IntVec exponent = (IntVec)_mm256_cvtps_epi32((__m256)whole) << 23;
-  return (Vec)(((IntVec)p + exponent) & (t >= splat(-126)));
+  return (Vec)(((IntVec)p + exponent) & ~(t < splat(-126)));
 }

@@ -26,10 +26,8 @@ static inline Vec load_int8(const uint8_t *p) {
   return (Vec)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes(p))))));
 }
 static inline Vec load_e4m3(const uint8_t *p) {
-  const uint16x4_t wide = vget_low_u16(vmovl_u8(bytes(p)));
-  const uint16x4_t sign = vshl_n_u16(vand_u16(wide, vdup_n_u16(0x80)), 8);
-  const uint16x4_t rest = vshl_n_u16(vand_u16(wide, vdup_n_u16(0x7f)), 7);
-  return (Vec)vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(sign, rest)));
+  const int16x4_t wide = vshl_n_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes(p)))), 7);  // the sign twice
+  return (Vec)vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(vreinterpret_u16_s16(wide), vdup_n_u16(0xbfff))));
 }
 static inline void store_bytes(uint8_t *p, IntVec v) {
   const uint16x4_t words = vmovn_u32((uint32x4_t)v);
@@ -44,5 +42,5 @@ static inline Vec split(Vec t, Vec *whole) {
 }
 static inline Vec raise_to(Vec p, Vec whole, Vec t) {
   const IntVec exponent = (IntVec)vcvtq_s32_f32((float32x4_t)whole) << 23;
-  return (Vec)(((IntVec)p + exponent) & (t >= splat(-126)));
+  return (Vec)(((IntVec)p + exponent) & ~(t < splat(-126)));
 }

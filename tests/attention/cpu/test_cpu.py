@@ -21,7 +21,7 @@ from attention.cpu.level import LEVELS, levels_here
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
 from lab.bench.attention.grid import Point
-from lab.bench.attention.quantized import find_quantized_fault
+from lab.bench.attention.quantized import find_quantized_fault, quantized
 from net.compiled import NotCompiled
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch
 
@@ -110,6 +110,36 @@ def test_quantized_pools_on_every_level(level, threads):
     ):
         threads(1 if kv_dtype == "int8" else 2)
         assert find_quantized_fault(backend, point, kv_dtype) is None, point
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decodes_over_codes(level, dtype, threads):
+    """Several spans, an incomplete one, all groups, heads of more elements than a kernel has sums for, and so many that
+    products of 16-bit integers would overflow 32 bits if q used all 16."""
+    backend = CpuBackend(level)
+    for turn, (heads, kv_heads, size, block_size) in enumerate(
+        ((9, 3, 64, 16), (7, 1, 128, 32), (2, 2, 80, 1), (8, 4, 256, 16), (1, 1, 1024, 16))
+    ):
+        threads(1 + turn % 2)
+        for kv_dtype in ("int8", "fp8"):
+            point = Point("ragged decodes", heads, kv_heads, size, block_size, dtype)
+            assert find_quantized_fault(backend, point, kv_dtype) is None, (point, kv_dtype)
+
+
+@pytest.mark.parametrize("level", HERE)
+@pytest.mark.parametrize("kind", ["K", "V"])
+@pytest.mark.parametrize("kv_dtype", ["", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_nan_in_the_pool_shows_in_the_rows_of_its_heads(level, kind, kv_dtype, dtype):
+    """A weight of zero would hide it."""
+    case, backend = Case([(1, 200), (20, 100)], 6, 2, 64, 16, dtype), CpuBackend(level)
+    case.kv[case.batch.block_tables[:, 4].long(), "KV".index(kind), 0, 3, 7] = torch.nan
+    kv = quantized(case.pool, kv_dtype)[:, 1] if kv_dtype else case.kv
+    plan = backend.plan(case.batch)
+    backend.write_kv(case.k, case.v, kv, case.batch, plan)
+    out = backend.attend(case.q, kv, case.batch, plan, case.scale)
+    assert out[:, :3, 7].isnan().all() and out[:, 3:].isfinite().all()
 
 
 def test_the_number_of_threads_changes_no_prefill_row(threads):
