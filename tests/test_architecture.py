@@ -42,6 +42,9 @@ PURE = (
     "engine.step.request",
     "engine.core.batcher",
     "engine.step.block_book",
+    "engine.observe.history",
+    "engine.observe.merged",
+    "engine.observe.moved",
     "engine.observe.recent",
     "engine.front.clocks",
     "engine.observe.intervals",
@@ -129,6 +132,8 @@ IMPURE_IMPORTS = {
 WALL_CLOCK = (
     "engine.checkpoint.weight_cache",
     "engine.node.front_door",
+    "engine.node.history_recorder",
+    "engine.node.node",
     "engine.front.flight_log",
     "engine.observe.live",
     "engine.handoff.messages",

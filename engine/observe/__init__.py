@@ -3,10 +3,13 @@
 Files:
     activities      The activities in the timeline of a request: what each of its nodes did and when
     explain         `python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`
+    history         What one node did in the last 15 minutes, in intervals of a few seconds
     intervals       Intervals of activities, and the time that two activities share
     line_file       A file to which a serving node appends lines
-    live            The data of the live page and of `mooncake.py top`: the current report of every node
+    live            The data of the live page and of `mooncake.py top`: the reports and histories of all nodes
     logs            Log lines on stderr: as text, or one JSON object per line
+    merged          The history of a cluster: the intervals of its nodes (engine/observe/history.py) added up
+    moved           Bytes that moved between a node and its peers during each interval, by rail
     node_client     The client of the commands `top`, `drain` and `explain`: URL, key, errors in one line
     otlp            Sends finished requests to an OpenTelemetry collector over OTLP/HTTP
     otlp_spans      Turns a finished request into OpenTelemetry spans: one trace over all its nodes

@@ -4,4 +4,5 @@ Files:
     command        Run unmodified stock clients against a cluster of three nodes
     openai_checks  Typical calls of an application with the openai package
     runs           The command lines of stock clients, and how their own results show success
+    libraries/     Checks of client libraries, each run by the interpreter of the library's own virtual environment
 """

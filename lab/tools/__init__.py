@@ -19,6 +19,7 @@ TOOLS = {
     "plan": "lab.planning.command",
     "rdma-vm": "lab.rdma_vm.command",
     "roofline": "lab.planning.roofline",
+    "screenshots": "lab.docs.screenshots",
     "stock-clients": "lab.clients.command",
     "trace-stats": "lab.caches.trace_stats",
     "validate": "lab.planning.validate",
