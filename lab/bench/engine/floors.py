@@ -11,9 +11,10 @@ Weights of SmolLM2-135M are 269 MB in bfloat16 and KV 23,040 bytes a token, twic
 212.3 MFLOP in the layers' matrices plus 4 heads head_size FLOP per layer and visible (row, key) pair. The head is
 computed for the last row only; prefill excludes it, as well as norms and softmax.
 
-Run as a module, it measures and prints JSON, so that the benchmark's own process loads no torch:
+Run as a module, it prints JSON, so that the benchmark's own process loads no torch:
 
     python -m lab.bench.engine.floors 2 bfloat16
+    python -m lab.bench.engine.floors weights
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from engine.checkpoint.model_source import describe
+from engine.config.config import EMBEDDED_MODEL
 from engine.model.model_config import ModelConfig
+from lab.bench.common.machine import cpu
 from lab.bench.common.timing import timed
 from lab.bench.engine.cases import Case
 
@@ -123,13 +127,32 @@ def fastest(call: Callable[[], object]) -> float:
 
 def measured_elsewhere(threads: int, dtype: str = "bfloat16") -> Ceilings:
     """Measures in a separate process. Raises RuntimeError with its error output."""
+    return Ceilings(**_elsewhere(str(threads), dtype))
+
+
+def chosen_weights() -> str:
+    """What --weight-dtype auto means for the embedded model on this CPU."""
+    return str(_elsewhere("weights"))
+
+
+def _elsewhere(*arguments: str) -> Any:
     root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-m", "lab.bench.engine.floors", str(threads), dtype]
+    command = [sys.executable, "-m", "lab.bench.engine.floors", *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise RuntimeError(f"the ceilings could not be measured:\n{done.stderr[-2000:]}")
-    return Ceilings(**json.loads(done.stdout))
+    return json.loads(done.stdout)
+
+
+def _weights() -> str:
+    import torch
+
+    from engine.loading.weight_type import weight_type
+
+    dtype = torch.bfloat16 if {"avx512_bf16", "amx_bf16"} & set(cpu()[1]) else torch.float32
+    return weight_type(describe(EMBEDDED_MODEL), "cpu", dtype, "auto")
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(measure(int(sys.argv[1]), sys.argv[2]))))
+    found = _weights() if sys.argv[1] == "weights" else asdict(measure(int(sys.argv[1]), sys.argv[2]))
+    print(json.dumps(found))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,10 @@ MAX_MODEL_LEN = 8192
 KV_GIB = 2
 """KV arena of ours and of vLLM: about 90,000 tokens of the embedded model."""
 
+LLAMA_TOKENS = 90_000
+SEATS = 32
+"""Requests that llama-server computes together; ours and vLLM take more."""
+
 HOW = "run scripts/bench.py engine --help for how to install it"
 POLL_S = 0.1
 STOP_S = 20.0
@@ -48,10 +53,33 @@ class Program:
 
 
 def ours(arguments: Sequence[str], dtype: str) -> Program:
-    """One mixed node with all cores, started as a user would. `arguments` are more flags of mooncake.py."""
+    """One mixed node with all cores, started as a user would. `dtype`: auto, bfloat16 or float32; `arguments` are more
+    flags of mooncake.py."""
     argv = (sys.executable, str(ROOT / "mooncake.py"), "--port", "{port}", "--dtype", dtype)
     sizes = ("--kv-cache-bytes", f"{KV_GIB}G", "--max-model-len", str(MAX_MODEL_LEN))
     return Program(OURS, (*argv, *sizes, *arguments), body=GREEDY)
+
+
+def llama(server: Path, gguf: Path, cores: Sequence[int]) -> Program:
+    """llama.cpp's llama-server on the embedded GGUF file, with the types of weights of the file, a thread for each core
+    and KV for as many tokens as ours. Raises Unreachable when it cannot be started."""
+    try:
+        done = subprocess.run([str(server), "--version"], capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        raise Unreachable(f"there is no llama-server {server} ({error.strerror}): {HOW}") from None
+    found = re.search(r"version: (.*)", done.stdout + done.stderr)
+    if done.returncode or found is None:
+        raise Unreachable(f"{server} --version names no version: {HOW}")
+    threads = str(len(cores))
+    argv = (str(server), "--model", str(gguf), "--host", "127.0.0.1", "--port", "{port}")
+    sizes = ("--ctx-size", str(LLAMA_TOKENS), "--parallel", str(SEATS), "--kv-unified")
+    return Program(
+        "llama",
+        (*argv, *sizes, "--threads", threads, "--threads-batch", threads, "--no-webui"),
+        body=GREEDY,
+        model="m",
+        version=found.group(1),
+    )
 
 
 def vllm(python: Path, model: Path, cores: Sequence[int], dtype: str) -> Program:

