@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ SHOTS = (
     Shot("page-light", 1120, 1260, "light"),
     Shot("page-dark", 1920, 1260, "dark"),
     Shot("page-phone", 390, 1260, "dark"),
-    Shot("page-request", 1120, 900, "light", of="#request"),
+    Shot("page-request", 1920, 900, "light", of="#request"),
 )
 
 
@@ -166,12 +167,14 @@ def chat(page: Page) -> None:
 
 
 def small(png: bytes) -> bytes:
-    """With a palette: the page has few colors, and a repository keeps every version of a picture."""
+    """With the picture's most frequent colors as its palette: areas keep their exact color, and only the edges of
+    letters change a little. A repository keeps every version of a picture."""
     from PIL import Image
 
     into = BytesIO()
     whole = Image.open(BytesIO(png)).convert("RGB")
-    # By coverage and not by frequency, because a legend's colors are rare.
-    palette = whole.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    palette.save(into, "PNG", optimize=True)
+    colors = Counter(whole.getdata()).most_common(COLORS)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for color, _ in colors for part in color])
+    whole.quantize(palette=palette, dither=Image.Dither.NONE).save(into, "PNG", optimize=True)
     return into.getvalue()

@@ -25,7 +25,7 @@ export function chart({ title, about, show, most, lines, note, unit = 1 }, times
   const svg = element("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${spoken(lines, show)}` });
   for (const value of [0, top / 2, top]) svg.append(element("line", { class: "axis", x1: 0, x2: WIDTH, y1: y(value), y2: y(value) }));
   for (const mark of marks) {
-    svg.append(element("line", { class: `mark ${mark.kind}`, x1: x(mark.unix_s), x2: x(mark.unix_s), y1: TOP - 6, y2: HEIGHT - BOTTOM },
+    svg.append(element("line", { class: `mark ${mark.kind}`, x1: x(mark.unix_s), x2: x(mark.unix_s), y1: TOP, y2: HEIGHT - BOTTOM },
       element("title", {}, `${mark.node_id} ${mark.text}`)));
   }
   svg.append(element("line", { class: "cursor", x1: x(times[at]), x2: x(times[at]), y1: TOP - 6, y2: HEIGHT - BOTTOM }));

@@ -9,13 +9,14 @@ const seen = new Map(); // pair -> {moved, t, rate}
 export function drawCluster(into, live) {
   const nodes = live.nodes.slice(0, MAX_NODES).map((node) => ({ ...node, rank: ORDER.findIndex((is) => is(node)) })).sort((a, b) => a.rank - b.rank);
   const width = Math.max(280, into.clientWidth - 30), wide = Math.min(156, width / 2.25);
-  const height = BOX + Math.max(nodes.length > 2 ? 150 : 20, 34 * nodes.length);
+  const height = BOX + (nodes.length > 2 ? Math.max(150, 50 * nodes.length) : 20);
   place(nodes, width, height, wide);
   const links = pairs(live, nodes);
   const svg = element("svg", { class: "cluster", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${nodes.length} nodes, ${links.length} connections` });
   for (const link of links) svg.append(line(link));
   const labelled = links.length <= MAX_LABELS && width >= MIN_WIDTH;
-  if (labelled) links.forEach((link, i) => svg.append(label(link, nodes.length > 3 ? 0.36 + 0.07 * (i % 3) : 0.5)));
+  const near = (link) => [1, nodes.length - 1].includes(Math.abs(nodes.indexOf(link.from) - nodes.indexOf(link.to)));
+  if (labelled) for (const link of links) svg.append(label(link, near(link) ? 0.5 : 0.3));
   for (const node of nodes) svg.append(box(node, wide));
   const more = live.nodes.length - nodes.length;
   const list = labelled || links.length > MAX_LABELS ? [] : links.map((link) => element("div", { class: "soft" }, `${link.from.node_id} – ${link.to.node_id}: ${told(link)}`));
@@ -43,7 +44,7 @@ function pairs(live, nodes) {
   const known = new Map(nodes.map((node) => [node.node_id, node])), found = new Map();
   for (const node of nodes) for (const path of node.paths ?? []) {
     const other = known.get(path.peer);
-    if (!other) continue;
+    if (!other || other === node) continue; // copies within a node
     const key = JSON.stringify([node.node_id, path.peer].sort());
     const link = found.get(key) ?? { key, from: node, to: other, ways: new Set(), moved: 0 };
     if (path.transport) link.ways.add(WAYS[path.transport] ?? path.transport);
@@ -67,7 +68,7 @@ function line(link) {
     element("title", {}, `${link.from.node_id} and ${link.to.node_id}: ${told(link)}`));
 }
 
-/** At a share of the way, because the lines of many nodes meet in the middle. */
+/** At a share of the way, because lines between nodes that are no neighbours meet in the middle. */
 function label(link, share) {
   const x = link.from.x + (link.to.x - link.from.x) * share, y = link.from.y + (link.to.y - link.from.y) * share;
   const [way, figure] = told(link).split(", ");
