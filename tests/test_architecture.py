@@ -44,6 +44,9 @@ PURE = (
     "engine.core.served",
     "engine.step.block_book",
     "engine.observe.estimate_errors",
+    "engine.observe.history",
+    "engine.observe.merged",
+    "engine.observe.moved",
     "engine.observe.recent",
     "engine.front.clocks",
     "engine.observe.intervals",
@@ -132,6 +135,8 @@ IMPURE_IMPORTS = {
 WALL_CLOCK = (
     "engine.checkpoint.weight_cache",
     "engine.node.front_door",
+    "engine.node.history_recorder",
+    "engine.node.node",
     "engine.front.flight_log",
     "engine.observe.live",
     "engine.handoff.messages",

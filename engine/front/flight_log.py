@@ -14,6 +14,7 @@ from engine.front.flight import Flight
 from engine.front.placed import Placed
 from engine.front.placing import Placer
 from engine.handoff.updates import Report
+from engine.observe.history import History
 from engine.observe.otlp import SpanExport
 from engine.observe.recent import Recent
 from engine.observe.timeline import Timeline
@@ -33,6 +34,7 @@ class FlightLog:
         node_id: str,
         metrics: Metrics,
         placer: Placer,
+        history: History,
         recorder: TraceRecorder | None = None,
         export: SpanExport | None = None,
     ) -> None:
@@ -41,6 +43,7 @@ class FlightLog:
         self._node_id = node_id
         self._metrics = metrics
         self._placer = placer
+        self._history = history
         self._recorder = recorder
         self._export = export
         self._timelines: OrderedDict[str, Timeline] = OrderedDict()
@@ -75,6 +78,7 @@ class FlightLog:
         self._add(flight, "rejected", **shown)
         self._metrics.count("mooncake:requests_rejected", reason=type(error).__name__.lower())
         self.recent.refuse(flight.request_id, time.time())
+        self._history.count("refused")
 
     def waits(self, flight: Flight, reason: str) -> None:
         """No node can take the request now. Recorded once per reason, not per try."""
@@ -106,11 +110,13 @@ class FlightLog:
             self._add(flight, "first_token")
             flight.first_token = now
             self._metrics.observe_ttft(now - flight.accepted, flight.service_class)
+            self._history.first_token(now - flight.accepted, flight.num_prompt_tokens, flight.timeline.cached_tokens)
             self._metrics.count("vllm:prompt_tokens", flight.num_prompt_tokens)
             self._metrics.count("vllm:prefix_cache_queries", flight.num_prompt_tokens)
             self._metrics.count("vllm:prefix_cache_hits", flight.timeline.cached_tokens)
         else:
             self._metrics.observe_itl(now - flight.last_token, flight.service_class)
+            self._history.next_token(now - flight.last_token)
         flight.last_token = now
         self._metrics.count("vllm:generation_tokens")
 
@@ -127,6 +133,7 @@ class FlightLog:
     def resumed(self) -> None:
         """Another attempt follows a failed one."""
         self._metrics.count("mooncake:requests_resumed")
+        self._history.count("resumed")
 
     def timed_out(self, flight: Flight) -> None:
         self._add(flight, "timed_out")
@@ -135,6 +142,8 @@ class FlightLog:
         """The request ended. `reason` is None if the client disconnected or the request was refused."""
         flight.timeline.output_tokens = flight.num_output_tokens
         self._add(flight, "answered" if reason else "aborted")
+        if reason:
+            self._history.count("answered")
         if self._export is not None:
             self._export.ended(flight.timeline, flight.timeline.trace, reason)
         if not flight.num_output_tokens:

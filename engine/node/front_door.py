@@ -109,7 +109,8 @@ class FrontDoor:
         )
         placer = Placer(rules, cluster, blocks.geometry, self._rng)
         limits = RequestLimits(config.max_model_len, config.request_timeout_ms / 1000, config.role_wait_ms / 1000)
-        flight_log = FlightLog(config.node_id, self._measures.metrics, placer, self._recorder, self._export)
+        measures = self._measures
+        flight_log = FlightLog(config.node_id, measures.metrics, placer, measures.history, self._recorder, self._export)
         acceptor = Acceptor(cluster.channel, placer, tokenizer, blocks.root, limits, flight_log)
         self._serving.acceptor = acceptor
         cluster.gossip.on_suspected(acceptor.node_suspected)
@@ -132,6 +133,7 @@ class FrontDoor:
             lambda: node_report.live(serving, cluster, blocks, stalls, time.time()),
             lambda request_id: None if serving.acceptor is None else serving.acceptor.timeline(request_id),
             lambda: list(members()["members"]),
+            self._measures.history,
         )
         return Answers(
             members,

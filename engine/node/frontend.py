@@ -105,6 +105,9 @@ class ServingFrontend:
     async def live(self) -> dict[str, Any]:
         return await self._live.cluster()
 
+    async def live_history(self, after: int) -> dict[str, Any]:
+        return await self._live.history(after)
+
     def drain(self, timeout_s: float | None, grace_s: float, force: bool) -> dict[str, Any]:
         self._leaving.ask(timeout_s, grace_s, force)
         return self._leaving.progress()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,6 +38,7 @@ from engine.handoff.arenas import Arenas
 from engine.node import common_transport
 from engine.node import report as node_report
 from engine.node.front_door import FrontDoor
+from engine.node.history_recorder import HistoryRecorder
 from engine.node.leaving import Leaving
 from engine.node.local_store import open_share
 from engine.node.parts import Blocks, Measures, Serving
@@ -45,6 +47,7 @@ from engine.node.prefault import prefault
 from engine.node.resource_use import NodeUse
 from engine.node.role_changes import RoleChanges
 from engine.node.scrape import watch
+from engine.observe.history import History
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port
@@ -94,7 +97,8 @@ class Node:
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
             raise UsageError(f"--join {config.join}: {reason}")
         metrics = Metrics(config.served_model_name, config.node_id)
-        self.measures = Measures(metrics, StallMonitor(metrics.observe_stall), phases)
+        history = History(config.node_id, time.time())
+        self.measures = Measures(metrics, StallMonitor(metrics.observe_stall), phases, history)
         cluster_key = open_cluster_key(config)
         self._identity = identity(config, self.geometry, self.root.hex())
         self.serving = Serving()
@@ -131,6 +135,7 @@ class Node:
         self.leaving = Leaving(config, self.gossip, self.serving)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
         watch(metrics, peers, blocks)
+        self._recorder = HistoryRecorder(history, self.serving, peers, blocks)
         self.supervisor = Supervisor(
             lambda task: metrics.count("mooncake:background_failures", task=task), self.give_up
         )
@@ -154,6 +159,7 @@ class Node:
         self.gossip.on_up(self._member_up)
         self.gossip.on_down(self._member_down)
         self.channel.on_lost(self.gossip.suspect)
+        self._recorder.start()
         await self.gossip.start(host, port)
         self._gossiping = True
         try:
@@ -220,6 +226,7 @@ class Node:
         if self._gossiping:
             self.channel.leave()
             await self.gossip.leave()
+        await self._recorder.close()
         if self._role_changes is not None:
             await self._role_changes.close()
         if self.engine is not None:

@@ -10,6 +10,7 @@ from cache.block import BlockGeometry, BlockKey
 from cache.tiers.local_store import LocalStore
 from engine.front.acceptor import Acceptor
 from engine.node.phases import Phases
+from engine.observe.history import History
 from net.loop.stalls import StallMonitor
 from net.metrics.events import Metrics
 
@@ -33,6 +34,7 @@ class Measures:
     metrics: Metrics
     stalls: StallMonitor  # of the event loop
     phases: Phases  # of the start
+    history: History  # of the last minutes
 
     def phase(self, name: str) -> None:
         """The part `name` of the start ends now."""

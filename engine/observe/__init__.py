@@ -5,11 +5,14 @@ Files:
     estimate_errors  The errors of the estimates of the last minutes, of one node or of several
     explain          `python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`: explains a request's placement,
                      as a table
+    history          What one node did in the last 15 minutes, in intervals of a few seconds: for the charts of the
+                     live page
     intervals        Intervals of activities, and the time that two activities share
     line_file        A file to which a serving node appends lines
-    live             The data of the live page and of `mooncake.py top`: the current report of every node, gathered by
-                     the asked node
+    live             The data of the live page and of `mooncake.py top`: the reports and histories of all nodes
     logs             Log lines on stderr: as text, or one JSON object per line
+    merged           The history of a cluster: the intervals of its nodes (engine/observe/history.py) added up
+    moved            Bytes that moved between a node and its peers during each interval, by rail, and new failures
     node_client      The client of the commands `top`, `drain` and `explain`: URL, key, errors in one line
     otlp             Sends finished requests to an OpenTelemetry collector over OTLP/HTTP
     otlp_spans       Turns a finished request into OpenTelemetry spans: one trace over all its nodes

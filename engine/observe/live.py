@@ -1,7 +1,7 @@
-"""The data of the live page and of `mooncake.py top`: the current report of every node, gathered by the asked node.
+"""The data of the live page and of `mooncake.py top`: the reports and histories of all nodes.
 
-No node keeps the state of the cluster. The asked node asks the others over the control channel. A node that does not
-answer in time appears without figures, so it does not delay the page.
+No node keeps the state of the cluster. The asked node gathers it from the others over the control channel. A node that
+does not answer in time appears without figures, so it does not delay the page.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from engine.observe.history import INTERVAL_S, KEPT, History, number
+from engine.observe.merged import merged
 from net.channel.channel import Channel
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.loop.tasks import awaited
 
-LIVE, TIMELINE = "live", "timeline"
+LIVE, TIMELINE, HISTORY = "live", "timeline", "history"
 ANSWER_TIMEOUT_S = 1.0
 FRESH_S = 0.5
 """Requests within this time share one answer."""
@@ -32,6 +34,7 @@ class Live:
         own: Callable[[], Json],
         timeline: Callable[[str], Json | None],
         members: Callable[[], list[Json]],
+        history: History,
     ) -> None:
         """own: this node's report; timeline: of a request that this node accepted; members: rows with at least node_id
         and status, as in GET /cluster."""
@@ -39,10 +42,12 @@ class Live:
         self._own = own
         self._timeline = timeline
         self._members = members
+        self._history = history
         self._latest: asyncio.Task[Json] | None = None
         self._asked = 0.0
         channel.handle(LIVE, self._on_live)
         channel.handle(TIMELINE, self._on_timeline)
+        channel.handle(HISTORY, self._on_history)
 
     async def cluster(self) -> Json:
         """{"unix_s", "node_id", "nodes": [member | its report or {"error": reason}]}"""
@@ -51,6 +56,17 @@ class Live:
             self._asked = now
             self._latest = awaited(self._gather())
         return await asyncio.shield(self._latest)
+
+    async def history(self, after: int) -> Json:
+        """The last minutes of the cluster (engine/observe/merged.py), intervals with a number above `after`; also
+        {"unix_s", "interval_s", "kept": intervals that a node keeps, "silent": nodes that did not answer}."""
+        after = max(after, number(time.time()) - KEPT - 1)
+        members = [member["node_id"] for member in self._members()]
+        answers = await asyncio.gather(*(self._ask(node_id, HISTORY, {"after": after}) for node_id in members))
+        known = [answer for answer in answers if "error" not in answer]
+        added = await asyncio.to_thread(merged, known)  # of many nodes it would hold up the tokens
+        silent = [node_id for node_id, answer in zip(members, answers, strict=True) if "error" in answer]
+        return added | {"unix_s": time.time(), "interval_s": INTERVAL_S, "kept": KEPT, "silent": silent}
 
     async def timeline(self, request_id: str) -> Json | None:
         """The timeline from the node that accepted the request; None if no answering node knows the request."""
@@ -79,3 +95,6 @@ class Live:
 
     async def _on_timeline(self, peer_id: str, body: Json, data: memoryview) -> Json:
         return {"timeline": self._timeline(body["id"])}
+
+    async def _on_history(self, peer_id: str, body: Json, data: memoryview) -> Json:
+        return self._history.since(body["after"])

@@ -5,4 +5,5 @@ Files:
     openai_checks  Typical calls of an application with the openai package, run by the interpreter of a virtual
                    environment that has it
     runs           The command lines of stock clients, and how their own results show success
+    libraries/     Checks of client libraries, each run by the interpreter of the library's own virtual environment
 """

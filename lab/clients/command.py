@@ -32,6 +32,14 @@ NODES = "prefill=1,decode=1,store=1"
 RUN_S = 400.0
 CLIENTS: dict[str, tuple[str, Callable[[str, Target], Iterator[Run]]]] = {
     "openai": ("openai", runs.openai_package),
+    "anthropic": ("anthropic", runs.library("anthropic_checks")),
+    "openai_agents": ("openai-agents", runs.library("agents_checks")),
+    "instructor": ("instructor", runs.library("instructor_checks")),
+    "langchain_openai": ("langchain-openai", runs.library("langchain_checks")),
+    "litellm": ("litellm", runs.library("litellm_checks")),
+    "llm": ("llm", runs.library("llm_checks")),
+    "outlines": ("outlines", runs.library("outlines_checks")),
+    "pydantic_ai": ("pydantic-ai-slim", runs.library("pydantic_ai_checks")),
     "lm_eval": ("lm-eval", runs.lm_eval),
     "guidellm": ("guidellm", runs.guidellm),
     "aiperf": ("aiperf", runs.aiperf),

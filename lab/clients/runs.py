@@ -48,15 +48,26 @@ class Run:
 
 def openai_package(python: str, target: Target) -> Iterator[Run]:
     """sync and async, streams, tools, structured output, log probabilities, errors."""
+    yield Run("application", [python, str(HERE / "openai_checks.py"), target.url, target.model], _checks)
 
-    def read(output: str) -> str:
-        checks = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        failed = [check["check"] for check in checks if check["error"] is not None]
-        if failed or not checks:
-            raise Unexpected(f"failed: {', '.join(failed) or 'everything'}")
-        return f"{len(checks)} checks: {', '.join(check['check'] for check in checks)}"
 
-    yield Run("application", [python, str(HERE / "openai_checks.py"), target.url, target.model], read)
+def library(module: str) -> Callable[[str, Target], Iterator[Run]]:
+    """The runs of a client library whose checks are lab/clients/libraries/MODULE.py."""
+
+    def runs(python: str, target: Target) -> Iterator[Run]:
+        argv = [python, str(HERE / "libraries" / "run.py"), module, target.url, target.model]
+        yield Run("application", argv, _checks)
+
+    runs.__doc__ = f"lab/clients/libraries/{module}.py"
+    return runs
+
+
+def _checks(output: str) -> str:
+    checks = [json.loads(line) for line in output.splitlines() if line.startswith('{"check"')]
+    failed = {check["check"]: check["error"].strip().splitlines()[-1] for check in checks if check["error"] is not None}
+    if failed or not checks:
+        raise Unexpected("; ".join(f"{name}: {error}" for name, error in failed.items()) or "no check ran")
+    return f"{len(checks)} checks: {', '.join(check['check'] for check in checks)}"
 
 
 def lm_eval(python: str, target: Target) -> Iterator[Run]:

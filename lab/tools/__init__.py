@@ -21,6 +21,7 @@ TOOLS = {
     "plan": "lab.planning.command",
     "rdma-vm": "lab.rdma_vm.command",
     "roofline": "lab.planning.roofline",
+    "screenshots": "lab.docs.screenshots",
     "stock-clients": "lab.clients.command",
     "validate": "lab.planning.validate",
 }

@@ -121,6 +121,13 @@ class Info:
     async def live(self, request: web.Request) -> web.Response:
         return json_response(await self._frontend.live())
 
+    async def live_history(self, request: web.Request) -> web.Response:
+        """?after=N: only intervals with a number above N."""
+        after = request.query.get("after", "0")
+        if not re.fullmatch(r"[0-9]{1,18}", after):
+            raise ApiError(400, "after must be the number of an interval of an earlier answer", param="after")
+        return json_response(await self._frontend.live_history(int(after)))
+
     async def live_request(self, request: web.Request) -> web.Response:
         """Like /debug/requests/<id>, but for requests that any node accepted."""
         return await self._timeline(request.match_info["request_id"], self._frontend.find_timeline)

@@ -76,6 +76,7 @@ OPERATIONS = {
     "GET /debug/requests/{request_id}": Operation("Timeline of a request that this node accepted"),
     "GET /cluster": Operation("Members, roles and addresses"),
     "GET /live": Operation("The current state of the cluster, as each node reports it"),
+    "GET /live/history": Operation("The last 15 minutes of the cluster; ?after=N: intervals with a number above N"),
     "GET /live/requests/{request_id}": Operation("Timeline of a request that any node accepted"),
     "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody, answer="Drain"),
     "GET /drain": Operation("Progress of leaving", answer="Drain"),

@@ -92,6 +92,7 @@ def create_app(
             web.get("/debug/requests/{request_id}", info.timeline),
             web.get("/cluster", info.cluster),
             web.get("/live", info.live),
+            web.get("/live/history", info.live_history),
             web.get("/live/requests/{request_id}", info.live_request),
             *Drain(frontend, keyed=bool(keys)).routes(),
             *page.routes(),

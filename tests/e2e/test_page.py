@@ -71,6 +71,14 @@ async def test_watch_chat_and_explain(page, cluster):
     assert {"prefill-0", "decode-0"} <= {row.removesuffix(": KV") for row in rows}
     await expect(page.locator("#request tr.chosen")).to_have_count(2)
     await expect(page.locator("#rails")).to_contain_text("shm")
+    await expect(page.locator("#cluster svg line.link").first).to_be_attached()
+    answers = page.locator("#charts figure", has_text="Time to first token").locator("circle, polyline")
+    await expect(answers.first).to_be_attached()  # the node's history has the answer
+
+    await page.reload()
+    await expect(page.locator(".message.user")).to_have_text("<b>How</b> are you?")
+    await page.get_by_role("button", name="show the sources of its blocks").press("Enter")
+    await expect(bars.first).to_be_attached()
 
     await page.locator("#requests button").first.press("Enter")
     await expect(page.locator("#request h3").first).to_be_focused()

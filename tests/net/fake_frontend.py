@@ -143,6 +143,17 @@ class FakeFrontend:
     async def live(self) -> dict[str, Any]:
         return {"node_id": "fake", "nodes": []}
 
+    async def live_history(self, after: int) -> dict[str, Any]:
+        return {
+            "unix_s": 1e9,
+            "interval_s": 5.0,
+            "kept": 180,
+            "silent": [],
+            "intervals": [],
+            "marks": [],
+            "after": after,
+        }
+
     async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
         return self.timeline(request_id)
 

@@ -130,6 +130,10 @@ class Frontend(Protocol):
         """The current state of the cluster, as each node reports it (engine/observe/live.py)."""
         ...
 
+    async def live_history(self, after: int) -> dict[str, Any]:
+        """The last minutes of the cluster, in intervals with a number above `after` (engine/observe/live.py)."""
+        ...
+
     async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
         """The timeline of a request that any node of the cluster accepted."""
         ...

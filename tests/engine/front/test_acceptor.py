@@ -21,6 +21,7 @@ from engine.front.persistence import MAX_FUTILE_ATTEMPTS
 from engine.front.placed import Placed
 from engine.handoff import messages
 from engine.handoff.updates import Token, encode_all
+from engine.observe.history import History
 from engine.text.tokenizer import Tokenizer
 from net.errors import PeerLost
 from net.http.common.frontend import Overloaded, Unavailable
@@ -113,7 +114,7 @@ def world(tokenizer: Tokenizer) -> SimpleNamespace:
 def made(tokenizer: Tokenizer, timeout_s: float = 60.0, role_wait_s: float = 5.0) -> SimpleNamespace:
     channel, nodes = Peers(), Nodes()
     limits = RequestLimits(1000, timeout_s, role_wait_s)
-    one = Acceptor(channel, nodes, tokenizer, ROOT, limits, FlightLog("a", Metrics("m", "a"), nodes))
+    one = Acceptor(channel, nodes, tokenizer, ROOT, limits, FlightLog("a", Metrics("m", "a"), nodes, History("a", 0.0)))
     return SimpleNamespace(acceptor=one, channel=channel, nodes=nodes)
 
 

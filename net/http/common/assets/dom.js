@@ -11,7 +11,7 @@ export function element(name, attributes = {}, ...children) {
   made.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return made;
 }
-const SVG = new Set(["rect", "text", "line", "title", "g"]);
+const SVG = new Set(["rect", "text", "line", "title", "g", "circle", "polyline"]);
 
 /** table(["name", "#number"], rows of cells or {attributes, cells}); a column named #... is right-aligned. */
 export function table(columns, rows) {

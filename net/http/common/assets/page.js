@@ -1,7 +1,9 @@
 // The current state of the cluster: asks GET /live once per second while the page is visible.
 
 import { startChat } from "./chat.js";
+import { drawCluster } from "./cluster.js";
 import { bytes, element, ms, percent, request, table } from "./dom.js";
+import { startHistory } from "./history.js";
 import { showRequest } from "./request.js";
 
 const PERIOD_MS = 1000;
@@ -37,18 +39,19 @@ function show(live) {
   const requests = speaking.flatMap((node) => node.recent.requests.map((row) => ({ ...row, acceptor: node.node_id })));
   requests.sort((a, b) => b.ended - a.ended);
   figures(requests, speaking);
+  drawCluster(at("cluster"), live);
   at("nodes").replaceChildren(...live.nodes.map(card));
   rails(speaking);
   if (!at("requests").contains(document.activeElement) || document.activeElement === at("requests")) list(requests);
 }
 
 function figures(requests, nodes) {
-  const tile = (name, value, title) => element("div", { class: "tile", title }, name, element("b", {}, value));
+  const tile = (name, value, count, title) => element("div", { class: "tile", title }, name, element("b", {}, value), element("span", { class: "soft" }, `of ${count} request${count === 1 ? "" : "s"}`));
   const measures = [["TTFT", "ttft_ms", "time to first token"], ["TBT", "tpot_ms", "mean time between tokens"]];
   const tiles = measures.flatMap(([name, field, meaning]) => {
     const values = requests.map((row) => row[field]).filter((value) => value !== null).sort((a, b) => a - b);
     const rank = (share) => values.length ? values[Math.min(values.length - 1, Math.floor(values.length * share / 100))] : null;
-    return [50, 90, 99].map((share) => tile(`${name} p${share}`, ms(rank(share)), `${meaning}: ${share} % of the last requests took no longer`));
+    return [50, 90, 99].map((share) => tile(`${name} p${share}`, ms(rank(share)), values.length, `${meaning}: ${share} % of the last requests took no longer`));
   });
   at("figures").replaceChildren(...tiles);
   const tokens = Object.keys(SOURCES).map((source) => [source, nodes.reduce((sum, n) => sum + n.recent.tokens_from[source], 0)]);
@@ -90,18 +93,31 @@ function card(node) {
     pair(name, `${bytes(used)} of ${bytes(whole)}`),
     element("div", { class: "bar" }, element("i", { class: kind, "width%": whole ? 100 * used / whole : 0 })),
   );
-  if (node.blocks) fill("KV arena, held", node.blocks.held * node.block_bytes, node.blocks.total * node.block_bytes, "hbm");
+  if (node.blocks) lines.push(...arena(node.blocks, node.block_bytes));
   for (const [tier, held] of Object.entries(node.tiers ?? {})) fill(tier.toUpperCase(), held.blocks * node.slot_bytes, held.capacity * node.slot_bytes, tier);
   return element("article", { class: "card" }, title, lines);
 }
 
+/** The blocks of a node's KV arena by state. */
+function arena(blocks, size) {
+  const states = [["held", "held by requests"], ["cached", "kept for later requests"], ["free", "free"]];
+  const legend = states.map(([state, meaning]) => element("span", { title: meaning }, element("i", { class: state }), `${bytes(blocks[state] * size)} ${state}`));
+  return [
+    pair("KV arena", `${bytes((blocks.held + blocks.cached) * size)} of ${bytes(blocks.total * size)}`),
+    element("div", { class: "bar" }, states.map(([state]) => element("i", { class: state, "width%": 100 * blocks[state] / blocks.total }))),
+    element("div", { class: "legend small" }, legend),
+  ];
+}
+
+const WAYS = { shm: "shared memory (shm)", tcp: "TCP", rdma: "RDMA" };
+
 function rails(nodes) {
   const rows = nodes.flatMap((node) => node.paths.map((path) => [
-    node.node_id, path.peer, path.transport, path.gb_per_s ? `${path.gb_per_s.toFixed(2)} GB/s` : null, bytes(path.bytes_read), bytes(path.bytes_written),
-    ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, path.why,
+    node.node_id, path.peer, WAYS[path.transport] ?? path.transport, path.gb_per_s ? `${path.gb_per_s.toFixed(2)} GB/s` : null, bytes(path.bytes_read), bytes(path.bytes_written),
+    ms(path.p50_ms), ms(path.p99_ms), path.retries, path.failures, element("span", { class: "why" }, path.why ?? "–"),
   ]));
-  const columns = ["from", "to", "transport", "#rate", "#read", "#written", "#p50", "#p99", "#retries", "#failures", "why"];
-  at("rails").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No node has opened a path to another one yet."));
+  const columns = ["node", "with", "over", "#mean rate", "#read", "#written", "#half within", "#99 % within", "#sent again", "#failed", "why this way"];
+  at("rails").replaceChildren(rows.length ? table(columns, rows) : element("p", { class: "soft card" }, "No node has opened a connection to another one yet."));
 }
 
 function list(requests) {
@@ -130,4 +146,5 @@ async function nameTheModel() {
 
 startChat((id, shown) => showRequest(shown ?? at("request"), id));
 nameTheModel();
+startHistory();
 poll();

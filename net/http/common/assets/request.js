@@ -76,8 +76,9 @@ function placement(choice) {
   const estimates = [...new Set(choice.considered.flatMap((row) => Object.keys(row)))].filter((name) => !["stage", "node", "skipped"].includes(name));
   const cell = (value, name) => typeof value === "number" ? (name.endsWith("_s") ? ms(1000 * value) : String(Math.round(1000 * value) / 1000)) : value === undefined || value === null ? null : String(value);
   const chosen = (row) => row.node === choice[row.stage] ? "chosen" : row.skipped ? "skipped" : null;
-  const rows = choice.considered.map((row) => ({ attributes: { class: chosen(row) }, cells: [row.stage, row.node, ...estimates.map((name) => cell(row[name], name)), row.skipped ?? (chosen(row) ?? "")] }));
-  const columns = ["stage", "node", ...estimates.map((name) => `#${name.replace(/_s$/, "").replaceAll("_", " ")}`), ""];
+  const decision = (row) => row.skipped ? element("span", { class: "why" }, row.skipped) : chosen(row) ? element("b", {}, "chosen") : "";
+  const rows = choice.considered.map((row) => ({ attributes: { class: chosen(row) }, cells: [row.stage, row.node, decision(row), ...estimates.map((name) => cell(row[name], name))] }));
+  const columns = ["stage", "node", "decision", ...estimates.map((name) => `#${name.replace(/_s$/, "").replaceAll("_", " ")}`)];
   return element("div", {}, element("h3", {}, `Placement: prefill on ${choice.prefill}, decode on ${choice.decode}, prefix from ${choice.prefix_source} (${choice.prefix_tokens} tokens)`),
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "candidates" }, table(columns, rows)));
 }

@@ -42,9 +42,18 @@ async def test_the_page_needs_no_key_and_its_data_does():
     async with serving(FakeFrontend(), api_key="secret") as url, aiohttp.ClientSession(url) as session:
         for path in ("/", *(f"/{name}" for name in ASSETS)):
             assert (await session.get(path)).status == 200, path
-        for path in ("/live", "/live/requests/x"):
+        for path in ("/live", "/live/history", "/live/requests/x"):
             assert (await session.get(path)).status == 401, path
             assert (await session.get(path, headers={"Authorization": "Bearer secret"})).status in (200, 404), path
+
+
+async def test_the_history_after_an_interval(api):
+    for after, number in (("", 0), ("?after=0", 0), ("?after=123456", 123456)):
+        async with api.get(f"/live/history{after}") as response:
+            assert (response.status, (await response.json())["after"]) == (200, number)
+    for wrong in ("x", "-1", "1.5", "", "9" * 19):
+        async with api.get("/live/history", params={"after": wrong}) as response:
+            assert response.status == 400 and (await response.json())["error"]["param"] == "after", wrong
 
 
 async def test_a_request_by_its_id_or_the_id_of_its_response(api):
