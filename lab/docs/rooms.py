@@ -92,7 +92,9 @@ def may_use(root: Path, room: str) -> str:
     others: dict[frozenset[str], list[str]] = {}
     for rule, rooms in uses.items():
         if rule.startswith(f"{room}."):
-            others.setdefault(frozenset(rooms), []).append(f"`{rule.replace('.', '/')}`")
+            path = Path(*rule.split("."))
+            file = path if (root / path).is_dir() else path.with_suffix(".py")
+            others.setdefault(frozenset(rooms), []).append(f"`{file}`")
     said = [_rooms(uses[room])]
     for rooms, names in others.items():
         only = "only " if rooms < uses[room] else ""

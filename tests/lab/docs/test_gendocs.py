@@ -47,12 +47,13 @@ def test_a_first_sentence_keeps_figures_and_the_case_of_file_names(tmp_path, tex
 
 def test_what_a_room_may_use_comes_from_the_architecture_test(tmp_path):
     (tmp_path / "tests").mkdir()
+    (tmp_path / "lab/virtual").mkdir(parents=True)
     uses = "USES = {'lab': {'net', 'sched'}, 'lab.virtual': {'sched'}, 'net': set(), 'net.a.b': {'sched'}}\n"
     (tmp_path / "tests/test_architecture.py").write_text(uses)
     page = "| `lab/` | what? | old |\n| `net/` | how? | |\nsome `net/` text | a | b |\n"
     assert rooms.with_uses(tmp_path, page) == (
         "| `lab/` | what? | `net/`, `sched/`; `lab/virtual`: only `sched/` |\n"
-        "| `net/` | how? | nothing; `net/a/b`: `sched/` |\nsome `net/` text | a | b |\n"
+        "| `net/` | how? | nothing; `net/a/b.py`: `sched/` |\nsome `net/` text | a | b |\n"
     )
 
 
