@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class StepRules:
-    """What a node computes in one step: at most `chunk_tokens` tokens of at most `prompts` prompts, in the queue's
+    """The work of one step: at most `chunk_tokens` tokens of at most `prompts` prompts, in the queue's
     `order`."""
 
     order: QueueOrder
@@ -216,9 +216,9 @@ class Node:
         """Divide the tokens of the next step among prompts; the batch attends to `context` tokens. A prompt that starts
         may find a longer prefix than when it was queued."""
         self._started(now, queue[0])
-        beside = 0 if self._policy.decodes_wait else len(self.batch.running)
-        left = max(1, self._chunk_tokens - beside)
-        left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, beside, context, queue[0].computed))))
+        decodes = 0 if self._policy.decodes_wait else len(self.batch.running)
+        left = max(1, self._chunk_tokens - decodes)
+        left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, decodes, context, queue[0].computed))))
         shares = []
         for job in queue[: self._prompts]:
             self._started(now, job)
