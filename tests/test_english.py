@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
+import tokenize
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,15 @@ TEXTS_FOR_MODELS = ("lab/bench/requests.py", "lab/bench/speculative.py")
 """Their prompts are long texts in any words."""
 
 
+def prose(path: Path) -> str:
+    """The comments and strings of a Python file; the whole text of any other."""
+    text = path.read_text(errors="replace")
+    if path.suffix != ".py":
+        return text
+    kinds = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+    return "\n".join(one.string for one in tokenize.generate_tokens(io.StringIO(text).readline) if one.type in kinds)
+
+
 def test_no_unusual_words():
     listed = subprocess.run(["git", "ls-files", *KINDS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     names = [name for name in listed.split() if not name.startswith(("tests/", "lab/results/"))]
@@ -26,7 +38,7 @@ def test_no_unusual_words():
         f"{name}: {match[0]}"
         for name in names
         if name not in TEXTS_FOR_MODELS and (ROOT / name).is_file()
-        for match in UNUSUAL.finditer((ROOT / name).read_text(errors="replace"))
+        for match in UNUSUAL.finditer(prose(ROOT / name))
     ]
     assert found == []
 

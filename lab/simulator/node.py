@@ -216,9 +216,9 @@ class Node:
         """Divide the tokens of the next step among prompts; the batch attends to `context` tokens. A prompt that starts
         may find a longer prefix than when it was queued."""
         self._started(now, queue[0])
-        decodes = 0 if self._policy.decodes_wait else len(self.batch.running)
-        left = max(1, self._chunk_tokens - decodes)
-        left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, decodes, context, queue[0].computed))))
+        beside = 0 if self._policy.decodes_wait else len(self.batch.running)
+        left = max(1, self._chunk_tokens - beside)
+        left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, beside, context, queue[0].computed))))
         shares = []
         for job in queue[: self._prompts]:
             self._started(now, job)
