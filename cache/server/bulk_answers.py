@@ -64,7 +64,7 @@ class BulkShare:
             slots,
             lengths=lengths if any(length != size for length in lengths) else (),
             tiers=[pin.tier for pin in found] if any(pin.tier != "dram" for pin in found) else (),
-            more=len(pins) < len(keys) and self._local.contains(keys[len(pins)]) is not None,
+            more=len(pins) < len(keys) and self._local.readable(keys[len(pins)]) is not None,
             hot=self._share.warm(now, keys),
         )
         if arena is None or not found:

@@ -22,7 +22,6 @@ it can redirect readers too. `hints` lists blocks that are here in place of anot
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -45,7 +44,6 @@ from net.bodies import BodyError, Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
 from net.loop.clock import loop_time
-from net.loop.tasks import spawn
 from net.transfer.engine import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -63,7 +61,6 @@ class StoreServer:
         self._local = local
         self._deadlines = deadlines
         self._leases = Leases(node_id, channel, transfer, local, deadlines)
-        self._inspections: set[asyncio.Task[None]] = set()
         self.hints = Hints()
         self.hot = HotBlocks()
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
@@ -94,7 +91,8 @@ class StoreServer:
         if body.contents is not None and len(body.contents.checksums) != len(keys):
             raise BodyError(f"contents of {len(body.contents.checksums)} blocks instead of {len(keys)}")
         for key, content in zip(keys, contents_of(body.contents, len(keys)), strict=True):
-            have.append(0 if self._granting.has(key, content) else self.where(now, key))
+            readable = key not in self._local.inspection and self._granting.has(key, content)
+            have.append(0 if readable else self.where(now, key))
             if leading and have[-1]:
                 break
         on_ssd = self._on_ssd(keys, have)
@@ -104,7 +102,7 @@ class StoreServer:
         if self._local.ssd is None:
             return []
         answers = enumerate(zip(keys, have, strict=False))
-        return [at for at, (key, answer) in answers if not answer and self._local.contains(key) == "ssd"]
+        return [at for at, (key, answer) in answers if not answer and self._local.readable(key) == "ssd"]
 
     def leading(self, now: float, asked: bool) -> bool:
         """Whether blocks after the first missing one are useless. They are not if the missing one may be on another
@@ -130,7 +128,7 @@ class StoreServer:
             checksums=[pin.checksum for _, pin in found],
             tiers=[pin.tier for _, pin in found],
             lengths=lengths if any(length != place.slot_bytes for length in lengths) else (),
-            more=run < len(keys) and self._local.contains(keys[run]) is not None,
+            more=run < len(keys) and self._local.readable(keys[run]) is not None,
             hot=self.warm(now, keys),
         )
 
@@ -161,7 +159,7 @@ class StoreServer:
             checksums=[pin.checksum for pin in found],
             lengths=[pin.nbytes for pin in found],
             tiers=[pin.tier for pin in found],
-            more=len(pins) < len(keys) and self._local.contains(keys[len(pins)]) is not None,
+            more=len(pins) < len(keys) and self._local.readable(keys[len(pins)]) is not None,
             hot=self.warm(now, keys),
         )
         blocks: list[Buffer] = [arena.memory(pin.slot)[: pin.nbytes] for pin in found] if arena is not None else []
@@ -190,7 +188,7 @@ class StoreServer:
         return self.taken(answers, len(keys))
 
     async def _unpin(self, peer: str, body: messages.Unpin, data: memoryview) -> None:
-        """End a lease. The server inspects blocks that the peer reports as damaged before it drops them."""
+        """End a lease. Blocks that the peer reports as damaged are misses until they have been inspected."""
         lease = self._leases.take(peer, body.lease)
         if lease is None:
             return
@@ -199,13 +197,7 @@ class StoreServer:
             return
         if min(body.bad) < 0 or max(body.bad) >= len(lease.keys):
             raise BodyError(f"damaged blocks at {min(body.bad)} to {max(body.bad)} of {len(lease.keys)}")
-        task = spawn(self._inspect([lease.keys[position] for position in body.bad]), "looking at damaged blocks")
-        self._inspections.add(task)
-        task.add_done_callback(self._inspections.discard)
-
-    async def _inspect(self, keys: list[BlockKey]) -> None:
-        for key in keys:
-            await self._local.verify(key)
+        self._local.inspection.begin([lease.keys[position] for position in body.bad])
 
     async def _reserve(self, peer: str, body: messages.Reserve, data: memoryview) -> Reserved:
         """Reserve slots. The writer sends the blocks without room to the next member if it can (`divert`)."""
@@ -287,7 +279,7 @@ class StoreServer:
         self.uneven.add(split_keys(data))
 
     async def _bad(self, peer: str, body: Nothing, data: memoryview) -> None:
-        await self._inspect(split_keys(data))
+        self._local.inspection.begin(split_keys(data))
 
     async def _used(self, peer: str, body: Nothing, data: memoryview) -> None:
         keys = split_keys(data)
@@ -309,6 +301,4 @@ class StoreServer:
 
     async def close(self) -> None:
         """Release everything. Close the channel and the transfer engine first, so that no peer writes here."""
-        if self._inspections:
-            await asyncio.wait(list(self._inspections))
         await self._leases.close()

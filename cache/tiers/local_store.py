@@ -28,6 +28,7 @@ from cache.pool.policy import PLAIN, EvictionPolicy, Facts
 from cache.ssd import New, SsdError, SsdTier
 from cache.ssd_reads import ReadModel, SsdPrice, SsdReads
 from cache.tiers.group_sync import GroupSync
+from cache.tiers.inspection import Inspection
 from cache.tiers.kept import Kept
 from cache.tiers.pinning import Pinning
 from cache.tiers.promotion import Promotions
@@ -79,7 +80,10 @@ class LocalStore:
         self._kept = Kept(int(pin_share * lasting), self._pool, ssd, self.contains, self._mark)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
-        self.pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.contains, counts)
+        self.inspection = Inspection(self.verify)
+        self.pinning = Pinning(
+            self._pool, self._slots, ssd, self._promotions, chosen, self.readable, self.inspection, counts
+        )
         self.reservations = Reservations(
             self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
         )
@@ -94,6 +98,10 @@ class LocalStore:
         if self.ssd is not None and self.ssd.readable and (key in self._promotions or self.ssd.contains(key)):
             return "ssd"
         return None
+
+    def readable(self, key: BlockKey) -> str | None:
+        """The tier that readers get `key` from: `contains`, but None while a report of damage is inspected."""
+        return None if key in self.inspection else self.contains(key)
 
     def ssd_price(self) -> SsdPrice:
         """The present cost of reading blocks from SSD, after the reads already queued."""
@@ -114,9 +122,9 @@ class LocalStore:
         return PLAIN if self.ssd is None else self.ssd.facts(key)
 
     def count_leading(self, keys: Sequence[BlockKey]) -> int:
-        """Length of the leading run of `keys` that is here."""
+        """Length of the leading run of `keys` that is readable."""
         for count, key in enumerate(keys):
-            if self.contains(key) is None:
+            if self.readable(key) is None:
                 return count
         return len(keys)
 
@@ -316,6 +324,7 @@ class LocalStore:
 
     async def close(self) -> None:
         """Finish all running work, then close the SSD tier; the arena may be released afterwards. Idempotent."""
+        await self.inspection.close()
         await self.drain()
         if self._behind is not None:
             self._behind.close()

@@ -13,6 +13,7 @@ from cache.block import BlockKey
 from cache.pool.admission import Admission
 from cache.pool.block_pool import BlockPool
 from cache.ssd import SsdTier
+from cache.tiers.inspection import Inspection
 from cache.tiers.promotion import Promotions
 from cache.tiers.slots import DramSlots, Pin
 
@@ -20,7 +21,8 @@ DISK_CHECK_INTERVAL_S = 0.25  # between two checks whether the disk still answer
 
 
 class Pinning:
-    """`tier_of(key)`: the tier of a block, or None. `counts` receives hits and misses of DRAM."""
+    """`tier_of(key)`: the tier that readers get a block from, or None. A block in `inspection` is a miss. `counts`
+    receives hits and misses of DRAM."""
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class Pinning:
         promotions: Promotions,
         admission: Admission,
         tier_of: Callable[[BlockKey], str | None],
+        inspection: Inspection,
         counts: dict[str, int],
     ) -> None:
         self._pool = pool
@@ -38,18 +41,23 @@ class Pinning:
         self._promotions = promotions
         self._admission = admission
         self._tier_of = tier_of
+        self._inspection = inspection
         self._counts = counts
 
     def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
         """Pins of all `keys` if all are in DRAM now, otherwise None. They take no references, so they are valid only
         until the next await."""
         slots = []
-        for slot in map(self._pool.lookup, keys):
+        for slot in map(self._slot, keys):
             if slot is None:
                 return None
             slots.append(slot)
         self.used(keys)
         return [self._slots.pin(slot, "dram") for slot in slots]
+
+    def _slot(self, key: BlockKey) -> int | None:
+        """The slot in which readers find the block."""
+        return None if key in self._inspection else self._pool.lookup(key)
 
     def pin_now(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
         """`at_hand` with one transfer reference on each block."""
@@ -77,9 +85,9 @@ class Pinning:
         promotions: dict[int, asyncio.Task[bool]] = {}
         misses = 0
         for key in keys:
-            slot, tier = self._pool.lookup(key), "dram"
+            slot, tier = self._slot(key), "dram"
             if slot is None:
-                promotion = self._promotions.of(key)
+                promotion = None if key in self._inspection else self._promotions.of(key)
                 if promotion is None:
                     misses += 1
                     if leading or self._tier_of(key) is not None:

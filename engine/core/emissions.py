@@ -27,6 +27,7 @@ class Emission:
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    incomplete: bool = False  # the error is that the loaded prefix did not arrive whole
     num_behind: int = 0  # tokens of the same step in later emissions; 0 = this is the newest token of the request
 
     @property

@@ -290,7 +290,7 @@ class Worker:
     async def _settle(self, step: Step) -> list[Emission]:
         """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix."""
         return [
-            Emission(request, None, error="its prefix arrived incomplete")
+            Emission(request, None, error="its prefix arrived incomplete", incomplete=True)
             for request in await self._loads.settle(row.request for row in step.rows)
         ]
 

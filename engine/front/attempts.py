@@ -83,6 +83,7 @@ class Attempts:
             arrival=flight.accepted,
             root=flight.root,
             service_class=flight.service_class,
+            fetches=not flight.incomplete and not flight.persistence.last,
         )
         placed = await self._placer.place(request, flight.avoid, new=not flight.persistence.promised)
         placement = placed.placement
@@ -149,7 +150,8 @@ class Attempts:
                     self._log.reported(flight, report)
                 case HandedOver():
                     flight.watched.discard(flight.timeline.nodes["prefill"])
-                case Failed(reason, report):
+                case Failed(reason, report, incomplete):
+                    flight.incomplete = flight.incomplete or incomplete
                     if report is not None:
                         self._log.reported(flight, report)
                     raise AttemptFailed(reason)

@@ -43,6 +43,7 @@ class Flight:
     attempt: int = 0
     begun: float = 0.0  # when the current attempt was placed; before last_token if the attempt has made a token
     adopted: str | None = None  # the attempt of another acceptor that this flight continues
+    incomplete: bool = False  # the prefix of an attempt arrived incomplete
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
     runs: bool = False  # an attempt has begun; `items` receives its outputs and its end

@@ -33,6 +33,11 @@ class Persistence:
         self._tokens = tokens
         return self._in_vain < MAX_FUTILE_ATTEMPTS
 
+    @property
+    def last(self) -> bool:
+        """Whether the next attempt, if it brings no token, is the last one."""
+        return self._in_vain + 1 >= MAX_FUTILE_ATTEMPTS
+
     def pause_s(self, now: float) -> float | None:
         """No node could take the request. Returns the seconds until the next try, or None to give up."""
         left = (self._deadline if self.promised else min(self._deadline, self._new_until)) - now

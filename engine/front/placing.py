@@ -89,7 +89,7 @@ class Placer:
         question = Question(keys, horizon_s(begun, demand, known.view), gossiped)
         asking = self._prober.begin(members, question, known)
         try:
-            pooled = await self._pooled(keys)
+            pooled = await self._pooled(keys if request.fetches else [])
             answers = await asking.answers()
         finally:
             asking.stop()

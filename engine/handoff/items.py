@@ -12,7 +12,8 @@ def update_of(emission: Emission, node_id: str, now: float) -> Update:
     """The update for one token or one failure; `now` is this node's monotonic clock in seconds."""
     request = emission.request
     if emission.token_id is None or emission.error is not None:
-        return Failed(emission.error or "the request ended without a token", report_of(request, node_id, now))
+        reason = emission.error or "the request ended without a token"
+        return Failed(reason, report_of(request, node_id, now), emission.incomplete)
     behind = emission.num_behind
     finish = None if behind or request.finish_reason == "handover" else request.finish_reason
     index = request.num_output_tokens - 1 - behind

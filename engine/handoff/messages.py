@@ -53,6 +53,7 @@ class WireRequest:
     service_class: str
     root: bytes
     age_s: float  # time since acceptance: an age needs no common clock
+    fetches: bool = True  # as in Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +246,7 @@ def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, lis
         request.service_class,
         request.root,
         age_s,
+        request.fetches,
     )
     return wire, [array("I", request.token_ids).tobytes()]
 
@@ -264,6 +266,7 @@ def unpack_request(wire: WireRequest, data: memoryview, now: float, handover: bo
         arrival=now - wire.age_s,
         root=wire.root,
         service_class=wire.service_class,
+        fetches=wire.fetches,
         first_output_index=len(tokens) - wire.num_prompt_tokens,
         handover=handover,
     )

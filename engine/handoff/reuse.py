@@ -112,6 +112,8 @@ class PrefixLoader:
         local = self._batcher.blocks.adopt_prefix(request)
         if local:
             self._used(self._batcher.blocks.named(request, 0, local))
+        if not request.fetches:
+            return None
         keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
         for source in await self._sources.of(keys, local):
             before = len(request.block_ids)

@@ -6,7 +6,7 @@ A message of kind TOKENS has a list of updates. Each is a JSON array that begins
     [attempt, index, token id, log probabilities, finish, report]    a token with more fields
     [attempt, "landed", report]
     [attempt, "handed_over"]
-    [attempt, "failed", reason, report]
+    [attempt, "failed", reason, report, whether the prefix arrived incomplete]
     [attempt, "refused", reason, retry_after_s, facts, report]
 """
 
@@ -61,6 +61,7 @@ class Failed:
 
     reason: str
     report: Report | None = None
+    incomplete: bool = False  # the loaded prefix did not arrive whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,8 @@ def encode(attempt: str, update: Update) -> list[Any]:
             return [attempt, "landed", _report_out(report)]
         case HandedOver():
             return [attempt, "handed_over"]
-        case Failed(reason, report):
-            return [attempt, "failed", reason, _report_out(report)]
+        case Failed(reason, report, incomplete):
+            return [attempt, "failed", reason, _report_out(report), incomplete]
         case Refused(reason, retry_after_s, facts, report):
             return [attempt, "refused", reason, retry_after_s, facts, _report_out(report)]
 
@@ -129,8 +130,8 @@ def decode(wire: object) -> tuple[str, Update]:
             return attempt, Landed(_report(report))
         case [attempt, "handed_over"]:
             return attempt, HandedOver()
-        case [attempt, "failed", str() as reason, report]:
-            return attempt, Failed(reason, _report_in(report))
+        case [attempt, "failed", str() as reason, report, bool() as incomplete]:
+            return attempt, Failed(reason, _report_in(report), incomplete)
         case [attempt, "refused", str() as reason, retry_after_s, dict() as facts, report]:
             return attempt, Refused(reason, _seconds(retry_after_s), facts, _report_in(report))
     raise _wrong(wire)

@@ -50,6 +50,7 @@ class Request:
     arrival: float  # time of acceptance, seconds on this node's monotonic clock
     root: BlockKey
     service_class: str = STANDARD.name
+    fetches: bool = True  # may load its prefix from the pool or another arena; else the node computes it
     state: RequestState = RequestState.WAITING
     num_computed: int = 0  # tokens whose KV is in `block_ids`
     block_ids: list[int] = field(default_factory=list)

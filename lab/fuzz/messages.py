@@ -31,11 +31,12 @@ UPDATES: tuple[Update, ...] = (
     HandedOver(),
     Failed("a step failed", REPORT),
     Failed("node d was lost"),
+    Failed("damaged", REPORT, incomplete=True),
     Refused("too slow", 3.0, {"retry_after_s": 3.0, "objective": "tbt"}, REPORT),
 )
 
 SAMPLING = SamplingParams(max_tokens=9, seed=-1, stop=("x", "y"), stop_token_ids=(3,), logit_bias={5: -1.5}, logprobs=2)
-REQUEST = handoff.WireRequest("a/r#0", 3, SAMPLING, "standard", b"\x01" * 16, 0.25)
+REQUEST = handoff.WireRequest("a/r#0", 3, SAMPLING, "standard", b"\x01" * 16, 0.25, fetches=False)
 CONTENTS = Contents([2**64 - 1, 5], [32, 7])
 OFFER = Offer(True, "h", True, True, [True, False], CONTENTS, BlockFacts([0, 1], [0.5, 1.0], ["batch", ""]))
 PLACE = Place("arena", 4096, "e")

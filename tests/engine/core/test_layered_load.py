@@ -142,10 +142,27 @@ async def test_a_damaged_prefix_ends_the_request_and_is_never_found(model, expec
     r = request()
     worker.add(r)
     await until(lambda: got)
-    assert [(e.token_id, e.error) for e in got] == [(None, "its prefix arrived incomplete")]
+    assert [(e.token_id, e.error, e.incomplete) for e in got] == [(None, "its prefix arrived incomplete", True)]
     assert not worker.batcher.pool.match(r.block_keys(BLOCK_SIZE))
     assert idle(worker)
     await worker.close()
+
+
+async def test_a_request_that_may_not_fetch_is_computed(model, expected):
+    """Its acceptor asks for this after a damaged prefix."""
+    tokens, kv = expected
+    worker, store, got = make(model, kv)
+    store.sound = False
+    for _ in range(3):
+        store.letting_go.release()
+    r = request()
+    r.fetches = False
+    worker.add(r)
+    await until(lambda: len(got) == 4)
+    assert [e.token_id for e in got] == tokens
+    assert r.num_cached == store.landed == 0
+    await worker.close()
+    assert idle(worker)
 
 
 @pytest.mark.expects_error("could not begin a layered load|prefix load of r failed")

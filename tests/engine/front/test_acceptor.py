@@ -20,7 +20,7 @@ from engine.front.flight_log import FlightLog
 from engine.front.persistence import MAX_FUTILE_ATTEMPTS
 from engine.front.placed import Placed
 from engine.handoff import messages
-from engine.handoff.updates import Token, encode_all
+from engine.handoff.updates import Failed, Token, encode_all
 from engine.observe.history import History
 from engine.text.tokenizer import Tokenizer
 from net.errors import PeerLost
@@ -43,6 +43,7 @@ class Nodes:
     def __init__(self) -> None:
         self.clocks, self.links = Clocks(), MeasuredLinks()
         self.placed: list[list[int]] = []  # the tokens of each request that was placed
+        self.fetches: list[bool] = []  # whether each may load its prefix
         self.doubted: set[str] = set()
         self.places = 100  # requests that may wait
         self.learnt: list[tuple[str, float]] = []  # node and time to the first token
@@ -54,6 +55,7 @@ class Nodes:
             raise no_placement(Rejected(f"no {self.missing}", None, self.missing), [], 0, 0.0)
         number = len(self.placed)
         self.placed.append(list(request.token_ids))
+        self.fetches.append(request.fetches)
         return Placed(Placement(f"p{number}", f"d{number}", "none", 0, ESTIMATES), [], 0, 0.0)
 
     def suspects(self, node: str) -> bool:
@@ -257,6 +259,32 @@ async def test_after_the_last_attempt_the_client_is_told(world):
         world.channel.lost(f"p{attempt}")
     with pytest.raises(Unavailable, match=f"{MAX_FUTILE_ATTEMPTS} attempts in a row brought no token, last: node p3"):
         await work
+
+
+async def fail(world: SimpleNamespace, attempt: int, incomplete: bool) -> None:
+    await until(lambda: len(world.channel.called) == 2 * attempt + 2)
+    body = encode_all([(f"a/r#{attempt}", Failed("its prefix arrived incomplete", incomplete=incomplete))])
+    await world.channel.handlers[messages.TOKENS](f"p{attempt}", body, memoryview(b""))
+
+
+async def test_after_an_incomplete_prefix_the_prompt_is_computed(world):
+    got: list[int] = []
+    work = asyncio.create_task(collect(ask(world), got))
+    await fail(world, 0, incomplete=True)
+    await fail(world, 1, incomplete=False)  # for another reason
+    await until(lambda: len(world.channel.called) == 6)
+    await tell(world, 2, 0, 10, finish="stop")
+    assert await work == "stop" and got == [10]
+    assert world.nodes.fetches == [True, False, False]
+
+
+async def test_the_last_attempt_computes_the_prompt_whatever_ended_the_others(world):
+    work = asyncio.create_task(collect(ask(world), []))
+    for attempt in range(MAX_FUTILE_ATTEMPTS):
+        await fail(world, attempt, incomplete=False)
+    with pytest.raises(Unavailable):
+        await work
+    assert world.nodes.fetches == [True] * (MAX_FUTILE_ATTEMPTS - 1) + [False]
 
 
 async def test_a_begun_request_outlasts_a_node_that_refuses_and_a_role_that_is_missing(world):

@@ -59,7 +59,7 @@ def test_a_token_costs_no_more_bytes_than_its_numbers_and_its_request():
         ["a", 0, 5, None, None, [0]], ["a", 0, 5, None, None, [0, [{}]]], ["a", 0, 5, None, None, [None, []]],
         ["a", 0, 5, None, None, [0, [EVENT | {"more": 1}]]], ["a", 0, 5, None, None, [0, [EVENT | {"t": "now"}]]],
         ["a", "landed"], ["a", "landed", None], ["a", "handed_over", None], ["a", "failed"],
-        ["a", "failed", None, None],
+        ["a", "failed", None, None, False], ["a", "failed", "why", None], ["a", "failed", "why", None, 1],
         ["a", "refused", "why", 1.0, None, None], ["a", "refused", "why", -1.0, {}, None],
         ["a", "refused", "why", True, {}, None], ["a", "refused", "why", inf, {}, None],
         ["a", "refused", "why", nan, {}, None], ["a", "timed_out"], ["a", "closing"], ["a", None, 5], ["a", [], 5],
