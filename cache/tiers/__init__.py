@@ -3,7 +3,7 @@
 Files:
     granting      Which of the blocks that writers offer get a slot of a LocalStore, and the answers for the others
     group_sync    All callers that wait for the disk share its next sync
-    inspection    Blocks that readers reported as damaged. They are misses for readers until they have been checked here
+    inspection    Blocks that readers reported as damaged
     kept          Blocks of a LocalStore that programs pinned (`pin=True`) and that are never evicted, up to a limit
     local_store   One node's share of the pooled store
     pinning       Holds blocks of a LocalStore in place while they are read

@@ -1,11 +1,14 @@
 """Blocks that a reader reports as damaged: nobody reads them again before their home has inspected them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from cache.tiers.local_store import LocalStore
-from tests.cache.pooled import SLOT, cluster_of, get, key_of, lookup, of_home, put, until
+from tests.cache.pooled import SLOT, Cluster, cluster_of, get, key_of, lookup, of_home, put, until
 
 
 @pytest.fixture
@@ -21,13 +24,23 @@ def go(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return event
 
 
+@asynccontextmanager
+async def two_nodes(go: asyncio.Event, **options: Any) -> AsyncIterator[Cluster]:
+    """The cluster does not close before all reports are inspected."""
+    async with cluster_of("a", "b", **options) as cluster:
+        try:
+            yield cluster
+        finally:
+            go.set()
+
+
 def damage(store, number):
     store.local.arena.memory(store.local._pool.lookup(key_of(number)))[100] ^= 1
 
 
 @pytest.mark.parametrize("message_bytes", [0, SLOT], ids=["leased", "by message"])
 async def test_a_reported_block_is_a_miss_until_it_is_inspected(go, message_bytes):
-    async with cluster_of("a", "b", message_block_bytes=message_bytes) as cluster:
+    async with two_nodes(go, message_block_bytes=message_bytes) as cluster:
         a, b = cluster.stores["a"], cluster.stores["b"]
         numbers = of_home(cluster, "b", 4)
         await put(a, numbers)
@@ -48,7 +61,7 @@ async def test_a_reported_block_is_a_miss_until_it_is_inspected(go, message_byte
 
 
 async def test_a_whole_block_that_was_reported_comes_back(go):
-    async with cluster_of("a", "b") as cluster:
+    async with two_nodes(go) as cluster:
         a, b = cluster.stores["a"], cluster.stores["b"]
         numbers = of_home(cluster, "b", 4)
         await put(a, numbers)
