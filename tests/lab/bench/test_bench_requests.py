@@ -6,7 +6,7 @@ from lab.bench.requests import REQUESTS
 from net.http import create_app
 from tests.net.fake_frontend import FakeFrontend
 
-READS_NO_BODY = {"/v1/embeddings", "/ping"}
+READS_NO_BODY = {"/v1/embeddings", "/ping", "/reset_prefix_cache"}
 
 
 def test_every_route_that_reads_a_body_is_measured():
