@@ -99,6 +99,7 @@ async def test_the_engine_holds_submissions_back_and_shows_them_in_a_scrape():
         await clock.advance(1.0)
         with pytest.raises(TransferError):
             await failing
+    metrics.read()
     await engine.close()
     await channel.close()
     labels = {"model_name": "tiny", "engine": "a", "peer": "a", "transport": "local"}
