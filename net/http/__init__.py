@@ -9,7 +9,7 @@ Files:
     prefix_cache  POST /reset_prefix_cache: all nodes of the cluster forget cached KV
     server        The HTTP server of a node: routes, limits, start and stop
     anthropic/    The Messages API, as Anthropic's clients speak it
-    common/       What every route of the HTTP API shares: errors, limits, bodies, connections
+    common/       The common parts of all routes of the HTTP API: errors, limits, bodies, connections
     openai/       The OpenAI API: bodies, rules, answers, streams
 """
 
