@@ -87,7 +87,7 @@ async def test_a_thread_that_keeps_the_interpreter_lock_is_told_from_a_handler()
 
 
 def test_a_thread_that_has_to_share_its_core_is_delayed():
-    """In a thread of its own, which keeps to one core beside a process that takes it."""
+    """In a thread of its own, which keeps to one core with a process that takes it."""
     delays: list[float] = []
 
     def work() -> None:
