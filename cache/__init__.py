@@ -1,7 +1,7 @@
 """Which KV is kept, where, and for how long.
 
 Files:
-    answer_checks  What an answer of a home must hold true for the keys that it was asked about
+    answer_checks  The checks of a home's answer against the keys of the question
     arena          One large region divided into equal slots, one block each
     block          Block geometry and block keys: the layout of one unit of KV, and its name derived from its content
     bulk_messages  The bulk calls for pooled blocks: their kinds and bodies
@@ -10,9 +10,10 @@ Files:
     keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693, without
                    a secret
     keys           The keys of a prompt's blocks in one call: keys.c, compiled on first use into the user's cache
-    messages       What nodes tell each other about pooled blocks: the kinds of messages and their bodies
-    offer          What a writer says of blocks in addition to their keys, as it travels
-    protocol       What both halves of the pooled store's messages share: answer codes, deadlines, keys on the wire
+    messages       The messages of nodes about pooled blocks: their kinds and their bodies
+    offer          The facts that a writer sends about blocks in addition to their keys
+    protocol       The common parts of questions and answers about pooled blocks: answer codes, deadlines, keys on the
+                   wire
     recent         A bounded memory of keys
     results        The results and errors of calls to the store
     ssd_reads      Predicts how long blocks on SSD take to reach DRAM, fitted to this node's reads and including

@@ -1,4 +1,4 @@
-"""What an answer of a home must hold true for the keys that it was asked about. Pure."""
+"""The checks of a home's answer against the keys of the question. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes tell each other about pooled blocks: the kinds of messages and their bodies. Pure.
+"""The messages of nodes about pooled blocks: their kinds and their bodies. Pure.
 
 Block keys are the data of a message, 16 bytes each (cache/protocol.py). A list with one entry per block is flat:
 reading it costs no Python code per block (net/bodies.py). An empty list of lengths means that every block fills its

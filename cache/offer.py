@@ -1,4 +1,4 @@
-"""Offer: what a writer says of blocks in addition to their keys, as it travels (cache/messages.py). Pure."""
+"""Offer: the facts that a writer sends about blocks in addition to their keys (cache/messages.py). Pure."""
 
 from __future__ import annotations
 

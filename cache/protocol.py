@@ -1,4 +1,4 @@
-"""What both halves of the pooled store's messages share: answer codes, deadlines, keys on the wire."""
+"""The common parts of questions and answers about pooled blocks: answer codes, deadlines, keys on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one node computes: requests, batching, the model, and the loops of the roles.
+"""The computation of one node: requests, batching, the model, and the loops of the roles.
 
 Files:
     checkpoint/   Loads a named model into memory: Hugging Face directories, GGUF, a cache of converted weights

@@ -11,7 +11,7 @@ Files:
     channel/      Control messages between nodes: frames, connections, calls and posts
     gossip/       The shell of gossip: one UDP socket, and load words read over the transfer engine
     http/         The OpenAI API of a node
-    loop/         What keeps the event loop of a node healthy: tasks, clocks, deadlines, stalls
+    loop/         The health of a node's event loop: tasks, clocks, deadlines, stalls
     metrics/      A node's Prometheus metrics
     transfer/     The transfer engine: spans of bytes between registered regions of two nodes
 """

@@ -12,7 +12,7 @@ Files:
     step_cost    Predicts the time of a step with both decodes and prefill
     stretch      How far a node that cannot keep all objectives misses them: by the same factor for prompts and for
                  streams
-    gossip/      What nodes tell each other of their load and of what they hold
+    gossip/      The load and the blocks that nodes report to each other
     membership/  Who is in the cluster: SWIM with Lifeguard
     placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class
                  each

@@ -2,8 +2,9 @@
 ordinary tensors. Memory that is read too early holds POISON, or what lay there before.
 
 Inside `with gpu:` every operation on a tensor of the device, also a copy from or to page-locked host memory, is put
-into a stream and runs when something waits for it: an event, or a read. What runs beside that, and how much, the seed
-says. A host buffer that is filled again too early shows as wrong bytes, one that is read too early as POISON. Errors:
+into a stream and runs when something waits for it: an event, or a read. The seed says which
+other operations run at that time. A host buffer that is filled again too early shows as wrong bytes, one that is read
+too early as POISON. Errors:
 
     a copy of memory that is not page-locked     it would wait for the stream, in the middle of the event loop
     memory of one stream used on another         the allocator would give it to others too early

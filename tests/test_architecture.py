@@ -12,14 +12,11 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 
 from engine import __version__
-
-ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("engine", "attention", "cache", "net", "sched", "lab")
+from tests.modules import MODULES, ROOMS, ROOT, within
 
 # Which rooms a room may use. A longer name is a module with a rule of its own.
 USES = {
@@ -54,6 +51,7 @@ PURE = (
     "engine.handoff.arenas",
     "engine.core.kv_ready",
     "engine.speculation.ngram",
+    "engine.config.agreement",
     "engine.config.contradictions",
     "engine.config.fits",
     "engine.config.resolve",
@@ -214,17 +212,6 @@ STORE_NODE = (
 )
 
 
-def modules() -> dict[str, Path]:
-    """Dotted name -> file of every module of the house."""
-    files = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    named = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
-    top = ROOT / "mooncake.py"
-    return named | ({"mooncake": top} if top.exists() else {})
-
-
-MODULES = modules()
-
-
 def imports(source: str, package: str) -> Iterator[tuple[str, int, bool]]:
     """(module, line, inside a function) of every import, `if TYPE_CHECKING:` left out; relative ones made absolute."""
 
@@ -251,10 +238,6 @@ def imports_of(name: str) -> Iterator[tuple[str, int, bool]]:
     path = MODULES[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     return imports(path.read_text(), package)
-
-
-def within(name: str, rules: tuple[str, ...]) -> bool:
-    return any(name == rule or name.startswith(rule + ".") for rule in rules)
 
 
 def top(module: str) -> str:
@@ -440,59 +423,6 @@ def test_the_import_reader_sees_every_kind():
         "i": False,
         "j": True,
     }
-
-
-# A constructor takes few arguments; arguments that belong together are a dataclass with a name. A dataclass writes no
-# __init__ and is exempt: its fields are named where it is made, and it is how other constructors stay short.
-FEW_ARGUMENTS = 7
-
-
-def constructors(source: str) -> Iterator[tuple[str, int]]:
-    """(class, how many arguments its __init__ takes besides self) of every class that writes one."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef):
-            for one in node.body:
-                if isinstance(one, ast.FunctionDef) and one.name == "__init__":
-                    args = one.args
-                    yield node.name, len(args.posonlyargs) + len(args.args) + len(args.kwonlyargs) - 1
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_constructors_take_few_arguments(name):
-    found = list(constructors(MODULES[name].read_text()))
-    assert [(cls, count) for cls, count in found if count > FEW_ARGUMENTS] == []
-
-
-def test_the_constructor_reader_counts_every_kind_of_argument():
-    source = "class A:\n    def __init__(self, a, /, b, *, c=1, **more): pass\n@dataclass\nclass B:\n    x: int\n"
-    assert list(constructors(source)) == [("A", 3)], "a dataclass has no __init__ to count"
-
-
-def test_a_token_passes_at_most_three_generators():
-    """From the queue of its flight to the HTTP response; each costs two switches per token."""
-
-    def generators(name: str) -> list[str]:
-        tree = ast.parse(MODULES[name].read_text())
-        return [
-            f"{name}.{node.name}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.AsyncFunctionDef) and any(isinstance(one, ast.Yield) for one in ast.walk(node))
-        ]
-
-    way = [
-        name
-        for name in MODULES
-        if within(
-            name,
-            (
-                "engine.front",
-                "engine.node.frontend",
-                *(f"net.http.openai.{of}" for of in ("streams", "serving", "sse")),
-            ),
-        )
-    ]
-    found = [one for name in way for one in generators(name)]
-    assert len(found) <= 3, found
 
 
 # Folders of engine/, low to high: which others each may import.

@@ -118,6 +118,25 @@ def flags_of(program: str) -> set[str]:
     return set(re.findall(r"--[a-z][\w-]*", (ROOT / program).read_text()))  # a shell script
 
 
+STARTED_BY_OTHERS = {
+    "lab.bench.transfer.agent",
+    "lab.clients.libraries.run",
+    "lab.clients.openai_checks",
+    "lab.faults.put_client",
+    "lab.launch.up",
+}
+"""Programs that another command starts in a process of their own; scripts/up is a shell script."""
+
+
+def test_every_command_of_the_lab_can_be_called():
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "lab").rglob("*.py")
+        if re.search(r"^(async )?def main\(", path.read_text(), re.MULTILINE)
+    }
+    assert STARTED_BY_OTHERS <= found <= set(MODULES.values()) | STARTED_BY_OTHERS
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_has_the_common_flags(name):
     """--quick and --json; where it starts peers, --peer-python."""

@@ -30,7 +30,7 @@ def test_every_file_it_names_exists(page):
     text = (ROOT / page).read_text()
     named = re.findall(r"`((?:attention|cache|engine|lab|net|sched|scripts|tests|\.ci)/[\w./]*|\w+\.py)`", text)
     assert named
-    room = {path.name for path in (ROOT / "attention").glob("*.py")}  # 'interface.py' beside `attention/`
+    room = {path.name for path in (ROOT / "attention").glob("*.py")}  # 'interface.py' in the row of `attention/`
     missing = [path for path in named if not (ROOT / path).exists() and path not in room]
     assert missing == []
 
@@ -42,3 +42,28 @@ def test_every_room_is_on_the_map(room):
     packages = [path.parent.relative_to(ROOT) for path in (ROOT / room).rglob("__init__.py")]
     assert packages
     assert [str(path) for path in packages if f"{path}/" not in text] == []
+
+
+def test_the_map_itself_is_short():
+    """Its own words: the lists of files are generated."""
+    own = (ROOT / "docs/map.md").read_text().partition("<!-- generated: rooms -->")[0]
+    assert len(own.split()) < 500
+
+
+MOST_FILES = 20
+SCENARIOS = ("lab/faults",)
+"""One file for each scenario, and the files that they share."""
+
+NO_PACKAGES = ("lab/rdma_vm/guest", "net/http/common/assets")
+"""Scripts of the guest system, and the live page."""
+
+
+@pytest.mark.parametrize("room", ["attention", "cache", "engine", "lab", "net", "sched"])
+def test_every_folder_lists_its_files_and_has_few(room):
+    folders: dict[str, list[str]] = {}
+    for path in (ROOT / room).rglob("*"):
+        if path.suffix in (".py", ".h", ".c", ".cpp", ".js", ".sh"):
+            folders.setdefault(str(path.parent.relative_to(ROOT)), []).append(path.name)
+    assert [name for name, files in folders.items() if "__init__.py" not in files and name not in NO_PACKAGES] == []
+    crowded = {name for name, files in folders.items() if len(files) - ("__init__.py" in files) > MOST_FILES}
+    assert crowded <= set(SCENARIOS)

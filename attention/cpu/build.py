@@ -1,7 +1,8 @@
 """C++ for the CPU, compiled at first use: no torch headers, called through ctypes with data_ptr().
 
 `load` compiles with the g++, c++ or clang++ on PATH, which takes half a minute. net/compiled.py keeps the result for
-these sources, the headers in their folders, this compiler version, these flags and this OpenMP runtime.
+these sources, all headers next to them and in the given folders, this compiler version, these flags and this OpenMP
+runtime.
 
 The OpenMP runtime is the one that torch has loaded. A second runtime in the process would start its own threads, and
 two pools that spin on the same cores are several times slower than one. So objects are compiled with -fopenmp but
@@ -117,8 +118,8 @@ def load(
     """The shared library of `sources`, compiled if the cache does not hold it.
 
     name: the start of its file name in the cache. features: those that the code uses, as /proc/cpuinfo spells them;
-    machine flags enable them. flags: more compiler flags. headers: header files in other folders than the sources'.
-    Raises NotCompiled.
+    machine flags enable them. flags: more compiler flags. headers: folders of headers, which sources include by their
+    path from there; headers in folders below count too. Raises NotCompiled.
     """
     require(features)
     machine = [MACHINE_FLAGS[feature] for feature in features if feature in MACHINE_FLAGS]
@@ -131,7 +132,8 @@ def load(
 
 def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], folders: Sequence[Path], cxx: Compiler) -> Path:
     runtime = openmp_runtime(cxx.is_clang)
-    headers = {header for folder in (*(s.parent for s in sources), *folders) for header in folder.glob("*.h")}
+    headers = {header for source in sources for header in source.parent.glob("*.h")}
+    headers |= {header for folder in folders for header in folder.rglob("*.h")}
     decides = [repr((cxx.version, list(flags), str(runtime))).encode()]
     for file in [*sources, *sorted(headers)]:
         decides += [file.name.encode(), file.read_bytes()]

@@ -2,7 +2,7 @@
 // attention/codes.py defines them. Decode reads them in place. AMX tiles and prompts read them through a copy in floats.
 #pragma once
 #include "paged.h"
-#include "vec.h"
+#include "vectors/vec.h"
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

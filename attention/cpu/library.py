@@ -21,7 +21,10 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 POOL_DTYPES = DTYPES | {torch.int8: 3, torch.float8_e4m3fn: 4}
 """Quantized pools have the layout of attention/codes.py."""
 
-SOURCES = [Path(__file__).parent / name for name in ("decode.cpp", "prefill.cpp", "rotary.cpp")]
+FOLDER = Path(__file__).parent
+"""Kernels include headers by their path from here."""
+
+SOURCES = [FOLDER / name for name in ("decode/decode.cpp", "prefill/prefill.cpp", "rotary.cpp")]
 # GCC 12's own intrinsics headers cause -Wuninitialized warnings; vectors wider than the CPU's never cross a function
 # border.
 FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
@@ -59,7 +62,7 @@ def library(level: str) -> ctypes.CDLL:
     """The kernels of a level. Raises NotCompiled for missing features, no compiler, or tile registers that the
     operating system refuses."""
     require(LEVELS[level])
-    compiled = load(f"attention-{level}", SOURCES, LEVELS[level], FLAGS)
+    compiled = load(f"attention-{level}", SOURCES, LEVELS[level], FLAGS, [FOLDER])
     for function in (compiled.mooncake_decode, compiled.mooncake_prefill, compiled.mooncake_write):
         function.argtypes, function.restype = [ctypes.c_void_p], None  # the address of an Attend or a Write
     if level == "amx" and compiled.mooncake_request_amx() != 0:

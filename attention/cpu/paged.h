@@ -1,9 +1,22 @@
-// What every kernel is told: strided views of q and of one layer's paged pool, and the ragged batch.
+// The arguments of every kernel: strided views of q and of one layer's paged pool, and the ragged batch.
 // library.py mirrors the structs field by field.
 #pragma once
+#include "vectors/vec.h"
 #include <cstdint>
 
 enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, FP8 = 4 };  // the last two: see codes.h
+
+// Elements at `p` + `at` of a type that is not quantized.
+static inline Vec load_as(Dtype dtype, const void *p, int64_t at) {
+  return dtype == FLOAT32 ? load((const float *)p + at)
+         : dtype == BFLOAT16 ? load((const Bf16 *)p + at) : load((const Fp16 *)p + at);
+}
+
+static inline void store_as(Dtype dtype, void *p, int64_t at, Vec v) {
+  if (dtype == FLOAT32) store((float *)p + at, v);
+  else if (dtype == BFLOAT16) store((Bf16 *)p + at, v);
+  else store((Fp16 *)p + at, v);
+}
 
 // kv [num_blocks, 2, num_kv_heads, block_size, head_size]; strides in elements, head_size contiguous.
 struct Pool {

@@ -2,7 +2,7 @@
 // float32 arithmetic, one rounding at the end.
 #include "codes.h"
 #include "paged.h"
-#include "vec.h"
+#include "vectors/vec.h"
 #include <algorithm>
 #include <type_traits>
 

@@ -42,7 +42,7 @@ class Router:
         self._hot: OrderedDict[BlockKey, tuple[int, float]] = OrderedDict()  # replicas, until when
         self.paces = Paces(me)
 
-    # --- what is known
+    # --- queries
 
     def update(self, now: float, members: Members) -> None:
         """Set the alive members with a share. The first members seen do not count as recent joins."""

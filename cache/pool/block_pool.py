@@ -57,9 +57,7 @@ class BlockPool:
 
     def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
         """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change."""
-        for key, _ in self._index.pairs():
-            changed(key, True)
-        self._index.watch = changed
+        self._index.watch(changed)
 
     # --- room
 

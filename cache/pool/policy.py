@@ -18,8 +18,8 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a block when it enters; policies use what they need. All blocks of a pool have the same size, so
-    ranking by seconds per block equals ranking by seconds per byte."""
+    """The known facts of a block when it enters; policies use those that they need. All blocks of a pool have the same
+    size, so ranking by seconds per block equals ranking by seconds per byte."""
 
     position: int = 0  # in its prompt: 0 = the first block
     cost_s: float = 1.0  # estimated time to compute it again if its predecessors are cached; only ratios count
@@ -34,7 +34,7 @@ OBJECTS = Facts(service_class="objects")
 
 
 class EvictionPolicy(Protocol):
-    """What a pool or tier requires of its policy. Calls follow the order drawn above; any other order is undefined.
+    """The calls of a pool or tier to its policy. Calls follow the order drawn above; any other order is undefined.
     Each is O(1) or O(log n), amortised."""
 
     def added(self, item: Hashable, facts: Facts = PLAIN) -> None:

@@ -34,7 +34,7 @@ class Lease:
     timer: asyncio.TimerHandle
     slots: list[int] = field(default_factory=list)
     keys: list[BlockKey] = field(default_factory=list)
-    offer: Offer = PLAIN_OFFER  # what the writer says of its blocks
+    offer: Offer = PLAIN_OFFER  # the writer's facts about its blocks
 
 
 class Leases:

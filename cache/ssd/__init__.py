@@ -11,7 +11,7 @@ Files:
                  safely
     medium       The interface of an SSD tier's storage
     note         20 bytes stored with a block's content: facts for the policies, and whether the block is kept
-    place        The directory of an SSD tier: its owner, its allowed files, and what is dropped or refused
+    place        The directory of an SSD tier: its owner, its allowed files, and those that are dropped or refused
     slot_medium  Blocks in one preallocated file of equal slots, written and read past the page cache
     tier         SsdTier: writes and reads blocks on disk, and handles the failures of the disk
 """

@@ -51,7 +51,7 @@ class LmdbMedium:
     """`directory`/data.mdb of `nbytes`, with two databases:
 
     blocks  key -> the block's bytes
-    index   key -> what is known of the block
+    index   key -> the known facts of the block
 
     Raises SsdError whose message names the remedy.
     """

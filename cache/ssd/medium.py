@@ -38,7 +38,7 @@ class Full(Exception):
 
 
 class Damaged(Exception):
-    """The data on disk differs from what was written. The medium must be renewed before the next write."""
+    """The data on disk differs from the written data. The medium must be renewed before the next write."""
 
 
 class Medium(Protocol):

@@ -1,4 +1,4 @@
-"""Place: the directory of an SSD tier: its owner, its allowed files, and what is dropped or refused.
+"""Place: the directory of an SSD tier: its owner, its allowed files, and those that are dropped or refused.
 
 A directory with foreign data (other files, another model, another backend) is refused and left unchanged. Own data that
 cannot be trusted is dropped: it was a cache. All files get their full size on disk before they are used, so a full disk
@@ -92,7 +92,7 @@ class Place:
         finally:
             os.close(fd)
 
-    # --- what is there
+    # --- its files
 
     def _judge(self, lasting: bool) -> None:
         there = any((self.directory / name).exists() for name in FILES)

@@ -76,7 +76,7 @@ class SsdTier:
         self._tender = threading.Thread(target=self._tend, name="ssd-sync", daemon=True)
         self._tender.start()
 
-    # --- what is here
+    # --- queries
 
     def contains(self, key: BlockKey) -> bool:
         return key in self._index.entries

@@ -84,7 +84,7 @@ class LocalStore:
             self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
         )
 
-    # --- what is here
+    # --- queries
 
     def contains(self, key: BlockKey) -> str | None:
         """The tier that `key` is read from now: 'dram', 'ssd' or None. A reserved block is not here yet, nor is one on

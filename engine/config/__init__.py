@@ -1,6 +1,7 @@
 """One frozen Config: its fields, its flags, and the resolution of auto.
 
 Files:
+    agreement       The facts that nodes must have in common before they share KV
     cache           The part of Config for the cache: where KV is stored, in which format, and for how long
     cache_policies  The eviction and admission policies that the flags name, for the engine's KV arena and the store's
                     share

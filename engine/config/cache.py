@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache.block import encodings
 from cache.pool.admission import admissions
 from cache.pool.policies import policies
+from cache.ssd import backends
 from engine.config.field import flag
 from engine.config.model import ModelFields
 
@@ -27,7 +29,7 @@ class CacheFields(ModelFields):
         "KV element type in the arena, in transfers between nodes and in the pool; auto = the cluster's type if it "
         "is quantized, otherwise --dtype; fp8 (e4m3) and int8 have one scale per token and head, hold nearly twice "
         "the tokens of bfloat16, and lose precision",
-        ("auto", "float32", "bfloat16", "float16", "fp8", "int8"),
+        ("auto", "float32", "bfloat16", "float16", *encodings),
     )
     kv_cache_bytes: int = flag(
         -1,
@@ -89,7 +91,7 @@ class CacheFields(ModelFields):
         "KV element type in the pooled store and in transfers to and from it; auto = the cluster's type, otherwise "
         "as in the KV arena; fp8 (e4m3) and int8 have one scale per head, move half the bytes of bfloat16, and lose "
         "precision",
-        ("auto", "fp8", "int8"),
+        ("auto", *encodings),
     )
     wire_dtype: str = flag(
         "auto",
@@ -97,7 +99,7 @@ class CacheFields(ModelFields):
         "KV element type in transfers from prefill to decode nodes; auto = the cluster's type, otherwise as in the KV "
         "arena; fp8 (e4m3) and int8 have one scale per head and block, move half the bytes of bfloat16, and lose as "
         "much precision as a quantized pool; all nodes of a cluster use the same type",
-        ("auto", "fp8", "int8"),
+        ("auto", *encodings),
     )
     kv_staging_bytes: int = flag(
         -1,
@@ -129,7 +131,7 @@ class CacheFields(ModelFields):
         "lmdb",
         "cache",
         "storage of the SSD tier: lmdb = an LMDB file; file = one preallocated file that bypasses the page cache",
-        ("lmdb", "file"),
+        tuple(backends),
     )
     value_bytes: int = flag(
         1 << 20, "cache", "size of the largest value, and of a slot of the store, with --model none", least=64

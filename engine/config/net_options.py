@@ -14,7 +14,7 @@ from net.http.common.keys import ApiKeyFileError, ApiKeys, key_to_send
 from net.transfer.engine import transports
 from net.transfer.rdma import places
 
-TRANSPORTS = {"auto": ("shm", "rdma", "tcp")} | {name: (name,) for name in transports}
+TRANSPORTS = {"auto": tuple(transports)} | {name: (name,) for name in transports}
 
 
 def rdma_devices(config: Config) -> list[str]:

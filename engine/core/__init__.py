@@ -5,6 +5,7 @@ Files:
     calibration    Runs a few steps before the first request, so that the node's estimates fit its machine from the
                    start
     costs          The cost models of this node's steps, fitted to the measured steps
+    emissions      The results of a step, handed out to their requests in pieces that leave the event loop to others
     engine_load    The load of this node's engine, as gossip, load words and probes report it
     kv_ready       Decides which bytes of a prompt's KV may be sent to the decode node, and when
     kv_transfer    Moves one prompt's KV from the prefill node to the decode node while the prefill node computes the
@@ -15,7 +16,8 @@ Files:
     priority       Lowers the priority of the model's threads, so that the event loop runs first if both need the same
                    core
     seats          Decides which requests of a node run and which wait
-    served         What a prompt and a token take on this node beyond the model's own steps: learned from requests
+    served         The time of a prompt and of a token on this node beyond the model's own steps, learned from
+                   requests
     step_recorder  Records the work and the duration of every step as lines of a file
     worker         The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit, repeat
 """

@@ -34,7 +34,7 @@ LEAST_SHAPES = 2
 of the prior, which is that of another machine; with none, they are the prior."""
 
 MAX_DELAY = 3
-"""After so many times the given time in addition, one shape of each kind is enough."""
+"""Once calibration has taken this many times the given time in addition, one shape of each kind is enough."""
 
 
 @dataclass(frozen=True, slots=True)

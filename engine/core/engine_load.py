@@ -64,7 +64,7 @@ class EngineLoad:
     """Computes the load from the batcher's requests."""
 
     def __init__(self, config: Config, batcher: Batcher, costs: StepCosts, complete: Complete = _as_it_is) -> None:
-        """complete: adds to a record what the node knows besides its engine."""
+        """complete: adds to a record the facts that the node has outside its engine."""
         self.lengths = OutputLengths()
         self.does = first_role(config)  # the roles for which it takes new requests (engine/node/role_changes.py)
         self.draining = False

@@ -1,4 +1,4 @@
-"""What a prompt and a token take on this node beyond the model's own steps: learned from requests. Pure.
+"""The time of a prompt and of a token on this node beyond the model's own steps, learned from requests. Pure.
 
 The cost models (engine/core/costs.py) predict the time of one step in the engine thread. A request also waits for what
 happens between the steps: scheduling, hand-out of tokens, prompts between the decode steps, other prompts in its step.

@@ -21,11 +21,11 @@ from cache.block import BlockKey
 from cache.pool.policy import Facts
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
+from engine.core.emissions import Emission, Emit, hand_out
 from engine.core.kv_transfer import KvTransfer
 from engine.core.prefix_loads import Loader, PrefixLoads
 from engine.core.priority import step_back
 from engine.core.step_recorder import StepRecorder
-from engine.sampling.params import TokenLogprobs
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
@@ -40,32 +40,7 @@ from net.metrics.events import Metrics
 
 log = logging.getLogger("mooncake.engine")
 
-HAND_OUT_SIZE = 32
-"""Emissions that are handed out in one turn of the event loop; one that ends its request counts as END_SIZE."""
-
-END_SIZE = 4
-"""The end of a request takes its acceptor 0.4 ms, a token in its middle 0.1 ms."""
-
 BLOCKED_RETRY_S = 0.02
-
-Emit = Callable[[Sequence["Emission"]], None]
-"""Receives the results of one step; called on the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """One token of one request, or its end without a token (token_id None)."""
-
-    request: Request
-    token_id: int | None
-    logprobs: TokenLogprobs | None = None
-    error: str | None = None
-    num_behind: int = 0  # tokens of the same step in later emissions; 0 = this is the newest token of the request
-
-    @property
-    def ends(self) -> bool:
-        """Whether it is the last one of its request."""
-        return self.request.finished and not self.num_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,21 +330,8 @@ class Worker:
         return tokens[: right + 1]
 
     async def _hand_out(self, produced: _Produced) -> None:
-        """At most HAND_OUT_SIZE emissions in one turn of the event loop: every token wakes a task of its acceptor, and
-        other work of the loop must not wait for hundreds of tasks."""
         self._metrics.observe("vllm:iteration_tokens_total", produced.num_tokens)
-        some: list[Emission] = []
-        size = 0
-        for emission in produced.emissions:
-            cost = END_SIZE if emission.ends else 1
-            if some and size + cost > HAND_OUT_SIZE:
-                self._emit(some)
-                await asyncio.sleep(0)
-                some, size = [], 0
-            some.append(emission)
-            size += cost
-        if some:
-            self._emit(some)
+        await hand_out(produced.emissions, self._emit)
         now = time.monotonic()
         for emission in produced.emissions:
             self.costs.served.handed_out(emission.request.request_id, now)

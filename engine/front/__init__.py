@@ -12,8 +12,8 @@ Files:
     cluster           The connections through which a node reaches the others
     declined          A decision against a request: what its client is told, and what led there, kept to be explained
                       like a placement
-    demands           What a request needs of its nodes, for placement: from the request and what was found of its
-                      prompt
+    demands           The demands of a request on its nodes, for placement: from the request and the part of its
+                      prompt that was found
     flight            One accepted request: its state so far, and its output as text
     flight_log        Records the timelines and metrics of accepted requests
     gate              Refuses requests on the acceptor while the requests without a first token would fill the queues

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cache.block import BlockKey, salted_root
-from engine.front.attempts import CLOSING_REASON, AttemptFailed, Attempts, Redirected, Unreachable
+from engine.front.attempts import CLOSING_REASON, AttemptFailed, Attempts, NodeUnreachable, Redirected
 from engine.front.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.front.flight import Flight, OutputText, drawn_seed
 from engine.front.flight_log import FlightLog
@@ -174,7 +174,7 @@ class Acceptor:
         while True:
             try:
                 await self._attempts.start(flight)
-            except (NotPlaced, Overloaded, Unavailable, Unreachable) as error:
+            except (NotPlaced, Overloaded, Unavailable, NodeUnreachable) as error:
                 self._attempts.abort(flight)
                 flight.attempt += 1
                 if not await self._wait(flight, error):
@@ -191,7 +191,7 @@ class Acceptor:
     async def _wait(self, flight: Flight, error: Exception) -> bool:
         """Wait until the next try. Returns False if there is none."""
         promised = flight.persistence.promised
-        absent = isinstance(error, Unreachable) or (isinstance(error, NotPlaced) and bool(error.missing_role))
+        absent = isinstance(error, NodeUnreachable) or (isinstance(error, NotPlaced) and bool(error.missing_role))
         if not (promised or absent) or (self._closing and not promised):
             return False
         self._log.waits(flight, str(error))
@@ -241,4 +241,4 @@ def _answer(error: Exception) -> Exception:
     """The API's answer to a request that no node takes."""
     if isinstance(error, NotPlaced):
         return error.answer()
-    return Unavailable(str(error), NO_NODE_RETRY_S) if isinstance(error, Unreachable) else error
+    return Unavailable(str(error), NO_NODE_RETRY_S) if isinstance(error, NodeUnreachable) else error

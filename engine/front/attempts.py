@@ -32,7 +32,7 @@ class AttemptFailed(Exception):
     """A node of this attempt failed; the request can be placed again."""
 
 
-class Unreachable(Exception):
+class NodeUnreachable(Exception):
     """A node of this attempt could not be reached before the attempt began; the node may be restarting."""
 
 
@@ -74,7 +74,7 @@ class Attempts:
 
     async def start(self, flight: Flight) -> None:
         """Place the request, reserve blocks on its decode node, then start its prefill. Raises NotPlaced, Overloaded,
-        Unavailable, AttemptFailed, Unreachable or Redirected."""
+        Unavailable, AttemptFailed, NodeUnreachable or Redirected."""
         request = Request(
             request_id=flight.attempt_id,
             token_ids=flight.token_ids,
@@ -115,16 +115,16 @@ class Attempts:
                 self._log.refused(flight, asked, {"reason": str(error)} | error.facts)
                 raise Overloaded(str(error), error.facts["retry_after_s"]) from None
             if error.code == "unknown kind":  # it has restarted and is still loading its model
-                raise Unreachable(str(error)) from None
+                raise NodeUnreachable(str(error)) from None
             raise AttemptFailed(str(error)) from None
         except (PeerLost, PeerRefused) as error:
             flight.nodes.discard(asked)  # it cannot receive an abort
             self._placer.unreachable(asked)
             if asked != placement.prefill:
                 await self._placer.release(placed)
-            raise Unreachable(str(error)) from None
+            raise NodeUnreachable(str(error)) from None
         except Silent as error:
-            raise Unreachable(str(error)) from None
+            raise NodeUnreachable(str(error)) from None
         except TimeoutError:
             raise Unavailable("the request waited for KV blocks until its deadline", retry_after_s=5.0) from None
         _runs(flight)

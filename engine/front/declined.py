@@ -64,7 +64,7 @@ class NotPlaced(Exception):
         self.declined, self.missing_role, self.overloaded = declined, missing_role, overloaded
 
     def answer(self) -> Overloaded | Unavailable:
-        """What the API says."""
+        """The message of the API."""
         kind = Overloaded if self.overloaded else Unavailable
         return kind(str(self), self.declined.refused["retry_after_s"])
 
@@ -82,6 +82,6 @@ def no_placement(decision: Rejected, probes: Sequence[ProbeAnswer], asked: int, 
 def turned_away(
     refusal: Refusal, decision: Placement, probes: Sequence[ProbeAnswer], asked: int, seconds: float
 ) -> NotPlaced:
-    """--rejection does not want what the policy chose."""
+    """--rejection refuses the nodes that the policy chose."""
     declined = Declined(refusal.as_dict(), decision.stages, decision, probes, asked, seconds, decision.estimates)
     return NotPlaced(declined, overloaded=True)

@@ -1,4 +1,4 @@
-"""What a request needs of its nodes, for placement: from the request and what was found of its prompt.
+"""The demands of a request on its nodes, for placement: from the request and the part of its prompt that was found.
 
 Transfers are priced by the bytes that really move, and measured paths are too (the `bytes` of the timeline's
 `kv_moved` and `prefix_fetched`). --wire-dtype and --pool-dtype make them fewer than the bytes of the arena; what comes

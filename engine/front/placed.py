@@ -60,7 +60,7 @@ class Placed:
         return self.placement.estimates
 
     def promise(self, redirects_left: int) -> Promise:
-        """The message to the prefill node: its claim, and what the acceptor expects of it."""
+        """The message to the prefill node: its claim, and the acceptor's expectations."""
         estimates = self.placement.estimates
         claim = 0 if self.claim is None else self.claim.amount
         return Promise(claim, estimates["wait_s"], estimates["ttft_s"], redirects_left)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.worker import Emission
+from engine.core.emissions import Emission
 from engine.handoff.messages import timeline_events
 from engine.handoff.updates import Failed, Report, Token, Update
 from engine.step.request import Request

@@ -57,7 +57,7 @@ class WireRequest:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the acceptor expects from the prefill node."""
+    """The acceptor's expectations of the prefill node."""
 
     claim: int  # announced work in the unit of sched/gossip/load_word.py; 0 = none
     wait_s: float

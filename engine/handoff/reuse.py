@@ -43,8 +43,8 @@ Named = tuple[BlockKey, int, Facts]
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
-    """The arena that blocks are loaded into. `prefetch` says whether requests wait for their prefix. If they do, and
+class LoadOptions:
+    """How prefixes are loaded into the arena. `prefetch` says whether requests wait for their prefix. If they do, and
     `layers` reads the pool layer by layer, a request starts before its prefix has arrived and waits for each layer; if
     the node has other requests, it starts only when the step should not have to wait."""
 
@@ -60,7 +60,7 @@ class PrefixLoader:
     def __init__(
         self,
         batcher: Batcher,
-        arena: Arena,
+        options: LoadOptions,
         costs: StepCosts,
         metrics: Metrics,
         sources: PrefixSources,
@@ -68,10 +68,10 @@ class PrefixLoader:
     ) -> None:
         """used: called with the blocks that were found in the engine's own arena."""
         self._used = used
-        self._layers = arena.layers if arena.prefetch.policy == "wait" else None
-        self._prefetch = arena.prefetch
+        self._layers = options.layers if options.prefetch.policy == "wait" else None
+        self._prefetch = options.prefetch
         self._batcher = batcher
-        self._geometry = arena.geometry
+        self._geometry = options.geometry
         self._costs = costs
         self._metrics = metrics
         self._sources = sources

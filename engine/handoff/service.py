@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cache.block import BlockGeometry
+from engine.core.emissions import Emission
 from engine.core.kv_ready import KV_REGION, KvReady, KvTarget
 from engine.core.kv_transfer import KvTransfer, Mover
-from engine.core.worker import Emission, Worker
+from engine.core.worker import Worker
 from engine.handoff import messages
 from engine.handoff.arenas import Arenas
 from engine.handoff.incoming import Incoming, KvForm, Reservation

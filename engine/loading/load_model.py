@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from engine.model.ops import Ops
 from engine.model.ops_choice import choose_ops
 from engine.model.parallel import Ranks, Shard
 from engine.model.quantized import Products, products_of
+from engine.sampling.logit_rules import Masks
 from engine.speculation.draft import DraftModel
 from engine.step.runner import Runner
 from net.compiled import NotCompiled
@@ -63,24 +65,27 @@ def load_model(
     source: ModelSource,
     draft: ModelSource | None,
     progress: Callable[[int, int], None],
+    masks: Masks | None,
     find_pooled: Callable[[], PooledWeights | None] | None = None,
 ) -> LoadedModel:
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
-    called from this thread. `find_pooled`: where to look for the weights first. Raises ModelError, UsageError."""
+    called from this thread. `masks`: of requests with a grammar. `find_pooled`: where to look for the weights first.
+    Raises ModelError, UsageError."""
     drafts = None if draft is None else _load_draft(config, draft)
     if config.tensor_parallel_size > 1:
-        return _load_ranks(config, geometry, source, drafts, progress)
+        return _load_ranks(config, geometry, source, drafts, progress, masks)
     region, kv = arena(config, geometry)
+    make = partial(Runner, masks=masks)
     opened = None if find_pooled is None else find_pooled()
     if opened is not None:
         log.info("loading the weights from the pooled store")
     try:
-        runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened)
+        runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened, make=make)
     except ModelError as error:
         if opened is None or source.format == "pooled":
             raise
         log.warning("%s. Loading the weights from disk instead.", error)
-        runner = load_rank(config, geometry, source, kv, progress=progress)
+        runner = load_rank(config, geometry, source, kv, progress=progress, make=make)
     record_graphs(config, runner)
     return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
 
@@ -91,6 +96,7 @@ def _load_ranks(
     source: ModelSource,
     drafts: DraftModel | None,
     progress: Callable[[int, int], None],
+    masks: Masks | None,
 ) -> LoadedModel:
     """As rank 0, together with the other ranks."""
     size = config.tensor_parallel_size
@@ -105,13 +111,13 @@ def _load_ranks(
         kv = blocks_in(region, geometry)[:, :, :, shards[0].kv_heads]
         processes = RankProcesses(config, geometry, source, region)
     try:
-        runner = load_rank(config, geometry, source, kv, 0, processes.join, progress)
+        make = partial(Runner, masks=masks, around_forward=processes.step)
+        runner = load_rank(config, geometry, source, kv, 0, processes.join, progress, make=make)
         if region is None:
             region = rank_arenas.whole_arena([part, *processes.parts], geometry, shards)
     except BaseException:
         processes.close()
         raise
-    runner.around_forward = processes.step
     record_graphs(config, runner)
     return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
 
@@ -161,9 +167,10 @@ def load_rank(
     join: Callable[[], Ranks] | None = None,
     progress: Callable[[int, int], None] | None = None,
     opened: PooledWeights | None = None,
+    make: Callable[[Model, Tensor, int, str], Runner] = Runner,
 ) -> Runner:
     """One rank's runner: its weights, and `kv`, its heads of the arena's blocks. `join` connects the ranks and is
-    called once the weights are there; None = there is one rank, with everything."""
+    called once the weights are there; None = there is one rank, with everything. `make` makes the runner."""
     device = config.device if join is None else device_of(config, rank)
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
@@ -193,7 +200,7 @@ def load_rank(
         _ops(config, backend, dtype, products_of(weights.values())),
         ranks=None if join is None else join(),
     )
-    return Runner(model, kv, geometry.block_size, device)
+    return make(model, kv, geometry.block_size, device)
 
 
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:

@@ -35,7 +35,7 @@ def own_part(geometry: BlockGeometry, num_blocks: int, shard: Shard) -> Tensor:
 
 
 def pool_of(part: Tensor, geometry: BlockGeometry, shard: Shard) -> Tensor:
-    """The same memory as what the rank's model reads: [num_blocks, num_layers, 2, its KV heads, ...]."""
+    """The same memory in the shape that the rank's model reads: [num_blocks, num_layers, 2, its KV heads, ...]."""
     return pool_in(part, part_of(geometry, shard).shape, geometry.dtype)
 
 

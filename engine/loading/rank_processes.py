@@ -74,7 +74,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a rank answers once it is ready for its first step."""
+    """The answer of a rank once it is ready for its first step."""
 
     error: str | None = None  # why it will never be
     part: Tensor | None = None  # its own KV arena, uint8 [bytes]
@@ -114,7 +114,7 @@ class RankProcesses:
         ours.send(start)
 
     def join(self) -> ProcessRanks:
-        """Wait until the others have loaded and connect to them. Raises ModelError with what one of them met."""
+        """Wait until the others have loaded and connect to them. Raises ModelError with the error of one of them."""
         for rank, link in enumerate(self._links, 1):
             try:
                 loaded: Loaded = link.recv()

@@ -19,4 +19,5 @@ Files:
     rope          The angles of rotary position embedding; attention/rotary.py applies them
     rope_scaling  Context extension of rotary position embedding: the divisor of each frequency, and the scale of the
                   result
+    cpu/          The operations of a model on CPUs in C++; engine/model/ops_cpu.py compiles and calls them
 """

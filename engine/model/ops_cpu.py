@@ -33,7 +33,7 @@ from engine.model.quantized import GROUP, Mixed, Products, Quantized, Scaled, We
 from net import compiled
 
 FOLDER = Path(__file__).with_name("cpu")
-VECTORS = Path(cpu_build.__file__).parent  # of vec.h
+VECTORS = Path(cpu_build.__file__).parent / "vectors"  # of vec.h
 FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
 """The warnings are false alarms from g++'s own intrinsics."""
 

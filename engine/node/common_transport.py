@@ -22,7 +22,7 @@ MAX_PEERS = 64
 
 
 def named(transport: str) -> dict[str, str]:
-    """What a node tells the others of its --transport."""
+    """The part of a node's description that names its --transport."""
     return {} if transport == AUTO else {"transport": transport}
 
 

@@ -24,7 +24,7 @@ from engine.handoff.borrowing import Borrowing
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.prefix_sources import PrefixSources, Prices
 from engine.handoff.rail_news import RailNews
-from engine.handoff.reuse import Arena, PrefixLoader, Publisher
+from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
 from engine.handoff.service import EngineService, KvMoves
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
@@ -99,7 +99,7 @@ class Engine:
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1  # other ranks do not wait
         loader = PrefixLoader(
             self.batcher,
-            Arena(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),
+            LoadOptions(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),
             self.costs,
             metrics,
             sources,

@@ -12,10 +12,10 @@ from typing import Any
 
 from engine import __version__
 from engine.checkpoint.model_source import ModelSource
+from engine.config.agreement import identity
 from engine.config.config import ROLES, Config
 from engine.config.flags import UsageError
 from engine.config.net_options import api_keys, open_cluster_key
-from engine.config.resolve import identity
 from engine.front.acceptor import Acceptor, RequestLimits
 from engine.front.cluster import Cluster
 from engine.front.flight_log import FlightLog

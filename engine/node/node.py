@@ -27,10 +27,11 @@ from cache.store.store import Store
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
+from engine.config.agreement import disagreement, identity
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
-from engine.config.resolve import disagreement, geometry, identity
+from engine.config.resolve import geometry
 from engine.core.engine_load import first_role
 from engine.front.cluster import Cluster
 from engine.front.compiled import cheapest, choose
@@ -183,7 +184,6 @@ class Node:
             assert self.door.grammars is not None, "a node with a model has a tokenizer"
             engine, _ = await asyncio.gather(self._load_engine(), asyncio.to_thread(self.door.grammars.prepare))
             self.serving.engine = engine
-            engine.worker.runner.masks = self.door.grammars
             engine.pool.watch(self.gossip.cached)
             log.info("calibrated by %d steps", await engine.calibrate())
             self.measures.phase("calibration")
@@ -286,7 +286,8 @@ class Node:
 
             self.measures.phase("torch")
             find = self._find_weights(calls) if self.config.weights_from_store else None
-            return Engine, load_model(self.config, self.geometry, self.source, self._draft, Progress(), find)
+            parts = self.config, self.geometry, self.source, self._draft, Progress(), self.door.grammars
+            return Engine, load_model(*parts, find)
 
         self.serving.unready = "loading weights"
         calls = LoopCalls()

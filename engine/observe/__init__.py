@@ -5,7 +5,7 @@ Files:
     estimate_errors  The errors of the estimates of the last minutes, of one node or of several
     explain          `python mooncake.py explain [REQUEST-ID] --url http://HOST:PORT`: explains a request's placement,
                      as a table
-    history          What one node did in the last 15 minutes, in intervals of a few seconds: for the charts of the
+    history          The work of one node in the last 15 minutes, in intervals of a few seconds: for the charts of the
                      live page
     intervals        Intervals of activities, and the time that two activities share
     line_file        A file to which a serving node appends lines

@@ -1,4 +1,4 @@
-"""What one node did in the last 15 minutes, in intervals of a few seconds: for the charts of the live page. Pure.
+"""The work of one node in the last 15 minutes, in intervals of a few seconds: for the charts of the live page. Pure.
 
 The parts of the node call one method per event. `close` ends an interval; the caller's clock decides when. Intervals
 are numbered by the wall clock, so that those of several nodes can be added up (engine/observe/merged.py). All numbers

@@ -1,4 +1,4 @@
-"""Pooled blocks with one byte per element (--pool-dtype): encodes what leaves the arena, decodes what comes back.
+"""Pooled blocks with one byte per element (--pool-dtype): encoded when they leave the arena, decoded when they return.
 What moves, what a home keeps and what checksums cover are the encoded bytes.
 
 Two staging areas, one per direction. A prefix that comes layer by layer needs room there for two layers of each block:

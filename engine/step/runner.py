@@ -42,9 +42,18 @@ class Runner:
     """Runs the model over a KV pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]."""
 
     def __init__(
-        self, model: Model, kv_pool: Tensor, block_size: int, device: str = "cpu", gpu: Gpu | None = None
+        self,
+        model: Model,
+        kv_pool: Tensor,
+        block_size: int,
+        device: str = "cpu",
+        gpu: Gpu | None = None,
+        masks: Masks | None = None,
+        around_forward: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """gpu: the device that holds the pool; by default the one of `device`."""
+        """gpu: the device that holds the pool; by default the one of `device`. masks: of requests with a grammar.
+        around_forward: makes a context entered around each forward pass with its rows, so that other ranks compute the
+        same pass (RankProcesses.step)."""
         config = model.config
         shape = (config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
         if kv_pool.dim() != 6 or tuple(kv_pool.shape[1:]) != shape:
@@ -55,10 +64,8 @@ class Runner:
         self._gpu = gpu or gpu_of(self.device)
         self._inputs = InputBuilder(block_size, self.device, self._gpu)
         self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
-        self.masks: Masks | None = None  # of requests with a grammar
-        self.around_forward: Callable[[Sequence[Row]], AbstractContextManager[Any]] = nullcontext
-        """A context entered around each forward pass with its rows, so that other ranks compute the same pass
-        (RankProcesses.step)."""
+        self._masks = masks
+        self._around_forward = around_forward
 
     def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
         """Record small steps now and replay the recordings from now on (engine/model/graphs.py). No other code may use
@@ -97,7 +104,7 @@ class Runner:
         if self._reports is not None and on_layer is not None:
             on_layer = self._reports.behind(on_layer)
         try:
-            with self.around_forward(rows):
+            with self._around_forward(rows):
                 logits = self._forward(
                     inputs.token_ids,
                     inputs.batch,
@@ -107,7 +114,7 @@ class Runner:
                     before_layer,
                     self._scores(PromptScorer, rows, inputs),
                 )
-            chosen = sample(logits, [sampling for _, sampling in wanted], self.masks)
+            chosen = sample(logits, [sampling for _, sampling in wanted], self._masks)
             if not wanted:
                 # No code has waited for the device yet. When a step returns, its KV must be in the pool, because it is
                 # pushed and published from there.

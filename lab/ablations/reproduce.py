@@ -103,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.requests, args.seeds = min(args.requests or QUICK_REQUESTS, QUICK_REQUESTS), 1
     args.out.mkdir(parents=True, exist_ok=True)
     begun, console = time.monotonic(), Console(stderr=True)
-    with ProcessPoolExecutor(1) as beside:
-        untimed = None if args.quick or args.only else beside.submit(replays)
+    with ProcessPoolExecutor(1) as replaying:
+        untimed = None if args.quick or args.only else replaying.submit(replays)
         write(names, args, untimed, console, begun)
     used = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
@@ -140,7 +140,7 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         took = f"{runs.made} runs in {time.monotonic() - begun:.0f} s with {args.workers} processes"
         if runs.taken:
             took += f", {runs.taken} from a start before" + "".join(f", of commit {one}" for one in also)
-        reached = [f"## What was to be reached\n\n{goal_table(goals)}\n"] if goals else []
+        reached = [f"## Goals\n\n{goal_table(goals)}\n"] if goals else []
         report.write_text("\n".join([title(came, args.seeds, took), *reached, *parts]))
 
     for outcome in ablate.run_all(names, args, console, runs):

@@ -24,6 +24,7 @@ Files:
 BENCHMARKS = {
     "attention": "lab.bench.attention.command",
     "engine": "lab.bench.engine.command",
+    "estimates": "lab.bench.estimates",
     "gossip": "lab.bench.gossip",
     "host": "lab.bench.host",
     "interference": "lab.bench.interference",

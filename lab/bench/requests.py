@@ -5,12 +5,14 @@
 
 One real node with the embedded model. Every kind of large request is sent alone, --times in a row. Meanwhile another
 connection requests /health every 5 ms; its slowest answer shows the delay of other clients. The goal is 50 ms. The
-names of refused requests contain their status.
+names of refused requests contain their status. Exit code 1 if an answer has another status than its name says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 import tempfile
 import threading
 import time
@@ -33,7 +35,8 @@ NODE_FLAGS = ("--kv-cache-bytes", "400M", "--dram-bytes", "32M")
 IDS = [100 + i % 5000 for i in range(1900)]
 BIASES = {str(i): 1 for i in range(4096)}
 CHAT = {"messages": [{"role": "user", "content": "Count."}]}
-LONG_STOPS = ["a" * (1024 - i) + "b" for i in range(16)]
+WORDS = [f"{i} words that the answer must not have, {i}" for i in range(256)]
+LONG_STOPS = ["a" * (1023 - i) + "b" for i in range(16)]
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"enum": list(range(2000))}}
 TOOL = {"type": "function", "function": FUNCTION}
 TOOLS = [TOOL] * 128
@@ -49,11 +52,18 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "4,096 biases": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES}),
     "4,096 biases x n 16": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES, "n": 16}),
     "4,096 biases x n 128 (400)": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "logit_bias": BIASES, "n": 128}),
+    "4,096 allowed ids x n 16": (
+        "/v1/completions",
+        {"prompt": "a", "max_tokens": 4, "allowed_token_ids": list(range(4096)), "n": 16},
+    ),
+    "256 bad words x n 8": ("/v1/completions", {"prompt": "a", "max_tokens": 4, "bad_words": WORDS, "n": 8}),
+    "256 bad words x n 128 (400)": ("/v1/completions", {"prompt": "a", "max_tokens": 4, "bad_words": WORDS, "n": 128}),
     "1,900 tokens x n 128, ids shown": (
         "/v1/completions",
         {"prompt": IDS, "max_tokens": 1, "n": 128, "return_token_ids": True},
     ),
-    "300 prompts": ("/v1/completions", {"prompt": [f"Number {i}" for i in range(300)], "max_tokens": 1}),
+    "200 prompts": ("/v1/completions", {"prompt": [f"Number {i}" for i in range(200)], "max_tokens": 1}),
+    "300 prompts (429)": ("/v1/completions", {"prompt": [f"Number {i}" for i in range(300)], "max_tokens": 1}),
     "1,024 choices (429)": ("/v1/completions", {"prompt": ["a"] * 8, "n": 128, "max_tokens": 1}),
     "16 stops of 1,024 x n 64": (
         "/v1/completions",
@@ -117,6 +127,12 @@ def chosen(only: str) -> dict[str, tuple[str, dict[str, Any]]]:
     return {name: one for name, one in REQUESTS.items() if only in name}
 
 
+def named_status(name: str) -> int:
+    """The status of the answers, as the name of the requests says."""
+    found = re.search(r"\((\d{3})\)$", name)
+    return int(found[1]) if found else 200
+
+
 async def longest_health(url: str, over: threading.Event) -> float:
     """Seconds of the slowest /health answer until `over` is set."""
     longest = 0.0
@@ -135,27 +151,33 @@ def watched(url: str, over: threading.Event) -> float:
     return asyncio.run(longest_health(url, over))
 
 
-async def measure(args: Namespace, url: str) -> list[Row]:
-    rows = []
+async def measure(args: Namespace, url: str) -> tuple[list[Row], list[str]]:
+    """(rows, requests that got another status than their name says)"""
+    rows: list[Row] = []
+    wrong: list[str] = []
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=None)) as session:
         for name, (path, body) in chosen(args.only).items():
             over, data = threading.Event(), orjson.dumps(body)
+            statuses: set[int] = set()
             watch = asyncio.create_task(asyncio.to_thread(watched, url, over))
             await asyncio.sleep(0.2)
             for _ in range(args.times):
                 async with session.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
                     size = len(await response.read())
+                    statuses.add(response.status)
             over.set()
             longest = await watch
+            if statuses != {named_status(name)}:
+                wrong.append(f"{name}: status {sorted(statuses)}")
             note = f"status {response.status}, {len(data) / 1e6:.2f} MB asked, {size / 1e6:.2f} MB answered"
             rows.append(
                 Row(name, "longest /health", "ms", round(1000 * longest, 1), limits={"goal": GOAL_MS}, note=note)
             )
             print(f"{name:<34} {1000 * longest:8.1f} ms  {note}", flush=True)
-    return rows
+    return rows, wrong
 
 
-async def run(args: Namespace, folder: Path) -> list[Row]:
+async def run(args: Namespace, folder: Path) -> tuple[list[Row], list[str]]:
     async with LocalCluster("mixed=1", NODE_FLAGS, run_dir=folder) as cluster:
         url = cluster.nodes[0].url
         first = {"prompt": "a", "max_tokens": 8}  # first steps are slow
@@ -167,7 +189,9 @@ async def run(args: Namespace, folder: Path) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = flags(argv)
     with tempfile.TemporaryDirectory(prefix="requests-") as folder:
-        rows = asyncio.run(run(args, Path(folder)))
+        rows, wrong = asyncio.run(run(args, Path(folder)))
     if args.json is not None:
         write_result({"benchmark": "requests", "times": args.times}, rows, args.json)
-    return 0
+    for text in wrong:
+        print(f"WRONG: {text}", file=sys.stderr)
+    return 1 if wrong else 0

@@ -39,7 +39,7 @@ def flags() -> str:
     """Every flag of a node, by group."""
     lines = ["# Flags of a node", "", NOTE.format(source="`engine/config/config.py` and its neighbours")]
     lines += ["`python mooncake.py --help` says the same. Sizes take K, M, G, T. Spellings are vLLM's where vLLM has"]
-    lines += ["the flag. A node prints its resolved configuration at start; *auto* is settled once, from the machine,"]
+    lines += ["the flag. A node prints its resolved configuration at start; *auto* is resolved once, from the machine,"]
     lines += ["the model and the cluster.", ""]
     for group, text in GROUPS.items():
         lines += [f"## {group}: {text}", "", "| flag | default | |", "|---|---|---|"]

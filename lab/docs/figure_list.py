@@ -108,12 +108,11 @@ FIGURES = (
             "bytes per block": "bytes per block",
         },
     ),
-    Figure("kill-roles", KILLED, command="scripts/faults.py kill-roles", timed=False, without=NO_STREAM),
+    Figure("kill-roles", KILLED, command="scripts/faults.py kill-roles", without=NO_STREAM),
     Figure(
         "kill-roles-single",
         KILLED,
         command="scripts/faults.py kill-roles --shape single --model embedded",
-        timed=False,
         without=NO_STREAM,
     ),
     Figure(
@@ -123,14 +122,21 @@ FIGURES = (
         timed=False,
     ),
     Figure(
-        "cut-nodes",
+        "put-histories",
         {
-            "requests": "requests",
-            **PAUSES,
-            "heal to one cluster": "one cluster again after, s",
+            "keys put by all clients": "keys put by all clients",
+            "histories not linearizable": "histories that are not linearizable",
+            "keys put": "keys put",
+            "keys first put on both sides": "keys first put on both sides",
+            "keys read differently at last": "keys read differently at last",
         },
-        command="scripts/faults.py cut-nodes",
+        command="scripts/faults.py put-histories",
         timed=False,
+    ),
+    Figure(
+        "cut-nodes",
+        {"requests": "requests"} | PAUSES | {"heal to one cluster": "one cluster again after, s"},
+        command="scripts/faults.py cut-nodes",
         without=NO_STREAM,
     ),
     Figure(
@@ -143,7 +149,6 @@ FIGURES = (
         "role-changes",
         {"requests": "requests", "first token p50": "first token, p50, s", "role changes": "role changes"},
         command="scripts/faults.py role-changes",
-        timed=False,
     ),
     Figure(
         "compare",

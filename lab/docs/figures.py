@@ -76,7 +76,7 @@ class Figure:
     command: str = ""  # "" = scripts/bench.py RESULT
     cases: str = ".*"  # pattern
     compared_with: Sequence[str] = ()
-    timed: bool = True  # False: counts, virtual time or pauses, for which the CPU does not matter
+    timed: bool = True  # False: counts or virtual time, for which the CPU does not matter
     without: str = "missing"  # the cell of a row without a value
 
     def render(self, folder: Path = RESULTS) -> str:

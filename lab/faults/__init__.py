@@ -2,8 +2,8 @@
 
 Files:
     chaos               Gossip under random faults, many seeds: invariants after every event, agreement at the end
-    checks              What must hold after a fault: the same tokens, balanced books, no growth; and how long the
-                        streams paused
+    checks              The checks after a fault: the same tokens, balanced books, no growth; and how long the streams
+                        paused
     client              Clients that do not give up: they stream, and when their node is gone they continue at another
                         one by request id
     cut_nodes           Cut one node off the network under load, and heal: no client error, the same tokens, nothing

@@ -1,4 +1,4 @@
-"""What must hold after a fault: the same tokens, balanced books, no growth; and how long the streams paused."""
+"""The checks after a fault: the same tokens, balanced books, no growth; and how long the streams paused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESTART_GOAL_S = 15.0
 
 
 GROWTH_BYTES = 48 << 20
-"""What a node's resident memory may grow by from the first sample to the last."""
+"""The limit of a node's growth in resident memory, from the first sample to the last."""
 
 
 def differences(case: str, expected: Sequence[Stream], streams: Sequence[Stream]) -> list[str]:

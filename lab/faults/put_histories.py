@@ -2,6 +2,7 @@
 
     python scripts/faults.py put-histories                    three store nodes, --replicas 2, under a minute; as root
     python scripts/faults.py put-histories --keys 1000 --cut-s 20 --json out.json
+    python scripts/faults.py put-histories --cut-s 0          only the part in calm; as any user
 
 Every node is a process in a separate network namespace that it shares with one client process. Calm: every client puts
 every key, so one of them is first; the history of each key must be linearizable (lab/faults/histories.py). Then one
@@ -50,12 +51,13 @@ Answers = dict[int, set[str | None]]
 
 
 class Client:
-    """A client process in a node's namespace."""
+    """A client process, in the node's namespace if there is a network of namespaces."""
 
-    def __init__(self, cluster: LocalCluster, network: Namespaces, name: str, seed: int) -> None:
+    def __init__(self, cluster: LocalCluster, network: Namespaces | None, name: str, seed: int) -> None:
         address = cluster[name].url.removeprefix("http://")
+        place = network.prefix(name) if network else []
         self.process = subprocess.Popen(
-            [*network.prefix(name), sys.executable, "-m", "lab.faults.put_client", address, name, str(seed)],
+            [*place, sys.executable, "-m", "lab.faults.put_client", address, name, str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,18 +94,23 @@ class Client:
 def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=400, help="keys put by all clients, in calm and across the cut")
     parser.add_argument(
-        "--cut-s", type=float, default=8.0, help="minimum length of the cut, which also waits for the clients"
+        "--cut-s",
+        type=float,
+        default=8.0,
+        help="minimum length of the cut, which also waits for the clients; 0 = no cut, and no namespaces",
     )
 
 
 def play(this: Run) -> None:
     this.facts = {"nodes": NODES}
-    with Namespaces(NAMES) as network, this.cluster(NODES, FLAGS, network=network) as cluster:
+    with ExitStack() as opened:
+        network = opened.enter_context(Namespaces(NAMES)) if this.args.cut_s else None
+        cluster = opened.enter_context(this.cluster(NODES, FLAGS, network=network))
         this.rows, wrong = measure(this.args, cluster, network)
         this.wrong += wrong
 
 
-def measure(args: Namespace, cluster: LocalCluster, network: Namespaces) -> tuple[list[Row], list[str]]:
+def measure(args: Namespace, cluster: LocalCluster, network: Namespaces | None) -> tuple[list[Row], list[str]]:
     """(rows, faults)"""
     with ExitStack() as opened:
         clients: dict[str, Client] = {}
@@ -113,6 +120,12 @@ def measure(args: Namespace, cluster: LocalCluster, network: Namespaces) -> tupl
         calm = histories(together(clients, dict.fromkeys(clients, range(args.keys))))
         bent = [number for number, history in calm.items() if not linearizable(history)]
         wrong = [f"key {number} in calm: {calm[number]}" for number in bent]
+        rows = [
+            Row("calm", "keys put by all clients", "", float(len(calm))),
+            Row("calm", "histories not linearizable", "", float(len(bent))),
+        ]
+        if network is None:
+            return rows, wrong
         network.cut(CUT_OFF, "both")
         cut_at = time.monotonic()
         both = range(args.keys, 2 * args.keys)
@@ -128,16 +141,15 @@ def measure(args: Namespace, cluster: LocalCluster, network: Namespaces) -> tupl
             wrong.append(f"key {number} is read as {at_last[number]} after the cut: {history}")
     wrong += [f"key {number} is read as {at_last[number]} {agree_s:.0f} s after the cut" for number in uneven]
     twice = sum(len(put_by(history)) > 1 for history in cut.values())
-    return [
-        Row("calm", "keys put by all clients", "", float(len(calm))),
-        Row("calm", "histories not linearizable", "", float(len(bent))),
+    rows += [
         Row("cut", "keys put", "", float(len(cut))),
         Row("cut", "keys first put on both sides", "", float(twice)),
         Row("cut", "puts that failed", "", float(sum(one.failed for history in cut.values() for one in history))),
         Row("healed", "keys read differently at once", "", float(sum(len(found) > 1 for found in at_once.values()))),
         Row("healed", "keys read differently at last", "", float(len(uneven))),
         Row("healed", "until all clients read the same", "s", agree_s),
-    ], wrong
+    ]
+    return rows, wrong
 
 
 def until_agreed(clients: Mapping[str, Client], numbers: Sequence[int]) -> tuple[Answers, Answers, float]:

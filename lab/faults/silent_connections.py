@@ -12,6 +12,7 @@ from typing import Self
 Address = tuple[str, int]
 
 SWEEP_S = 0.1
+CONNECT_S = 1.0
 PER_SWEEP = 200
 """New connections per sweep: opening all in one go would measure the accept queue of the kernel."""
 
@@ -25,7 +26,7 @@ class SilentConnections:
 
     def __init__(self, addresses: Sequence[Address], count: int, greeting: bytes = b"") -> None:
         self.addresses, self.count, self.greeting = addresses, count, greeting
-        self.opened = 0
+        self.opened = self._tried = 0
         self._open: list[socket.socket] = []
 
     async def __aenter__(self) -> Self:
@@ -44,20 +45,22 @@ class SilentConnections:
         while True:
             self._drop_closed()
             for _ in range(min(PER_SWEEP, self.count - len(self._open))):
-                await self._add(self.addresses[self.opened % len(self.addresses)])
+                await self._add(self.addresses[self._tried % len(self.addresses)])
             await asyncio.sleep(SWEEP_S)
 
     async def _add(self, address: Address) -> None:
+        self._tried += 1
         one = socket.socket()
         one.setblocking(False)
         try:
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(one, address), 1.0)
+            async with asyncio.timeout(CONNECT_S):  # wait_for of Python 3.11 may lose the cancellation of this task
+                await asyncio.get_running_loop().sock_connect(one, address)
             one.send(self.greeting)
         except OSError:  # refused, or closed at once; a timeout is an OSError too
             one.close()
         else:
             self._open.append(one)
-        self.opened += 1
+            self.opened += 1
 
     def _drop_closed(self) -> None:
         living = []

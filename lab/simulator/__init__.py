@@ -7,7 +7,7 @@ Files:
     command     A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under virtual
                 time
     config      All parameters of a run except its requests; written into every result
-    failures    Faults in a cluster: what is lost, which node notices when, and where lost requests go
+    failures    Faults in a cluster: which parts are lost, which node notices when, and where lost requests go
     faults      Faults of a run, from text or by seed
     job         One request in the simulated cluster, and its result
     links       The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by the
@@ -15,7 +15,7 @@ Files:
     making      The parts of a simulated cluster, made from its configuration
     node        A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch (batch.py)
                 take
-    placing     What the acceptors know of the nodes, and where they place requests: the classes of sched/ under
+    placing     The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/ under
                 virtual time
     predictors  The predictors for the guarded placement
     refusals    Which requests are refused: the variants of sched/rejection.py with the answers of the simulated nodes

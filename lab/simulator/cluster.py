@@ -278,7 +278,7 @@ class Cluster:
         if live.decodes[i]:
             live.step_s[i] = node.step_s()
 
-    # --- what is known
+    # --- queries
 
     def _slowness(self, index: int) -> float:
         """The present slowness of that node's steps."""

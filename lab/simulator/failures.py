@@ -1,4 +1,4 @@
-"""Faults in a cluster: what is lost, which node notices when, and where lost requests go.
+"""Faults in a cluster: which parts are lost, which node notices when, and where lost requests go.
 
 A crash loses the node's requests, its cache and its share of the pool. After `detect_s` no acceptor places on it any
 more, and the acceptors send its requests to other nodes, which compute the prompt and the tokens answered so far again.

@@ -45,7 +45,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class StepRules:
-    """What a node computes in one step: at most `chunk_tokens` tokens of at most `prompts` prompts, in the queue's
+    """The work of one step: at most `chunk_tokens` tokens of at most `prompts` prompts, in the queue's
     `order`."""
 
     order: QueueOrder

@@ -1,4 +1,4 @@
-"""What the acceptors know of the nodes, and where they place requests: the classes of sched/ under virtual time.
+"""The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/ under virtual time.
 
 An acceptor knows the records of all nodes of its cell as of the last gossip round that has arrived, digests as of
 `digest_s` ago, and the present state of the nodes that it probes. A policy that probes all nodes is the central

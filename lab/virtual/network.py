@@ -76,7 +76,7 @@ class VirtualNetwork(Generic[C]):
         self._order = 0
         self._trace: Any = None
 
-    # --- what is done to it
+    # --- faults and deliveries
 
     def place(self, node: VirtualNode[C]) -> None:
         """Start a node; it replaces a node that had the same address."""

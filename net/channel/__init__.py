@@ -10,7 +10,8 @@ Files:
     keyring        The cluster key: secrets shared by all nodes
     links          All TCP connections of one node: the addresses of peers, which side connects, and when a peer
                    counts as lost
-    peer           What a node knows of a peer: its address, its connections, and the calls that wait for one
+    peer           The facts that a node has about a peer: its address, its connections, and the calls that wait for
+                   one
     sealed_stream  Sealed streams: a TCP connection encrypted and authenticated with the cluster key
     sockets        Binds the HTTP listening socket before any slow work, and the control port that belongs to it
     stream         One TCP connection as frames in both directions, in clear or sealed with the cluster key

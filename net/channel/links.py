@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -52,8 +52,7 @@ class Links:
         self._peers: dict[str, Peer] = {}
         self._acceptors: dict[str, Callable[[Connection], Receiver]] = {}  # by purpose
         self._vital: set[str] = set()
-        self.admits: Callable[[str], bool] = lambda peer_id: True
-        """Whether this peer may now open connections other than control."""
+        self._admitted: Container[str] | None = None
         self._everyone: set[Connection] = set()  # including connections in their handshake
         self._doorstep: Doorstep[Connection] = Doorstep()
         self._on_lost: list[Callable[[str], None]] = []
@@ -74,6 +73,14 @@ class Links:
         self._acceptors[purpose] = acceptor
         if vital:
             self._vital.add(purpose)
+
+    def admit_only(self, admitted: Container[str]) -> None:
+        """From now on only the peers that `admitted` contains at that time may open connections other than control."""
+        self._admitted = admitted
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether this peer may now open connections other than control."""
+        return self._admitted is None or peer_id in self._admitted
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call back, in order of registration, when a peer's connection broke."""

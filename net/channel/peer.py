@@ -1,4 +1,4 @@
-"""What a node knows of a peer: its address, its connections, and the calls that wait for one."""
+"""The facts that a node has about a peer: its address, its connections, and the calls that wait for one."""
 
 from __future__ import annotations
 

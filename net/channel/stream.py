@@ -37,7 +37,7 @@ class Stream(asyncio.BufferedProtocol):
         self.polling: Polling | None = None  # set by owners that need answers quickly
         self.expects: Collection[object] = ()  # requests that the peer has not answered yet; only for polling
         self.queued = 0  # bytes given to the transport so far: the socket has all except `unsent`
-        self.watch: Callable[[], None] | None = None  # called when more of a large payload has arrived
+        self._progressed: Callable[[], None] | None = None  # see `watch`
         self._seal = seal
         self._transport: asyncio.Transport | None = None
         self._ended = False
@@ -168,8 +168,8 @@ class Stream(asyncio.BufferedProtocol):
         if self._seal is None and self.decoder.continues(nbytes):
             if self.polling is not None:
                 self.polling.go_on()
-            if self.watch is not None:
-                self.watch()
+            if self._progressed is not None:
+                self._progressed()
             return
         if self._ended:
             return
@@ -191,6 +191,10 @@ class Stream(asyncio.BufferedProtocol):
             self._break("internal error")
         if self.polling is not None:
             self.await_bytes()
+
+    def watch(self, progressed: Callable[[], None] | None) -> None:
+        """Call `progressed` whenever more of a large payload has arrived; None: no longer."""
+        self._progressed = progressed
 
     def await_bytes(self) -> None:
         """Start polling if bytes are expected: from now on, their latency matters."""

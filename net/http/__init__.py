@@ -8,7 +8,7 @@ Files:
     openapi     GET /openapi.json: the routes of the app as an OpenAPI 3.1 document
     server      The HTTP server of a node: routes, limits, start and stop
     anthropic/  The Messages API, as Anthropic's clients speak it
-    common/     What every route of the HTTP API shares: errors, limits, bodies, connections
+    common/     The common parts of all routes of the HTTP API: errors, limits, bodies, connections
     openai/     The OpenAI API: bodies, rules, answers, streams
 """
 

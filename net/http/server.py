@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
@@ -119,14 +120,16 @@ def _description(
 
 def _document(described: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(body=orjson.dumps(described()), content_type="application/json")
+        body = await asyncio.to_thread(lambda: orjson.dumps(described()))  # the first time takes long
+        return web.Response(body=body, content_type="application/json")
 
     return answer
 
 
 def _docs(described: Callable[[], dict[str, Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(text=docs.page(described()), content_type="text/html", headers=page.HEADERS)
+        text = await asyncio.to_thread(lambda: docs.page(described()))
+        return web.Response(text=text, content_type="text/html", headers=page.HEADERS)
 
     return answer
 

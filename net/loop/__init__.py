@@ -1,4 +1,4 @@
-"""What keeps the event loop of a node healthy: tasks, clocks, deadlines, stalls.
+"""The health of a node's event loop: tasks, clocks, deadlines, stalls.
 
 Files:
     clock        The clock for code that measures and waits, so that tests can replace it

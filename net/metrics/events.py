@@ -34,6 +34,7 @@ class Metrics:
             self._add(metric)
         aliases = {alias: (self._metrics[name], f"The same as {name}") for alias, name in ALIASES.items()}
         self.registry.register(Aliases(aliases))
+        self._transfers: list[TransferCollector] = []
         self._watched = WatchedCollector(self._labels)
         self.registry.register(self._watched)
 
@@ -111,16 +112,20 @@ class Metrics:
     # --- the cluster, transfers, the pooled store
 
     def watch_transfers(self, snapshot: Callable[[], list[dict[str, Any]]]) -> None:
-        """Add the transfer engine's rows per peer (net.transfer.engine.TransferEngine.snapshot) to every scrape."""
-        self.registry.register(TransferCollector(self._labels, snapshot))
+        """Add the transfer engine's rows per peer (net.transfer.engine.TransferEngine.snapshot), as of the last
+        `read`."""
+        self._transfers.append(TransferCollector(self._labels, snapshot))
+        self.registry.register(self._transfers[-1])
 
     def watch(self, metrics: Iterable[Watched]) -> None:
         """Add metrics that other parts count (net/metrics/watched.py), as of the last `read`."""
         self._watched.add(metrics)
 
     def read(self) -> None:
-        """Read the values of all watched metrics. Call it on the event loop before a scrape."""
+        """Read the values of all watched metrics and transfers. Call it on the event loop before a scrape."""
         self._watched.read()
+        for transfers in self._transfers:
+            transfers.read()
 
     def count_transfer(self, direction: str, transport: str, nbytes: int, seconds: float) -> None:
         """One finished submission. direction: read or write; transport: local, shm, tcp, ..."""

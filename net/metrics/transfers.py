@@ -1,4 +1,7 @@
-"""Transfers per peer in the exposition format, read from the engine at each scrape, without cost for submissions."""
+"""Transfers per peer in the exposition format, read from the engine at each scrape, without cost for submissions.
+
+A snapshot handles the notices of the peers, so `read` takes it on the event loop; a thread writes the exposition.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,11 @@ class TransferCollector(Collector):
     def __init__(self, labels: Mapping[str, str], snapshot: Callable[[], list[dict[str, Any]]]) -> None:
         self._labels = labels
         self._snapshot = snapshot
+        self._rows: list[dict[str, Any]] = []
+
+    def read(self) -> None:
+        """On the event loop."""
+        self._rows = self._snapshot()
 
     def collect(self) -> Iterable[Metric]:
         common = [*self._labels, "peer", "transport"]
@@ -45,7 +53,7 @@ class TransferCollector(Collector):
         rail_failed = CounterMetricFamily(
             "mooncake:rail_failures", "Number of times that the rail broke", labels=per_rail
         )
-        for row in self._snapshot():
+        for row in self._rows:
             values = [*self._labels.values(), row["peer"], row["transport"] or "none"]
             for rail in row["rails"]:
                 rail_speed.add_metric([*values, rail["rail"]], rail["gb_per_s"])

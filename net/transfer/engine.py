@@ -27,7 +27,7 @@ from net.errors import PeerLost, TransferError
 from net.loop.clock import Clock
 from net.loop.deadlines import Deadlines
 from net.transfer.common.copying import Copier, Copy
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.path import LOCAL, Completion, Path, Reached
 from net.transfer.common.spans import Span, check, merged
@@ -42,7 +42,8 @@ from net.transfer.tcp.bulk_calls import BulkCalls
 from net.transfer.tcp.transport import Tcp
 
 __all__ = [
-    "BULK", "URGENT", "Completion", "Landed", "Op", "Path", "PeerLost", "TransferEngine", "TransferError", "transports",
+    "BULK", "URGENT", "Completion", "LandedSpans", "Op", "Path", "PeerLost", "TransferEngine", "TransferError",
+    "transports",
 ]  # fmt: skip
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
@@ -127,7 +128,7 @@ class TransferEngine:
         spans: Sequence[tuple[int, int, int]],
         timeout_s: float = 30.0,
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
         epoch: str | None = None,
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
@@ -283,7 +284,7 @@ class TransferEngine:
         moves: Sequence[Span],
         nbytes: int,
         priority: int,
-        landed: Landed | None,
+        landed: LandedSpans | None,
     ) -> None:
         """Copy between two regions of this node."""
         other = self._region(remote)

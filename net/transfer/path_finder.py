@@ -39,7 +39,7 @@ class PathFinder:
         self._transports = transports
         self._epochs: dict[str, str] = {}  # by peer
         self._admitted: set[str] = set()  # peers that have asked since they were last lost
-        channel.links.admits = self._admitted.__contains__
+        channel.links.admit_only(self._admitted)
         channel.handle(OPEN, typed(Nothing, self._offer))
 
     def epoch_of(self, peer_id: str) -> str:

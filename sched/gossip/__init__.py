@@ -1,4 +1,4 @@
-"""What nodes tell each other of their load and of what they hold. Pure.
+"""The load and the blocks that nodes report to each other. Pure.
 
 Files:
     cells            Above a few hundred nodes, records and digests stay within a cell, and other cells get a summary
@@ -16,6 +16,6 @@ Files:
     load_word        The load word: the 64 bytes in which a node publishes its load, and the counters of claims next
                      to it
     record           The node record: the load of one node in 92 bytes of fixed layout, one row of a numpy array
-    state            What this node knows of all nodes' load: a table with the newest record of each member, merged
-                     packet by packet
+    state            The load of all nodes as this node knows it: a table with the newest record of each member,
+                     merged packet by packet
 """

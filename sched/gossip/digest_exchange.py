@@ -118,7 +118,7 @@ class DigestExchange:
             self.counters["dropped_foreign" if str(error) == "foreign" else "dropped_malformed"] += 1
         return []
 
-    # --- what is held
+    # --- queries
 
     def _held(self, keys: Sequence[int] | dict[int, str]) -> Iterator[bytes]:
         """HELD packets with the states of these nodes' digests."""

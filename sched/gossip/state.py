@@ -1,4 +1,4 @@
-"""What this node knows of all nodes' load: a table with the newest record of each member, merged packet by packet.
+"""The load of all nodes as this node knows it: a table with the newest record of each member, merged packet by packet.
 
 Rows are in the order of node keys, which is the same on every node that knows the same members, so two nodes can
 compare all their versions by position (sched/gossip/exchange.py). numpy works on many records: it decodes, checks,

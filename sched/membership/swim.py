@@ -77,7 +77,7 @@ class Membership:
         self._pull_at = now
         self._wake_at = self._next_wake()
 
-    # --- what is known
+    # --- queries
 
     def alive(self) -> list[Member]:
         """This node and all others not known to be dead, in the same order on every node.

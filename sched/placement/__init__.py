@@ -7,7 +7,7 @@ Files:
                     choose the least TTFT
     choice          A decision with all its inputs, for `explain` and for a later comparison with the measured times
     costs           Algorithm 1's estimates for every node of a view at once
-    demand          What a request needs from its prefill node and its decode node
+    demand          The demands of a request on its prefill node and its decode node
     few             Algorithm 1 over a few nodes, in plain floats
     learned         A learned choice inside a robust envelope
     links           Predicted transfers between nodes as columns: seconds = latency + bytes * seconds per byte

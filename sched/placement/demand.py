@@ -1,4 +1,4 @@
-"""What a request needs from its prefill node and its decode node."""
+"""The demands of a request on its prefill node and its decode node."""
 
 from __future__ import annotations
 

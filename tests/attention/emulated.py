@@ -25,7 +25,7 @@ def build(folder: Path) -> Path:
     program, here = folder / "emulated", Path(__file__).with_suffix(".cpp")
     flags = [flag for flag in cpu_build.FLAGS if flag != "-fPIC"]
     sources = [*kernels.SOURCES, here]
-    command = [COMPILER, *flags, *kernels.FLAGS, "-Werror", "-static", f"-I{kernels.SOURCES[0].parent}"]
+    command = [COMPILER, *flags, *kernels.FLAGS, "-Werror", "-static", f"-I{kernels.FOLDER}"]
     subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
     return program
 

@@ -7,9 +7,11 @@ import asyncio
 import aiohttp
 
 from lab.launch import rest
-from tests.e2e.conftest import Start, model_of, settled
+from tests.e2e.conftest import Start, model_of, settled, timeline
 
 SEATS, STREAMS, TOKENS = 4, 16, 300
+MOST_STEPS = 3
+"""Steps of the decode node between the hand-over of an interactive request and the step with its second token."""
 
 
 def gaps(metrics: str, service_class: str) -> int:
@@ -19,6 +21,18 @@ def gaps(metrics: str, service_class: str) -> int:
     return int(float(line.rpartition(" ")[2]))
 
 
+def tokens_before(url: str, chat: str, others: list[str]) -> int:
+    """Tokens of other requests that decode-0 computed in steps after the hand-over of `chat` and before its seat."""
+    here = {
+        name: [one for one in timeline(url, name)["events"] if one["node"] == "decode-0"] for name in (chat, *others)
+    }
+    at = {event["event"]: event["t"] for event in here[chat]}
+    computed = [event for name in others for event in here[name] if event["event"] == "computed"]
+    steps = [(event["t"] - ago, count) for event in computed for ago, _, count in event["detail"]["intervals"]]
+    assert steps, "the timelines have no steps"
+    return sum(count for begun, count in steps if at["waiting"] <= begun < at["running"])
+
+
 async def test_an_interactive_request_overtakes_sixteen_batch_streams(start: Start, tiny_model):
     """Orders of events, not times: while it got its tokens only streams that held a seat can have ended."""
     begun, ended = [], []
@@ -26,8 +40,8 @@ async def test_an_interactive_request_overtakes_sixteen_batch_streams(start: Sta
     async def stream(session: aiohttp.ClientSession, door: str, number: int, service_class: str, count: int) -> str:
         body = {"model": model_of_door, "prompt": [number + 5] * 30, "max_tokens": count, "temperature": 0}
         body |= {"ignore_eos": True, "stream": True, "service_class": service_class}
-        text = ""
-        async with session.post(f"{door}/v1/completions", json=body) as response:
+        text, headers = "", {"X-Request-Id": f"{service_class}-{number}"}
+        async with session.post(f"{door}/v1/completions", json=body, headers=headers) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
                 assert b'"error"' not in line, line
@@ -53,6 +67,8 @@ async def test_an_interactive_request_overtakes_sixteen_batch_streams(start: Sta
         assert text.count("data: {") >= 20
         assert during <= SEATS, f"{during} batch streams ended before an interactive request had 20 tokens"
         assert all(one.count("data: {") >= TOKENS for one in texts)
+        others = [f"batch-{n}" for n in range(STREAMS)]
+        assert await asyncio.to_thread(tokens_before, door, "interactive-99", others) <= MOST_STEPS * SEATS
         state = rest.get(f"{cluster['decode-0'].url}/debug/state")["engine"]
         assert state["preemptions"] >= 1 and state["integrity"] is None
         async with aiohttp.ClientSession() as session, session.get(f"{door}/metrics") as response:

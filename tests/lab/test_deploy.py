@@ -216,4 +216,4 @@ def test_the_container_copies_what_exists():
     words = [line.split()[0] for line in text.splitlines() if re.match(r"[A-Z]", line)]
     assert words[0] == "FROM" and words[-1] == "ENTRYPOINT"
     left_out = (ROOT / ".dockerignore").read_text().split()
-    assert {".git", ".venv"} <= set(left_out), "a .venv made elsewhere would be built anew, and history is large"
+    assert {".git", ".venv"} <= set(left_out), "a .venv made elsewhere would be built again, and history is large"

@@ -105,7 +105,7 @@ def test_a_model():
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_every_file_the_pages_name_exists(page):
-    named = re.findall(r"`((?:attention|cache|engine|net|sched|scripts|tests|docs)/[\w./-]+)`", page.read_text())
+    named = re.findall(r"`((?:attention|cache|engine|lab|net|sched|scripts|tests|docs)/[\w./-]+)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -118,8 +118,19 @@ def test_what_to_read_first_is_short():
 
 
 def test_a_request_passes_few_files_on_each_node():
-    path = (ROOT / "docs/request.md").read_text().partition("\n## ")[2].partition("\n## Further")[0]
-    for section in path.split("\n## "):
-        hops = re.findall(r"^\| \d\. .* \| `([^`]+)` \|$", section, re.MULTILINE)
-        assert 0 < len(hops) == section.count("\n| ") - 1 <= 8, section
-        assert all((ROOT / hop).is_file() for hop in hops), hops
+    page = (ROOT / "docs/request.md").read_text()
+    roles = dict(re.findall(r"^## On the (.+)\n\n((?:\|.*\n)+)", page, re.MULTILINE))
+    assert set(roles) == {"acceptor", "prefill node", "decode node"}
+    for role, table in roles.items():
+        hops = re.findall(r"^\| \d\. .* \| `([^`]+)` \|$", table, re.MULTILINE)
+        assert 0 < len(hops) == len(table.splitlines()) - 2 <= 8, role
+        assert len(set(hops)) == len(hops) and all((ROOT / hop).is_file() for hop in hops), hops
+
+
+def test_what_the_hops_call_is_no_hop_itself():
+    page = (ROOT / "docs/request.md").read_text()
+    spine, _, rest = page.partition("## What the hops call")
+    rows = re.findall(r"^\| `(\w+\.py)` \| .* \| `([^`]+)` \|$", rest.partition("\n## ")[0], re.MULTILINE)
+    assert rows and len({called for _, called in rows}) == len(rows)
+    for hop, called in rows:
+        assert f"/{hop}`" in spine and f"`{called}`" not in spine and (ROOT / called).is_file(), (hop, called)

@@ -1,11 +1,10 @@
 """Every asyncio test of net/ runs under both event loops."""
 
 import asyncio
+from collections.abc import Callable
 
-import pytest
 import uvloop
 
 
-@pytest.fixture(params=["uvloop", "asyncio"], autouse=True)
-def event_loop_policy(request):
-    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}

@@ -16,7 +16,7 @@ from typing import Any
 from net.channel.links import Links
 from net.errors import PeerLost, TransferError
 from net.transfer.common import rails
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.rails import Rail
 from net.transfer.common.spans import Span, check
@@ -84,7 +84,7 @@ class Fake:
         remote: str,
         spans: Sequence[Span],
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
     ) -> None:
         if peer_id not in self._open:
             raise PeerLost(f"{peer_id!r} is cut off")
@@ -115,7 +115,14 @@ class Fake:
             mine.difference_update(tasks)
 
     async def _slice(
-        self, peer_id: str, op: Op, local: Region, remote: Region, piece: Span, priority: int, landed: Landed | None
+        self,
+        peer_id: str,
+        op: Op,
+        local: Region,
+        remote: Region,
+        piece: Span,
+        priority: int,
+        landed: LandedSpans | None,
     ) -> None:
         fabric, faults = self._fabric, self._fabric.faults
         here, there, length = piece

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from net.channel.channel import Channel
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.transport import Unusable
 from net.transfer.engine import Op, PeerLost, TransferEngine, TransferError
 from net.transfer.rdma.device import Device, registered
-from net.transfer.rdma.queue_pair import QueuePair, Request
+from net.transfer.rdma.queue_pair import QueuePair, WorkRequest
 from net.transfer.rdma.verbs import verbs
 from tests.rdma.nodes import SIZE, fill, rails_of, two_nodes, until
 
@@ -27,7 +27,7 @@ def link_of(node, peer):
 
 async def test_what_a_submission_has_landed_is_known():
     async with two_nodes() as (a, _):
-        landed, spans = Landed(), [(0, 0, SIZE // 2), (SIZE // 2, SIZE - 8, 8)]
+        landed, spans = LandedSpans(), [(0, 0, SIZE // 2), (SIZE // 2, SIZE - 8, 8)]
         await a.engine.submit("b", Op.WRITE, "kv-a", "kv-b", spans, landed=landed)
         assert landed.of(spans) == [True, True]
 
@@ -65,7 +65,7 @@ async def test_errors_end_a_queue_pair_and_a_new_generation_works():
     first, second, log = await pair_of(device)
 
     def write(item, remote=known.address, rkey=known.rkey, lkey=known.lkey, length=64):
-        return Request(lib.IBV_WR_RDMA_WRITE, known.address, lkey, remote, rkey, length, item)
+        return WorkRequest(lib.IBV_WR_RDMA_WRITE, known.address, lkey, remote, rkey, length, item)
 
     wrong = {
         "a wrong key": write("x", rkey=known.rkey ^ 0x5A5A),
@@ -97,7 +97,9 @@ async def test_a_closed_other_end_is_noticed():
     known = device.register(region)
     first, second, log = await pair_of(device, ack_timeout=10, retries=3)
     second.close()
-    first.post([Request(verbs().lib.IBV_WR_RDMA_WRITE, known.address, known.lkey, known.address, known.rkey, 8, "x")])
+    first.post(
+        [WorkRequest(verbs().lib.IBV_WR_RDMA_WRITE, known.address, known.lkey, known.address, known.rkey, 8, "x")]
+    )
     await until(lambda: log["error"])
     assert log["error"][0][0] == ["x"]
     first.close()
@@ -128,7 +130,7 @@ async def test_more_requests_than_there_is_room_for_are_refused_before_the_card_
     first, second, log = await pair_of(device)
     room = first.room
     write = verbs().lib.IBV_WR_RDMA_WRITE
-    requests = [Request(write, known.address, known.lkey, known.address, known.rkey, 8, i) for i in range(room + 1)]
+    requests = [WorkRequest(write, known.address, known.lkey, known.address, known.rkey, 8, i) for i in range(room + 1)]
     with pytest.raises(ValueError, match="do not fit"):
         first.post(requests)
     first.post(requests[:room])
@@ -152,7 +154,7 @@ async def test_queue_pairs_whose_completions_do_not_fit_into_one_queue_share_sev
     write = verbs().lib.IBV_WR_RDMA_WRITE
     for first, _, _ in made:
         for i in range(first.room):  # one by one: each is signalled, and leaves a completion
-            first.post([Request(write, known.address, known.lkey, known.address, known.rkey, 8, i)])
+            first.post([WorkRequest(write, known.address, known.lkey, known.address, known.rkey, 8, i)])
     time.sleep(0.5)  # noqa: ASYNC251  the loop, which would poll, stands still
     await until(lambda: all(len(log["done"]) == first._queue.depth for first, _, log in made))
     assert not any(log["error"] for _, _, log in made)

@@ -57,7 +57,7 @@ def test_classes_and_scale_set_the_objective():
         assert early.at_arrival(just) is not None
         assert scaled_up.at_arrival(just) is None
     slow = rejections["early"](scaled(CLASSES, 1.0, 0.1)).at_arrival(estimate())
-    assert slow is not None and (slow.objective, slow.limit_s) == ("tbt", 0.005)
+    assert slow is not None and (slow.objective, slow.limit_s) == ("tbt", pytest.approx(0.005))
 
 
 @given(st.sampled_from(sorted(rejections)), st.sampled_from(sorted(CLASSES)), *[st.floats(0, 500)] * 6)

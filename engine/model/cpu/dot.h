@@ -1,5 +1,4 @@
-// Exact sums of products of bytes: rows of x are rounded to signed bytes c, x = e c with e = max |x| / 127, and weights
-// are unsigned.
+// Exact sums of products of bytes: rows of x as signed bytes c, x = e c with e = max |x| / 127; weights are unsigned.
 //
 // Where the CPU multiplies quads of bytes (vpdpbusd) the sum is made in int32. With AVX2 and AVX-512 alone it is made in
 // int16 (vpmaddubsw): 16 products of 4 and 8 bits stay below 2^15, and weights of more bits are two halves.

@@ -92,15 +92,15 @@ def recorded(files: Mapping[str, Path]) -> list[RecordedStep]:
 
 def way_in(singles: Sequence[Outcome], steps: Sequence[RecordedStep]) -> float:
     """Median over lone requests, seconds. Raises ValueError when none succeeded."""
-    beside = []
+    found = []
     for one in singles:
         if one.error is None:
             end = one.sent_s + one.ttft_s
             own = sum(step.seconds for step in steps if one.sent_s <= step.begin < end and step.chunks)
-            beside.append(one.ttft_s - own)
-    if not beside:
+            found.append(one.ttft_s - own)
+    if not found:
         raise ValueError(f"no request of the calibration succeeded: {singles[0].error}")
-    return max(0.0, median(beside))
+    return max(0.0, median(found))
 
 
 def hand_over(singles: Sequence[Outcome]) -> float:

@@ -37,7 +37,7 @@ class TokenSource:
         return ids
 
 
-# First part of a token name: what the tokens are for.
+# First part of a token name: the purpose of the tokens.
 PREFIX, SUFFIX, BLOCK, WARMUP = range(4)
 
 

@@ -3,7 +3,7 @@
 Files:
     command   The quality loss and the saved bytes of quantized KV and weights, on the real model
     decodes   The time of a decode step over a 16-bit and over a quantized arena, if reading KV is a large part of it
-    prefixes  What a model in bfloat16 says behind a prefix: over an arena of 16 bit or quantized, and behind
+    prefixes  Predictions of a bfloat16 model behind a prefix: in an arena of 16 bit or quantized, and behind
               quantized copies
     quality   Answers after a quantized prefix, compared with those after the exact one
 """

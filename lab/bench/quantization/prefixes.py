@@ -1,4 +1,4 @@
-"""What a model in bfloat16 says behind a prefix: over an arena of 16 bit or quantized, and behind quantized copies.
+"""Predictions of a bfloat16 model behind a prefix: in an arena of 16 bit or quantized, and behind quantized copies.
 The copies went through a quantized pool or, quantized, to another node."""
 
 from __future__ import annotations

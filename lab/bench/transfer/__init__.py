@@ -18,7 +18,7 @@ Files:
     pairs           Controls a contender's two processes and the two arenas, and verifies their content
     raw             The limits: libc memcpy in one or two threads, and blocking sockets (sendall, recv_into), in plain
                     Python
-    shared          What the benchmarks transfer and store have in common: flags of the grid, the table, the goals
+    shared          The common parts of the benchmarks transfer and store: flags of the grid, the table, the goals
     stall           How late an event loop runs: the loop reads a kernel timer that fires every 0.5 ms
     store_command   The pooled store, upstream's store and the limits of this machine, in one run
     verdict         Computes rows and goals from cells, as ratios between contenders of one run

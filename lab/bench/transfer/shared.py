@@ -1,4 +1,4 @@
-"""What the benchmarks transfer and store have in common: flags of the grid, the table, the goals."""
+"""The common parts of the benchmarks transfer and store: flags of the grid, the table, the goals."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Files:
     agents_checks       /v1/responses with the openai package, and openai-agents over both of its kinds of models
     anthropic_checks    anthropic's package on /v1/messages: messages, streams, tools, counts, errors
-    common              What the checks of all libraries share: the server, and a question with one certain answer
+    common              The common parts of the checks of all libraries: the server, and a question with one certain
+                        answer
     instructor_checks   instructor in its modes: constrained ones must fit, free ones must not fail a call
     langchain_checks    langchain-openai: chats, streams, batches, structured output, tools
     litellm_checks      litellm by three routes: openai, hosted_vllm and anthropic

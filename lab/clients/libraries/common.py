@@ -1,4 +1,4 @@
-"""What the checks of all libraries share: the server, and a question with one certain answer.
+"""The common parts of the checks of all libraries: the server, and a question with one certain answer.
 
 The model is small, so a check relies on its words only where the answer is certain. An output that the server does not
 constrain may be wrong; then the library must have found that out by itself, and no call may have failed.

@@ -1,11 +1,11 @@
-"""What every route of the HTTP API shares: errors, limits, bodies, connections.
+"""The common parts of all routes of the HTTP API: errors, limits, bodies, connections.
 
 Files:
     answers      JSON Schemas of the answers in the OpenAPI document
     body         Reads a JSON body: checks size, type, UTF-8, JSON and fields; each failure has its own status and
                  message
-    connections  The connections of the HTTP server: read deadlines, a limit on their number, and answers to what is
-                 not HTTP
+    connections  The connections of the HTTP server: read deadlines, a limit on their number, and answers to other
+                 protocols
     errors       Errors in OpenAI's format: a status and {"error": {message, type, param, code}}
     frontend     The interface of the HTTP layer to its node
     joining      GET /cluster between nodes with a cluster key: the question proves the key, and the answer is sealed

@@ -1,4 +1,4 @@
-"""The connections of the HTTP server: read deadlines, a limit on their number, and answers to what is not HTTP. It
+"""The connections of the HTTP server: read deadlines, a limit on their number, and answers to other protocols. It
 decides which connection is closed if there are too many.
 
 A connection that waits for the head of a request is idle. If a new connection finds no room, an idle one is closed:

@@ -24,9 +24,9 @@ from net.http.openai.tools import schema_of_call
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_TOOL_CALLS = 128
-MAX_CHOICE_BIASES = 65_536
-"""Entries of logit_bias times choices of one request. Each choice is a separate request with all entries; 4,096 entries
-take 4 ms of the event loop."""
+MAX_CHOICE_ENTRIES = 65_536
+"""Entries of one field times choices of one request. Each choice is a separate request with all entries; 4,096 entries
+of logit_bias take 4 ms of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +107,17 @@ async def _plan(
     check_ids(frontend, body.stop_token_ids, "stop_token_ids")
     bias = {int(key): value for key, value in body.logit_bias.items()}
     check_ids(frontend, bias, "logit_bias")
-    entries = len(bias) * body.n * len(prompts)
-    if entries > MAX_CHOICE_BIASES:
-        message = (
-            f"logit_bias: {len(bias)} entries for each of {body.n * len(prompts)} choices exceed the limit of "
-            f"{MAX_CHOICE_BIASES} per request; ask for fewer choices"
-        )
-        raise bad_request(message, "logit_bias")
-    check_ids(frontend, body.allowed_token_ids or (), "allowed_token_ids")
+    allowed = body.allowed_token_ids or ()
+    check_ids(frontend, allowed, "allowed_token_ids")
     bad_words = await unhurried(size, partial(_tokens_of, frontend, body.bad_words))
+    entries = {
+        "logit_bias": len(bias),
+        "stop_token_ids": len(body.stop_token_ids),
+        "allowed_token_ids": len(allowed),
+        "bad_words": sum(map(len, bad_words)),
+    }
+    for field, count in entries.items():
+        _check_repeated(field, count, body.n * len(prompts))
     grammar = await _grammar(frontend, body, size)
     left = _output_room(frontend, body, prompts, max_tokens, logprobs)
     choices = []
@@ -130,6 +132,16 @@ async def _plan(
     if body.prompt_logprobs is None:
         return plan
     return replace(_scored(plan, body.prompt_logprobs, body.n), prompt_logprobs=body.prompt_logprobs)
+
+
+def _check_repeated(field: str, count: int, choices: int) -> None:
+    """Raises 400 if `count` entries of the field, repeated for each of `choices`, exceed MAX_CHOICE_ENTRIES."""
+    if count * choices > MAX_CHOICE_ENTRIES:
+        message = (
+            f"{field}: {count} {'tokens' if field == 'bad_words' else 'entries'} for each of {choices} choices exceed "
+            f"the limit of {MAX_CHOICE_ENTRIES} per request; ask for fewer choices"
+        )
+        raise bad_request(message, field)
 
 
 def _tokens_of(frontend: Frontend, words: list[str]) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,4 @@
-"""What every transport of the transfer engine shares.
+"""The common parts of all transports of the transfer engine.
 
 Files:
     copying            Copies memory on this host without blocking the event loop for long

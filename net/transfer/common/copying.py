@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import memmove
 from typing import TypeVar
 
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
 from net.transfer.common.transport import Op
@@ -46,7 +46,7 @@ class Copy:
     adds each copied piece to `landed`."""
 
     def __init__(
-        self, op: Op, local: Region, remote: Region, spans: Sequence[Span], landed: Landed | None = None
+        self, op: Op, local: Region, remote: Region, spans: Sequence[Span], landed: LandedSpans | None = None
     ) -> None:
         self.stopped = False
         self._op, self._landed = op, landed

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from net.transfer.common.spans import Span
 
 
-class Landed:
+class LandedSpans:
     """Pass an empty one to `TransferEngine.submit` and read it when the submission has ended."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from net.channel.links import Links
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
 
@@ -56,7 +56,7 @@ class Transport(Protocol):
         remote: str,
         spans: Sequence[Span],
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Move the bytes; the local side of the spans is inside `local`, the remote side is not checked yet. Adds
         arrived pieces to `landed` until it ends. If cancelled, it ends only when no byte of it moves any more. Raises

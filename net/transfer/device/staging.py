@@ -21,7 +21,7 @@ from typing import Any
 from net.channel.channel import Channel
 from net.errors import TransferError
 from net.loop.tasks import awaited
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span, merged
 from net.transfer.device.memory import Chunk, Copying, Device, DeviceRegion, chunks
@@ -98,7 +98,7 @@ class DeviceTransferEngine(TransferEngine):
         spans: Sequence[Span],
         timeout_s: float = 30.0,
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
         epoch: str | None = None,
     ) -> Completion:
         """See TransferEngine.submit."""
@@ -111,7 +111,7 @@ class DeviceTransferEngine(TransferEngine):
                     raise
             timeout_s = until - time.monotonic()
         lane = min(priority, URGENT)
-        return await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or Landed(), epoch)
+        return await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or LandedSpans(), epoch)
 
     async def _submit(
         self,
@@ -122,7 +122,7 @@ class DeviceTransferEngine(TransferEngine):
         spans: Sequence[Span],
         timeout_s: float,
         lane: int,
-        landed: Landed,
+        landed: LandedSpans,
         epoch: str | None = None,
     ) -> Completion:
         """A submission with one side on a device, as far as this node knows."""
@@ -160,10 +160,10 @@ class DeviceTransferEngine(TransferEngine):
         self, peer_id: str, op: Op, local: str, remote: str, spans: Sequence[Span], timeout_s: float
     ) -> Completion:
         """A submission that a peer requests."""
-        return await self._submit(peer_id, op, local, remote, spans, timeout_s, SERVING, Landed())
+        return await self._submit(peer_id, op, local, remote, spans, timeout_s, SERVING, LandedSpans())
 
     async def _staged(
-        self, region: DeviceRegion, op: Op, spans: Sequence[Span], carry: Carry, lane: int, landed: Landed
+        self, region: DeviceRegion, op: Op, spans: Sequence[Span], carry: Carry, lane: int, landed: LandedSpans
     ) -> Completion:
         """Every chunk takes a buffer and returns it when no byte of the chunk moves any more."""
         moves, nbytes = merged(spans, region.name, region.nbytes)
@@ -198,7 +198,7 @@ class DeviceTransferEngine(TransferEngine):
         unbegun: set[int],
         lane: int,
         carry: Carry,
-        landed: Landed,
+        landed: LandedSpans,
     ) -> str:
         unbegun.discard(buffer)
         host = self._buffers

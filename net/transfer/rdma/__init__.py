@@ -7,7 +7,8 @@ Files:
                        registered memory
     endpoint           The description of a queue pair that each side of a connection sends to the other
     gids               Chooses the address (GID) of a device for its connections
-    job                A running submission: its slices, how many are in queues, and what it still waits for
+    job                A running submission: its slices, how many are in queues, and the events that it still waits
+                       for
     link               The submitting end of RDMA to one peer: stripes slices over queue pairs on every rail, resends
                        them on failure
     places             The locations of cards, GPUs and memory on this machine, from the kernel, for
@@ -21,8 +22,8 @@ Files:
     revival            Restores broken rails of a link: fences them on the other side, then opens them as a new
                        generation
     send_queue         Bookkeeping of a send queue: credits and selective signalling
-    shim.c             What Python may not do once per slice: a whole batch is posted, or all completions are polled,
-                       in one call each
+    shim.c             Work that Python must not do for each slice: one call posts a whole batch, or polls all
+                       completions
     target             The passive end of RDMA: queue pairs through which one peer reads and writes this node's
                        regions
     transport          RDMA as a transport of the transfer engine: devices, reachable peers, links to peers and

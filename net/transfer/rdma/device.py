@@ -182,16 +182,16 @@ class Device:
 
     def give_back_completions(self, number: int, count: int) -> None:
         """The queue pair has been destroyed."""
-        with suppress(VerbsError):  # reported
+        with suppress(Exception):  # reported
             self.poll()  # take its last completions first
         self._shares.give_back(number, count)
 
     def poll(self) -> int:
         """Pass all completions to their handlers; returns their number. Raises VerbsError, also reported, if a queue is
-        broken."""
+        broken, and the exception of a handler: the completions after that one are lost."""
         try:
             return sum(self._poll(cq) for cq in self._cqs)
-        except VerbsError as error:
+        except Exception as error:
             self._fail(error)
             raise
 
@@ -218,12 +218,12 @@ class Device:
                 self._verbs.check(self._verbs.lib.ibv_req_notify_cq(cq, 0), "req_notify_cq")
         except VerbsError as error:
             self._fail(error)
-        with suppress(VerbsError):  # reported
+        with suppress(Exception):  # reported
             self.poll()
 
-    def _fail(self, error: VerbsError) -> None:
-        """A queue that tells no completions leaves transfers that never end, and memory that nobody knows to be free.
-        Opening the device again might help, so the node leaves, and can be started again."""
+    def _fail(self, error: Exception) -> None:
+        """Lost completions leave transfers that never end, and memory that nobody knows to be free. Opening the device
+        again might help, so the node leaves, and can be started again."""
         if not self._failed:
             self._failed = True
             tell(f"completions of {self.name}", error, None)

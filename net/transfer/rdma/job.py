@@ -1,4 +1,4 @@
-"""A running submission: its slices, how many are in queues, and what it still waits for.
+"""A running submission: its slices, how many are in queues, and the events that it still waits for.
 
 A submission ends only when no byte of it moves any more, so its memory may be freed immediately. A job that has failed
 on one rail therefore waits for its slices in the queues of the others.
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from net.errors import TransferError
 from net.transfer.common import rails
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.spans import Span
 from net.transfer.common.transport import Op
-from net.transfer.rdma.queue_pair import Request
+from net.transfer.rdma.queue_pair import WorkRequest
 
 SLICE_BYTES = 1 << 20
 """Bytes of one request: long enough for line rate, short enough to stripe, and not above what Soft-RoCE can READ."""
@@ -39,7 +39,7 @@ class Slice:
     """One request of a job. `make(rail, slice)` makes the request for the rail that sends it."""
 
     job: Submission
-    make: Callable[[int, Slice], Request]
+    make: Callable[[int, Slice], WorkRequest]
     local: int = 0  # offsets in the two regions, bytes
     remote: int = 0
     length: int = 0
@@ -54,14 +54,14 @@ class Submission:
     once: bool = False
     priority: int = 0
     distances: Sequence[int] = ()  # of the rails from the memory; empty: all equal
-    landed: Landed | None = None
+    landed: LandedSpans | None = None
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     waiting: deque[Slice] = field(default_factory=deque)
     under_way: int = 0  # slices in queues
     unsettled: set[int] = field(default_factory=set)  # broken rails on whose old queue pair a WRITE may still land
     ending: Exception | None = None  # nothing more is posted, and `done` gets this when nothing moves any more
 
-    def add(self, spans: Iterable[Span], make: Callable[[int, Slice], Request]) -> None:
+    def add(self, spans: Iterable[Span], make: Callable[[int, Slice], WorkRequest]) -> None:
         """Append the slices of `spans` to `waiting`."""
         for here, there, length in spans:
             for offset, size in rails.cut(here, length, SLICE_BYTES):

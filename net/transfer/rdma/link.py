@@ -23,7 +23,7 @@ from typing import Any
 from net.channel.connection import Connection
 from net.channel.wire import Frame, Header, nowhere
 from net.errors import PeerLost, TransferError
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.rails import Rail
 from net.transfer.common.spans import Span, check
@@ -35,7 +35,7 @@ from net.transfer.rdma.job import RemoteRegion, Slice, Submission
 from net.transfer.rdma.places import far_rails
 from net.transfer.rdma.pump import Pump
 from net.transfer.rdma.questions import REGION_S, Questions
-from net.transfer.rdma.queue_pair import QueuePair, Request, VerbsError
+from net.transfer.rdma.queue_pair import QueuePair, VerbsError, WorkRequest
 from net.transfer.rdma.revival import Revival
 from net.transfer.rdma.verbs import verbs
 
@@ -117,7 +117,7 @@ class Link:
         remote: str,
         spans: Sequence[Span],
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
     ) -> None:
         """See net.transfer.common.transport.Transport."""
         region = await self._region(remote)
@@ -131,9 +131,9 @@ class Link:
             raise TransferError(str(error)) from None
         self._check_here(local)
 
-        def make(index: int, piece: Slice) -> Request:
+        def make(index: int, piece: Slice) -> WorkRequest:
             here, there, key = ours[index], region.address + piece.remote, region.keys[index]
-            return Request(opcode, here.address + piece.local, here.lkey, there, key, piece.length, piece)
+            return WorkRequest(opcode, here.address + piece.local, here.lkey, there, key, piece.length, piece)
 
         job = Submission(op, priority=priority, distances=self._distances(local, region), landed=landed)
         job.add(spans, make)
@@ -161,10 +161,10 @@ class Link:
         check([(offset, WORD_BYTES)], remote, region.nbytes)
         opcode = verbs().lib.IBV_WR_ATOMIC_FETCH_AND_ADD
 
-        def make(index: int, piece: Slice) -> Request:
+        def make(index: int, piece: Slice) -> WorkRequest:
             here = self._devices[index].register(self._scratch)
             there, key = region.address + offset, region.keys[index]
-            return Request(opcode, here.address, here.lkey, there, key, WORD_BYTES, piece, add=add % 2**64)
+            return WorkRequest(opcode, here.address, here.lkey, there, key, WORD_BYTES, piece, add=add % 2**64)
 
         async with self._word_free:
             job = Submission(Op.READ, once=True)

@@ -23,7 +23,7 @@ RETRIES = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkRequest:
     """One work request: a slice to move, or an atomic. `item` is returned when the request has ended."""
 
     opcode: int
@@ -94,7 +94,7 @@ class QueuePair:
         self._verbs.check(self._verbs.lib.kv_to_ready(self._qp, path), "modify_qp to ready")
         self.ready = True
 
-    def post(self, requests: Sequence[Request]) -> None:
+    def post(self, requests: Sequence[WorkRequest]) -> None:
         """Queue at most `room` requests. If the card refuses one, the connection breaks and `on_error` is called."""
         lib, ffi = self._verbs.lib, self._verbs.ffi
         marks = self._queue.post([request.item for request in requests])
@@ -162,4 +162,4 @@ class QueuePair:
         self.device.give_back_completions(self._share, self._most)
 
 
-__all__ = ["Endpoint", "QueuePair", "Request", "VerbsError"]
+__all__ = ["Endpoint", "QueuePair", "VerbsError", "WorkRequest"]

@@ -1,4 +1,4 @@
-/* What Python may not do once per slice: a whole batch is posted, or all completions are polled, in one call each.
+/* Work that Python must not do for each slice: one call posts a whole batch, or polls all completions.
  * Records are flat, so that Python can pack and unpack them with struct. */
 #include <errno.h>
 #include <fcntl.h>

@@ -10,7 +10,7 @@ from typing import Any
 from net.channel.connection import Connection, Receiver
 from net.channel.links import Links
 from net.errors import PeerLost
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
 from net.transfer.common.topology import NEAR, Overrides, Topology
@@ -138,7 +138,7 @@ class Rdma:
         remote: str,
         spans: Sequence[Span],
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
     ) -> None:
         await self.link(peer_id).submit(op, local, remote, spans, priority, landed)
 

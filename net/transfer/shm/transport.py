@@ -19,7 +19,7 @@ from typing import Any
 from net.channel.links import Links
 from net.errors import PeerLost, TransferError
 from net.transfer.common.copying import INLINE_MAX, TURNS_MAX, Copier, Copy, copy_now
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Run, Span, check, total
 from net.transfer.common.transport import BULK, Op, Unusable
@@ -44,7 +44,7 @@ class Shm:
 
     def __init__(self, links: Links, regions: Mapping[str, Region]) -> None:
         self._links = links
-        self._exported = Exported(regions, lambda peer_id: links.admits(peer_id))
+        self._exported = Exported(regions, links.admits)
         self._attached: dict[str, _Attached] = {}
         self._copier = Copier()
         self._token = secrets.token_hex(16)
@@ -89,7 +89,7 @@ class Shm:
         remote: str,
         spans: Sequence[Span],
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
     ) -> None:
         """Called after `is_open`, which has handled the peer's notices."""
         attached = self._attached.get(peer_id)

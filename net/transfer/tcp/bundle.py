@@ -17,7 +17,7 @@ from typing import Any
 from net.errors import PeerLost, PeerRefused, TransferError
 from net.loop.tasks import awaited, keep, spawn
 from net.transfer.common import rails
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.rails import Rail
 from net.transfer.common.spans import Cursor, Span, sides, slices, total
@@ -69,7 +69,7 @@ class Bundle:
         return [rail for rail in self._open if rail is not None]
 
     def submit(
-        self, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: Landed | None = None
+        self, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: LandedSpans | None = None
     ) -> Coroutine[Any, Any, None]:
         """See net.transfer.common.transport.Transport."""
         nbytes = total(spans)
@@ -96,7 +96,7 @@ class Bundle:
         await rail.ask(call, broken)
 
     def _slice(
-        self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int, landed: Landed | None
+        self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int, landed: LandedSpans | None
     ) -> Coroutine[Any, Any, None]:
         here, there = sides(spans)
 
@@ -205,11 +205,13 @@ class Bundle:
             rail.connection.abort()
             raise PeerLost(f"lost {self.peer_id!r} while opening a data connection")
         self._open[index] = rail
-        rail.on_end = lambda reason: self._lost(index, rail, reason)
+        rail.on_end(lambda reason: self._lost(index, rail, reason))
         self.rails[index].opened()
         self._changed.set()
 
     def _lost(self, index: int, rail: TcpRail, reason: str | None) -> None:
+        if self.ended is not None:
+            return
         if reason is None:
             self.end("it has closed", abort=False)
         elif self._open[index] is rail:
@@ -243,7 +245,6 @@ class Bundle:
         for task in list(self._reviving.values()):
             task.cancel()
         for rail in self.connections():
-            rail.on_end = lambda reason: None
             rail.end(self.ended)
             if abort:
                 rail.connection.abort()

@@ -45,18 +45,22 @@ class _Transfer:
 
 
 class TcpRail:
-    """`on_end(reason)` is called once when the peer or the network ends the connection; None: in good order."""
+    """One data connection that this node has dialed."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.rail_id = next(_rail_ids)
         self.ended = False
-        self.on_end: Callable[[str | None], None] = lambda reason: None
+        self._on_end: Callable[[str | None], None] = lambda reason: None
         self._ids = count(1)
         self._transfers: dict[int, _Transfer] = {}
         self._cuts: dict[int, asyncio.Future[None]] = {}
         connection.expects = self._transfers
         connection.send({"op": "rail", "id": self.rail_id})
+
+    def on_end(self, callback: Callable[[str | None], None]) -> None:
+        """Call back with the reason when the peer or the network ends the connection; None: in good order."""
+        self._on_end = callback
 
     async def read(self, ours: Cursor, region: str, theirs: Sequence[Run]) -> None:
         """Raises TransferError, RailBroken, PeerLost."""
@@ -183,7 +187,7 @@ class TcpRail:
         """Discard everything that the peer still sends for this transfer."""
         incoming = self.connection.decoder.incoming
         if incoming is not None and incoming.header.get("id") == transfer_id:
-            self.connection.watch = None
+            self.connection.watch(None)
             self.connection.decoder.discard()
         with suppress(PeerLost):
             self.connection.send({"op": "cancel", "id": transfer_id})
@@ -254,7 +258,7 @@ class TcpRail:
             if transfer.ours.left != header["n"]:
                 raise FrameError(f"{header['n']} bytes arrived, but there is room for {transfer.ours.left}")
         decoder = self.connection.decoder
-        self.connection.watch = lambda: call.received(transfer.nbytes - transfer.ours.left - decoder.missing)
+        self.connection.watch(lambda: call.received(transfer.nbytes - transfer.ours.left - decoder.missing))
         return True
 
     def frame(self, connection: Connection, frame: Frame) -> None:
@@ -285,7 +289,7 @@ class TcpRail:
 
     def _answered(self, transfer: _Transfer, call: BulkCall, header: Header) -> None:
         """A complete frame of an answer."""
-        self.connection.watch = None
+        self.connection.watch(None)
         if header["op"] == "answer" and not header["n"]:
             call.answer = header["b"]
         elif transfer.nbytes:
@@ -299,4 +303,4 @@ class TcpRail:
             self.end(PeerLost(f"lost {connection.peer_id!r} during a transfer: it has closed"))
         else:
             self.end(RailBroken(reason))
-        self.on_end(reason)
+        self._on_end(reason)

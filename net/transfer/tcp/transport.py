@@ -27,7 +27,7 @@ from net.channel.connection import Connection, Receiver
 from net.channel.links import Links
 from net.errors import PeerLost, PeerRefused
 from net.loop.polling import Polling
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
 from net.transfer.common.transport import BULK, Op
@@ -136,7 +136,7 @@ class Tcp:
         remote: str,
         spans: Sequence[Span],
         priority: int = BULK,
-        landed: Landed | None = None,
+        landed: LandedSpans | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Adds no coroutine if the connections are open: every layer adds latency to small transfers."""
         return self._with(peer_id, priority, lambda bundle: bundle.submit(op, local, remote, spans, landed))

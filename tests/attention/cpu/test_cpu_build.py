@@ -47,6 +47,16 @@ def test_compiles_once_and_again_when_a_source_a_header_or_a_flag_changes(source
     assert len(list(folder("cpu").iterdir())) == 3
 
 
+def test_headers_of_other_folders_are_found_by_their_path_and_compiled_again_when_they_change(source, tmp_path):
+    below = tmp_path / "headers" / "below"
+    below.mkdir(parents=True)
+    (below / "factor.h").write_text("#define FACTOR 7\n")
+    source.write_text('#include "below/factor.h"\n' + THREADS)
+    assert load("t", [source], (), headers=[below.parent]).threads(1) == 7
+    (below / "factor.h").write_text("#define FACTOR 8\n")
+    assert load("t", [source], (), headers=[below.parent]).threads(1) == 8
+
+
 def test_shares_the_openmp_runtime_of_torch(source):
     torch.ones(1 << 20).sum()
     assert load("t", [source], ()).threads(2) == 20

@@ -242,7 +242,7 @@ def test_another_backend_is_refused_and_nothing_is_lost(make, backend):
 
 @pytest.mark.parametrize("name", ["owner", "tier"])
 def test_damage_to_what_is_known_of_a_tier_does_not_stop_it(make, name):
-    """One bit of the records beside the blocks: the tier starts, with its blocks or empty."""
+    """One bit of the records next to the blocks: the tier starts, with its blocks or empty."""
     for bit in range(0, 8 * 150, 61):
         tier = make()
         put(tier, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import fields, replace
@@ -10,10 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention import backends
+from attention.cpu.level import LEVELS
+from cache.block import encodings
+from cache.pool.admission import admissions
+from cache.pool.policies import policies
+from cache.ssd import backends as ssd_backends
 from engine import __version__
 from engine.config.config import Config
 from engine.config.flag_values import flag_name, size
 from engine.config.flags import GROUPS, UsageError, as_dict, host_port, parse, rows, show
+from net.transfer.engine import transports
+from sched.batching import batching_policies
+from sched.membership.member import presets
+from sched.placement.table import placements
+from sched.queueing import queue_orders
+from sched.rejection import rejections
+from tests.modules import ROOT
 
 
 def complaint(*argv: str) -> str:
@@ -148,3 +162,37 @@ def test_host_port():
 def test_a_mistyped_command_is_recognised():
     with pytest.raises(UsageError, match=r"unexpected argument 'expain'; did you mean explain\?"):
         parse(["expain", "x"], commands={"doctor": "", "explain": ""})
+
+
+REGISTERS = {
+    "attention_backend": backends,
+    "batching_policy": batching_policies,
+    "cache_admission": admissions,
+    "cpu_level": LEVELS,
+    "eviction": policies,
+    "net": presets,
+    "placement": placements,
+    "pool_dtype": encodings,
+    "queue_order": queue_orders,
+    "rejection": rejections,
+    "ssd_backend": ssd_backends,
+    "transport": transports,
+    "wire_dtype": encodings,
+}
+"""Fields of Config whose values are the entries of a register."""
+
+
+def test_a_built_in_one_is_registered_in_one_place():
+    """Its flag takes the values of the register: no field lists them again."""
+    choices = {field.name: field.metadata["choices"] for field in fields(Config)}
+    assert {name: [one for one in choices[name] if one != "auto"] for name in REGISTERS} == {
+        name: list(register) for name, register in REGISTERS.items()
+    }
+    listed = set()
+    for path in (ROOT / "engine/config").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call) and len(node.value.args) > 3:
+                values = node.value.args[3]
+                if isinstance(values, ast.Tuple) and all(isinstance(value, ast.Constant) for value in values.elts):
+                    listed.add(ast.unparse(node.target))
+    assert listed and listed.isdisjoint(REGISTERS)

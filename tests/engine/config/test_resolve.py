@@ -8,10 +8,11 @@ from dataclasses import fields, replace
 
 import pytest
 
+from engine.config.agreement import disagreement
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
 from engine.config.machine import MOST_FILES, Gpu, Machine, survey
-from engine.config.resolve import OTHER_FILES, GiB, disagreement, geometry, resolve
+from engine.config.resolve import OTHER_FILES, GiB, geometry, resolve
 from engine.model.model_config import ModelConfig
 
 MODEL = ModelConfig(

@@ -1,4 +1,4 @@
-"""The batcher against a toy model: every request ends with the tokens it would get alone, whatever runs beside it."""
+"""The batcher against a toy model: every request ends with the tokens it would get alone, whatever runs with it."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Busy:
     lost_at=st.lists(st.integers(1, 30), max_size=3),
 )
 def test_a_request_of_the_lowest_class_gets_through_whatever_comes(order, seats, blocks, outstanding, lengths, lost_at):
-    """`lost_at`: steps after which it loses its blocks, beside when it does anyway. Time passes 5 s a step, so that the
+    """`lost_at`: steps after which it loses its blocks, beyond other losses. Time passes 5 s a step, so that the
     bound of the order (its objective; with srpt ten times that; with weighted-fair its share) is a number of steps."""
     node = Busy(order, seats, blocks, 5.0, outstanding, lengths)
     batch = of("batch", "batch", [60] * 20, 0.0, 36)

@@ -14,11 +14,12 @@ from cache.pool.block_pool import BlockPool, IntegrityError
 from cache.results import LeadingRun
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
+from engine.core.emissions import Emission
 from engine.core.layered_load import LayerGate, hides
-from engine.core.worker import Emission, Reuse, Worker
+from engine.core.worker import Reuse, Worker
 from engine.handoff import reuse
 from engine.handoff.prefix_sources import PrefixSources, Prices
-from engine.handoff.reuse import Arena, PrefixLoader, Publisher
+from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
 from engine.pooled.pool_blocks import PlainBlocks
 from engine.pooled.prefetch import Prefetch
 from engine.sampling.params import SamplingParams
@@ -72,8 +73,8 @@ def make(model: Any, kv: Any = None) -> tuple[Worker, SlowStore | None, list[Emi
     store: Any = None if kv is None else SlowStore(kv, ours.kv_pool)
     blocks = PlainBlocks(store, "kv", GEOMETRY)
     sources = PrefixSources(store, blocks, None, None, GEOMETRY, Prices(costs), "always")
-    arena = Arena(GEOMETRY, Prefetch("wait", 0.0, lambda: False), blocks.layers)
-    loader = PrefixLoader(batcher, arena, costs, metrics, sources)
+    options = LoadOptions(GEOMETRY, Prefetch("wait", 0.0, lambda: False), blocks.layers)
+    loader = PrefixLoader(batcher, options, costs, metrics, sources)
     worker = Worker(batcher, ours, Reuse(loader, Publisher(pool, None, metrics)), costs, metrics)
     got: list[Emission] = []
     worker.start(got.extend)

@@ -13,7 +13,8 @@ from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts
-from engine.core.worker import Drafts, Emission, Reuse, Worker
+from engine.core.emissions import Emission
+from engine.core.worker import Drafts, Reuse, Worker
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel

@@ -12,11 +12,12 @@ from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
-from engine.core.worker import END_SIZE, HAND_OUT_SIZE, Emission, Reuse, Worker, _Produced
+from engine.core.emissions import Emission
+from engine.core.worker import Reuse, Worker
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
-from engine.step.request import Request, RequestState
+from engine.step.request import Request
 from net.metrics.events import Metrics
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
@@ -117,44 +118,6 @@ async def test_a_wake_while_tokens_are_handed_out_is_not_lost():
     worker.add(request("r0", max_tokens=1))
     await until(lambda: len(got) == 50)
     assert got == [f"r{i}" for i in range(50)]
-    await worker.close()
-
-
-async def test_the_loop_gets_a_turn_after_every_few_emissions():
-    """Each token wakes a task: those of a step of 256 rows in one turn would keep all others waiting."""
-    worker, _ = make()
-    pieces: list[tuple[int, int]] = []  # (turn of the loop, emissions)
-    turn = 0
-
-    async def turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    worker.start(lambda emissions: pieces.append((turn, len(emissions))))
-    counting = asyncio.create_task(turns())
-    shown = [Emission(request(f"r{i}"), i) for i in range(2 * HAND_OUT_SIZE + 5)]
-    await worker._hand_out(_Produced(shown, 5))
-    counting.cancel()
-    assert [size for _, size in pieces] == [HAND_OUT_SIZE, HAND_OUT_SIZE, 5]
-    assert len({at for at, _ in pieces}) == 3
-    await worker.close()
-
-
-async def test_the_ends_of_requests_are_handed_out_a_few_in_a_turn():
-    """An end takes the acceptor as long as END_SIZE tokens: the answer is completed, measured and recorded."""
-    worker, _ = make()
-    pieces: list[list[str]] = []
-    worker.start(lambda emissions: pieces.append([emission.request.request_id for emission in emissions]))
-    few = HAND_OUT_SIZE // END_SIZE
-    ended = [request(f"r{i}") for i in range(few + 1)]
-    for one in ended:
-        one.state = RequestState.FINISHED
-    shown = [Emission(one, 1) for one in ended] + [Emission(ended[-1], 1, num_behind=1), Emission(request("r"), 1)]
-    await worker._hand_out(_Produced(shown, 5))
-    assert [len(piece) for piece in pieces] == [few, 3]
-    assert [name for piece in pieces for name in piece] == [emission.request.request_id for emission in shown]
     await worker.close()
 
 

@@ -10,7 +10,7 @@ from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
 from engine.handoff.prefix_sources import PrefixSources, Prices
-from engine.handoff.reuse import Arena, PrefixLoader, Publisher
+from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
 from engine.pooled.pool_blocks import PlainBlocks
 from engine.pooled.prefetch import Prefetch
 from engine.sampling.params import SamplingParams
@@ -48,7 +48,7 @@ async def node():
         prefetch, costs = Prefetch("wait", 0.0, lambda: False), StepCosts()
         sources = PrefixSources(store, OfSlots(store), None, None, GEOMETRY, Prices(costs), "auto")
         loader = PrefixLoader(
-            batcher, Arena(GEOMETRY, prefetch), costs, metrics, sources,
+            batcher, LoadOptions(GEOMETRY, prefetch), costs, metrics, sources,
             used=publisher.offer_again,
         )  # fmt: skip
         publisher.start()

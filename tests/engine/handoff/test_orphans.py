@@ -9,7 +9,7 @@ import pytest
 
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
-from engine.core.worker import Emission
+from engine.core.emissions import Emission
 from engine.front.adoption import Adoption
 from engine.front.flight import Flight, drawn_seed
 from engine.front.persistence import Persistence

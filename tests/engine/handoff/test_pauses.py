@@ -17,8 +17,8 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
+from engine.core.emissions import Emission
 from engine.core.kv_ready import KvTarget
-from engine.core.worker import Emission
 from engine.handoff import messages
 from engine.handoff.messages import Abort, Prefill, Reserve, pack_request
 from engine.handoff.own_load import OwnLoad

@@ -9,8 +9,8 @@ from typing import Any
 from cache.block import BlockGeometry, root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
+from engine.core.emissions import Emission
 from engine.core.kv_ready import KvTarget
-from engine.core.worker import Emission
 from engine.handoff import messages
 from engine.handoff.messages import Fence, Prefill, Promise, pack_request
 from engine.handoff.own_load import OwnLoad

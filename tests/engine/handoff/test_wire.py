@@ -1,4 +1,4 @@
-"""KV that is encoded on its way to the decode node (--wire-dtype): what is there at the end, and nothing besides."""
+"""KV that is encoded on its way to the decode node (--wire-dtype): the blocks at the end, and nothing else."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def prompt_kv(geometry: BlockGeometry) -> torch.Tensor:
 
 
 def encoded_and_back(block: torch.Tensor, tokens: int, geometry: BlockGeometry) -> torch.Tensor:
-    """Of a block of which so many tokens are known."""
+    """Of a block of which this many tokens are known."""
     block = block.clone()
     block[..., tokens:, :] = 0
     codes, out = torch.empty(geometry.encoded_bytes, dtype=torch.uint8), torch.empty_like(block)

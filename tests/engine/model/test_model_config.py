@@ -239,7 +239,7 @@ def test_a_truncated_gguf_is_a_model_error(tiny_gguf, tmp_path, cut):
     data = (whole if whole.exists() else tiny_gguf()).read_bytes()
     header = data.index(b"blk.1.ffn_down.weight")
     short = tmp_path / "short.gguf"
-    # half of the cuts in the header, which is small beside the data
+    # half of the cuts in the header, which is small next to the data
     short.write_bytes(data[: int(cut * 2 * header)] if cut < 0.5 else data[: int(cut * len(data))])
     with pytest.raises(ModelError, match=r"truncated|begin with|cannot be read"):
         describe(str(short))

@@ -1,4 +1,4 @@
-"""CpuOps: every operation against float64, beside torch in the same dtype, at every level of this CPU.
+"""CpuOps: every operation against float64, next to torch in the same dtype, at every level of this CPU.
 
 The rule: |ours - exact| <= 2 |torch - exact| + eps, of the largest errors of a result.
 """

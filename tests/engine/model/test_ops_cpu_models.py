@@ -52,7 +52,7 @@ def test_families(ops, family, tmp_path):
 
 
 def test_the_embedded_model(ops, embedded, embedded_weights, embedded_tokenizer):
-    """Its greedy answer, and the logits of every position of it beside float32's."""
+    """Its greedy answer, and the logits of each of its positions compared with float32's."""
     config = embedded.config
     prompt = embedded_tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
     ids, blocks = list(prompt), list(range(8))
@@ -77,7 +77,7 @@ def test_the_embedded_model(ops, embedded, embedded_weights, embedded_tokenizer)
 
 @pytest.mark.parametrize("family", ["llama-bias", "mistral", "mistral-full"])
 def test_all_layers_in_one_call_are_what_they_are_one_by_one(ops, family, tmp_path):
-    """A chunk beside two decodes, with window where the family has one: the same bits, in the pool too."""
+    """A chunk with two decodes, with window where the family has one: the same bits, in the pool too."""
     save(family, tmp_path)
     source = describe(str(tmp_path))
     model = Model(source.config, weights.load(source, torch.bfloat16), choose("cpu", "cpu"), ops=ops)

@@ -155,7 +155,7 @@ async def test_a_load_that_is_cancelled_halfway_writes_no_more_and_gives_its_roo
     before = b.kv[list(LAYERED)].clone()
     staging = b.pool._in
     assert len(staging._free) == staging.num_slots and not staging._waiters
-    b.pool._codes_in.zero_()  # whoever still reads it would write zeros
+    b.pool._codes_in.zero_()  # a task that still reads it would write zeros
     await asyncio.sleep(0.05)
     assert torch.equal(b.kv[list(LAYERED)].view(torch.int16), before.view(torch.int16))
     async with b.pool.layers(KEYS, LAYERED) as found:

@@ -45,7 +45,7 @@ def test_shares_of_the_speed_of_all_cards(tmp_path):
     rdma(tmp_path, "100 Gb/sec (4X EDR)\n", 13_750_000_000 // 2, 4 * 10**12)
     assert nics.look(6.0) == pytest.approx((0.5, 1.0)), "never more than all of it"
     ethernet(tmp_path, "eth0", "10000", 0, 0)
-    assert nics.look(7.0) == (0.0, 0.0), "counters that begin anew"
+    assert nics.look(7.0) == (0.0, 0.0), "counters that begin again"
 
 
 def test_a_record_tells_what_is_in_use_as_of_a_moment_ago(tmp_path):

@@ -1,4 +1,4 @@
-"""Estimates beside the truth, and the table that shows them."""
+"""Estimates next to the truth, and the table that shows them."""
 
 from __future__ import annotations
 

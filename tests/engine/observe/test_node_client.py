@@ -1,4 +1,4 @@
-"""What the commands beside a node's send, and how a refusal reads."""
+"""The questions of explain, top and drain to a node, and the text of a refusal."""
 
 from __future__ import annotations
 

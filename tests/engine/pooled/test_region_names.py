@@ -22,7 +22,7 @@ GEOMETRY = BlockGeometry(2, 1, 16, 4, "bfloat16")
 
 
 async def test_a_node_with_its_arena_on_a_device_reads_values_and_blocks_of_the_pool() -> None:
-    """A weight of the pool is read through staging memory of the store, beside that of transfers."""
+    """A weight of the pool is read through staging memory of the store, in addition to that of transfers."""
     async with AsyncExitStack() as stack:
         channel = Channel("gpu", {})
         transfer = DeviceTransferEngine(channel, buffer_bytes=4096)

@@ -138,7 +138,7 @@ def test_ties_with_the_last_admitted_token_are_admitted():
 
 
 def test_rows_of_a_batch_do_not_mix():
-    """Every kind of row beside every other gives what it gives alone."""
+    """Every kind of row together with every other gives the same as alone."""
     kinds = [*SETS, {"temperature": 0}, {"logit_bias": {3: 5.0}}, {"repetition_penalty": 1.3}, {"logprobs": 2}, {}]
     logits = random_logits(len(kinds), 700, seed=2)
     rows = [row(prompt=[1, 2, 3], output=[3, 4], seed=i, **kind) for i, kind in enumerate(kinds)]

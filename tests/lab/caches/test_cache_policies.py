@@ -120,7 +120,7 @@ def test_a_disagreement_is_named():
     assert len(disagreements([bad])) == 1
 
 
-@pytest.mark.skipif(TRACES is None, reason="the released traces are not beside this checkout (shared/traces)")
+@pytest.mark.skipif(TRACES is None, reason="the released traces are not next to this checkout (shared/traces)")
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo"])
 @pytest.mark.parametrize("trace", sorted(TARGETS))
 def test_the_released_traces_give_the_published_rates(trace, policy):

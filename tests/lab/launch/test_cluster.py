@@ -20,7 +20,7 @@ from lab.launch.nodes import parse_nodes, thread_environment, threads_per_node
 
 
 def gone(pid: int) -> bool:
-    """No such process, or only its exit code is left for whoever adopted it."""
+    """No such process, or only its exit code is left for the process that adopted it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -3,11 +3,13 @@ work from anywhere."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -65,3 +67,27 @@ def test_the_client_shadows_nothing(site: Path, tmp_path: Path, order: str):
     code += "from mooncake_client import Store\n"
     code += "print(cache.OWN, net.OWN, 'scheduler' in dir(sched), Store.__module__)\n"
     assert elsewhere(site, "-c", code) == "True True True mooncake_rooms.cache.store.client\n"
+
+
+def test_the_installed_node_and_the_installed_client_work_together(site: Path, tmp_path: Path):
+    """The wheel holds all that a store node needs: the rooms, the page, the C code that it compiles."""
+    flags = ("--role", "store", "--model", "none", "--port", "0", "--dram-bytes", "64M")
+    command = [sys.executable, "-P", str(site / "bin" / "mooncake"), *flags]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    with (tmp_path / "log").open("w") as log:
+        node = subprocess.Popen(command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert node.stdout is not None
+        line = node.stdout.readline()
+        assert line, (tmp_path / "log").read_text()[-2000:]
+        url = json.loads(line)["url"]
+        with urlopen(f"{url}/", timeout=30) as page:
+            assert b"<!doctype html>" in page.read().lower()
+        code = f"from mooncake_client import Store\nwith Store({url.removeprefix('http://')!r}) as store:\n"
+        code += "    store.put('objects/one', b'moon')\n    print(bytes(store.get('objects/one')))\n"
+        assert elsewhere(site, "-c", code) == "b'moon'\n"
+        node.terminate()
+        assert node.wait(60) == 0, (tmp_path / "log").read_text()[-2000:]
+    finally:
+        node.kill()
+        node.communicate()

@@ -148,7 +148,7 @@ def test_bursts_keep_the_rate_and_the_requests():
         bursty(burst=20.0, share=0.1)
 
 
-def test_batch_fills_beside_interactive():
+def test_batch_fills_with_interactive():
     plain = chats(0, 2000)
     rows = Filled(2.0, 8000.0)(plain, 0)
     batch = [row for row in rows if row.service_class == "batch"]

@@ -16,7 +16,7 @@ from lab.simulator.models.presets import preset
 from lab.simulator.models.steps import RecordedStep
 
 
-def test_a_real_node_beside_its_twin(tmp_path, capsys, monkeypatch):
+def test_a_real_node_and_its_twin(tmp_path, capsys, monkeypatch):
     """Errors are those of a loaded machine: only that they were measured counts here."""
     monkeypatch.setattr(calibrate, "PROMPTS", (16, 100, 400, 1200, 1500, 2000))
     monkeypatch.setattr(calibrate, "TOGETHER", ((4, 60), (3, 300)))

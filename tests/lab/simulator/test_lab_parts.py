@@ -21,7 +21,7 @@ MODEL = PRESETS["llama3-8b-h200"]
 
 
 def long_answers(count: int = 200) -> list[TraceRow]:
-    """Two decode nodes cannot keep 20 ms per token for so many of them."""
+    """Two decode nodes cannot keep 20 ms per token for that number of them."""
     return [TraceRow(25 * i, 4000, 400, list(range(i * 10, i * 10 + 8))) for i in range(count)]
 
 

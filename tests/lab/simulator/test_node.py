@@ -43,7 +43,7 @@ def test_prompts_share_a_step_up_to_its_budget():
 def test_a_running_request_is_in_every_step_or_waits():
     rows = [TraceRow(0.0, 10, 50, [1]), TraceRow(100.0, 2000, 1, list(range(2, 9)))]
     first, _ = ran(BASE, rows).jobs
-    assert first.longest_gap == pytest.approx(0.01 + 0.999)  # a chunk beside it, and the fixed part of a step
+    assert first.longest_gap == pytest.approx(0.01 + 0.999)  # a chunk with it, and the fixed part of a step
     waiting, other = ran(replace(BASE, batching="prefill-first"), rows).jobs
     assert waiting.longest_gap == pytest.approx(2.01)
     assert other.first_token < waiting.finished
@@ -93,8 +93,8 @@ def test_nodes_of_a_machine_slow_each_other_down():
     free, other = ran(apart, rows).jobs
     assert (free.finished, other.first_token) == (pytest.approx(0.3), pytest.approx(1.15))
     slow, later = ran(replace(apart, contention=1.0), rows).jobs
-    assert slow.finished == pytest.approx(0.45, abs=0.011)  # 15 of its 20 steps run beside the prompt
-    assert later.first_token == pytest.approx(2.15)  # its step began beside a decode
+    assert slow.finished == pytest.approx(0.45, abs=0.011)  # 15 of its 20 steps run with the prompt
+    assert later.first_token == pytest.approx(2.15)  # its step began with a decode
 
 
 @pytest.mark.parametrize("wrong", [{"batching": "nonsense"}, {"step_prompts": 0}, {"contention": -1.0}])

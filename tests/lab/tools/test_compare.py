@@ -20,7 +20,7 @@ def figure(value: float) -> compare.Figures:
     return compare.figures({"rows": [{"case": "a", "metric": "time", "unit": "us", "ours": value}]})
 
 
-def test_medians_stand_beside_each_other_with_the_spread_of_ours():
+def test_medians_stand_next_to_each_other_with_the_spread_of_ours():
     (row,) = compare.compared([figure(4.0), figure(2.0), figure(3.0)], [figure(6.0), figure(9.0), figure(6.0)])
     assert (row.case, row.metric, row.unit, row.ours, row.peers) == ("a", "time", "us", 3.0, {"other": 6.0})
     assert row.note == "spread 2.00"

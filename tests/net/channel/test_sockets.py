@@ -8,7 +8,7 @@ from net.channel.sockets import CONTROL_PORT_OFFSET, control_port
 
 
 def free_port() -> int:
-    """Of which the one beside it is free too, or at least exists."""
+    """A port whose next one is free too, or at least exists."""
     while True:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))

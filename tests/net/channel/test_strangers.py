@@ -57,7 +57,7 @@ async def test_silent_connections_cost_little_and_keep_nobody_out(tmp_path, with
             for reader in readers[: SILENT - MAX_WAITING_PER_ADDRESS]:
                 with suppress(ConnectionError):
                     assert await reader.read() == b"", "those that waited longest were let go"
-            assert await other.connect(address) == "node", "and whoever says hello gets in"
+            assert await other.connect(address) == "node", "and a peer that says hello gets in"
     finally:
         await other.close()
         await node.close()

@@ -73,19 +73,21 @@ async def test_its_thread_ends_with_close_also_without_start():
 
 
 async def test_a_thread_that_keeps_the_interpreter_lock_is_told_from_a_handler():
-    monitor = StallMonitor()
+    """Among all stalls: on a busy machine the longest one may be a wait for a core."""
+    seen: list[Stall] = []
+    monitor = StallMonitor(seen.append)
     monitor.start()
     await more_samples(monitor, 1)
     await asyncio.to_thread(ctypes.PyDLL(None).usleep, 300_000)  # PyDLL: the call does not give the lock up
     await more_samples(monitor, 2)
-    longest = monitor.state()["longest_ms"]
     await monitor.close()
-    assert longest["lock"] >= 1000 * (0.3 - 2 * PERIOD_S) / 2
-    assert longest["lock"] > longest["computing"]
+    locked = max(seen, key=lambda stall: stall.lock)
+    assert locked.lock >= (0.3 - 2 * PERIOD_S) / 2
+    assert locked.lock > locked.computing
 
 
 def test_a_thread_that_has_to_share_its_core_is_delayed():
-    """In a thread of its own, which keeps to one core beside a process that takes it."""
+    """In a thread of its own, which keeps to one core with a process that takes it."""
     delays: list[float] = []
 
     def work() -> None:

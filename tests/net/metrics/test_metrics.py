@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from net.metrics.events import Metrics
 from net.metrics.table import declared, size_buckets
-from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers, of_traces
+from net.metrics.watched import Watched, of_gossip, of_load_words, of_store, of_tiers, of_traces
 
 LABELS = {"model_name": "tiny", "engine": "node-1"}
 
@@ -181,3 +183,20 @@ def test_what_stock_dashboards_and_routers_read(metrics):
     assert set(shown) >= OF_VLLM | OF_ITS_ROUTER
     assert (shown["gpu_cache_usage_perc"], shown["gpu_prefix_cache_hits_total"]) == (0.75, 64)
     assert shown["time_per_output_token_seconds_sum"] == pytest.approx(0.2)
+
+
+def test_a_scrape_in_a_thread_asks_no_owner(metrics):
+    """Snapshots handle the notices of peers: two threads in one poll were a RuntimeError, and a request failed."""
+    threads: set[int] = set()
+
+    def asked(*answer):
+        threads.add(threading.get_ident())
+        return list(answer)
+
+    metrics.watch_transfers(asked)
+    metrics.watch([Watched(CounterMetricFamily, "mooncake:x", "x", (), lambda: asked(((), 1.0)))])
+    metrics.read()
+    scrape = threading.Thread(target=metrics.text)
+    scrape.start()
+    scrape.join()
+    assert threads == {threading.get_ident()}

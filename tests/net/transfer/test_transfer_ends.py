@@ -43,7 +43,7 @@ async def test_a_killed_peer_ends_transfers_with_peer_lost(order, op):
 
 @both
 async def test_fence_ends_the_writes_of_a_lost_peer(order):
-    """The writer is alive and keeps writing; once fenced, the memory holds still until it connects anew."""
+    """The writer is alive and keeps writing; once fenced, the memory holds still until it connects again."""
     async with pair("shm,tcp", order) as (channel, engine, region, _):
         await channel.call("b", "crc", {"name": "theirs", "offset": 0, "nbytes": 1})
         body = {"op": "write", "remote": "ours", "spans": [[0, 0, SIZE]], "timeout_s": 20}

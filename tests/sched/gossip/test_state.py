@@ -75,7 +75,7 @@ def test_only_members_have_records():
     view.forget("a")
     assert view.get("a", 0.0) is None and not view.merge(0.0, record_of("a", 0, 2))
     view.admit("a")
-    assert view.merge(0.0, record_of("a", 0, 1)), "a node that came back starts anew"
+    assert view.merge(0.0, record_of("a", 0, 1)), "a node that came back starts again"
 
 
 def test_own_increments_count_until_the_next_record():
@@ -113,7 +113,7 @@ def test_a_new_version_only_for_news_or_as_heartbeat():
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=30), st.integers(0, 2**32))
 def test_rows_follow_the_members(steps, number):
-    """Nodes come and go in any order; whoever stays keeps its record, whoever comes back starts anew."""
+    """Nodes come and go in any order; a node that stays keeps its record, a node that comes back starts again."""
     view, rng, model = ClusterView("me"), random.Random(number), {}
     for name, comes in ((f"n{i}", comes) for i, comes in steps):
         if comes:

@@ -12,7 +12,7 @@ from lab.bench.ops.quantized import ITEM_BYTES, quantized_rows, random_weight
 
 
 @pytest.mark.skipif(not levels_here(), reason="CpuOps needs x86 with AVX2, or aarch64")
-def test_each_kind_beside_the_widened_weight_and_the_floor(monkeypatch):
+def test_each_kind_with_the_widened_weight_and_the_floor(monkeypatch):
     shapes = {"gate_up": (64, 96), "down": (64, 256)}
     for name, value in {"SHAPES": shapes, "VOCAB": 320, "HIDDEN": 96, "ROTATE_BYTES": 100_000}.items():
         monkeypatch.setattr(quantized, name, value)

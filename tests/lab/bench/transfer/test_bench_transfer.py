@@ -45,7 +45,7 @@ def test_goals_are_judged_by_ratios_of_one_run():
     assert [(row["met"], round(row["ratio"], 2)) for row in rows] == [(False, 0.89), (False, 3.1)]
 
 
-def test_two_copying_threads_stand_beside_two_of_memcpy():
+def test_two_copying_threads_are_compared_with_two_of_memcpy():
     cell = {"gbs": 9.0, "p50_us": 10.0, "p99_us": 20.0, "threads": 2}
     case = ("read", 368 * KIB, 32)
     cells = {
@@ -126,7 +126,7 @@ def same_network(monkeypatch):
     monkeypatch.setattr("lab.bench.transfer.shared.one_congestion_control", lambda name: "reno")
 
 
-def test_one_run_of_ours_beside_the_limits_with_the_peers_missing(tmp_path, capsys, same_network):
+def test_one_run_of_ours_with_the_limits_with_the_peers_missing(tmp_path, capsys, same_network):
     out = tmp_path / "cells.json"
     arguments = ["--quick", "--seconds", "0.01", "--sizes", "64K", "--batches", "1,4", "--arena-mb", "8"]
     arguments += ["--only", "memcpy,memcpy-2,sockets,stream,ours-shm,ours-tcp,nixl", "--json", str(out)]

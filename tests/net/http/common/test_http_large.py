@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from net.http import Output, create_app
+from net.http import Output, create_app, docs, openapi
 from net.http.common import body as bodies
 from net.http.common import pieces
 from net.http.common.errors import ApiError
@@ -63,6 +63,7 @@ class CountingFrontend(FakeFrontend):
 
 
 IDS = [65] * 2000
+WORDS = [f"{i:064}" for i in range(256)]
 PARAMETERS = {"enum": list(range(2000))}
 SCHEMA = {"properties": {f"field_{i}": {"enum": [i]} for i in range(5000)}}
 ASKED = {"input": "a", "instructions": "b" * 2000, "max_output_tokens": 9}
@@ -90,6 +91,9 @@ LARGEST = {
     "tokenize": ("/tokenize", {"prompt": "a" * 200_000, "return_token_strs": True}),
     "detokenize": ("/detokenize", {"tokens": [65] * 200_000}),
     "logit_bias": ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(257)}, "n": 128}),
+    "stop ids": ("/v1/completions", {"prompt": "a", "stop_token_ids": [66] * 512, "n": 128}),
+    "allowed ids": ("/v1/completions", {"prompt": "a", "allowed_token_ids": [65] * 512, "n": 128}),
+    "bad words": ("/v1/completions", {"prompt": "a", "bad_words": WORDS}),
     "regex": ("/v1/completions", {"prompt": "a", "guided_regex": "a" * (256 << 10)}),
     "Lark": ("/v1/completions", {"prompt": "a", "guided_grammar": LARK}),
     "GBNF": ("/v1/completions", {"prompt": "a", "guided_grammar": LARK.replace("start:", "root ::=")}),
@@ -150,6 +154,8 @@ async def test_no_large_request_is_worked_on_in_the_event_loop(name, on_loop):
         assert response.status == 200, text[:300]
     biases = {id(call["sampling"]["logit_bias"]) for call in frontend.calls}
     assert len(biases) <= 1, "all choices share one"
+    words = {id(call["sampling"]["bad_words"]) for call in frontend.calls}
+    assert len(words) <= 1, "all choices share them"
     output_tokens = sum(call["sampling"]["max_tokens"] for call in frontend.calls)
     assert frontend.on_loop("tokens") <= SMALL_VALUES + 2 * output_tokens, "the fake makes its output on the loop"
     assert frontend.on_loop("characters") <= LONG_TEXT_CHARS
@@ -204,6 +210,9 @@ TOO_LARGE = [
     ("/detokenize", {"tokens": [65] * 400_000}, 413, "300000"),
     ("/v1/chat/completions", {"messages": [{"role": "a", "content": ""}] * 200_000}, 413, "300000"),
     ("/v1/completions", {"prompt": ["a", "a"], "n": 128, "logit_bias": {str(i): 1 for i in range(257)}}, 400, "65536"),
+    ("/v1/completions", {"prompt": ["a"] * 8, "n": 128, "stop_token_ids": [1] * 65}, 400, "65536"),
+    ("/v1/completions", {"prompt": ["a"] * 8, "n": 128, "allowed_token_ids": [65] * 65}, 400, "65536"),
+    ("/v1/completions", {"prompt": "a", "n": 2, "bad_words": WORDS}, 400, "bad_words: 33024 tokens"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 4097}, 400, "4096"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 3001}, 400, "3001 messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 2_000_000}]}, 413, "2000000"),
@@ -347,6 +356,19 @@ async def test_the_choices_of_a_request_begin_and_end_one_after_the_other(prompt
     counting.cancel()
     assert frontend.begun.total() == frontend.ended.total() and not frontend.open
     assert max(frontend.begun.values()) <= 2 and max(frontend.ended.values()) <= 2
+
+
+async def test_the_description_of_the_api_is_made_in_a_thread(monkeypatch):
+    threads = []
+    for module, name in ((openapi, "document"), (docs, "page")):
+        made = getattr(module, name)
+        noted = lambda *args, made=made: (threads.append(threading.get_ident()), made(*args))[1]  # noqa: E731
+        monkeypatch.setattr(module, name, noted)
+    async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
+        for path in ("/openapi.json", "/docs"):
+            async with session.get(path) as response:
+                assert response.status == 200
+    assert len(threads) == 2 and threading.get_ident() not in threads
 
 
 async def test_a_long_answer_leaves_in_turns():

@@ -91,7 +91,7 @@ async def test_prompt_logprobs_as_vllm_shows_them(client):
     assert "prompt_logprobs" not in plain.choices[0].model_dump()
 
 
-async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(client):
+async def test_prompt_logprobs_of_a_chat_stand_next_to_its_choices(client):
     messages = [{"role": "user", "content": "xy"}]
     answer = await client.chat.completions.create(
         model="fake", messages=messages, n=2, max_tokens=1, extra_body={"prompt_logprobs": 1}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from net.transfer.common.landed import Landed
+from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion, DeviceTransferEngine
 from net.transfer.engine import Op, PeerLost, TransferEngine, TransferError, transports
@@ -25,7 +25,7 @@ SIZE = 24 * MIB
 )
 def test_a_span_has_landed_when_every_byte_has(cells, parts):
     spans = [(10 * cell, 10 * ((7 * cell) % 61), 10 - cell % 3) for cell in cells]
-    landed, seen = Landed(), set()
+    landed, seen = LandedSpans(), set()
     for which, begin, length in parts:
         local, remote, whole = spans[which % len(spans)]
         length = min(length, whole - begin)
@@ -37,7 +37,7 @@ def test_a_span_has_landed_when_every_byte_has(cells, parts):
 
 
 def test_bytes_that_went_elsewhere_do_not_count():
-    landed = Landed()
+    landed = LandedSpans()
     landed.add([(0, 100, 50)])
     assert landed.of([(0, 100, 50), (0, 200, 50), (10, 110, 40), (0, 0, 0)]) == [True, False, True, True]
 
@@ -52,7 +52,7 @@ async def test_after_a_cut_what_is_said_to_have_landed_has(monkeypatch, seed):
             a.register(x)
             b.register(y)
             x.memory[:] = random.Random(seed).randbytes(4 * MIB)
-            landed = Landed()
+            landed = LandedSpans()
             spans = [(i << 16, (63 - i) << 16, 1 << 16) for i in range(64)]
             with pytest.raises(PeerLost):
                 await a.submit("b", Op.WRITE, "x", "y", spans, landed=landed)
@@ -80,7 +80,7 @@ async def test_cancelled_submissions_can_be_finished_with_the_rest(transport, op
             x.memory[:], y.memory[:] = rng.randbytes(SIZE), rng.randbytes(SIZE)
             left = [(at, SIZE - MIB - at, MIB) for at in range(0, SIZE, MIB)]
             for _ in range(40):
-                landed = Landed()
+                landed = LandedSpans()
                 task = asyncio.create_task(a.submit("b", op, "x", "y", left, landed=landed))
                 await asyncio.sleep(rng.random() * 0.004)
                 task.cancel()
@@ -100,11 +100,11 @@ async def test_a_device_tells_as_well():
         with Region.shared("y", 1 << 16) as y:
             a.register(DeviceRegion("x", device))
             b.register(y)
-            landed, spans = Landed(), [(0, 100, 9000), (20000, 0, 7)]
+            landed, spans = LandedSpans(), [(0, 100, 9000), (20000, 0, 7)]
             await a.submit("b", Op.WRITE, "x", "y", spans, landed=landed)
             assert landed.of(spans) == [True, True]
             device.broken = True
-            landed = Landed()
+            landed = LandedSpans()
             with pytest.raises(TransferError):
                 await a.submit("b", Op.WRITE, "x", "y", spans, landed=landed)
             assert landed.of(spans) == [False, False]

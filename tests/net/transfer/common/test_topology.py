@@ -9,7 +9,7 @@ from net.transfer.common.rails import Rail, choose
 from net.transfer.common.topology import FAR, NEAR, Nic, Overrides, Topology, pairs, parse
 from net.transfer.rdma import places
 
-# Two sockets; on the first a switch with mlx5_0 and GPU 0, and mlx5_1 beside it; mlx5_2 and GPU 1 on the second.
+# Two sockets; on the first a switch with mlx5_0 and GPU 0, and mlx5_1 next to it; mlx5_2 and GPU 1 on the second.
 CARDS = {
     "mlx5_0": ("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0", 0),
     "mlx5_1": ("pci0000:00/0000:00:02.0/0000:05:00.0", 0),

@@ -93,12 +93,13 @@ async def test_the_engine_holds_submissions_back_and_shows_them_in_a_scrape():
         await clock.advance(0.0049)
         assert not later.done()
         await clock.advance(0.0002)
-        assert later.done() and (await later).seconds == pytest.approx(0.03501), "behind the bulk, beside the urgent"
+        assert later.done() and (await later).seconds == pytest.approx(0.03501), "behind the bulk, with the urgent"
         failing = asyncio.create_task(engine.submit("a", Op.READ, "x", "nothing", [(0, 0, 1)]))
         await clock.turns()
         await clock.advance(1.0)
         with pytest.raises(TransferError):
             await failing
+    metrics.read()
     await engine.close()
     await channel.close()
     labels = {"model_name": "tiny", "engine": "a", "peer": "a", "transport": "local"}

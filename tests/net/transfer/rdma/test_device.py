@@ -9,7 +9,7 @@ import pytest
 
 from net.loop.tasks import FINAL, TASK
 from net.transfer.rdma import device as devices
-from net.transfer.rdma.device import Device
+from net.transfer.rdma.device import COMPLETION, Device
 from net.transfer.rdma.verbs import Verbs, VerbsError
 from tests.net.peers import until
 
@@ -20,11 +20,17 @@ class FakeVerbs(Verbs):
 
     def __init__(self, channel: int, events: int) -> None:
         self.polled = self.armed = self.polls = 0
+        self.records: list[bytes] = []
+        """Completions of the next poll."""
         gid = SimpleNamespace(gid_index=0, port_num=devices.PORT, gid=SimpleNamespace(raw=bytes(16)), gid_type=1)
         fields = SimpleNamespace(max_cqe=64, max_cq=4, state=1)
         made = {"int *": [1], "struct ibv_gid_entry[]": [gid]}
         self.ffi = SimpleNamespace(
-            new=lambda kind, *_: made.get(kind, fields), string=bytes, NULL=None, errno=errno.EIO
+            new=lambda kind, *_: made.get(kind, fields),
+            string=bytes,
+            NULL=None,
+            errno=errno.EIO,
+            buffer=lambda *_: b"".join(self.records.pop(0) for _ in list(self.records)),
         )
         self.lib = SimpleNamespace(
             IBV_GID_TYPE_ROCE_V2=1,
@@ -46,7 +52,7 @@ class FakeVerbs(Verbs):
 
     def _poll(self, *_: object) -> int:
         self.polls += 1
-        return self.polled
+        return len(self.records) or self.polled
 
 
 @pytest.fixture
@@ -85,6 +91,32 @@ async def test_a_node_whose_completion_queue_is_broken_leaves(card, polled, arme
             with pytest.raises(VerbsError, match="a completion queue of card is broken"):
                 device.poll()
         device.give_back_completions(number, 8)  # a link ends, whatever its device does
+    finally:
+        loop.remove_reader(device._channel.fd)
+        loop.remove_reader(device._context.async_fd)
+        loop.set_exception_handler(None)
+
+
+async def test_a_handler_that_raises_makes_the_node_leave(card):
+    """The completions behind it are lost, so transfers would wait for ever."""
+    verbs, bell = card
+    loop, reports = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    device = Device("card")
+    try:
+        device.take_completions(8)
+        seen = []
+
+        def wrong(completion):
+            seen.append(completion)
+            raise ZeroDivisionError("my handler")
+
+        device.handlers[7] = wrong
+        verbs.records = [COMPLETION.pack(number, 0, 7) for number in range(2)]
+        os.write(bell, b"1")
+        await until(lambda: reports)
+        assert len(seen) == 1 and reports[0].get(FINAL) is True
+        assert isinstance(reports[0]["exception"], ZeroDivisionError)
     finally:
         loop.remove_reader(device._channel.fd)
         loop.remove_reader(device._context.async_fd)

@@ -43,7 +43,7 @@ def endpoint(**depths):
 
 
 def test_as_many_reads_are_under_way_as_the_other_side_answers():
-    """A card that begins 16 but answers 4 (max_qp_init_rd_atom 16, max_qp_rd_atom 4) beside one that begins 2."""
+    """A card that begins 16 but answers 4 (max_qp_init_rd_atom 16, max_qp_rd_atom 4) and one that begins 2."""
     one, other = endpoint(reads=16, answers=4), endpoint(reads=2, answers=8)
     assert one.depths(other) == (8, 2)
     assert other.depths(one) == (2, 8)
@@ -202,7 +202,7 @@ def hear(link, **header):
 
 
 async def test_a_region_that_is_withdrawn_right_behind_its_answer_is_asked_for_again():
-    """Both frames may come in one turn of the loop, before whoever asked has run: an old key would stay for ever."""
+    """Both frames may come in one turn of the loop, before the task that asked has run: an old key would stay."""
     link = Link(Wire(), [], Topology(()), {})
     told = {"op": "region", "name": "kv", "address": 4096, "nbytes": 64, "distances": []}
     asking = asyncio.create_task(link._region("kv"))

@@ -84,6 +84,7 @@ def test_rails_are_in_a_scrape():
     }
     metrics = Metrics("tiny", "a")
     metrics.watch_transfers(lambda: [row | Traffic().row()])
+    metrics.read()
     labels = {"model_name": "tiny", "engine": "a", "peer": "p", "transport": "rdma", "rail": "mlx5_0"}
 
     def value(name, **more):

@@ -1,4 +1,4 @@
-// What vec.h asks of an instruction set, in AVX-512 (F, BW, DQ, VL).
+// The operations that vec.h needs of an instruction set, in AVX-512 (F, BW, DQ, VL).
 #pragma once
 #include <immintrin.h>
 

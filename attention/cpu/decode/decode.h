@@ -7,7 +7,7 @@
 // heads and then V, and the softmax of one query head overlaps with that of the others.
 #pragma once
 #include "paged.h"
-#include "vec.h"
+#include "vectors/vec.h"
 #include <algorithm>
 #include <cmath>
 #include <type_traits>

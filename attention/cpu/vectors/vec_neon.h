@@ -1,4 +1,4 @@
-// What vec.h asks of an instruction set, in NEON of ARMv8 (aarch64).
+// The operations that vec.h needs of an instruction set, in NEON of ARMv8 (aarch64).
 #pragma once
 #include <arm_neon.h>
 

@@ -1,4 +1,4 @@
-// What vec.h asks of an instruction set, in AVX2 with FMA and F16C.
+// The operations that vec.h needs of an instruction set, in AVX2 with FMA and F16C.
 #pragma once
 #include <immintrin.h>
 

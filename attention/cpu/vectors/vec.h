@@ -5,7 +5,7 @@
 // Wider types than a register would read simpler, but g++ keeps them in memory: AVX2 kernels written for 16 floats ran
 // at a tenth of their speed. The definitions of each instruction set are in vec_avx512.h, vec_avx2.h and vec_neon.h.
 #pragma once
-#include "paged.h"
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -73,17 +73,6 @@ template <int DISTANCE = WIDTH / 2> static inline float sum(Vec v) {
 template <int DISTANCE = WIDTH / 2> static inline float maximum(Vec v) {
   if constexpr (DISTANCE == 0) return v[0];
   else return maximum<DISTANCE / 2>(maximum(v, exchange<DISTANCE>(v)));
-}
-
-static inline Vec load_as(Dtype dtype, const void *p, int64_t at) {
-  return dtype == FLOAT32 ? load((const float *)p + at)
-         : dtype == BFLOAT16 ? load((const Bf16 *)p + at) : load((const Fp16 *)p + at);
-}
-
-static inline void store_as(Dtype dtype, void *p, int64_t at, Vec v) {
-  if (dtype == FLOAT32) store((float *)p + at, v);
-  else if (dtype == BFLOAT16) store((Bf16 *)p + at, v);
-  else store((Fp16 *)p + at, v);
 }
 
 // 2^t for t < 128, 0 below -126 and for -inf. Relative error 1e-4 with DEGREE 3 (bfloat16 resolves 4e-3), 1e-7 with 5.

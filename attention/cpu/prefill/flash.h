@@ -10,7 +10,7 @@
 // Scores are computed STEP keys ahead: their products, on tiles, overlap the exponentials of the STEP before.
 #pragma once
 #include "paged.h"
-#include "vec.h"
+#include "vectors/vec.h"
 #include <algorithm>
 #include <cmath>
 
@@ -45,7 +45,7 @@ struct Column {
   }
 };
 
-// What one thread needs for an item of up to `tiles` x COLUMNS columns; a Path adds its own.
+// The memory that one thread needs for an item of up to `tiles` x COLUMNS columns; a Path adds its own.
 struct Columns {
   float *o;         // [tiles, head_size, COLUMNS]
   float *max, *total;  // [tiles, COLUMNS]
