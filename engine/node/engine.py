@@ -71,7 +71,7 @@ class Engine:
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self._calibrated: list[int] = []  # blocks that the calibration writes to
         self.costs = StepCosts()
-        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed, config.classes)
         policy = batching_policies[config.batching_policy](tuning)
         self.draft = loaded.draft
         self.speculator = self._speculator()
