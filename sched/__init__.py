@@ -10,6 +10,8 @@ Files:
     rejection    Decides which requests are refused under load: the variants of the paper
     role_change  Decides when a node that can prefill and decode, and does one of them, switches to the other
     step_cost    Predicts the time of a step with both decodes and prefill
+    stretch      How far a node that cannot keep all objectives misses them: by the same factor for prompts and for
+                 streams
     gossip/      The load and the blocks that nodes report to each other
     membership/  Who is in the cluster: SWIM with Lifeguard
     placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class

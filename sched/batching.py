@@ -4,7 +4,8 @@
     decode-first   every decode, then prefill up to the step's token budget
     mixed          every decode, then at most a fixed chunk of prefill (Sarathi-Serve, section 4)
     dynamic        every decode, then the largest chunk for which the predicted step time stays within a limit, or
-                   within four times the time of its decodes
+                   within four times the time of its decodes; the limit is fixed, or follows from the objectives of
+                   the requests (stretch.py)
 
 With every policy, the time of a step with prefill is bounded (BoundedSteps), because the node aborts, admits and
 answers requests only between steps.
@@ -15,9 +16,12 @@ policy decides how much of it prefill may use. On a node that only prefills, all
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from sched.classes import CLASSES, Classes
+from sched.stretch import Waiting, stretch
 
 MIN_CHUNK_TOKENS = 32
 """`dynamic` and BoundedSteps always allow this many prefill tokens, so that prompts do not starve."""
@@ -29,12 +33,14 @@ uses up the limit, tiny chunks would multiply the time to first token and hardly
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The decodes of a step, and the next prompt."""
+    """The decodes of a step, and the prompts."""
 
     budget: int  # tokens left in the step's budget
     decodes: int  # decode rows in the step
     decode_context: int  # sum of the tokens that these rows attend to
     prefill_context: int  # computed tokens of the next prompt
+    classes: Collection[str] = ()  # of the requests that decode
+    prompts: Sequence[Waiting] = ()  # next one first; may be empty if nothing decodes
 
 
 class BatchingPolicy(Protocol):
@@ -83,26 +89,34 @@ class ChunkPredictor(Protocol):
     def decode_seconds(self, decodes: int, decode_context: int) -> float:
         """Seconds of a step with decodes only."""
 
+    def prefill_seconds(self, tokens: int, context: int) -> float:
+        """Seconds to compute `tokens` tokens of a prompt after `context` known ones."""
+
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
         """Maximum number of prefill tokens for which the step takes at most `seconds`; may be negative."""
 
 
 class DynamicChunks:
-    """Bounds the gap in seconds for every batch and context; no bound while no request decodes."""
+    """Bounds the gap in seconds for every batch and context; no bound while no request decodes. `tbt_s`: the bound; 0 =
+    that of the objectives in `classes`."""
 
     decodes_wait = False
 
-    def __init__(self, tbt_s: float, predictor: ChunkPredictor) -> None:
+    def __init__(self, tbt_s: float, predictor: ChunkPredictor, classes: Classes = CLASSES) -> None:
         self.tbt_s = tbt_s
-        self._predictor = predictor
+        self._predictor, self._classes = predictor, classes
 
     def prefill_tokens(self, load: StepLoad) -> int:
         if not load.decodes:
             return load.budget
         alone = self._predictor.decode_seconds(load.decodes, load.decode_context)
-        seconds = max(self.tbt_s, SLOWDOWN * alone)
+        seconds = max(self.tbt_s or self._by_objectives(load, alone), SLOWDOWN * alone)
         chunk = self._predictor.largest_chunk(seconds, load.decodes, load.decode_context, load.prefill_context)
         return max(MIN_CHUNK_TOKENS, chunk)
+
+    def _by_objectives(self, load: StepLoad, alone_s: float) -> float:
+        tbt_s = min(self._classes[name].tbt_s for name in load.classes)
+        return tbt_s * stretch(load.prompts, alone_s, tbt_s, self._classes, self._predictor.prefill_seconds)
 
 
 class StepPredictor(ChunkPredictor, Protocol):
@@ -133,14 +147,15 @@ class Tuning:
     """Parameters of the policies."""
 
     chunk_tokens: int  # for mixed
-    tbt_s: float  # for dynamic
+    tbt_s: float  # for dynamic; 0 = by the objectives
     predictor: ChunkPredictor  # for dynamic
+    classes: Classes = field(default_factory=lambda: CLASSES)  # for dynamic
 
 
 batching_policies: dict[str, Callable[[Tuning], BatchingPolicy]] = {
     "prefill-first": lambda tuning: PrefillFirst(),
     "decode-first": lambda tuning: DecodeFirst(),
     "mixed": lambda tuning: MixedChunks(tuning.chunk_tokens),
-    "dynamic": lambda tuning: DynamicChunks(tuning.tbt_s, tuning.predictor),
+    "dynamic": lambda tuning: DynamicChunks(tuning.tbt_s, tuning.predictor, tuning.classes),
 }
 """Policies by their names on the command line. A new policy is one class and one entry here."""

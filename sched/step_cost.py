@@ -30,6 +30,10 @@ class StepModel:
         """Seconds of a step with decodes only."""
         return self.decode.estimate(decodes, decode_context)
 
+    def prefill_seconds(self, tokens: int, context: int) -> float:
+        """Seconds of a step that only computes `tokens` tokens of a prompt after `context` known ones."""
+        return self.prefill.estimate(tokens, context)
+
     @property
     def coefficients(self) -> tuple[float, ...]:
         """c0 .. c4"""

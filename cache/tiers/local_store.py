@@ -24,7 +24,7 @@ from cache.block import BlockKey
 from cache.homes.agreement import Content
 from cache.pool.admission import Admission, Always
 from cache.pool.block_pool import BlockPool
-from cache.pool.policy import PLAIN, EvictionPolicy, Facts
+from cache.pool.policy import OBJECTS, PLAIN, EvictionPolicy, Facts
 from cache.ssd import New, SsdError, SsdTier
 from cache.ssd_reads import ReadModel, SsdPrice, SsdReads
 from cache.tiers.group_sync import GroupSync
@@ -42,6 +42,7 @@ __all__ = ["LocalStore", "NoSpace", "Pin"]
 T = TypeVar("T")
 
 BATCH_BYTES = 16 << 20  # maximum bytes per write to SSD; slots become free after each
+CLEAR_BATCH = 512  # blocks removed in one turn of the event loop
 PIN_SHARE = 0.25  # maximum share of the blocks that may be pinned
 
 
@@ -217,6 +218,17 @@ class LocalStore:
             ssd.forget(here)
             await self._blocking(lambda: ssd.erase_forgotten(here))  # after the running writes
         return len(here)
+
+    async def clear(self) -> int:
+        """Remove all blocks from all tiers, except kept ones and those that programs stored. Returns the number of
+        removed blocks."""
+        removed = 0
+        programs = OBJECTS.service_class
+        keys = [key for key in self.keys() if key not in self._kept and self.facts(key).service_class != programs]
+        for start in range(0, len(keys), CLEAR_BATCH):
+            removed += await self.remove(keys[start : start + CLEAR_BATCH])
+            await asyncio.sleep(0)
+        return removed
 
     def _is_anywhere(self, key: BlockKey) -> bool:
         """Whether the block is in DRAM or on SSD, readable or not."""

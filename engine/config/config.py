@@ -226,6 +226,12 @@ class Config(CacheFields):
         "refuse = 400",
         ("ignore", "refuse"),
     )
+    trust_request_chat_template: bool = flag(
+        False,
+        "api",
+        "serve chat_template of request bodies; a template runs in a sandbox, but may compute for ever, so only for "
+        "clients that you trust; off = 400",
+    )
     max_answer_logprobs: int = flag(
         250_000,
         "api",

@@ -135,7 +135,8 @@ class ModelFields:
     tbt_budget_ms: float = flag(
         0.0,
         "engine",
-        "target step time of --batching-policy dynamic while requests decode; auto = the shortest tbt of --slo",
+        "target step time of --batching-policy dynamic while requests decode; auto = the shortest tbt of --slo among "
+        "the classes of these requests, and up to four times this while prompts would miss their ttft by more",
         least=1.0,
         auto=0,
     )

@@ -104,7 +104,6 @@ def resolve(
         kv_cache_dtype=kv_dtype,
         num_threads=config.num_threads or machine.num_cpus,
         max_connections=_max_connections(config, machine),
-        tbt_budget_ms=config.tbt_budget_ms or 1000 * min(one.tbt_s for one in config.classes.values()),
         kv_cache_bytes=kv_bytes,
         dram_bytes=_dram_bytes(config, machine, shape.pool_bytes),
         kv_staging_bytes=_kv_staging_bytes(config, shape),

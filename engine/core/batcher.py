@@ -20,6 +20,7 @@ from engine.step.request import Request, RequestState
 from engine.step.step import Committed, ScheduledRow, Step
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.queueing import FCFS, QueueOrder
+from sched.stretch import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ class Batcher:
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
         queue = self._order.order(now, self.seats.prompts())
-        budget = self._prefill_budget(decodes, queue[0].num_computed) if queue else 0
+        budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
         blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
@@ -272,10 +273,15 @@ class Batcher:
         begun = (other for other in self.running if other.num_uncomputed > 1)
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
-    def _prefill_budget(self, decodes: Sequence[ScheduledRow], prefill_context: int) -> int:
+    def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
         left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)
         context = sum(row.start + row.num_tokens for row in decodes)
-        return min(left, self._policy.prefill_tokens(StepLoad(left, len(decodes), context, prefill_context)))
+        classes = {row.request.service_class for row in decodes}
+        prompts = [
+            Waiting(r.service_class, now - r.arrival, r.num_uncomputed, r.num_computed) for r in queue if decodes
+        ]
+        load = StepLoad(left, len(decodes), context, queue[0].num_computed, classes, prompts)
+        return min(left, self._policy.prefill_tokens(load))
 
     def _chunk(self, request: Request, budget: int, whole: bool) -> int:
         """Tokens of `request` for a step with `budget` left. A chunk that does not finish the prompt ends at a block

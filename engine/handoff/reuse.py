@@ -289,6 +289,8 @@ class Publisher:
         self._again: deque[Named] = deque()  # offered before; the pool may have refused them
         self._wake = asyncio.Event()
         self._in_flight: list[Named] = []
+        self._idle = asyncio.Event()  # no batch is being written
+        self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self.num_dropped = 0
 
@@ -324,11 +326,19 @@ class Publisher:
         """Ids of queued blocks, one item per transfer reference."""
         return (block_id for part in (self._backlog, self._again, self._in_flight) for _, block_id, _ in part)
 
+    async def give_up(self) -> None:
+        """Drop all queued blocks, and wait for the end of the batch that is being written."""
+        self._empty()
+        await self._idle.wait()
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        self._empty()
+
+    def _empty(self) -> None:
         for queue in (self._backlog, self._again):
             self._pool.unhold([block_id for _, block_id, _ in queue])
             queue.clear()
@@ -343,6 +353,7 @@ class Publisher:
                 continue
             count = min(PUBLISH_BATCH_BLOCKS, len(queue))
             batch = self._in_flight = [queue.popleft() for _ in range(count)]
+            self._idle.clear()
             try:
                 rows = batch if queue is self._backlog else await self._lacking(batch)
                 if rows:
@@ -353,6 +364,7 @@ class Publisher:
                 log.info("publishing %d blocks failed: %r", len(batch), error)
             finally:
                 self._in_flight = []
+                self._idle.set()
                 self._pool.unhold([block_id for _, block_id, _ in batch])
 
     async def _lacking(self, batch: Sequence[Named]) -> list[Named]:

@@ -18,6 +18,8 @@ Files:
     phases            The time of each part of the startup
     prefault          Decides which memory of a node is populated in advance, when, and how much of the machine it may
                       use
+    prefix_reset      POST /reset_prefix_cache: all nodes of the cluster forget the KV that no request uses, so the
+                      next one is cold
     report            A node's reports about itself: for the user who started it, for a joining node, for debugging
     resource_use      How full the tiers of this node are and how busy its network is
     role_changes      The shell of sched/role_change.py: reads the gossiped records every few seconds and sets the

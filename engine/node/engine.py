@@ -41,6 +41,9 @@ from sched.classes import scaled
 from sched.queueing import queue_orders
 from sched.rejection import rejections
 
+FORGET_BATCH = 512
+"""Keys forgotten in one turn of the event loop."""
+
 
 class Engine:
     """Owns the KV arena and everything that works on it."""
@@ -68,7 +71,7 @@ class Engine:
         self.pool = BlockPool(self.region.nbytes // geometry.block_bytes, eviction(config))
         self._calibrated: list[int] = []  # blocks that the calibration writes to
         self.costs = StepCosts()
-        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed)
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed, config.classes)
         policy = batching_policies[config.batching_policy](tuning)
         self.draft = loaded.draft
         self.speculator = self._speculator()
@@ -173,6 +176,17 @@ class Engine:
     def start(self) -> None:
         self.publisher.start()
         self.worker.start(self.service.on_emissions)
+
+    async def forget_prefixes(self) -> int:
+        """Forget the keys of all blocks of the arena, and publish none of those that wait for it. Blocks of requests
+        stay with them. Returns the number of keys."""
+        await self.publisher.give_up()
+        keys = self.pool.keys()
+        for count, key in enumerate(keys, start=1):
+            self.pool.forget(key)
+            if count % FORGET_BATCH == 0:
+                await asyncio.sleep(0)
+        return len(keys)
 
     async def close(self) -> None:
         await self.service.close()

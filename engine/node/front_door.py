@@ -25,6 +25,7 @@ from engine.node import report as node_report
 from engine.node.frontend import Answers, Served, ServingFrontend, StoreFrontend
 from engine.node.leaving import Leaving
 from engine.node.parts import Blocks, Measures, Serving
+from engine.node.prefix_reset import PrefixReset
 from engine.observe.live import Live
 from engine.observe.otlp import OtlpError, SpanExport
 from engine.observe.trace_recorder import TraceRecorder
@@ -116,7 +117,8 @@ class FrontDoor:
         cluster.gossip.on_suspected(acceptor.node_suspected)
         self.grammars = Grammars(tokenizer)
         longest, scored = config.max_model_len, config.max_answer_logprobs
-        served = Served(config.served_model_name, config.model, longest, scored)
+        trusts = config.trust_request_chat_template
+        served = Served(config.served_model_name, config.model, longest, scored, trusts)
         return ServingFrontend(served, tokenizer, self.grammars, acceptor, self._answers())
 
     def _answers(self) -> Answers:
@@ -142,6 +144,7 @@ class FrontDoor:
             self._metrics_text,
             live,
             self._leaving,
+            PrefixReset(cluster.channel, serving, blocks, lambda: [one["node_id"] for one in members()["members"]]),
         )
 
     async def _metrics_text(self) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 from engine.config.config import NO_MODEL
 from engine.front.acceptor import Acceptor
 from engine.node.leaving import Leaving
+from engine.node.prefix_reset import PrefixReset
 from engine.observe.live import Live
 from engine.sampling.grammar import Grammars
 from engine.text.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class Answers:
     metrics: Callable[[], Awaitable[bytes]]
     live: Live
     leaving: Leaving
+    reset: PrefixReset
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Served:
     root: str  # path or id from which it was loaded
     max_model_len: int
     max_answer_logprobs: int
+    trusts_chat_templates: bool
 
 
 class ServingFrontend:
@@ -57,11 +60,13 @@ class ServingFrontend:
     def _show(self, served: Served, vocab_size: int) -> None:
         self.model_name, self.model_root = served.name, served.root
         self.max_model_len, self.max_answer_logprobs = served.max_model_len, served.max_answer_logprobs
+        self.trusts_chat_templates = served.trusts_chat_templates
         self.vocab_size = vocab_size
 
     def _answer(self, answers: Answers) -> None:
         self.cluster, self.state, self.healthy = answers.cluster, answers.state, answers.healthy
         self._metrics, self._live, self._leaving = answers.metrics, answers.live, answers.leaving
+        self._reset = answers.reset
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -115,6 +120,9 @@ class ServingFrontend:
     def draining(self) -> dict[str, Any]:
         return self._leaving.progress()
 
+    async def reset_prefix_cache(self) -> dict[str, dict[str, Any]]:
+        return await self._reset.cluster()
+
     async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
         return await self._live.timeline(request_id)
 
@@ -126,7 +134,7 @@ class StoreFrontend(ServingFrontend):
     """A node without a model: it answers questions about itself, and refuses requests for tokens with 503."""
 
     def __init__(self, answers: Answers) -> None:
-        self._show(Served(NO_MODEL, NO_MODEL, 0, 0), vocab_size=0)
+        self._show(Served(NO_MODEL, NO_MODEL, 0, 0, False), vocab_size=0)
         self._answer(answers)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -1,7 +1,7 @@
 """ChatTemplate: messages -> prompt text, through the model's jinja2 template in a sandbox.
 
-Templates come with the model, and messages from clients, so neither is trusted: in the sandbox, a template can change
-only its own variables, and every failure of the rendering becomes the client's ValueError.
+Templates come with the model or from clients, and messages from clients, so none is trusted: in the sandbox, a template
+can change only its own variables, and every failure of the rendering becomes the client's ValueError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from engine.model.model_error import ModelError
 from engine.text.spelt_json import spelt_json
 from engine.text.tool_prompt import with_tools
 
@@ -33,7 +32,8 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """One compiled template. `variables`: further variables that templates use: bos_token, eos_token, ..."""
+    """One compiled template. `variables`: further variables that templates use: bos_token, eos_token, ... Raises
+    ValueError for a text that is no template."""
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
         env = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -46,7 +46,7 @@ class ChatTemplate:
             self._template = env.from_string(template)
             self._shows_tools = "tools" in jinja2.meta.find_undeclared_variables(env.parse(template))
         except jinja2.TemplateError as error:
-            raise ModelError(f"the model's chat template is not valid jinja2: {error}") from None
+            raise ValueError(f"the chat template is not valid jinja2: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any) -> str:
         """The prompt's text, with special tokens as text. The template gets `kwargs` (tools, enable_thinking, ...); if

@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from engine.text.token_bytes import TokenBytes
 
 DECODE_CHUNK_TOKENS = 4096
 """Token ids per call of the Rust library's decoder."""
+
+KEPT_TEMPLATES = 16
+"""Compiled templates of clients. To compile one takes a few milliseconds."""
 
 
 class Tokenizer:
@@ -43,7 +47,11 @@ class Tokenizer:
         self._core = core
         special = dict(special_tokens or {})
         self.info = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "chat_template": chat_template}
-        self._template = ChatTemplate(chat_template, special) if chat_template else None
+        try:
+            self._template = ChatTemplate(chat_template, special) if chat_template else None
+        except ValueError as error:
+            raise ModelError(f"{error}; check the model's files") from None
+        self._of_client = functools.lru_cache(KEPT_TEMPLATES)(lambda template: ChatTemplate(template, special))
         own_eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
         self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own_eos is None else [own_eos])]))
         self.bytes_of = TokenBytes(core)
@@ -119,15 +127,17 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> list[int]:
         """Renders messages with the model's template and encodes the result; the template itself writes BOS.
-        continue_final_message: the prompt ends with the last message's text. Raises ValueError for messages that are
-        malformed or refused.
+        continue_final_message: the prompt ends with the last message's text. chat_template: replaces the model's.
+        Raises ValueError for messages that are malformed or refused, and for a chat_template that is none.
 
         Only the template writes control tokens: a message that contains "<|im_end|>" ends no turn, and cannot forge a
         turn of another role."""
-        if self._template is None:
+        template = self._template if chat_template is None else self._of_client(chat_template)
+        if template is None:
             raise ValueError("this model has no chat template: use /v1/completions")
         sent = checked(messages)
         mark = self._controls.mark_for([sent, kwargs])
@@ -136,7 +146,7 @@ class Tokenizer:
         end = self._controls.free_marks([sent, kwargs])[-1] if continue_final_message else ""
         if end:
             sent[-1]["content"] = (sent[-1]["content"] or "") + end
-        text = self._template.render(sent, add_generation_prompt, **kwargs)
+        text = template.render(sent, add_generation_prompt, **kwargs)
         if end:
             text, shown, _ = text.rpartition(end)
             if not shown:

@@ -1,6 +1,7 @@
 """Benchmarks: this project against a peer or a limit in the same run.
 
 Files:
+    burst          How many requests of a burst are served, and how fast the others are refused
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
     host           Host time of a decode step: the engine's work without the model, on one thread
@@ -23,6 +24,7 @@ Files:
 
 BENCHMARKS = {
     "attention": "lab.bench.attention.command",
+    "burst": "lab.bench.burst",
     "engine": "lab.bench.engine.command",
     "estimates": "lab.bench.estimates",
     "gossip": "lab.bench.gossip",

@@ -3,8 +3,8 @@
   scripts/tools.py stock-clients --openai ~/venvs/openai/bin/python --lm-eval ~/venvs/lm-eval/bin/python
   scripts/tools.py stock-clients --guidellm PYTHON --aiperf PYTHON --vllm PYTHON --json lab/results/stock-clients.json
 
-Give for each client the interpreter of a virtual environment that has it; docs/clients.md shows how to make them. The
-cluster is a prefill, a decode and a store node with the embedded model. Exit code 1 if a client failed.
+Give for each client the interpreter of a virtual environment that has it, or the program; docs/clients.md shows how to
+make them. The cluster is a prefill, a decode and a store node with the embedded model. Exit code 1 if a client failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.bench.common.results import write_result
-from lab.clients import runs
+from lab.clients import agents, runs
 from lab.clients.runs import Run, Target, Unexpected
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
@@ -44,8 +44,12 @@ CLIENTS: dict[str, tuple[str, Callable[[str, Target], Iterator[Run]]]] = {
     "guidellm": ("guidellm", runs.guidellm),
     "aiperf": ("aiperf", runs.aiperf),
     "vllm": ("vllm", runs.vllm_bench),
+    "codex": ("@openai/codex", agents.codex),
 }
 """Flag -> (package, its runs)."""
+
+PROGRAMS = frozenset({"codex"})
+"""Clients that are programs; the others are packages of an interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     asked = [flag for flag in CLIENTS if getattr(args, flag) is not None]
-    versions = {flag: version_of(getattr(args, flag), CLIENTS[flag][0]) for flag in asked}  # before the cluster starts
+    versions = {flag: version_of(flag, getattr(args, flag)) for flag in asked}  # before the cluster starts
     with tempfile.TemporaryDirectory(prefix="stock-clients-") as folder:
         scratch = Path(folder)
         tokenizer = scratch / "tokenizer"
@@ -89,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     for flag, (package, runs_of) in CLIENTS.items():
-        parser.add_argument(f"--{flag.replace('_', '-')}", metavar="PYTHON", help=f"has {package}: {runs_of.__doc__}")
+        kind, verb = ("PROGRAM", "of") if flag in PROGRAMS else ("PYTHON", "has")
+        parser.add_argument(f"--{flag.replace('_', '-')}", metavar=kind, help=f"{verb} {package}: {runs_of.__doc__}")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="the embedded one, or a GGUF file")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
     args, flags = parser.parse_known_args(argv)
@@ -112,17 +117,29 @@ def attend(flag: str, python: str, version: str, target: Target) -> Iterator[Out
         yield Outcome(f"{package}: {run.what}", "passed", "bool", passed, package, version, note, command, seconds)
 
 
-def version_of(python: str, package: str) -> str:
-    """Version of the distribution, or of its build for CPUs. Raises SystemExit."""
+def version_of(flag: str, program: str) -> str:
+    """Version of the client. Raises SystemExit."""
+    package = CLIENTS[flag][0]
+    try:
+        return told_version(program) if flag in PROGRAMS else distribution_version(program, package)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SystemExit(f"stock_clients: {program} has no {package}: {error}") from None
+
+
+def told_version(program: str) -> str:
+    """The last word of `program --version`. Raises OSError, SubprocessError."""
+    found = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    return found.stdout.split()[-1]
+
+
+def distribution_version(python: str, package: str) -> str:
+    """Version of the distribution, or of its build for CPUs. Raises OSError, SubprocessError."""
     code = (
         "import importlib.metadata as m; "
         "found = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}; "
         f"print(found.get({package!r}) or found[{package + '-cpu'!r}])"
     )
-    try:
-        found = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SystemExit(f"stock_clients: {python} has no {package}: {error}") from None
+    found = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return found.stdout.strip()
 
 
@@ -161,6 +178,7 @@ def environment(run: Run, target: Target) -> dict[str, str]:
             "TOKENIZERS_PARALLELISM": "false",
             "NO_COLOR": "1",
         }
+        | dict(run.env)
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -43,6 +43,7 @@ class Run:
     what: str
     argv: list[str]
     read: Callable[[str], str]  # its standard output -> one line about its result; raises Unexpected
+    env: Mapping[str, str] = field(default_factory=dict)  # in addition to that of the command
     offline: bool = True  # tell the Hugging Face libraries that there is no hub
 
 

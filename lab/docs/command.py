@@ -1,6 +1,6 @@
 """Writes the generated pages of docs/, the tables of figures, and the list of files in every `__init__.py`.
-docs/flags.md, docs/metrics.md, docs/errors.md, docs/map.md and the lists come from the code, the figures in README.md
-and docs/performance.md from the result files.
+docs/flags.md, docs/metrics.md, docs/errors.md, docs/map.md and the lists come from the code, the figures in README.md,
+docs/performance.md and docs/clients.md from the result files.
 
 scripts/gendocs.py            write them
 scripts/gendocs.py --check    exit code 1 if one of them is outdated
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.config.flags import GROUPS, rows
+from lab.docs.clients import clients, earlier_clients
 from lab.docs.figure_list import FIGURES
 from lab.docs.figures import filled
 from lab.docs.rooms import ROOMS as HOUSE
@@ -131,7 +132,8 @@ def _cell(text: str) -> str:
 
 def tables() -> dict[str, Callable[[], str]]:
     """Every table of figures by its name; calling it makes the table."""
-    return {figure.name: figure.render for figure in FIGURES} | {"summary": lambda: summary(SUMMARY)}
+    more = {"summary": lambda: summary(SUMMARY), "clients": clients, "earlier-clients": earlier_clients}
+    return {figure.name: figure.render for figure in FIGURES} | more
 
 
 def with_figures(name: str) -> Callable[[], str]:
@@ -157,6 +159,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/errors.md": errors,
     "docs/map.md": with_rooms,
     "docs/performance.md": with_figures("docs/performance.md"),
+    "docs/clients.md": with_figures("docs/clients.md"),
     "README.md": with_figures("README.md"),
 }
 PAGES |= {

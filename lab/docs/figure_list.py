@@ -167,13 +167,6 @@ FIGURES = (
         compared_with=("other",),
     ),
     Figure(
-        "compare-sched",
-        {"whole p50": "time p50", "requests": "accepted"},
-        command="scripts/tools.py compare",
-        cases=r"(decision|accept).*",
-        compared_with=("other",),
-    ),
-    Figure(
         "sched",
         {"whole p50": "whole, p50", "whole p99": "whole, p99"},
         cases="decision, .*",

@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/performance.md, made from the result files: one table is one run of one commit.
+"""Tables of README.md and docs/, made from the result files: one table is one run of one commit.
 
 A page marks the place of a table:
 

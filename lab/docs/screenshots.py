@@ -14,13 +14,12 @@ import tempfile
 import threading
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
@@ -173,8 +172,9 @@ def small(png: bytes) -> bytes:
 
     into = BytesIO()
     whole = Image.open(BytesIO(png)).convert("RGB")
-    colors = Counter(whole.getdata()).most_common(COLORS)
+    found: list[tuple[int, Any]] = whole.getcolors(whole.width * whole.height) or []  # (count, color)
+    counted = sorted(found, reverse=True)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for color, _ in colors for part in color])
+    palette.putpalette([part for _, color in counted[:COLORS] for part in color])
     whole.quantize(palette=palette, dither=Image.Dither.NONE).save(into, "PNG", optimize=True)
     return into.getvalue()

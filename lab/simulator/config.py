@@ -27,7 +27,7 @@ class SimConfig:
     chunk_tokens: int = 0  # prompt tokens of a step; 0 = the model's
     batching: str = "decode-first"  # how prompts share a step's tokens, see sched/batching.py
     prefill_chunk_tokens: int = 256  # prompt tokens of a step with batching mixed
-    tbt_budget_s: float = 0.1  # time between tokens to keep with batching dynamic
+    tbt_budget_s: float = 0.1  # time between tokens to keep with batching dynamic; 0 = by the objectives
     step_prompts: int = 1  # prompts that may share a step; real nodes have no limit
     contention: float = 0.0  # relative slowdown of a step while another node of the machine computes
     nic_gbit_s: float = 0.0  # bandwidth of a NIC; 0 = the model's

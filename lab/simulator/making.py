@@ -29,8 +29,9 @@ def nodes(
 
     def node(index: int, name: str, roles: tuple[str, ...]) -> Node:
         chunk = config.chunk_tokens or model.chunk_tokens
-        order = queue_orders[config.queue_order](with_objectives(config.slo))
-        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk))
+        classes = with_objectives(config.slo)
+        order = queue_orders[config.queue_order](classes)
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk), classes)
         policy = batching_policies[config.batching](tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
         return Node(loop, Identity(index, name, roles), model, rules, events, lambda now: slowness(index))
@@ -52,6 +53,9 @@ class _Chunks:
 
     def decode_seconds(self, decodes: int, decode_context: int) -> float:
         return self._model.decode_s(decodes, decode_context)
+
+    def prefill_seconds(self, tokens: int, context: int) -> float:
+        return self._model.chunks_s([(tokens, context)])
 
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
         low, high = 0, self._most + 1

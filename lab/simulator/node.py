@@ -19,6 +19,7 @@ from lab.simulator.models.step_models import StepModel
 from lab.simulator.segment import Segment
 from sched.batching import BatchingPolicy, StepLoad
 from sched.queueing import QueueOrder
+from sched.stretch import Waiting
 
 
 class Events(Protocol):
@@ -218,7 +219,7 @@ class Node:
         self._started(now, queue[0])
         beside = 0 if self._policy.decodes_wait else len(self.batch.running)
         left = max(1, self._chunk_tokens - beside)
-        left = min(left, max(1, self._policy.prefill_tokens(StepLoad(left, beside, context, queue[0].computed))))
+        left = min(left, max(1, self._policy.prefill_tokens(self._load(now, left, beside, queue, context))))
         shares = []
         for job in queue[: self._prompts]:
             self._started(now, job)
@@ -227,6 +228,13 @@ class Node:
             if not left:
                 break
         return shares
+
+    def _load(self, now: float, left: int, beside: int, queue: Sequence[Job], context: int) -> StepLoad:
+        if not beside:
+            return StepLoad(left, beside, context, queue[0].computed)
+        classes = {job.service_class for job in self.batch.running}
+        prompts = [Waiting(job.service_class, now - job.arrival, job.num_uncomputed, job.computed) for job in queue]
+        return StepLoad(left, beside, context, queue[0].computed, classes, prompts)
 
     def _started(self, now: float, job: Job) -> None:
         if math.isnan(job.begun):

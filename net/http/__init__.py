@@ -1,15 +1,16 @@
 """The OpenAI API of a node. Knows nothing of models: everything goes through the `Frontend` protocol.
 
 Files:
-    client      The first question of a joining node, over HTTP: GET /cluster
-    docs        GET /docs: the routes of /openapi.json as a page to read, without scripts and files of others
-    drain       POST /drain and GET /drain: a node leaves without dropping a request
-    info        All routes that generate no text: models, tokens, health, metrics, and the node's state
-    openapi     GET /openapi.json: the routes of the app as an OpenAPI 3.1 document
-    server      The HTTP server of a node: routes, limits, start and stop
-    anthropic/  The Messages API, as Anthropic's clients speak it
-    common/     The common parts of all routes of the HTTP API: errors, limits, bodies, connections
-    openai/     The OpenAI API: bodies, rules, answers, streams
+    client        The first question of a joining node, over HTTP: GET /cluster
+    docs          GET /docs: the routes of /openapi.json as a page to read, without scripts and files of others
+    drain         POST /drain and GET /drain: a node leaves without dropping a request
+    info          All routes that generate no text: models, tokens, health, metrics, and the node's state
+    openapi       GET /openapi.json: the routes of the app as an OpenAPI 3.1 document
+    prefix_cache  POST /reset_prefix_cache: all nodes of the cluster forget cached KV
+    server        The HTTP server of a node: routes, limits, start and stop
+    anthropic/    The Messages API, as Anthropic's clients speak it
+    common/       The common parts of all routes of the HTTP API: errors, limits, bodies, connections
+    openai/       The OpenAI API: bodies, rules, answers, streams
 """
 
 from net.http.common.frontend import Frontend, LogprobItem, Output, Overloaded, Unavailable

@@ -30,6 +30,9 @@ Json = dict[str, Any]
 NULL: Json = {"type": "null"}
 JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
 
+IGNORED_TOOLS = {"FunctionTool": "function", "CustomTool": "custom"}
+"""Tools of APIs in which tools have other types too -> the type that is served; the others are ignored."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -80,6 +83,7 @@ OPERATIONS = {
     "GET /live/requests/{request_id}": Operation("Timeline of a request that any node accepted"),
     "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody, answer="Drain"),
     "GET /drain": Operation("Progress of leaving", answer="Drain"),
+    "POST /reset_prefix_cache": Operation("All nodes forget cached KV that no request uses"),
     "GET /": Operation("The live page", types=("text/html",), open=True),
 } | {
     f"GET /{name}": Operation("A file of the live page", types=(TYPES[name[name.rindex("."):]],), open=True)
@@ -110,6 +114,9 @@ def document(
     if open_bodies:
         for kind in _subclasses(Known):
             models.get(kind.__name__, {}).pop("additionalProperties", None)
+        for name, kind_of_tool in IGNORED_TOOLS.items():
+            foreign = {"type": "object", "required": ["type"], "properties": {"type": _other_than(kind_of_tool)}}
+            models[name] = {"anyOf": [models[name], foreign]}
     components: Json = {"schemas": {**values, **models, **ANSWERS}}
     if with_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -155,6 +162,10 @@ def _completed(name: str, schema: Json, is_body: bool) -> Json:
         properties = ignored | neutral | served
     rules = {"allOf": RULES[name]} if name in RULES else {}
     return {**schema, "properties": properties, **rules}
+
+
+def _other_than(text: str) -> Json:
+    return {"type": "string", "not": {"const": text}}
 
 
 def _or_null(kind: Json) -> Json:

@@ -28,6 +28,7 @@ from net.http.openai import rules
 from net.http.openai.responses import Responses
 from net.http.openai.routes import OpenAI
 from net.http.openai.serving import Serving
+from net.http.prefix_cache import PrefixCache
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -95,6 +96,7 @@ def create_app(
             web.get("/live", info.live),
             web.get("/live/history", info.live_history),
             web.get("/live/requests/{request_id}", info.live_request),
+            web.post("/reset_prefix_cache", PrefixCache(frontend, keyed=bool(keys)).reset),
             *Drain(frontend, keyed=bool(keys)).routes(),
             *page.routes(),
         ]

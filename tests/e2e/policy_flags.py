@@ -124,7 +124,7 @@ ROWS: dict[str, dict[str, Row]] = {
     "prefix_fetch": {
         "always": Row("prefill-0", _FETCH),
         "never": Row("one", _EVICTION),
-        "auto": Row("six", not_asserted="whether a fetch pays depends on measured times: tests/engine/handoff"),
+        "auto": Row("six", not_asserted="depends on measured times: test_next_turn.py has one that pays"),
     },
     "prefetch": {
         "wait": Row("prefill-0", _FETCH),
@@ -164,6 +164,22 @@ OTHERS = {
     "transport": "an implementation: test_transports.py, rdma in tests/rdma",
 }
 """Fields with choices that name no policy, and where they are tested."""
+
+
+SWITCHES = {
+    "enable_prefix_caching": "test_switches.py::test_prefix_caching",
+    "block_checksums": "test_switches.py::test_block_checksums",
+    "prefix_intents": "test_switches.py::test_prefix_intents",
+    "weights_from_store": "test_pool_contents.py::test_encoded_prefixes_and_weights",
+    "enforce_eager": "../engine/model/test_graphs.py::test_a_runner_replays_small_steps_and_computes_the_others",
+    "prefault": "test_switches.py::test_prefault",
+    "rdma_plaintext": "../net/transfer/rdma/test_rdma_absent.py::test_what_must_be_sealed_does_not_go_by_rdma",
+}
+"""Flags that are on or off, and the test that asserts the difference."""
+
+
+def switches() -> set[str]:
+    return {one.name for one in fields(Config) if isinstance(one.default, bool)}
 
 
 def choices() -> dict[str, set[str]]:

@@ -33,9 +33,11 @@ from tests.e2e.policy_flags import (
     OTHERS,
     PREFILLS,
     ROWS,
+    SWITCHES,
     TOGETHER,
     argv,
     choices,
+    switches,
     value,
 )
 
@@ -59,6 +61,13 @@ def test_every_value_has_a_row():
             assert value(row.node, field) == text, f"{row.node} does not run with {field} {text}"
             assert row.test or row.not_asserted, f"{field} {text}"
             assert not row.test or row.test in globals(), f"{field} {text}: there is no {row.test}"
+
+
+def test_every_switch_has_a_test():
+    assert SWITCHES.keys() == switches()
+    for field, test in SWITCHES.items():
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (Path(__file__).parent / file).read_text(), f"--{field}: there is no {test}"
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ class FakeFrontend:
     max_model_len = 2000
     vocab_size = 257
     max_answer_logprobs = 20_000
+    trusts_chat_templates = False
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
@@ -35,6 +36,7 @@ class FakeFrontend:
         self.last = False  # of its role
         self.drained: tuple[float | None, float] | None = None
         self.sick: str | None = None
+        self.resets = 0
         self.places = 10_000  # requests that may be open
         self.produced = 0  # outputs taken by the HTTP layer
 
@@ -174,6 +176,10 @@ class FakeFrontend:
 
     def draining(self) -> dict[str, Any]:
         return {"draining": self.drained is not None}
+
+    async def reset_prefix_cache(self) -> dict[str, dict[str, Any]]:
+        self.resets += 1
+        return {"fake": {"arena_blocks": 3, "pooled_blocks": 2, "error": self.sick}}
 
     def healthy(self) -> str | None:
         return self.sick

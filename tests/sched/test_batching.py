@@ -22,6 +22,9 @@ class Linear:
     def decode_seconds(self, decodes: int, decode_context: int) -> float:
         return decodes / 1000
 
+    def prefill_seconds(self, tokens: int, context: int) -> float:
+        return tokens / 1000
+
     def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
         return round(seconds * 1000) - decodes
 

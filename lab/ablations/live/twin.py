@@ -37,6 +37,7 @@ def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int, contention: floa
         mixed=kinds["mixed"],
         placement=str(config["placement"]),
         queue_order=str(config["queue_order"]),
+        slo=str(config["slo"]),
         eviction=str(config["eviction"]),
         cache_blocks=kv_tokens // LIVE_BLOCK,
         block_tokens=LIVE_BLOCK,

@@ -51,7 +51,7 @@ def agents_stream(server: Server) -> None:
     import agents
 
     async def run(model: Any) -> int:
-        agent = agents.Agent("helper", model=model, model_settings=agents.ModelSettings(max_tokens=8))
+        agent = agents.Agent("helper", model=model, model_settings=agents.ModelSettings(max_tokens=64, temperature=0))
         streamed = agents.Runner.run_streamed(agent, QUESTION)
         return len([event async for event in streamed.stream_events()])
 

@@ -25,7 +25,7 @@ def langchain_structured(server: Server) -> None:
     for method in ("json_schema", "function_calling"):
         assert isinstance(chat.with_structured_output(City, method=method).invoke(QUESTION), City)
     tool = StructuredTool.from_function(weather, args_schema=Weather)
-    (call,) = chat.bind_tools([tool], tool_choice="any").invoke(QUESTION).tool_calls
+    (call,) = chat.bind_tools([tool], tool_choice="any", strict=True).invoke(QUESTION).tool_calls
     assert call["name"] == "weather" and call["args"]["city"] in ("Oslo", "Rome")
 
 

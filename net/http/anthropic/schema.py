@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from net.http.openai.fields import WHOLE, AtLeast1, Known
 from net.http.openai.messages import few_messages
 from net.http.openai.schema import MAX_STOP_CHARS, MAX_STOP_STRINGS, Body, ChatBody
-from net.http.openai.tools import MAX_TOOLS
+from net.http.openai.tools import MAX_TOOLS, only_of
 
 Json = dict[str, Any]
 
@@ -46,7 +46,7 @@ class Question(Body, BaseModel):
     model: str = ""
     messages: Turns
     system: str | list[dict[str, Any]] = ""
-    tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] = []
+    tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS), only_of("custom")] = []
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: dict[str, Any] | None = None  # accepted: the served model thinks as its template says
 

@@ -60,6 +60,7 @@ class Frontend(Protocol):
     max_model_len: int  # prompt + output, tokens
     vocab_size: int
     max_answer_logprobs: int  # log probabilities in one whole answer
+    trusts_chat_templates: bool  # serves templates of clients
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text to token ids."""
@@ -70,8 +71,8 @@ class Frontend(Protocol):
         ...
 
     def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
-        """Renders messages with the chat template to token ids; kwargs: `add_generation_prompt` and the client's
-        `chat_template_kwargs`. Raises ValueError if the template refuses them."""
+        """Renders messages with the chat template to token ids; kwargs: `add_generation_prompt`, `chat_template` (the
+        client's own) and the client's `chat_template_kwargs`. Raises ValueError if the template refuses them."""
         ...
 
     def compile_grammar(self, kind: str, source: str) -> str:
@@ -148,6 +149,10 @@ class Frontend(Protocol):
 
     def draining(self) -> dict[str, Any]:
         """The progress of leaving (engine/node/leaving.py)."""
+        ...
+
+    async def reset_prefix_cache(self) -> dict[str, dict[str, Any]]:
+        """All nodes forget cached KV: {node: {"arena_blocks", "pooled_blocks", "error": None or the reason}}."""
         ...
 
     def healthy(self) -> str | None:

@@ -1,6 +1,8 @@
 """The OpenAI API: bodies, rules, answers, streams.
 
 Files:
+    best_of           best_of: draws more choices than the answer has, and keeps those with the highest mean log
+                      probability
     blocks            An answer as a list of blocks, texts and calls of tools: what /v1/responses and /v1/messages
                       have in common
     fields            Fields of request bodies: the treatment of fields that are not served, and types that several

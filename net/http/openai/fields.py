@@ -21,7 +21,6 @@ IGNORED = frozenset({
 })
 # fmt: on
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -30,7 +29,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
     "include_obfuscation": (False,),
-    "chat_template": (),
     "detokenize": (True,),
 }
 
@@ -87,8 +85,7 @@ def served_fields(body: dict[str, Any]) -> dict[str, Any]:
         if value is None or name in IGNORED:
             continue
         if name in NEUTRAL:
-            allowed = (*NEUTRAL[name], body.get("n")) if name == "best_of" else NEUTRAL[name]
-            if not any(_same(value, one) for one in allowed):
+            if not any(_same(value, one) for one in NEUTRAL[name]):
                 raise ValueError(f"{name} is not supported by this server; leave it out")
             continue
         served[name] = value

@@ -44,6 +44,7 @@ class Plan:
     choices: list[dict[str, Any]]  # sampling fields
     service_class: str
     cache_salt: str
+    best_of: int = 1  # draws per prompt; if more than n, the answer has the best n (net/http/openai/best_of.py)
     tool_calls: int = 0  # the most calls that are parsed from each answer
     resume_from: int | None = None  # output tokens that the client received from a lost node
     prompt_only: bool = False  # the answer omits generated tokens
@@ -117,7 +118,7 @@ async def _plan(
         "bad_words": sum(map(len, bad_words)),
     }
     for field, count in entries.items():
-        _check_repeated(field, count, body.n * len(prompts))
+        _check_repeated(field, count, body.draws * len(prompts))
     grammar = await _grammar(frontend, body, size)
     left = _output_room(frontend, body, prompts, max_tokens, logprobs)
     choices = []
@@ -128,7 +129,7 @@ async def _plan(
             raise too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
         limit = min(default_tokens, room, left) if max_tokens is None else max_tokens
         choices += [_sampling(body, limit, logprobs, grammar, bias, offset, bad_words) for offset in range(body.n)]
-    plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt)
+    plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt, body.draws)
     if body.prompt_logprobs is None:
         return plan
     return replace(_scored(plan, body.prompt_logprobs, body.n), prompt_logprobs=body.prompt_logprobs)
@@ -161,7 +162,8 @@ def _output_room(
         of_prompt = tokens * (1 + body.prompt_logprobs) * (body.n if isinstance(body, CompletionBody) else 1)
     elif isinstance(body, CompletionBody) and body.echo and logprobs is not None:
         of_prompt = tokens * (1 + logprobs) * body.n
-    each = 0 if logprobs is None or body.stream else (1 + logprobs) * len(prompts) * body.n
+    kept = 0 if body.draws > body.n and logprobs is None else logprobs  # draws are compared by log probabilities
+    each = 0 if kept is None or body.stream else (1 + kept) * len(prompts) * body.draws
     wanted = of_prompt + each * (max_tokens or 1)
     if wanted > most:
         message = (
@@ -200,11 +202,12 @@ async def _grammar(frontend: Frontend, body: Generation, size: int) -> str:
 
 
 def _structure(body: Generation) -> tuple[str, str, str] | None:
-    """(field, kind, source) of the answer's structure. Raises ValueError if the body requests two."""
+    """(field, kind, source) of the answer's structure. response_format is that of a text, and a forced call has no
+    text. Raises ValueError if the body requests two."""
     structure = body.structure
     if not isinstance(body, ChatBody) or (tools := body.forced) is None:
         return structure
-    if structure is not None:
+    if structure is not None and structure[0] != "response_format":
         raise ValueError(f"{structure[0]}: allowed only with tool_choice auto or none")
     return "tool_choice", "call", schema_of_call(tools, body.lenient)
 
@@ -227,7 +230,7 @@ def _sampling(
         "top_p": body.top_p,
         "top_k": body.top_k,
         "min_p": body.min_p,
-        "seed": None if body.seed is None else _wrapped(body.seed + offset),
+        "seed": shifted(body.seed, offset),
         "stop": tuple(body.stop),
         "stop_token_ids": tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
@@ -244,6 +247,6 @@ def _sampling(
     }
 
 
-def _wrapped(number: int) -> int:
-    """`number` modulo 2**64 as a signed 64-bit integer."""
-    return (number + 2**63) % 2**64 - 2**63
+def shifted(seed: int | None, offset: int) -> int | None:
+    """The seed of another draw: the sum modulo 2**64 as a signed 64-bit integer."""
+    return None if seed is None else (seed + offset + 2**63) % 2**64 - 2**63

@@ -63,8 +63,12 @@ async def render_messages(
     size: int,
 ) -> list[int]:
     """Token ids of a chat. `size`: bytes of the body. Raises ApiError 400 if the template refuses messages or
-    arguments, 413 if they are too long."""
+    arguments, or is the client's and not trusted; 413 if they are too long."""
 
+    own = "chat_template" in arguments
+    if own and not frontend.trusts_chat_templates:
+        message = "this server serves no template of clients (--trust-request-chat-template); leave it out"
+        raise bad_request(f"chat_template: {message}", "chat_template")
     check_text(frontend, size, "messages")
     if len(messages) > frontend.max_model_len:  # each has at least one token
         raise too_long(frontend, f"{len(messages)} messages", "messages")
@@ -75,7 +79,7 @@ async def render_messages(
         return frontend.render_chat([message.model_dump(exclude_unset=True) for message in messages], **kwargs)
 
     try:
-        return await unhurried(size + MESSAGE_CHARS * len(messages), rendered)
+        return await unhurried(LONG_TEXT_CHARS if own else size + MESSAGE_CHARS * len(messages), rendered)
     except (ValueError, TypeError) as error:  # TypeError: the client's arguments do not fit the template
         raise bad_request(f"messages: {error}", "messages") from error
 

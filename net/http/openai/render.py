@@ -17,6 +17,7 @@ from net.http.openai.logprobs import CompletionLogprobs, finite, prompt_logprobs
 from net.http.openai.plan import Plan
 from net.http.openai.schema import StreamOptions
 from net.http.openai.sse import Event
+from net.http.openai.streams import joined
 from net.http.openai.tools import ToolText
 from net.http.openai.usage import Usage
 
@@ -75,7 +76,7 @@ class Renderer:
 
     def whole(self) -> Json:
         """The response without streaming, once every choice is finished."""
-        choices = [self._whole_choice(choice, _joined(outputs)) for choice, outputs in enumerate(self._outputs)]
+        choices = [self._whole_choice(choice, joined(outputs)) for choice, outputs in enumerate(self._outputs)]
         return self._head | {"object": self.kind, "choices": choices, "usage": self.usage.json()}
 
     def events(self, choice: int, output: Output) -> list[Event]:
@@ -230,19 +231,3 @@ class ChatRenderer(Renderer):
     def _token(self, token_id: int, logprob: float) -> Json:
         text, raw = self.frontend.token_text(token_id), self.frontend.token_bytes(token_id)
         return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
-
-
-def _joined(outputs: list[Output]) -> Output:
-    """All deltas joined; counts and reasons of the last output."""
-    last = outputs[-1]
-    logprobs = [item for output in outputs for item in output.logprobs or ()]
-    return Output(
-        text="".join(output.text for output in outputs),
-        token_ids=[token for output in outputs for token in output.token_ids],
-        logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
-        finish_reason=last.finish_reason,
-        num_prompt_tokens=last.num_prompt_tokens,
-        num_cached_tokens=last.num_cached_tokens,
-        stop_reason=last.stop_reason,
-        prompt_logprobs=outputs[0].prompt_logprobs,
-    )

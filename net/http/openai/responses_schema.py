@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from net.http.openai.fields import AtLeast1, Known
 from net.http.openai.messages import few_messages
 from net.http.openai.schema import Body, ChatBody
-from net.http.openai.tools import MAX_TOOLS
+from net.http.openai.tools import MAX_TOOLS, only_of
 
 Json = dict[str, Any]
 
@@ -51,7 +51,7 @@ class ResponsesBody(Body, BaseModel):
     max_output_tokens: AtLeast1 | None = None
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] = []
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), only_of("function")] = []
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()

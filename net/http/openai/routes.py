@@ -63,7 +63,8 @@ def _resumed(request: web.Request, plan: Plan) -> Plan:
     given = request.headers.get(RESUME_HEADER)
     if given is None:
         return plan
-    if not re.fullmatch(r"[0-9]{1,9}", given) or "X-Request-Id" not in request.headers or len(plan.choices) != 1:
+    single = len(plan.choices) == plan.best_of == 1
+    if not re.fullmatch(r"[0-9]{1,9}", given) or "X-Request-Id" not in request.headers or not single:
         raise ApiError(
             400,
             f"header {RESUME_HEADER} is the number of output tokens already received; it needs the original "

@@ -18,6 +18,7 @@ from net.http.openai.schema import (
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOP_STRINGS,
+    MAX_TEMPLATE_CHARS,
     RESERVED,
 )
 
@@ -29,12 +30,14 @@ UNSAID = (
     "maximum context length",  # how many tokens a text has
     "min_tokens must be between 0 and max_tokens",
     "choices",  # prompts times n
+    "best_of: ",  # compared with n
     "--max-answer-logprobs",  # tokens x choices x (1 + alternatives)
     "is not in the vocabulary",  # of logit_bias: its keys are strings
     "tools contains no such tool",
     "are not JSON",  # arguments of an earlier tool call
     "levels deep",  # nested lists and objects
     "cannot compile the",  # a grammar
+    "is not valid jinja2",  # a chat template
     "shows no text of the last message",  # the chat template
     "which mark control tokens",  # a message
     "a schema may have",
@@ -90,6 +93,7 @@ TEMPLATE_ARGUMENTS: Json = {
     "type": "object",
     "propertyNames": {"not": {"enum": sorted(RESERVED)}},
 }
+TEMPLATE: Json = TEXT | {"maxLength": MAX_TEMPLATE_CHARS}
 PART: Json = {"anyOf": [_given(type={"const": kind}, **{kind: {"type": "string"}}) for kind in ("text", "refusal")]}
 CALLED: Json = {"type": "object"} | _given(name={"type": "string"})
 CALL: Json = {"type": "object"} | _given(function=CALLED)
@@ -107,6 +111,8 @@ ASKS: dict[str, Json] = {
 """Fields that request structured output, with the values that do so."""
 
 STRUCTURED: Json = {"anyOf": [_given(**{field: asking}) for field, asking in ASKS.items()]}
+CONSTRAINED: Json = {"anyOf": [_given(**{field: ASKS[field]}) for field in ASKS if field != "response_format"]}
+"""Also constrains an answer that is a call."""
 FORCED: Json = {"anyOf": [_given(tool_choice={"const": "required"}), _given(tool_choice={"type": "object"})]}
 
 GENERATION: dict[str, Json] = {
@@ -126,10 +132,15 @@ FIELDS: dict[str, dict[str, Json]] = {
     | {
         "max_tokens": _to("AnswerTokens"),
         "max_completion_tokens": _to("AnswerTokens"),
+        "chat_template": _to("ChatTemplate"),
         "chat_template_kwargs": TEMPLATE_ARGUMENTS,
         "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required"]}, NAMED]},
     },
-    "TokenizeBody": {"model": _to("ModelName"), "chat_template_kwargs": TEMPLATE_ARGUMENTS},
+    "TokenizeBody": {
+        "model": _to("ModelName"),
+        "chat_template": _to("ChatTemplate"),
+        "chat_template_kwargs": TEMPLATE_ARGUMENTS,
+    },
     "DetokenizeBody": {"model": _to("ModelName"), "tokens": _list(_to("TokenId"))},
     "Message": {
         "content": {"anyOf": [{"type": ["string", "null"]}, _list(PART)]},
@@ -158,7 +169,7 @@ RULES: dict[str, list[Json]] = {
     "ChatBody": [
         *_GENERATION_RULES,
         _if(_given(top_logprobs={"type": "integer", "minimum": 1}), _given(logprobs=TRUE)),
-        _if(FORCED, {"allOf": [WITH_TOOLS, {"properties": WITHOUT}], "not": STRUCTURED}),
+        _if(FORCED, {"allOf": [WITH_TOOLS, {"properties": WITHOUT}], "not": CONSTRAINED}),
         *_TEMPLATED_RULES,
     ],
     "TokenizeBody": [{"oneOf": [_given(prompt={"type": "string"}), _given(messages={"type": "array"})]}],
@@ -190,4 +201,5 @@ def values(frontend: Frontend) -> dict[str, Json]:
         "PromptIds": _list(_to("TokenId"), minItems=1),
         "OutputTokens": {"type": "integer", "minimum": 0, "maximum": most},
         "AnswerTokens": {"type": "integer", "minimum": 1, "maximum": most},
+        "ChatTemplate": TEMPLATE if frontend.trusts_chat_templates else {"type": "null"},
     }

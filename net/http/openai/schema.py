@@ -19,9 +19,10 @@ MAX_STOP_IDS = 1024
 MAX_BIASES = 4096
 MAX_ALLOWED_IDS = 4096
 MAX_BAD_WORDS = 256
+MAX_TEMPLATE_CHARS = 65_536
 MAX_CHOICES = 1024
-"""Prompts times n in one request."""
-RESERVED = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tools", "self"})
+"""Prompts times n, or times best_of, in one request."""
+RESERVED = frozenset({"messages", "add_generation_prompt", "continue_final_message", "tools", "self", "chat_template"})
 
 
 def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +76,7 @@ class Generation(Structured, Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] = {}
     n: Annotated[int, Field(ge=1, le=128), WHOLE] = 1
+    best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = None  # draws of which the answer has the best n
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False  # vLLM: token ids in addition to the text
@@ -99,7 +101,20 @@ class Generation(Structured, Body):
     def _whole_answers_have_them(self) -> Self:
         if self.stream and self.prompt_logprobs is not None:
             raise ValueError("prompt_logprobs: available only without streaming; leave stream out")
+        if self.stream and self.draws > self.n:
+            raise ValueError("best_of: above n available only without streaming; leave stream out")
         return self
+
+    @model_validator(mode="after")
+    def _enough_draws(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: must be at least n = {self.n}")
+        return self
+
+    @property
+    def draws(self) -> int:
+        """Choices that are generated for each prompt."""
+        return self.best_of or self.n
 
     @field_validator("logit_bias")
     @classmethod
@@ -122,13 +137,15 @@ class Templated(Body):
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # vLLM: the prompt ends with the text of the last message
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None  # vLLM
     chat_template_kwargs: TemplateArguments = {}
 
     @property
     def template_arguments(self) -> dict[str, Any]:
         """In addition to `add_generation_prompt`."""
-        own = {"continue_final_message": True} if self.continue_final_message else {}
-        return {**self.chat_template_kwargs, **own}
+        end = {"continue_final_message": True} if self.continue_final_message else {}
+        template = {} if self.chat_template is None else {"chat_template": self.chat_template}
+        return {**self.chat_template_kwargs, **end, **template}
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:
@@ -163,8 +180,9 @@ class CompletionBody(Generation):
     def _servable(self) -> CompletionBody:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 returns only the prompt; send echo: true with it")
-        if len(self.prompt) * self.n > MAX_CHOICES:
-            raise ValueError(f"prompt: {len(self.prompt)} prompts x n = {self.n} exceeds {MAX_CHOICES} choices")
+        if len(self.prompt) * self.draws > MAX_CHOICES:
+            count = f"{len(self.prompt)} prompts x {self.draws} draws"
+            raise ValueError(f"prompt: {count} (n, best_of) exceeds {MAX_CHOICES} choices")
         return self
 
 

@@ -15,9 +15,9 @@ from net.http.common.body import parse_body, read_raw
 from net.http.common.frontend import Frontend, Output
 from net.http.common.middleware import request_id_key
 from net.http.common.pieces import answer, encoded
+from net.http.openai.best_of import generated
 from net.http.openai.plan import Plan
 from net.http.openai.sse import Streamed, send_stream
-from net.http.openai.streams import run
 from net.loop.turns import Turns
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -68,7 +68,7 @@ class Serving:
         with self._unique_id(request[request_id_key]) as request_id:
             told = rendered(request_id)
             # The server cancels this task when the client disconnects; `aclosing` then closes every generation.
-            async with aclosing(run(self.frontend, plan, request_id)) as items:
+            async with aclosing(generated(self.frontend, plan, request_id)) as items:
                 if stream:
                     return await send_stream(request, told, items)
                 async for choice, output in items:

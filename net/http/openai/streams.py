@@ -61,6 +61,22 @@ def _prompt_alone(output: Output) -> Output:
     return replace(output, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None)
 
 
+def joined(outputs: Sequence[Output]) -> Output:
+    """All deltas of one choice; counts and reasons of the last output."""
+    last = outputs[-1]
+    logprobs = [item for output in outputs for item in output.logprobs or ()]
+    return Output(
+        text="".join(output.text for output in outputs),
+        token_ids=[token for output in outputs for token in output.token_ids],
+        logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
+        finish_reason=last.finish_reason,
+        num_prompt_tokens=last.num_prompt_tokens,
+        num_cached_tokens=last.num_cached_tokens,
+        stop_reason=last.stop_reason,
+        prompt_logprobs=outputs[0].prompt_logprobs,
+    )
+
+
 async def _merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
     # One slot per stream bounds the memory if the client reads slowly: producers wait in put().
     queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(maxsize=len(streams))

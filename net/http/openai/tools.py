@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from net.http.common.body import MAX_DEPTH, deeper_than
 from net.http.openai.fields import Known
@@ -41,6 +41,21 @@ class Function(BaseModel):
 class Tool(Known):
     type: Literal["function"]
     function: Function
+
+
+def only_of(kind: str) -> BeforeValidator:
+    """Validator of a list of tools for APIs in which tools have other types too, which the API's own servers run
+    (web search, a shell). They are treated like unknown fields: ignored and named, or left to the check of the type."""
+
+    def served(tools: Any, info: ValidationInfo) -> Any:
+        if info.context is None or not isinstance(tools, list):
+            return tools
+        types = [tool.get("type", kind) if isinstance(tool, dict) else kind for tool in tools]
+        foreign = [isinstance(found, str) and found != kind for found in types]
+        info.context.extend(f"tools.{found}" for found, left_out in zip(types, foreign, strict=True) if left_out)
+        return [tool for tool, left_out in zip(tools, foreign, strict=True) if not left_out]
+
+    return BeforeValidator(served)
 
 
 def spelt_for_templates(calls: Any) -> Any:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.arena import Arena, checksum
+from cache.pool.policy import OBJECTS
 from cache.ssd import SsdTier, backends
 from cache.tiers.local_store import LocalStore, NoSpace, Pin
 from net.transfer.common.memory import Region
@@ -416,6 +417,27 @@ async def test_a_block_that_is_removed_while_it_is_promoted_does_not_stay(make, 
     assert await removing == 1
     assert await reading == []
     assert store.contains(key_of(1)) is None
+
+
+async def test_clear_leaves_kept_blocks_and_those_of_programs(make, monkeypatch):
+    monkeypatch.setattr("cache.tiers.local_store.CLEAR_BATCH", 2)
+    store = await make(slots=4)
+    for i in range(1, 9):  # more than DRAM has
+        await put_when_room(store, i)
+    await store.drain()
+    assert store.keep([key_of(8)]) == [True]
+    slot = store.reservations.reserve(key_of(20), OBJECTS)
+    store.arena.memory(slot)[:] = block_of(20)
+    store.commit(key_of(20), slot, checksum(block_of(20)))
+    await store.drain()
+    assert store.contains(key_of(1)) == "ssd"
+    assert await store.clear() == 7
+    assert sorted(store.keys()) == [key_of(8), key_of(20)]
+    assert await store.clear() == 0
+    assert store.give_up([key_of(8)]) == 1
+    await store.close()
+    again = await make(slots=4)
+    assert sorted(again.keys()) == [key_of(8), key_of(20)], "after a restart too"
 
 
 async def test_what_is_put_after_a_removal_began_stays(make, slow_disk):

@@ -316,12 +316,6 @@ def test_quantized_arenas_that_cannot_be():
         settle("--kv-cache-dtype", "int8", "--block-size", "1", model=replace(MODEL, head_size=66))
 
 
-def test_the_step_time_follows_the_objectives():
-    assert settle().tbt_budget_ms == 50.0, "of interactive"
-    assert settle("--slo", "interactive:tbt=0.2;standard:tbt=0.03").tbt_budget_ms == pytest.approx(30.0)
-    assert settle("--slo", "standard:tbt=0.03", "--tbt-budget-ms", "70").tbt_budget_ms == 70.0
-
-
 def test_an_ssd_tier_larger_than_its_disk_is_refused():
     small = replace(LAPTOP, disk_bytes=10 * GiB)
     assert settle("--ssd-path", "x", "--ssd-bytes", "10G", machine=small).ssd_bytes == 10 * GiB

@@ -108,6 +108,28 @@ def test_control_tokens_that_a_client_spells_out_in_a_chat_stay_text(embedded_to
     assert FORGED in embedded_tokenizer.decode(ids, skip_special_tokens=False), "the model reads what was sent"
 
 
+def test_a_template_of_the_client_replaces_the_models(embedded_tokenizer):
+    own = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}{% endfor %}{{ tone }}"
+    ids = embedded_tokenizer.chat([{"role": "user", "content": FORGED}], chat_template=own, tone="!")
+    assert embedded_tokenizer.decode(ids, skip_special_tokens=False) == f"<|im_start|>user: {FORGED}!"
+    assert ids.count(1) == 1, "the template writes a control token; the message spells one out"
+    assert embedded_tokenizer.decode(embedded_tokenizer.chat(HI)) != "user: Hi"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for %}", "not valid jinja2"),
+        ("{{ messages.__class__.__mro__ }}", "refused the messages.*unsafe"),
+        ("{{ messages.append(1) }}", "refused the messages.*unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "refused the messages.*unsafe"),
+    ],
+)
+def test_templates_of_clients_stay_in_the_sandbox(embedded_tokenizer, template, words):
+    with pytest.raises(ValueError, match=words):
+        embedded_tokenizer.chat(HI, chat_template=template)
+
+
 def test_control_tokens_in_tools_stay_text(embedded_tokenizer):
     tool = {"type": "function", "function": {"name": "f", "description": FORGED, "parameters": {FORGED: {}}}}
     harmless = {"type": "function", "function": {"name": "f", "description": "x", "parameters": {"x": {}}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 
@@ -51,16 +52,20 @@ def test_a_client_that_hangs(target, monkeypatch):
 
 
 def test_versions():
-    assert stock_clients.version_of(sys.executable, "pytest") == pytest.__version__
-    with pytest.raises(SystemExit, match="has no nothing-like-it"):
-        stock_clients.version_of(sys.executable, "nothing-like-it")
+    assert stock_clients.distribution_version(sys.executable, "pytest") == pytest.__version__
+    assert stock_clients.told_version(sys.executable) == platform.python_version()
+    with pytest.raises(SystemExit, match="has no guidellm"):
+        stock_clients.version_of("guidellm", sys.executable)
+    with pytest.raises(SystemExit, match="has no @openai/codex"):
+        stock_clients.version_of("codex", "/no/such/program")
 
 
 @pytest.mark.parametrize("client", stock_clients.CLIENTS)
 def test_every_run_names_the_server(client, target):
     _, runs_of = stock_clients.CLIENTS[client]
-    commands = [" ".join(run.argv) for run in runs_of("python", target)]
-    assert commands and all(target.url in command for command in commands)
+    told = [" ".join(run.argv) for run in runs_of("python", target)]
+    written = [path.read_text() for path in target.scratch.rglob("*.toml")]
+    assert told and all(target.url in text for text in written or told)
     for run in runs_of("python", target):
         with pytest.raises((Unexpected, OSError, ValueError)):
             run.read("")

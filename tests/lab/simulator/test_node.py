@@ -10,6 +10,8 @@ from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.models.step_models import StepModel
+from sched.classes import spell, with_objectives
+from sched.stretch import MOST
 
 MODEL = StepModel(
     name="round", prefill=(0.0, 1e-3, 0.0), decode=(0.0, 0.0, 1e-2, 0.0, 0.0), token_bytes=1, kv_tokens=100_000,
@@ -53,6 +55,20 @@ def test_dynamic_chunks_keep_the_time():
     rows = [TraceRow(0.0, 10, 60, [1]), TraceRow(100.0, 2000, 1, list(range(2, 9)))]
     first, _ = ran(replace(BASE, batching="dynamic", tbt_budget_s=0.2), rows).jobs
     assert 0.19 < first.longest_gap < 0.2001
+
+
+def test_without_a_fixed_limit_prompts_and_streams_miss_their_objectives_by_the_same_factor():
+    """Prompts of 0.5 s arrive twice a second, while every decode step of 10 ms needs its share."""
+    rows = [TraceRow(500.0 * i, 500, 100, [100 * i]) for i in range(60)]
+    classes = with_objectives("standard:ttft=2,tbt=0.05")
+    config = replace(BASE, batching="dynamic", tbt_budget_s=0.0, slo=spell(classes))
+    fair, fixed = (ran(one, rows).jobs for one in (config, replace(config, tbt_budget_s=0.05)))
+    prompt = max(job.ttft for job in fair) / classes["standard"].ttft_s
+    stream = max(job.longest_gap for job in fair) / classes["standard"].tbt_s
+    assert stream == pytest.approx(min(MOST, prompt), rel=0.25) and stream > 1.5
+    assert max(job.ttft for job in fair) < 0.7 * max(job.ttft for job in fixed)
+    few = [TraceRow(500.0 * i, 150, 20, [100 * i]) for i in range(60)]
+    assert max(job.longest_gap for job in ran(config, few).jobs) <= 0.05 + 1e-9
 
 
 def test_measured_mixed_steps_and_the_way_in():

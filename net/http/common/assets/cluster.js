@@ -2,24 +2,26 @@
 
 import { bytes, element } from "./dom.js";
 
-const BOX = 66, MAX_NODES = 36, MAX_LABELS = 10, MIN_WIDTH = 520, WAYS = { shm: "shared memory", tcp: "TCP", rdma: "RDMA" };
+const BOX = 66, MAX_NODES = 36, MAX_LABELS = 10, MIN_WIDTH = 520, SHARES = [0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74], WAYS = { shm: "shared memory", tcp: "TCP", rdma: "RDMA" };
 const ORDER = [(node) => node.roles.includes("store") && node.roles.length === 1, (node) => !node.roles.includes("decode"), (node) => node.roles.includes("prefill"), () => true];
 const seen = new Map(); // pair -> {moved, t, rate}
 
 export function drawCluster(into, live) {
   const nodes = live.nodes.slice(0, MAX_NODES).map((node) => ({ ...node, rank: ORDER.findIndex((is) => is(node)) })).sort((a, b) => a.rank - b.rank);
   const width = Math.max(280, into.clientWidth - 30), wide = Math.min(156, width / 2.25);
-  const height = BOX + (nodes.length > 2 ? Math.max(150, 50 * nodes.length) : 20);
+  const height = BOX + (nodes.length > 2 ? Math.max(170, 60 * nodes.length) : 20);
   place(nodes, width, height, wide);
   const links = pairs(live, nodes);
   const svg = element("svg", { class: "cluster", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${nodes.length} nodes, ${links.length} connections` });
   for (const link of links) svg.append(line(link));
-  const labelled = links.length <= MAX_LABELS && width >= MIN_WIDTH;
-  const near = (link) => [1, nodes.length - 1].includes(Math.abs(nodes.indexOf(link.from) - nodes.indexOf(link.to)));
-  if (labelled) for (const link of links) svg.append(label(link, near(link) ? 0.5 : 0.3));
+  const taken = nodes.map((node) => around(node.x, node.y, wide + 2, BOX + 2)), without = [];
+  for (const link of links.length <= MAX_LABELS ? links : []) {
+    const written = width >= MIN_WIDTH && label(link, taken);
+    if (written) svg.append(written); else without.push(link);
+  }
   for (const node of nodes) svg.append(box(node, wide));
   const more = live.nodes.length - nodes.length;
-  const list = labelled || links.length > MAX_LABELS ? [] : links.map((link) => element("div", { class: "soft" }, `${link.from.node_id} – ${link.to.node_id}: ${told(link)}`));
+  const list = without.map((link) => element("div", { class: "soft" }, `${link.from.node_id} – ${link.to.node_id}: ${told(link)}`));
   into.replaceChildren(svg, ...list, ...(more > 0 ? [element("p", { class: "soft" }, `${more} more nodes are not in the picture`)] : []));
 }
 
@@ -68,11 +70,21 @@ function line(link) {
     element("title", {}, `${link.from.node_id} and ${link.to.node_id}: ${told(link)}`));
 }
 
-/** At a share of the way, because lines between nodes that are no neighbours meet in the middle. */
-function label(link, share) {
-  const x = link.from.x + (link.to.x - link.from.x) * share, y = link.from.y + (link.to.y - link.from.y) * share;
+const around = (x, y, wide, high) => ({ left: x - wide / 2, right: x + wide / 2, top: y - high / 2, bottom: y + high / 2 });
+const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+
+/** At the first free place on the line; `taken` are the boxes that are not free. Null if there is no such place. */
+function label(link, taken) {
   const [way, figure] = told(link).split(", ");
-  return element("g", {}, element("text", { class: "on-link", x, y: y - 2 }, way), element("text", { class: "on-link soft", x, y: y + 13 }, figure));
+  const wide = 6.3 * Math.max(way.length, figure.length) + 4;
+  for (const share of SHARES) {
+    const x = link.from.x + (link.to.x - link.from.x) * share, y = link.from.y + (link.to.y - link.from.y) * share;
+    const place = around(x, y + 2, wide, 31);
+    if (taken.some((other) => meet(place, other))) continue;
+    taken.push(place);
+    return element("g", {}, element("text", { class: "on-link", x, y: y - 2 }, way), element("text", { class: "on-link soft", x, y: y + 13 }, figure));
+  }
+  return null;
 }
 
 function box(node, wide) {

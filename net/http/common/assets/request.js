@@ -2,7 +2,7 @@
 
 import { element, ms, request, table } from "./dom.js";
 
-const WIDTH = 1000, LEFT = 130, ROW = 26, TOP = 22;
+const MIN_WIDTH = 560, LEFT = 130, ROW = 26, TOP = 22;
 const KINDS = { place: "placement", queue: "queue", move: "KV moves", compute: "prefill computes", decode: "decode" };
 
 export async function showRequest(into, id) {
@@ -13,7 +13,7 @@ export async function showRequest(into, id) {
   }
   const told = await answer.json();
   into.replaceChildren(element("div", { class: "card" },
-    element("h3", { tabindex: "-1" }, `Request ${told.request_id}`), facts(told.summary), timeline(told), placement(told.summary.placement)));
+    element("h3", { tabindex: "-1" }, `Request ${told.request_id}`), facts(told.summary), timeline(told, Math.max(MIN_WIDTH, into.clientWidth - 32)), placement(told.summary.placement)));
   into.querySelector("h3").focus({ preventScroll: true });
   into.scrollIntoView({ block: "nearest" });
 }
@@ -47,15 +47,15 @@ export function bars(told) {
   return found;
 }
 
-function timeline(told) {
+function timeline(told, width) {
   const all = bars(told);
   if (!all.length) return element("p", { class: "soft" }, "No times are known yet.");
   const rowOf = (bar) => `${bar.row}|${bar.kind === "move" ? "moves" : "works"}`;
   const rows = [...new Set(all.toSorted((a, b) => a.begin - b.begin).map(rowOf))];
   const begin = Math.min(...all.map((bar) => bar.begin)), end = Math.max(...all.map((bar) => bar.end), begin + 1e-6);
-  const x = (t) => LEFT + (WIDTH - LEFT - 10) * (t - begin) / (end - begin);
+  const x = (t) => LEFT + (width - LEFT - 10) * (t - begin) / (end - begin);
   const height = TOP + ROW * rows.length + 6;
-  const svg = element("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `timeline of ${ms(1000 * (end - begin))}` });
+  const svg = element("svg", { class: "timeline", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `timeline of ${ms(1000 * (end - begin))}` });
   for (let i = 0; i <= 5; i += 1) {
     const t = begin + (end - begin) * i / 5;
     svg.append(element("line", { class: "axis", x1: x(t), x2: x(t), y1: TOP - 4, y2: height }), element("text", { class: "tick", x: x(t), y: 12, "text-anchor": i === 5 ? "end" : i ? "middle" : "start" }, ms(1000 * (t - begin))));
@@ -73,7 +73,7 @@ function timeline(told) {
 
 function placement(choice) {
   if (!choice?.considered?.length) return null;
-  const estimates = [...new Set(choice.considered.flatMap((row) => Object.keys(row)))].filter((name) => !["stage", "node", "skipped"].includes(name));
+  const estimates = [...new Set(choice.considered.flatMap((row) => Object.keys(row)))].filter((name) => !["stage", "node", "skipped"].includes(name) && choice.considered.some((row) => row[name]));
   const cell = (value, name) => typeof value === "number" ? (name.endsWith("_s") ? ms(1000 * value) : String(Math.round(1000 * value) / 1000)) : value === undefined || value === null ? null : String(value);
   const chosen = (row) => row.node === choice[row.stage] ? "chosen" : row.skipped ? "skipped" : null;
   const decision = (row) => row.skipped ? element("span", { class: "why" }, row.skipped) : chosen(row) ? element("b", {}, "chosen") : "";

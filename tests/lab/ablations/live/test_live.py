@@ -37,7 +37,7 @@ FAKE = str(Path(__file__).parents[2] / "fake_openai.py")
 NODE = {
     "kv_cache_bytes": 23040 * 6400, "max_num_batched_tokens": 1024, "max_num_seqs": 64, "placement": "mooncake",
     "queue_order": "edf", "eviction": "lru", "batching_policy": "dynamic", "prefill_chunk_tokens": 256,
-    "tbt_budget_ms": 100.0,
+    "tbt_budget_ms": 100.0, "slo": "standard:ttft=3",
 }  # fmt: skip
 
 

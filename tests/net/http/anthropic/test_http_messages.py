@@ -179,3 +179,13 @@ async def test_arguments_are_always_an_object(api, said, shown):
     assert answer["content"][0]["input"] == shown
     (delta,) = [event["delta"] for event in await streamed(api, **asked) if event["type"] == "content_block_delta"]
     assert json.loads(delta["partial_json"]) == shown
+
+
+async def test_tools_that_only_other_servers_run_are_ignored_and_named(frontend):
+    async with serving(frontend) as url, aiohttp.ClientSession(url) as session:
+        tools = [TOOL, {"type": "web_search_20250305", "name": "web_search"}]
+        sent = {"model": "fake", "max_tokens": 4, "messages": USER, "tools": tools}
+        async with session.post("/v1/messages", json=sent) as response:
+            assert response.status == 200
+            assert response.headers["X-Ignored-Fields"] == "tools.web_search_20250305"
+    assert [tool["function"]["name"] for tool in frontend.rendered[0][1]["tools"]] == ["weather"]

@@ -107,7 +107,7 @@ LARGEST = {
     "count_tokens": ("/v1/messages/count_tokens", TURNS),
     "drain": ("/drain", {"timeout_s": 86_400, "grace_s": 3_600, "force": True}),
 }
-READS_NO_BODY = {"/v1/embeddings", "/ping"}
+READS_NO_BODY = {"/v1/embeddings", "/ping", "/reset_prefix_cache"}
 
 
 def test_every_route_has_a_largest_body():

@@ -161,6 +161,58 @@ async def test_the_picture_has_every_node_and_connection(page):
     await expect(page.locator("#rails")).to_contain_text("shared memory (shm)")
 
 
+MEETING = """() => {
+  const boxes = (found) => [...found].map((one) => one.getBoundingClientRect());
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const nodes = boxes(document.querySelectorAll("#cluster rect.node"));
+  const labels = boxes(document.querySelectorAll("#cluster g:has(> .on-link)"));
+  return labels.flatMap((a, i) => [...nodes, ...labels.slice(i + 1)].filter((b) => meet(a, b))).length;
+}"""
+"""Number of labels of connections that cover a node or one another."""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+async def test_every_connection_is_labelled_and_no_label_covers_anything(page, cluster, width):
+    """Where there is no free place, a line below the picture says it."""
+    await page.set_viewport_size({"width": width, "height": 900})
+    names = ["prefill-0", "decode-0", "decode-1", "store-0"]
+
+    async def live():
+        nodes = [cluster._node(name, names[0]) for name in names]
+        (path,) = nodes[1]["paths"]
+        for i, node in enumerate(nodes):
+            node["paths"] = [path | {"peer": other} for other in names[i + 1 :]]
+        return {"unix_s": 1e9, "node_id": names[0], "nodes": nodes}
+
+    cluster.live = live
+    await expect(page.locator("#cluster line.link")).to_have_count(6)
+    assert await page.evaluate(MEETING) == 0
+    below = await page.locator("#cluster > div").count()
+    assert await page.locator("#cluster g:has(> .on-link)").count() + below == 6
+    assert width == 390 or below < 3
+
+
+async def test_a_timeline_fits_into_the_page(page, cluster):
+    event = {"node": "b", "detail": {}}
+    spans = [
+        ("accepted", 0.0),
+        ("placed", 0.01),
+        ("waiting", 0.01),
+        ("running", 0.02),
+        ("first_token", 0.2),
+        ("answered", 1.0),
+    ]
+    found = cluster.find_timeline
+
+    async def find_timeline(request_id: str):
+        return await found(request_id) | {"events": [event | {"event": name, "t": t} for name, t in spans]}
+
+    cluster.find_timeline = find_timeline
+    await page.locator("#requests button").first.click()
+    await expect(page.locator("#request svg.timeline")).to_be_visible()
+    assert await page.locator("#request .wide").evaluate("one => one.scrollWidth <= one.clientWidth")
+
+
 async def test_charts_show_the_kept_minutes_with_marks_and_ask_only_for_what_is_new(page, cluster):
     chart = page.locator("#charts figure", has_text="Time to first token")
     await expect(chart.locator("polyline")).to_have_count(3)

@@ -103,6 +103,16 @@ async def test_chat_stream_carries_the_role_first(client):
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
 
+async def test_a_template_of_a_trusted_client(client, frontend):
+    own = {"chat_template": "{{ messages }}", "chat_template_kwargs": {"a": 1}}
+    with pytest.raises(openai.BadRequestError, match="--trust-request-chat-template"):
+        await client.chat.completions.create(model="fake", messages=CHAT, extra_body=own)
+    frontend.trusts_chat_templates = True
+    await client.chat.completions.create(model="fake", messages=CHAT, extra_body=own, max_tokens=1)
+    ((_, arguments),) = frontend.rendered
+    assert arguments == {"add_generation_prompt": True, "a": 1, "chat_template": "{{ messages }}"}
+
+
 async def test_content_parts(client):
     parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]
     answer = await client.chat.completions.create(

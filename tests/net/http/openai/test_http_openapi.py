@@ -129,6 +129,7 @@ GOOD = {
     "a refusal": (CHAT, chat(messages=[{"role": "assistant", "content": [PART, REFUSAL]}, *CALLED])),
     "an earlier call": (CHAT, chat(messages=CALLED)),
     "forced": (CHAT, chat(tools=[TOOL], tool_choice="required")),
+    "forced with a format": (CHAT, chat(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"})),
     "named tool": (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})),
     "logprobs of texts": (COMPLETIONS, completion(logprobs=2, echo=True, prompt_logprobs=1, return_token_ids=True)),
     "logprobs": (CHAT, chat(logprobs=True, top_logprobs=3, prompt_logprobs=1, stream=False)),

@@ -100,7 +100,8 @@ async def test_a_schema_is_a_grammar(client, frontend):
         ({"input": []}, "messages"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": 5}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
@@ -112,6 +113,24 @@ async def test_refusals(client, frontend, body, param):
     with pytest.raises(openai.BadRequestError) as error:
         await client.responses.create(**({"model": "fake", "input": "?"} | body))
     assert str(error.value.param).partition(".")[0] == param and not frontend.calls
+
+
+async def test_tools_that_only_other_servers_run_are_ignored_and_named(client, frontend):
+    tools = [{"type": "web_search"}, TOOL, {"type": "custom", "name": "patch"}]
+    raw = await client.responses.with_raw_response.create(
+        model="fake", input="?", max_output_tokens=1, tools=tools, tool_choice="auto"
+    )
+    assert raw.headers["X-Ignored-Fields"] == "tools.web_search, tools.custom"
+    assert [tool["function"]["name"] for tool in frontend.rendered[0][1]["tools"]] == ["weather"]
+
+
+async def test_where_unknown_fields_are_refused_tools_of_other_types_are_too(frontend):
+    async with (
+        serving(frontend, ignore_unknown=False) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="tools"):
+            await client.responses.create(model="fake", input="?", tools=[{"type": "web_search"}])
 
 
 async def test_an_error_within_a_stream_is_an_event(client):

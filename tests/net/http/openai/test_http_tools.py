@@ -103,7 +103,7 @@ async def test_the_result_of_a_call_reaches_the_template(client, frontend):
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "news"}}}, "tool_choice"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "extra_body": {"guided_regex": "a"}}, "guided_regex"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
@@ -115,6 +115,12 @@ async def test_refusals(client, more, named):
     with pytest.raises(openai.BadRequestError) as error:
         await client.chat.completions.create(**asked("?", **more))
     assert error.value.param == named
+
+
+async def test_a_forced_call_has_no_text_that_a_format_could_be_of(client, frontend):
+    form = {"type": "json_object"}
+    await client.chat.completions.create(**asked("?", tool_choice="required", response_format=form, stop=None))
+    assert frontend.calls[0]["sampling"]["grammar"].startswith("call ")
 
 
 WORDS = st.sampled_from([BEGIN, END, '{"name": "f"}', '{"name": "f", "arguments": {"a": 1}}', "{", "<", "tool", "x\n"])

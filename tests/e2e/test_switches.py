@@ -1,0 +1,106 @@
+"""What real nodes do without techniques that are on by default; policy_flags.py names the test of each switch."""
+
+from __future__ import annotations
+
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from engine.config.machine import free_bytes, total_bytes
+from engine.node.local_store import DRAM_REGION
+from lab.launch.cluster import LocalCluster
+from lab.launch.nodes import Node
+from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
+
+BLOCK, BLOCK_BYTES = 16, 12288
+"""Tokens and bytes of a block of the tiny model."""
+
+CONTEXT = 640
+PROMPT = [1000 + i for i in range(20 * BLOCK + 1)]
+SMALL = ("--max-model-len", str(CONTEXT), "--kv-cache-bytes", str(CONTEXT // BLOCK * BLOCK_BYTES))
+SHARES = {"mixed": ["--dram-bytes", "0"], "store": ["--dram-bytes", "16M"]}
+BURSTS, LONG = 5, 1500
+
+
+def reused(url: str, prompt: list[int]) -> tuple[int, str]:
+    """(tokens of the prompt that were not computed, answer)"""
+    answer = complete(url, prompt, 8, ignore_eos=True)
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]
+
+
+def zero_pooled_blocks(node: Node) -> None:
+    """Overwrite the blocks in the DRAM of the node's share, without its knowledge."""
+    files = Path(f"/proc/{node.pid}/fd").iterdir()
+    (path,) = [file for file in files if str(file.readlink()).startswith(f"/memfd:{DRAM_REGION} ")]
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        assert memory.find(b"\1") >= 0, "the share is empty"
+        memory[:] = bytes(len(memory))
+
+
+def test_block_checksums(start: Start, tiny_model: list[str]):
+    """Without them nobody notices damaged blocks of the pool (with them: tests/cache, tests/engine)."""
+    flags = (*SMALL, "--prefix-fetch", "always", "--no-block-checksums")
+    with start("mixed=1,store=1", *tiny_model, *flags, role_flags=SHARES) as cluster:
+        url = cluster["mixed-0"].url
+        found, right = reused(url, PROMPT)
+        assert found == 0
+        settled(cluster)
+        reused(url, [2000 + i for i in range(CONTEXT - 8)])  # fills the arena
+        settled(cluster)
+        zero_pooled_blocks(cluster["store-0"])
+        found, text = reused(url, PROMPT)
+        assert found == len(PROMPT) - 1 and text != right
+        settled(cluster)
+
+
+def test_prefix_caching(start: Start, tiny_model: list[str]):
+    """Without it a prompt is computed each time, and no block goes to the pool."""
+    with start("mixed=1,store=1", *tiny_model, "--no-enable-prefix-caching", role_flags=SHARES) as cluster:
+        url = cluster["mixed-0"].url
+        first, second = reused(url, PROMPT), reused(url, PROMPT)
+        assert first == second and first[0] == 0
+        states = settled(cluster)
+        assert states["store-0"]["store"]["dram"]["blocks"] == 0
+
+
+def computing(cluster: LocalCluster, burst: int) -> int:
+    """Decisions about one new long prompt, asked at all nodes at once, that knew of another node which computes it."""
+    prompt = [3000 + burst, *range(3, LONG)]
+    urls = [node.url for node in cluster.nodes]
+    with ThreadPoolExecutor(len(urls)) as clients:
+        answers = list(clients.map(lambda url: complete(url, prompt, 1)["id"], urls))
+    decisions = [timeline(url, one)["decisions"] for url, one in zip(urls, answers, strict=True)]
+    return sum(bool(decision["computing"]) for made in decisions for decision in made)
+
+
+def test_prefix_intents(start: Start, tiny_model: list[str]):
+    """Without them no node knows what others are about to compute; tests/e2e/test_burst.py shows what they save."""
+    flags = ("--max-num-batched-tokens", "256")
+    found = {}
+    for switch in ("--prefix-intents", "--no-prefix-intents"):
+        with start("prefill=2,decode=1,store=1", *tiny_model, *flags, switch) as cluster:
+            for node in cluster.nodes:  # so that every node knows all others
+                complete(node.url, PROMPT, 1)
+            found[switch] = sum(computing(cluster, burst) for burst in range(BURSTS))
+            settled(cluster)
+    assert found["--prefix-intents"] > 0 == found["--no-prefix-intents"]
+
+
+def shared_bytes(node: Node) -> int:
+    """Resident shared memory of the node's process."""
+    lines = Path(f"/proc/{node.pid}/status").read_text().splitlines()
+    (kib,) = [line.split()[1] for line in lines if line.startswith("RssShmem:")]
+    return int(kib) << 10
+
+
+def test_prefault(start: Start):
+    """An idle node touches its arena; without the switch only what is used becomes resident."""
+    if free_bytes() - total_bytes() // 4 < 1 << 30:
+        pytest.skip("the machine has too little free memory, so no node touches its arena")
+    flags = ("--model", "none", "--dram-bytes", "64M")
+    with start("store=1", *flags) as cluster:
+        wait_until(lambda: shared_bytes(cluster.nodes[0]) >= 64 << 20, "the arena is resident")
+    with start("store=1", *flags, "--no-prefault") as cluster:
+        assert shared_bytes(cluster.nodes[0]) < 16 << 20
