@@ -40,7 +40,7 @@ def zero_pooled_blocks(node: Node) -> None:
 
 
 def test_block_checksums(start: Start, tiny_model: list[str]):
-    """Without them nobody notices damaged blocks of the pool (with them: tests/cache, tests/engine)."""
+    """Without them nobody notices damaged blocks of the pool (with them: tests/e2e/test_pool_damage.py)."""
     flags = (*SMALL, "--prefix-fetch", "always", "--no-block-checksums")
     with start("mixed=1,store=1", *tiny_model, *flags, role_flags=SHARES) as cluster:
         url = cluster["mixed-0"].url
