@@ -1,6 +1,7 @@
 """Loads a prefix layer by layer while the engine computes with it. Before the attention of layer l the engine thread
 waits until the prefix's layer l has landed, so that prefill takes max(load, compute) (arXiv 2407.00079, section 5.2).
-The results count only if the last layer arrives and all checksums match.
+The results count only if the last layer arrives and all checksums match. Otherwise the attempt ends, and the next
+attempt of the request computes the prompt (`Request.fetches`).
 
 A step that waits delays all its requests. So if there are other requests, a request joins a step only when the missing
 layers should land before the step needs them, and the step's wait is bounded.

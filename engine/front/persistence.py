@@ -2,7 +2,8 @@
 
 A new request that no node can take waits a bounded time. A request that a node has begun is kept until its deadline,
 because even the only node of a role may be started again. Two events end it: MAX_FUTILE_ATTEMPTS attempts in a row that
-began and produced no token (the request itself may be what kills its nodes), and the deadline.
+began and produced no token (the request itself may be what kills its nodes), and the deadline. The last of these
+attempts loads no prefix: blocks of the pool may be what made the others fail.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from tests.e2e.test_switches import BLOCK, CONTEXT, SMALL, zero_pooled_blocks
 
 PROMPTS = [[1000 * n + i for i in range(20 * BLOCK + 1)] for n in range(1, 5)]
 FILL = [[9000 + 1000 * n + i for i in range(CONTEXT - 8)] for n in range(2)]
-SHARES = dict.fromkeys(("prefill", "decode", "mixed"), ["--dram-bytes", "0"]) | {"store": ["--dram-bytes", "16M"]}
+NO_SHARE = ["--dram-bytes", "0"]
+SHARES = {"prefill": NO_SHARE, "decode": NO_SHARE, "mixed": NO_SHARE, "store": ["--dram-bytes", "16M"]}
 
 
 def answer(url: str, prompt: list[int]) -> tuple[int, str, int]:
