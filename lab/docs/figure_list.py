@@ -205,6 +205,7 @@ FIGURES = (
             "age of information p50": "age p50, s",
             "age of information p99": "age p99, s",
         },
+        command="scripts/bench.py gossip --only state",
         timed=False,
     ),
     Figure(

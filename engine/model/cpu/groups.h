@@ -46,7 +46,8 @@ struct Format {
     static constexpr int FILE_BYTES = KIND == Q4_K ? 144 : KIND == Q5_K ? 176 : BYTES / OUTPUTS;
     static constexpr int INTS = GROUP / 4 + 3;  // of a row's rounded group
     static constexpr int ROW_INTS = GROUPS * INTS;
-    static constexpr int ROWS = dot_rows<NIBBLES && !HIGH_BITS>();
+    static constexpr int MOST_ROWS = dot_rows<NIBBLES && !HIGH_BITS>();
+    static constexpr int ROWS = WIDTH == 16 ? MOST_ROWS / 2 : MOST_ROWS;  // of a tile
 };
 
 // use(an integral_constant of the kind)
@@ -75,12 +76,12 @@ void round_group(const Element* x, int rows, int32_t* to) {
 }
 
 // c [COUNT, OUTPUTS] (+)= x [COUNT, blocks] w [blocks], OUTPUTS outputs. As in gemm_any.h, a row's result does not
-// depend on COUNT. For large tiles c stays in memory, because otherwise the
-// integer sums would not fit into the registers.
+// depend on COUNT. c stays in registers where there are enough for it and the integer sums: with AVX-512 always, because
+// stores of its vectors take so long that more rows in a tile do not make up for them.
 template <Kind KIND, int COUNT>
 void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bool add) {
     using F = Format<KIND>;
-    constexpr bool KEEP = 2 * COUNT <= F::ROWS;
+    constexpr bool KEEP = 2 * COUNT <= F::MOST_ROWS;
     Vec kept[KEEP ? COUNT : 1][2];
     for (int r = 0; r < COUNT; r++)
         for (int h = 0; h < 2; h++) {
