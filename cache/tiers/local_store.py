@@ -82,9 +82,7 @@ class LocalStore:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
         self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
         self.inspection = Inspection(self.verify)
-        self.pinning = Pinning(
-            self._pool, self._slots, ssd, self._promotions, chosen, self.readable, self.inspection, counts
-        )
+        self.pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.readable, counts)
         self.reservations = Reservations(
             self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
         )

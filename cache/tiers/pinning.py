@@ -13,7 +13,6 @@ from cache.block import BlockKey
 from cache.pool.admission import Admission
 from cache.pool.block_pool import BlockPool
 from cache.ssd import SsdTier
-from cache.tiers.inspection import Inspection
 from cache.tiers.promotion import Promotions
 from cache.tiers.slots import DramSlots, Pin
 
@@ -21,8 +20,8 @@ DISK_CHECK_INTERVAL_S = 0.25  # between two checks whether the disk still answer
 
 
 class Pinning:
-    """`tier_of(key)`: the tier that readers get a block from, or None. A block in `inspection` is a miss. `counts`
-    receives hits and misses of DRAM."""
+    """`tier_of(key)`: the tier that readers get a block from, or None, also while a report of damage is inspected.
+    `counts` receives hits and misses of DRAM."""
 
     def __init__(
         self,
@@ -32,7 +31,6 @@ class Pinning:
         promotions: Promotions,
         admission: Admission,
         tier_of: Callable[[BlockKey], str | None],
-        inspection: Inspection,
         counts: dict[str, int],
     ) -> None:
         self._pool = pool
@@ -41,7 +39,6 @@ class Pinning:
         self._promotions = promotions
         self._admission = admission
         self._tier_of = tier_of
-        self._inspection = inspection
         self._counts = counts
 
     def at_hand(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
@@ -57,7 +54,7 @@ class Pinning:
 
     def _slot(self, key: BlockKey) -> int | None:
         """The slot in which readers find the block."""
-        return None if key in self._inspection else self._pool.lookup(key)
+        return None if self._tier_of(key) is None else self._pool.lookup(key)
 
     def pin_now(self, keys: Sequence[BlockKey]) -> list[Pin] | None:
         """`at_hand` with one transfer reference on each block."""
@@ -87,7 +84,7 @@ class Pinning:
         for key in keys:
             slot, tier = self._slot(key), "dram"
             if slot is None:
-                promotion = None if key in self._inspection else self._promotions.of(key)
+                promotion = None if self._tier_of(key) is None else self._promotions.of(key)
                 if promotion is None:
                     misses += 1
                     if leading or self._tier_of(key) is not None:

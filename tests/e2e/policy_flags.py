@@ -173,6 +173,7 @@ SWITCHES = {
     "weights_from_store": "test_pool_contents.py::test_encoded_prefixes_and_weights",
     "enforce_eager": "../engine/model/test_graphs.py::test_a_runner_replays_small_steps_and_computes_the_others",
     "prefault": "test_switches.py::test_prefault",
+    "trust_request_chat_template": "test_switches.py::test_templates_of_clients",
     "rdma_plaintext": "../net/transfer/rdma/test_rdma_absent.py::test_what_must_be_sealed_does_not_go_by_rdma",
 }
 """Flags that are on or off, and the test that asserts the difference."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from engine.config.machine import free_bytes, total_bytes
 from engine.node.local_store import DRAM_REGION
+from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import Node
 from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
@@ -32,8 +34,11 @@ def reused(url: str, prompt: list[int]) -> tuple[int, str]:
 
 def zero_pooled_blocks(node: Node) -> None:
     """Overwrite the blocks in the DRAM of the node's share, without its knowledge."""
-    files = Path(f"/proc/{node.pid}/fd").iterdir()
-    (path,) = [file for file in files if str(file.readlink()).startswith(f"/memfd:{DRAM_REGION} ")]
+    names = {}
+    for file in Path(f"/proc/{node.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the node closes others meanwhile
+            names[file] = str(file.readlink())
+    (path,) = [file for file, name in names.items() if name.startswith(f"/memfd:{DRAM_REGION} ")]
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         assert memory.find(b"\1") >= 0, "the share is empty"
         memory[:] = bytes(len(memory))
@@ -104,3 +109,21 @@ def test_prefault(start: Start):
         wait_until(lambda: shared_bytes(cluster.nodes[0]) >= 64 << 20, "the arena is resident")
     with start("store=1", *flags, "--no-prefault") as cluster:
         assert shared_bytes(cluster.nodes[0]) < 16 << 20
+
+
+def test_templates_of_clients(start: Start, tiny_model: list[str]):
+    """A request's template is refused by name, and rendered where clients are trusted."""
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1,
+        "chat_template": "{{ messages[0].content }}",
+    }
+    with (
+        start("mixed=1", *tiny_model) as refusing,
+        start("mixed=1", *tiny_model, "--trust-request-chat-template") as node,
+    ):
+        with pytest.raises(rest.RestError, match="--trust-request-chat-template"):
+            rest.post(f"{refusing.nodes[0].url}/v1/chat/completions", body)
+        short = rest.post(f"{node.nodes[0].url}/v1/chat/completions", body)["usage"]["prompt_tokens"]
+        long = body | {"chat_template": "{{ messages[0].content }} and more words"}
+        assert rest.post(f"{node.nodes[0].url}/v1/chat/completions", long)["usage"]["prompt_tokens"] > short
