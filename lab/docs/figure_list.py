@@ -119,6 +119,14 @@ FIGURES = (
         timed=False,
     ),
     Figure(
+        "exhaustion",
+        {"requests": "requests"}
+        | JUDGED
+        | {"silent connections": "silent connections", "disk troubles reported": "disk troubles reported"},
+        command="scripts/faults.py exhaustion",
+        timed=False,
+    ),
+    Figure(
         "put-histories",
         {
             "keys put by all clients": "keys put by all clients",
