@@ -58,6 +58,7 @@ def prompts(seed: int = 11) -> list[list[int]]:
 def server(venv: Path, packages: Path, model: Path, run_dir: Path, master: str | None) -> Any:
     """A vLLM; with `master`, its connector enters our pool there."""
     program = vllm(venv / "bin" / "python", model, CORES, "bfloat16")
+    program = replace(program, argv=(*program.argv, "--enforce-eager"))
     run_dir.mkdir()
     if master is not None:
         config = {"metadata_server": "P2PHANDSHAKE", "master_server_address": master, "protocol": "tcp"}

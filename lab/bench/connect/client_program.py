@@ -18,6 +18,8 @@ from typing import Any
 BUFFER_BYTES = 256 << 20
 SETS = 6  # of keys that gets take turns on
 MOST_BYTES = 96 << 20  # of fresh values in one round of puts
+SMALL_BYTES = 64 << 10
+MOST_SMALL, MOST_LARGE = 3000, 150  # values of a round: each takes a slot of the pool
 
 
 class Client:
@@ -69,8 +71,8 @@ class Client:
         nbytes = size * count
         fill = os.urandom(nbytes)
         ctypes.memmove(self._at, fill, nbytes)
-        sets = [self.keys(count) for _ in range(SETS if op == "get" else max(3, MOST_BYTES // nbytes))]
-        sets = sets[: max(2, MOST_BYTES // nbytes)] if op == "get" else sets[:400]
+        most = min(MOST_BYTES // nbytes, (MOST_SMALL if size <= SMALL_BYTES else MOST_LARGE) // count)
+        sets = [self.keys(count) for _ in range(min(SETS, most) if op == "get" else most)]
         if op == "get":
             for keys in sets:
                 self.put(keys, size, pieces)
@@ -97,7 +99,11 @@ def main(address: str, segment_bytes: int) -> None:
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
-        print(json.dumps(client.measure(**asked)), flush=True)
+        try:
+            print(json.dumps(client.measure(**asked)), flush=True)
+        except SystemExit as error:
+            print(json.dumps(f"{asked}: {error}"), flush=True)
+            raise
 
 
 if __name__ == "__main__":

@@ -23,12 +23,16 @@ from statistics import median
 from typing import Any
 
 from lab.bench.common.results import Row, add_result_flags, quicken, report
+from lab.bench.connect.client_program import SMALL_BYTES
 from lab.conformance.answers import SITE
 from lab.conformance.record import master
 from lab.launch.cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("client_program.py")
-NODES, FLAGS = "store=3", ("--model", "none", "--value-bytes", "4M", "--dram-bytes", "1G")
+NODES, FLAGS = "store=3", ("--model", "none", "--dram-bytes", "1G")
+VALUE_BYTES = {"small": "64K", "large": "4M"}
+"""Two pools of ours: a value takes a slot, so small values have one with small slots."""
+
 SEGMENT_BYTES = 3 << 30
 KIB = 1 << 10
 SHAPES = {
@@ -61,7 +65,10 @@ class Clients:
             assert process.stdin is not None
             process.stdin.write(json.dumps(question) + "\n")
             process.stdin.flush()
-        return [second for process in self._processes[:count] for second in _line(process)]
+        answers = [_line(process) for process in self._processes[:count]]
+        if wrong := [answer for answer in answers if isinstance(answer, str)]:
+            raise RuntimeError(wrong[0])
+        return [second for answer in answers for second in answer]
 
 
 def _line(process: subprocess.Popen[str]) -> Any:
@@ -92,26 +99,31 @@ def _client(python: str, address: str, env: Mapping[str, str], segment_bytes: in
         process.communicate()
 
 
-def contenders(stack: ExitStack, peer_python: Path | None) -> dict[str, Clients]:
-    """By name; all servers run until the stack ends."""
-    run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    cluster = stack.enter_context(LocalCluster(NODES, FLAGS, run_dir=run_dir))
-    address = ",".join(node.url.removeprefix("http://") for node in cluster.nodes)
-    site = {"PYTHONPATH": str(SITE)}
-    made = {name: Clients(stack, sys.executable, address, site | env, 0) for name, env in OURS.items()}
+def contenders(stack: ExitStack, peer_python: Path | None) -> dict[str, dict[str, Clients]]:
+    """By size of the values, then by name; all servers run until the stack ends."""
+    made: dict[str, dict[str, Clients]] = {}
+    for kind, value_bytes in VALUE_BYTES.items():
+        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(LocalCluster(NODES, (*FLAGS, "--value-bytes", value_bytes), run_dir=run_dir))
+        address = ",".join(node.url.removeprefix("http://") for node in cluster.nodes)
+        site = {"PYTHONPATH": str(SITE)}
+        made[kind] = {name: Clients(stack, sys.executable, address, site | env, 0) for name, env in OURS.items()}
     if peer_python is not None:
         at = stack.enter_context(master(peer_python.parent.parent))
         stack.enter_context(_client(str(peer_python), at, {}, SEGMENT_BYTES))  # it holds the segment
-        made["upstream"] = Clients(stack, str(peer_python), at, {}, 0)
+        upstream = Clients(stack, str(peer_python), at, {}, 0)
+        for clients in made.values():
+            clients["upstream"] = upstream
     return made
 
 
 def cells(args: Namespace) -> Iterator[Row]:
     """Per cell and transport of ours: median and 99th percentile of a call in microseconds."""
     with ExitStack() as stack:
-        made = contenders(stack, args.peer_python)
+        all_made = contenders(stack, args.peer_python)
         for clients in CLIENTS:
             for name, (size, pieces, count) in SHAPES.items():
+                made = all_made["small" if size <= SMALL_BYTES else "large"]
                 for op in ("put", "get"):
                     question = {"op": op, "size": size, "pieces": pieces, "count": count, "seconds": args.seconds}
                     took: dict[str, list[float]] = {name: [] for name in made}
@@ -148,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = quicken(parser.parse_args(argv), rounds=2, seconds=0.1)
     rows = list(cells(args))
     config = {"rounds": args.rounds, "seconds": args.seconds, "nodes": NODES, "flags": list(FLAGS)}
+    config["value_bytes"] = list(VALUE_BYTES.values())
     report(config, rows, args.json)
     return 0
 
