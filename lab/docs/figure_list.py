@@ -163,7 +163,7 @@ FIGURES = (
     ),
     Figure(
         "cut-nodes",
-        {"requests": "requests"} | PAUSES | {"heal to one cluster": "one cluster again after, s"},
+        {"requests": "requests"} | PAUSES | {"heal to one cluster": "one cluster again after, s"} | JUDGED,
         command="scripts/faults.py cut-nodes",
         without=NO_STREAM,
     ),
@@ -175,7 +175,7 @@ FIGURES = (
     ),
     Figure(
         "role-changes",
-        {"requests": "requests", "first token p50": "first token, p50, s", "role changes": "role changes"},
+        {"requests": "requests", "first token p50": "first token, p50, s", "role changes": "role changes"} | JUDGED,
         command="scripts/faults.py role-changes",
     ),
     Figure(
