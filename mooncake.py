@@ -133,7 +133,15 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     # 'auto' stays on the CPU until serving on a GPU has been seen to work.
     machine = survey(look_for_gpu=config.device == "cuda", ssd_path=config.ssd_path)
     wanted = config.max_connections
-    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
+    config = resolve(
+        config,
+        source.config,
+        machine,
+        secrets.token_hex(2),
+        cluster,
+        draft.config if draft else None,
+        sum(file.stat().st_size for file in source.files),
+    )
     configure_logs(config.log_level, config.log_format, node_id=config.node_id)
     log = logging.getLogger("mooncake.node")
     if config.max_connections < wanted:
