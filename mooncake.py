@@ -33,10 +33,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# The rooms: next to this file in a checkout, in a folder of their own where a wheel was installed (setup.py). First on
-# the path, because the standard library has a module named sched, too.
-here = Path(__file__).resolve().parent
-sys.path.insert(0, str(here / "mooncake_rooms" if (here / "mooncake_rooms").is_dir() else here))
+# The rooms lie next to this file, also where a wheel was installed (setup.py). First on the path, because the standard
+# library has a module named sched, too.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 if find_spec("uvloop") is None:
     sys.exit("mooncake: this Python lacks mooncake's packages: run scripts/setup, then .venv/bin/python mooncake.py")
 
@@ -134,7 +133,15 @@ async def serve(config: Config, source: ModelSource, draft: ModelSource | None, 
     # 'auto' stays on the CPU until serving on a GPU has been seen to work.
     machine = survey(look_for_gpu=config.device == "cuda", ssd_path=config.ssd_path)
     wanted = config.max_connections
-    config = resolve(config, source.config, machine, secrets.token_hex(2), cluster, draft.config if draft else None)
+    config = resolve(
+        config,
+        source.config,
+        machine,
+        secrets.token_hex(2),
+        cluster,
+        draft.config if draft else None,
+        sum(file.stat().st_size for file in source.files),
+    )
     configure_logs(config.log_level, config.log_format, node_id=config.node_id)
     log = logging.getLogger("mooncake.node")
     if config.max_connections < wanted:

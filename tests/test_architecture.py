@@ -29,6 +29,7 @@ USES = {
     "net.gossip.driver": {"sched"},
     "net.gossip.load_words": {"sched"},
     "cache": {"net"},
+    "connect": {"cache", "net"},  # it lives in processes of others
     "engine": {"attention", "cache", "net", "sched"},
 }
 
@@ -82,6 +83,8 @@ PURE = (
     "cache.homes.repair",
     "cache.homes.agreement",
     "cache.homes.deciding",
+    "connect.store.names",
+    "connect.store.registered",
     "net.bodies",
     "net.body_readers",
     "net.body_writers",
@@ -180,6 +183,7 @@ MAY_TORCH = (
     "engine.model.ops_triton",
     "engine.model.parallel",
     "engine.model.quantized",
+    "engine.model.quantized_triton",
     "engine.loading.rank_processes",
     "engine.loading.rank_worker",
     "engine.sampling.race",
@@ -192,6 +196,7 @@ MAY_TORCH = (
     "engine.checkpoint.weights",
     "engine.checkpoint.packed_weights",
     "engine.checkpoint.byte_weights",
+    "engine.checkpoint.mxfp4_weights",
     "engine.checkpoint.pooled_weights",
     "engine.checkpoint.quantized_weights",
     "engine.pooled.encoded_blocks",

@@ -33,6 +33,7 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 OPTIONS = ("num_warps", "num_stages")

@@ -5,5 +5,6 @@ Files:
     lasting       Answers peers that need more than a slot in memory: durability, pins and flushes of this node's
                   blocks
     leases        Which slots of this node's share each peer may read or write now, and when the slots are released
+    listing       Answers peers that look for blocks by the first bytes of their keys
     server        StoreServer: the serving half of the pooled store
 """

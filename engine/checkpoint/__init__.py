@@ -10,6 +10,7 @@ Files:
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     loop_calls           Runs coroutines on an event loop for threads that wait for their results
     model_source         describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
+    mxfp4_weights        A Hugging Face directory with matrices in MXFP4
     packed_weights       A Hugging Face directory with matrices in 4 bits
     pooled_weights       Weights as objects of the pooled store (--weights-from-store): a node without weights reads
                          them from its peers

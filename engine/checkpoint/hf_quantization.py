@@ -6,10 +6,13 @@
     compressed-tensors, int-quantized         llm-compressor: W8A8, bytes with a scale for each output
     compressed-tensors, float-quantized       llm-compressor: fp8, a scale for each output, or for 128 x 128 elements
     fp8                                       DeepSeek, Qwen: fp8, a scale for 128 x 128 elements or for all of them
+    mxfp4                                     gpt-oss: floats of 4 bits with a power of two for 32 inputs
+    compressed-tensors, mxfp4-pack-quantized  llm-compressor: the same
 
-engine/checkpoint/packed_weights.py and byte_weights.py read the tensors. What is not served is refused by the name of
-its key. Types of activations are checked, and their stored scales are not needed: rows that meet int8 weights are
-rounded by their own largest number, rows that meet fp8 weights are not rounded.
+engine/checkpoint/packed_weights.py, byte_weights.py and mxfp4_weights.py read the tensors. What is not served is
+refused by the name of its key. Types of activations are checked, and their stored scales are not needed: rows that meet
+int8 weights are rounded by their own largest number, rows that meet fp8 weights are not rounded, and rows that meet
+mxfp4 weights are rounded to 8 bits also where the checkpoint asks for 4.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from engine.model.model_error import ModelError
 
 Json = Mapping[str, Any]
 
-METHODS = ("awq", "gptq", "compressed-tensors", "fp8")
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,17 @@ class ByteQuantization:
     strategy: str  # one scale for: "tensor", "channel" (an output), "block" (128 x 128 elements)
 
 
-def quantization_of(config: Json) -> Quantization | ByteQuantization | None:
+@dataclass(frozen=True, slots=True)
+class Mxfp4Quantization:
+    """Matrices in MXFP4."""
+
+    method: str  # mxfp4 or compressed-tensors
+
+
+AnyQuantization = Quantization | ByteQuantization | Mxfp4Quantization
+
+
+def quantization_of(config: Json) -> AnyQuantization | None:
     """That of config.json; None without one. Raises ModelError."""
     found = config.get("quantization_config")
     if found is None:
@@ -54,6 +67,8 @@ def quantization_of(config: Json) -> Quantization | ByteQuantization | None:
         return _compressed_tensors(found)
     if method == "fp8":
         return _fp8(found)
+    if method == "mxfp4":
+        return Mxfp4Quantization(method)
     bits = "w_bit" if "w_bit" in found and "bits" not in found else "bits"
     _value(found, bits, 4)
     group_size = _group_size(found, "q_group_size" if "q_group_size" in found else "group_size")
@@ -71,8 +86,8 @@ def _fp8(found: Json) -> ByteQuantization:
     return ByteQuantization("fp8", "tensor" if block is None else "block")
 
 
-def _compressed_tensors(found: Json) -> Quantization | ByteQuantization:
-    format_ = _value(found, "format", "pack-quantized", "int-quantized", "float-quantized")
+def _compressed_tensors(found: Json) -> AnyQuantization:
+    format_ = _value(found, "format", "pack-quantized", "int-quantized", "float-quantized", "mxfp4-pack-quantized")
     _value(found, "kv_cache_scheme", None)
     _value(found, "transform_config", None, {})
     groups = found.get("config_groups")
@@ -88,6 +103,8 @@ def _compressed_tensors(found: Json) -> Quantization | ByteQuantization:
     _value(weights, "symmetric", True, prefix=f"{at}weights.")
     if format_ == "pack-quantized":
         return _packed(group, weights, at)
+    if format_ == "mxfp4-pack-quantized":
+        return _mxfp4(group, weights, at)
     return _bytes(group, weights, at, "int8" if format_ == "int-quantized" else "fp8")
 
 
@@ -99,6 +116,20 @@ def _packed(group: Json, weights: Json, prefix: str) -> Quantization:
     _value(weights, "actorder", None, "static", "weight", False, prefix=at)  # these have no g_idx
     strategy = _value(weights, "strategy", "group", "channel", prefix=at)
     return Quantization("compressed-tensors", -1 if strategy == "channel" else _group_size(weights, "group_size", at))
+
+
+def _mxfp4(group: Json, weights: Json, prefix: str) -> Mxfp4Quantization:
+    at, rows = f"{prefix}weights.", group.get("input_activations")
+    for found, where in ((weights, at), (rows, f"{prefix}input_activations.")):
+        if found is None:
+            continue
+        if not isinstance(found, Mapping):
+            raise _refused(f"{prefix}input_activations", found, "an object")
+        _value(found, "num_bits", 4, *([] if found is weights else [8]), prefix=where)
+        _value(found, "type", "float", prefix=where)
+    _value(weights, "strategy", "group", prefix=at)
+    _value(weights, "group_size", 32, prefix=at)
+    return Mxfp4Quantization("compressed-tensors")
 
 
 def _bytes(group: Json, weights: Json, prefix: str, kind: str) -> ByteQuantization:

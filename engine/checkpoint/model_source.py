@@ -17,7 +17,7 @@ from typing import Any
 from engine.checkpoint.gguf_config import from_gguf
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.checkpoint.hf_config import from_hf
-from engine.checkpoint.hf_quantization import ByteQuantization, Quantization, quantization_of
+from engine.checkpoint.hf_quantization import AnyQuantization, quantization_of
 from engine.config.config import EMBEDDED_MODEL, NO_MODEL
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
@@ -43,7 +43,7 @@ class ModelSource:
     fingerprint: str  # 32 hex digits; equal for equal configuration and (sampled) weights, independent of the path
     files: tuple[Path, ...] = ()  # files with weights
     seed: int = 0  # of dummy weights
-    quantization: Quantization | ByteQuantization | None = None  # of safetensors files
+    quantization: AnyQuantization | None = None  # of safetensors files
 
 
 def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool = False) -> ModelSource:
@@ -85,9 +85,9 @@ def adopt(source: ModelSource, cluster: Mapping[str, Any] | None) -> ModelSource
 
 
 def with_weights_in(source: ModelSource, weight_dtype: str) -> ModelSource:
-    """`source` as --weight-dtype serves it: int8, int4 and fp8 are other weights, so their KV has other keys. `stored`
-    and `wide` are the same weights."""
-    if weight_dtype not in ("int8", "int4", "fp8"):
+    """`source` as --weight-dtype serves it: int8, int4, fp8 and mxfp4 are other weights, so their KV has other keys.
+    `stored` and `wide` are the same weights."""
+    if weight_dtype not in ("int8", "int4", "fp8", "mxfp4"):
         return source
     text = f"{source.fingerprint}|{weight_dtype}".encode()
     return replace(source, fingerprint=blake2b(text, digest_size=16, person=b"mooncake-model").hexdigest())

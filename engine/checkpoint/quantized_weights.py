@@ -1,11 +1,12 @@
 """load_quantized(): a model's weights with matrices in 4 to 8 bits (--weight-dtype).
 
-    stored   a matrix as it is in a GGUF file, or in a checkpoint in 4 bits (packed_weights.py) or in bytes
-             (byte_weights.py), if there is a kernel (engine/model/quantized.py) for its type and for the types of all
-             matrices of the same product; other matrices are widened
+    stored   a matrix as it is in a GGUF file, or in a checkpoint in 4 bits (packed_weights.py, mxfp4_weights.py) or in
+             bytes (byte_weights.py), if there is a kernel (engine/model/quantized.py) for its type and for the types of
+             all matrices of the same product; other matrices are widened
     int8     any checkpoint, to q8_0 while loading
     int4     any checkpoint, to q4_1 while loading; embed and lm_head to q8_0
     fp8      any checkpoint, to fp8 while loading; not embed and lm_head
+    mxfp4    any checkpoint, to mxfp4 while loading; embed and lm_head to q8_0
 
 Nothing is kept in the cache of converted weights: `stored` converts nothing. Norms, biases and routers are in the type
 of the computation.
@@ -38,7 +39,7 @@ OUTPUTS = 32
 """The largest block of outputs of a kernel (engine/model/cpu/gemm_any.h)."""
 
 
-WHILE_LOADING = {"int8": ("q8_0", "q8_0"), "int4": ("q4_1", "q8_0"), "fp8": ("fp8", "")}
+WHILE_LOADING = {"int8": ("q8_0", "q8_0"), "int4": ("q4_1", "q8_0"), "fp8": ("fp8", ""), "mxfp4": ("mxfp4", "q8_0")}
 """--weight-dtype -> kinds of a layer's matrices and of embed and lm_head; "": as --dtype."""
 
 
@@ -64,8 +65,6 @@ def load_quantized(
 ) -> dict[str, Weight]:
     """All weights on the CPU: matrices as Quantized or Scaled for products in `dtype`, others in `dtype`. `progress` as
     weights.load has it. Raises ModelError, also for a model or a file that --weight-dtype cannot serve."""
-    if source.config.num_experts:
-        raise ModelError(f"--weight-dtype {weight_dtype}: experts are computed in --dtype only; use auto")
     if weight_dtype == "stored":
         weights = _as_stored(source, dtype, progress)
     else:
@@ -89,7 +88,7 @@ def _as_stored(
     if file is None:
         raise ModelError(
             f"--weight-dtype stored: {source.name} is not a GGUF file, nor a checkpoint with a quantization_config; "
-            "use int8, int4, fp8 or auto"
+            "use int8, int4, fp8, mxfp4 or auto"
         )
     found = file.kinds()
     kinds = kept(found, file.shapes())

@@ -37,8 +37,9 @@ from torch import Tensor
 
 from engine.checkpoint.byte_weights import ByteWeights
 from engine.checkpoint.gguf_weights import GGUFWeights
-from engine.checkpoint.hf_quantization import ByteQuantization
+from engine.checkpoint.hf_quantization import ByteQuantization, Mxfp4Quantization
 from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.mxfp4_weights import Mxfp4Weights
 from engine.checkpoint.packed_weights import PackedWeights
 from engine.checkpoint.safetensors_weights import SafetensorsWeights
 from engine.checkpoint.weight_cache import WeightCache
@@ -221,10 +222,12 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
     return open_quantized(source) or SafetensorsWeights(source.files, source.config)
 
 
-def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | None:
+def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | Mxfp4Weights | None:
     """A Hugging Face directory whose config.json has a quantization_config; None if it has none. Raises ModelError."""
     if isinstance(source.quantization, ByteQuantization):
         return ByteWeights(source.files, source.config, source.quantization)
+    if isinstance(source.quantization, Mxfp4Quantization):
+        return Mxfp4Weights(source.files, source.config, source.quantization)
     if source.quantization is not None:
         return PackedWeights(source.files, source.config, source.quantization)
     return None

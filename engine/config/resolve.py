@@ -2,7 +2,7 @@
 
 Pure: the machine, the model, the cluster to join and the random suffix are arguments. Eleven fields may stay 'auto',
 because they name a policy instead of a value: `tokenizer` (the model's own), `load_format` (from --model),
-`weight_cache` (the user's), `weight_dtype` (by the file and the CPU: engine/loading/weight_type.py),
+`weight_cache` (the user's), `weight_dtype` (by the file and the machine: engine/loading/weight_type.py),
 `attention_backend` and `cpu_level` (measured when the model is loaded: attention/choice/choose.py), `transport` (chosen
 for each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all devices when a peer first asks),
 `speculative_length` (for each step), `tcp_congestion` (for each peer).
@@ -69,10 +69,12 @@ def resolve(
     suffix: str,
     cluster: Mapping[str, Any] | None = None,
     draft: ModelSizes | None = None,
+    weight_file_bytes: int = 0,
 ) -> Config:
     """A Config without 'auto' (see the module). `suffix` makes node_id unique. `cluster`: the answer to GET /cluster of
     the node to join; a joining node adopts its dtype of KV, because block keys depend on it. `draft`: the draft model's
-    configuration, if there is one. Raises UsageError."""
+    configuration, if there is one. `weight_file_bytes`: the size of the files with weights; 0 = unknown. Raises
+    UsageError."""
     device = _device(config, machine)
     if _runs_model(config):
         _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
@@ -82,25 +84,21 @@ def resolve(
         config,
         pool_dtype=_encoding("--pool-dtype", config.pool_dtype, kv_dtype, cluster),
         wire_dtype=_encoding("--wire-dtype", config.wire_dtype, kv_dtype, cluster),
+        weight_dtype=_weight_dtype(config, machine, device, dtype),
     )
-    if device == "cuda" and config.weight_dtype not in ("auto", "wide"):
-        raise UsageError(
-            f"--weight-dtype {config.weight_dtype}: only a CPU multiplies quantized weights; use --device cpu, or "
-            "leave it on auto"
-        )
     for flag, encoding in (("--pool-dtype", config.pool_dtype), ("--wire-dtype", config.wire_dtype)):
         if device == "cuda" and encoding != kv_dtype:
             raise UsageError(f"{flag} {encoding}: only a CPU encodes blocks; use --device cpu, or leave it on auto")
     shape = geometry(config, model, kv_dtype)
     block_bytes = shape.block_bytes
-    kv_bytes = _kv_cache_bytes(config, model, machine, device, dtype) // block_bytes * block_bytes
+    weight_bytes = _weight_bytes(config, model, dtype, weight_file_bytes)
+    kv_bytes = _kv_cache_bytes(config, model, machine, device, weight_bytes) // block_bytes * block_bytes
     resolved = replace(
         config,
         node_id=f"{config.role.replace(',', '+')}-{suffix}" if config.node_id == "auto" else config.node_id,
         served_model_name=_model_name(config, cluster),
         device=device,
         dtype=dtype,
-        weight_dtype=_weight_dtype(config, machine, device, dtype),
         kv_cache_dtype=kv_dtype,
         num_threads=config.num_threads or machine.num_cpus,
         max_connections=_max_connections(config, machine),
@@ -173,7 +171,7 @@ def _native_dtype(machine: Machine, device: str) -> str:
 def _weight_dtype(config: Config, machine: Machine, device: str, dtype: str) -> str:
     """--weight-dtype; instead of auto `wide` where quantized weights cannot be computed, or the cluster's first node
     named a type of computation."""
-    plain = device == "cpu" and config.tensor_parallel_size == 1 and not config.weights_from_store
+    plain = config.tensor_parallel_size == 1 and not config.weights_from_store
     if config.weight_dtype != "auto" or (plain and dtype == _native_dtype(machine, device)):
         return config.weight_dtype
     return "wide"
@@ -232,7 +230,17 @@ def _model_name(config: Config, cluster: Mapping[str, Any] | None) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
-def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device: str, dtype: str) -> int:
+def _weight_bytes(config: Config, model: ModelSizes, dtype: str, weight_file_bytes: int) -> int:
+    """At most what the weights take on a GPU. Those that stay as stored take the bytes of their files; rounding while
+    loading gives at most q8_0, and fp8 leaves the vocabulary as it is."""
+    wide = model.num_parameters * type_bytes[dtype]
+    if config.weight_dtype in ("int8", "int4", "mxfp4"):
+        return min(wide, model.num_parameters * 34 // 32)
+    kept = config.weight_dtype in ("auto", "stored") and config.attention_backend in ("auto", "triton")
+    return min(wide, weight_file_bytes) if kept and weight_file_bytes else wide
+
+
+def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device: str, weight_bytes: int) -> int:
     if not _runs_model(config):
         return 0
     if config.kv_cache_bytes != -1:
@@ -240,7 +248,7 @@ def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device:
     if device == "cpu" or machine.gpu is None:
         return min(CPU_KV_BYTES, machine.free_bytes // 8)
     gpu, ranks = machine.gpu, config.tensor_parallel_size
-    weights = model.num_parameters * type_bytes[dtype] // ranks
+    weights = weight_bytes // ranks
     used = gpu.total_bytes - gpu.free_bytes
     reserve = GPU_RESERVE_BYTES + (RANK_RESERVE_BYTES if ranks > 1 else 0)
     left = int(config.gpu_memory_utilization * gpu.total_bytes) - used - weights - reserve

@@ -12,6 +12,6 @@ Files:
     shared_memory   Memory of this node that peers on this host may map: the kernel's refusal names the flag
     split_arena     A KV arena in parts, one per tensor-parallel rank, seen as one arena of whole blocks
     split_memory    An arena whose parts are on several GPUs, as one device of transfers
-    weight_type     Decides what --weight-dtype auto means for one model on this CPU: `stored` or `wide`, with the
+    weight_type     Decides what --weight-dtype auto means for one model on this machine: `stored` or `wide`, with the
                     reason in the log
 """

@@ -1,12 +1,15 @@
-"""Decides what --weight-dtype auto means for one model on this CPU: `stored` or `wide`, with the reason in the log.
+"""Decides what --weight-dtype auto means for one model on this machine: `stored` or `wide`, with the reason in the log.
 
-`stored` where all of these hold: the files have matrices in types that have kernels (GGUF, AWQ, GPTQ, int8, fp8); the
-`cpu` backend computes attention, not torch on request; and the products of this CPU's level are faster with these
-matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures it. fp8 is
-faster for one row, but slower for 2 to 32, because each conversion serves few rows. Tiles (amx) multiply many rows of
-bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes yet.
+On a CPU `stored` where all of these hold: the files have matrices in types that have kernels (GGUF, AWQ, GPTQ, int8,
+fp8, mxfp4); the `cpu` backend computes attention, not torch on request; and the products of this CPU's level are faster
+with these matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures
+it. fp8 is faster for one row, but slower for 2 to 32, because each conversion serves few rows. Tiles (amx) multiply
+many rows of bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes yet.
 
-The choice depends on the file and the CPU alone, so every start of a node gives the same tokens.
+On a GPU `stored` for every file with such matrices, if Triton computes attention: who gives a node a quantized
+checkpoint expects its memory to hold no wider one. No GPU has measured these products yet.
+
+The choice depends on the file, the CPU and the backend alone, so every start of a node gives the same tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ FASTER = ("avx512_bf16", "avx512_vnni", "avx512", "avx2")
 def weight_type(source: ModelSource, backend: str, dtype: torch.dtype, cpu_level: str) -> str:
     """`backend`: the name of the attention backend; `dtype`: of the computation; `cpu_level` as --cpu-level. Raises
     ModelError for an unreadable file."""
-    opened = None if source.config.num_experts else open_stored(source)
+    opened = open_stored(source)
     if opened is None:
         return "wide"
     with opened as file:
@@ -40,7 +43,8 @@ def weight_type(source: ModelSource, backend: str, dtype: torch.dtype, cpu_level
     reason = _against(kinds, backend, dtype, cpu_level)
     if reason is None:
         named = " and ".join(sorted(kinds))
-        log.info("--weight-dtype auto: stored, because products are faster with %s; wide gives %s", named, dtype)
+        why = "Triton has products of" if backend == "triton" else "products are faster with"
+        log.info("--weight-dtype auto: stored, because %s %s; wide gives %s", why, named, dtype)
     else:
         log.info("--weight-dtype auto: wide, because %s", reason)
     return "stored" if reason is None else "wide"
@@ -50,6 +54,8 @@ def _against(kinds: Set[str], backend: str, dtype: torch.dtype, cpu_level: str) 
     """Why weights in `kinds` are widened; None if they are not."""
     if not kinds:
         return "the file has no matrices in types with kernels"
+    if backend == "triton":
+        return None
     if "fp8" in kinds:
         return "products of fp8 are slower for 2 to 32 rows; stored needs less memory"
     if backend != "cpu":

@@ -1,23 +1,25 @@
 """The decoder: its shape from any configuration file, its operations on CPU and GPU, its parts on several ranks.
 
 Files:
-    decoder       One config-driven decoder for the Llama, Mistral, Qwen and Gemma families
-    gpu           The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads
-    graphs        CUDA graphs: a small step needs one launch instead of about ten per layer
-    huge_pages    Memory for packed weights, which every step reads from start to end
-    layers_cpu    All layers of a step in one C call
-    model_config  The shape of a decoder, read from any kind of file
-    model_error   The exception for every problem with a model that the user named
-    moe           Mixture of experts: every token passes through its top k of E small MLPs, weighted by a router
-    ops           The small operations between attention and the matrix products, one class per kind of hardware
-    ops_choice    Chooses the operations of a model; on a CPU it measures which matrix products are fastest
-    ops_cpu       The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes
-    ops_triton    The small operations of a model on a GPU: each norm and each gate is one kernel, matrix products are
-                  torch's
-    parallel      Tensor parallelism: the part of a model on each rank, and the collectives of a forward pass
-    quantized     Matrices in 4 to 8 bits, with scales
-    rope          The angles of rotary position embedding; attention/rotary.py applies them
-    rope_scaling  Context extension of rotary position embedding: the divisor of each frequency, and the scale of the
-                  result
-    cpu/          The operations of a model on CPUs in C++; engine/model/ops_cpu.py compiles and calls them
+    decoder           One config-driven decoder for the Llama, Mistral, Qwen and Gemma families
+    gpu               The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads
+    graphs            CUDA graphs: a small step needs one launch instead of about ten per layer
+    huge_pages        Memory for packed weights, which every step reads from start to end
+    layers_cpu        All layers of a step in one C call
+    model_config      The shape of a decoder, read from any kind of file
+    model_error       The exception for every problem with a model that the user named
+    moe               Mixture of experts: every token passes through its top k of E small MLPs, weighted by a router
+    ops               The small operations between attention and the matrix products, one class per kind of hardware
+    ops_choice        Chooses the operations of a model; on a CPU it measures which matrix products are fastest
+    ops_cpu           The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes
+    ops_triton        The operations of a model on a GPU: norms, gates and quantized products are kernels, other
+                      products torch's
+    parallel          Tensor parallelism: the part of a model on each rank, and the collectives of a forward pass
+    quantized         Matrices in 4 to 8 bits, with scales
+    quantized_triton  Products with quantized weights on a GPU: codes stay in its memory, and the kernels make floats
+                      of them in registers
+    rope              The angles of rotary position embedding; attention/rotary.py applies them
+    rope_scaling      Context extension of rotary position embedding: the divisor of each frequency, and the scale of
+                      the result
+    cpu/              The operations of a model on CPUs in C++; engine/model/ops_cpu.py compiles and calls them
 """

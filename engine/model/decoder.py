@@ -95,8 +95,8 @@ class Model:
         ops: Ops | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices except those of experts
-        may be Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
+        """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
+        Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
         With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py)."""
@@ -135,7 +135,7 @@ class Model:
         if missing:
             raise ValueError(f"the weights lack {', '.join(missing)}; the checkpoint does not match its configuration")
         parts = [weights.pop(name) for name in names]
-        return stacked([part.to(self.device) if isinstance(part, Tensor) else part for part in parts])
+        return stacked([part.to(self.device) for part in parts])
 
     def _norm(self, weights: dict[str, Any], name: str) -> Tensor:
         weight = self._take(weights, name)
@@ -174,10 +174,8 @@ class Model:
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
         return Experts(
             router=self.ops.linear(self._take(weights, at + "router")),
-            gate_up=self.ops.grouped_linear(
-                torch.stack([self._take(weights, name + "gate", name + "up") for name in each])
-            ),
-            down=self.ops.grouped_linear(torch.stack([self._take(weights, name + "down") for name in each])),
+            gate_up=self.ops.grouped_linear([self._matrix(weights, name + "gate", name + "up") for name in each]),
+            down=self.ops.grouped_linear([self._matrix(weights, name + "down") for name in each]),
             gate={"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation],
             num_experts=self.config.num_experts,
             experts_per_token=self.config.experts_per_token,

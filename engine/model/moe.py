@@ -21,8 +21,8 @@ class Experts:
     """Called with x [T, H]; returns [T, H]."""
 
     router: Callable[[Tensor], Tensor]  # [T, H] -> [T, E]
-    gate_up: Callable[[Tensor, Tensor], Tensor]  # Ops.grouped_linear of [E, 2 * expert size, H]
-    down: Callable[[Tensor, Tensor], Tensor]  # of [E, H, expert size]
+    gate_up: Callable[[Tensor, Tensor], Tensor]  # Ops.grouped_linear of E [2 * expert size, H]
+    down: Callable[[Tensor, Tensor], Tensor]  # of E [H, expert size]
     gate: Callable[[Tensor], Tensor]  # Ops.silu_mul or another
     num_experts: int
     experts_per_token: int

@@ -7,9 +7,10 @@ it widens quantized weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -63,8 +64,8 @@ class Ops(Protocol):
         `following` is the next layer's first product; None ends with the norm, for the head.
         """
 
-    def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """(x [T, in], ends [E] int32) -> [T, out] for weight [E, out, in]: row t is multiplied by the weight of its
+    def grouped_linear(self, weights: Sequence[Weight]) -> Callable[[Tensor, Tensor], Tensor]:
+        """(x [T, in], ends [E] int32) -> [T, out] for E weights [out, in]: row t is multiplied by the weight of its
         group g, ends[g - 1] <= t < ends[g]. Groups may be empty; the last one ends at T."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -126,7 +127,8 @@ class TorchOps:
 
         return run
 
-    def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def grouped_linear(self, weights: Sequence[Weight]) -> Callable[[Tensor, Tensor], Tensor]:
+        weight = torch.stack([widened(each) for each in weights])
         pad = -weight.shape[2] % (16 // weight.itemsize)  # torch needs rows of a multiple of 16 bytes
         if pad:
             weight = F.pad(weight, (0, pad))

@@ -34,9 +34,9 @@ def choose_ops(
     TritonOps with the backend `triton`. With `cpu`, the faster of CpuOps and TorchOps, by a short measurement;
     `cpu_level` is a level of attention/cpu/level.py or auto. Otherwise TorchOps. The log contains the choice and the
     reason. For `products` of quantized weights, on a CPU, always CpuOps. Raises NotCompiled if the named level is not
-    available on this CPU, or if no level is and the weights are quantized.
+    available on this CPU, or if there are no kernels and the weights are quantized.
     """
-    if products != "elements":
+    if products != "elements" and device == "cpu" and backend != "triton":
         return CpuOps(cpu_level, dtype, products)
     if backend == "triton":
         from engine.model.ops_triton import TritonOps  # triton, which a node without a GPU does not load
@@ -49,6 +49,8 @@ def choose_ops(
             if cpu_level != "auto":
                 raise
             log.warning("torch computes the matrix products, which is slower than our kernels: %s", reason)
+    if products != "elements":
+        raise NotCompiled(f"the attention backend is {backend}: on {device} only triton multiplies quantized weights")
     return TorchOps()
 
 

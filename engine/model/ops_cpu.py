@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "Bf16", torch.float16: "Fp16"}
 """Types of models that the kernels accept -> their names in C++."""
 
-KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3, "q4_k": 4, "q5_k": 5, "q6_k": 6, "int8": 8, "fp8": 9}
+KINDS = {"q8_0": 1, "q4_0": 2, "q4_1": 3, "q4_k": 4, "q5_k": 5, "q6_k": 6, "int8": 8, "fp8": 9, "mxfp4": 10}
 """`Kind` of engine/model/cpu/weight.h; 0 = elements."""
 MIXED = 7
 
@@ -326,10 +326,10 @@ class CpuOps(TorchOps):
                 return CpuTail(o, norm.contiguous(), gate_up, down, next_norm.contiguous(), eps, following)
         return super().tail(o, norm, gate_up, down, next_norm, eps, following)
 
-    def grouped_linear(self, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        if not self.ours(weight):
-            return super().grouped_linear(weight)
-        groups = [CpuLinear(self, part) for part in weight]
+    def grouped_linear(self, weights: Sequence[Weight]) -> Callable[[Tensor, Tensor], Tensor]:
+        if not all(map(self.ours, weights)):
+            return super().grouped_linear(weights)
+        groups = [CpuLinear(self, weight) for weight in weights]
 
         def run(x: Tensor, ends: Tensor) -> Tensor:
             y, begin = torch.empty(len(x), groups[0].outputs, dtype=x.dtype), 0

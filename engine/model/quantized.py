@@ -1,8 +1,9 @@
 """Matrices in 4 to 8 bits, with scales.
 
 Quantized has the bytes of a GGUF tensor: blocks along the inputs. A block is one group of 32 inputs with a scale (q8_0,
-q4_0, q4_1), or 256 inputs in groups of 32 (q4_k, q5_k) or 16 (q6_k) with integer scales. engine/model/cpu/groups.h has
-the layouts and the values. Scaled has one byte per element and float32 scales (engine/model/cpu/bytes.h).
+q4_0, q4_1, mxfp4), or 256 inputs in groups of 32 (q4_k, q5_k) or 16 (q6_k) with integer scales.
+engine/model/cpu/groups.h has the layouts and the values. Scaled has one byte per element and float32 scales
+(engine/model/cpu/bytes.h).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ BLOCKS = {
     "q4_k": (256, 144),
     "q5_k": (256, 176),
     "q6_k": (256, 210),
+    "mxfp4": (32, 17),
 }
 """Kinds of Quantized -> inputs and bytes of a block."""
 
@@ -57,12 +59,16 @@ class Quantized:
     def nbytes(self) -> int:
         return self.blocks.nbytes
 
+    def to(self, device: torch.device) -> Quantized:
+        order = None if self.order is None else self.order.to(device)
+        return Quantized(self.kind, self.blocks.to(device), self.dtype, order)
+
     def widened(self) -> Tensor:
-        """[out, in] in `dtype`; computed in float32."""
+        """[out, in] in `dtype`; computed in float32, on a CPU."""
         import gguf  # here, because the kernels are tried on machines that have torch and Triton only
 
-        stored = gguf.dequantize(self.blocks.numpy(), gguf.GGMLQuantizationType[self.kind.upper()])
-        values = torch.from_numpy(stored).to(self.dtype)
+        stored = gguf.dequantize(self.blocks.cpu().numpy(), gguf.GGMLQuantizationType[self.kind.upper()])
+        values = torch.from_numpy(stored).to(device=self.blocks.device, dtype=self.dtype)
         return values if self.order is None else torch.empty_like(values).index_copy_(1, self.order, values)
 
 
@@ -97,6 +103,9 @@ class Scaled:
         scales = values.abs().amax(1, keepdim=True).clamp(min=1e-30) / torch.finfo(torch.float8_e4m3fn).max
         codes = (values / scales).to(torch.float8_e4m3fn).view(torch.uint8)
         return cls("fp8", codes, scales.repeat(1, -(-codes.shape[1] // SHARED["fp8"])), dtype)
+
+    def to(self, device: torch.device) -> Scaled:
+        return Scaled(self.kind, self.codes.to(device), self.scales.to(device), self.dtype)
 
     def values(self) -> Tensor:
         """[out, in] in float32."""

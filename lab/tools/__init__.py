@@ -20,6 +20,7 @@ TOOLS = {
     "perfetto": "lab.tools.perfetto",
     "plan": "lab.planning.command",
     "rdma-vm": "lab.rdma_vm.command",
+    "record-conformance": "lab.conformance.record",
     "roofline": "lab.planning.roofline",
     "screenshots": "lab.docs.screenshots",
     "stock-clients": "lab.clients.command",

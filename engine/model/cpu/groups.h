@@ -6,10 +6,11 @@
 //     Q4_K   4.625 bits    w = d s q + m t, 4-bit q      of 32; 8 groups share d and m
 //     Q5_K   5.625 bits    w = d s q + m t, 5-bit q      of 32; 8 groups share d and m
 //     Q6_K   6.5625 bits   w = d s (q - 32)              of 16; 16 groups share d
+//     MXFP4  4.25 bits     w = d (q - 12) / 2            of 32; q is a table's entry for the file's code (E2M1)
 //
-// d and m are float16 numbers of a block of groups, s and t integers of a group in 8 bits, q unsigned. Q4_K and Q5_K have
-// s and t of 6 bits in the file, which adds 1/8 bit here, and its m is -m. A packed weight has OUTPUTS outputs woven
-// together:
+// d and m are float16 numbers of a block of groups (d of MXFP4: a power of two in one byte, E8M0), s and t integers of a
+// group in 8 bits, q unsigned. Q4_K and Q5_K have s and t of 6 bits in the file, which adds 1/8 bit here, and its m is
+// -m. A packed weight has OUTPUTS outputs woven together:
 //
 //     packed [ceil(n / OUTPUTS)][blocks of k] of
 //         d [OUTPUTS]; m [OUTPUTS]
@@ -18,7 +19,8 @@
 //             the bits of q above its low 4, [2][WIDTH] words: those of byte j of quad i begin at bit 8 j + i (Q5_K) or
 //             8 j + 2 i (Q6_K)
 //             q [2][8][WIDTH][4] with Q8_0: quads of inputs
-//               [2][QUADS][WIDTH][4]: quad i in the low halves of the bytes, quad i + QUADS in the high ones
+//               [2][QUADS][WIDTH][4]: quad i in the low halves of the bytes, quad i + QUADS in the high ones; of MXFP4
+//               the codes
 //
 // A row of x is rounded in the same groups, x = e c with signed bytes c, so that a group's part of a result is
 //
@@ -28,25 +30,52 @@
 #pragma once
 #include "dot.h"
 
+struct E8m0 {
+    uint8_t bits;
+};
+
+// Half of powers of two 2^(bits - 127), because E2M1 has doubles. The one for 0 has no leading bit.
+inline Vec load(const E8m0* p) {
+    const IntVec e = __builtin_convertvector(load_int8(&p->bits), IntVec) & 0xff;
+    return (Vec)(e << 23 | ((e == 0) & 0x400000)) * splat(0.5f);
+}
+
+// Twice the value of a code, plus 12. In each 16 bytes of a register.
+#define E2M1_CODES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+alignas(64) constexpr uint8_t E2M1[64] = {E2M1_CODES, E2M1_CODES, E2M1_CODES, E2M1_CODES};
+#undef E2M1_CODES
+
+inline IntVec decode_e2m1(IntVec codes) {
+#if defined(__AVX512BW__)
+    return (IntVec)_mm512_shuffle_epi8(_mm512_load_si512(E2M1), (__m512i)codes);
+#elif defined(__AVX2__)
+    return (IntVec)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)E2M1), (__m256i)codes);
+#else
+    return (IntVec)vqtbl1q_u8(vld1q_u8(E2M1), (uint8x16_t)codes);
+#endif
+}
+
 template <Kind KIND>
 struct Format {
+    using Scale = std::conditional_t<KIND == MXFP4, E8m0, Fp16>;
     static constexpr bool NIBBLES = KIND != Q8_0;
-    static constexpr bool SUPER = KIND >= Q4_K;
+    static constexpr bool SUPER = KIND == Q4_K || KIND == Q5_K || KIND == Q6_K;
     static constexpr int GROUP = KIND == Q6_K ? 16 : 32;  // inputs
     static constexpr int GROUPS = SUPER ? 256 / GROUP : 1;  // of a block
-    static constexpr int OFFSET = KIND == Q8_0 ? 128 : KIND == Q4_0 ? 8 : KIND == Q6_K ? 32 : 0;
+    static constexpr int OFFSET = KIND == Q8_0 ? 128 : KIND == Q4_0 ? 8 : KIND == Q6_K ? 32 : KIND == MXFP4 ? 12 : 0;
     static constexpr int SCALES = KIND == Q4_1 || KIND == Q4_K || KIND == Q5_K ? 2 : 1;  // of an output: d, m
     static constexpr int FACTORS = SUPER ? SCALES : 0;                                   // of an output's group: s, t
     static constexpr int HIGH_BITS = KIND == Q5_K ? 1 : KIND == Q6_K ? 2 : 0;            // of q, above 4
     static constexpr int QUADS = NIBBLES ? GROUP / 8 : GROUP / 4;  // groups of 4 bytes of an output
     static constexpr int HIGH_AT = FACTORS * OUTPUTS, QUADS_AT = HIGH_AT + (HIGH_BITS ? 4 * OUTPUTS : 0);
     static constexpr int GROUP_BYTES = QUADS_AT + 4 * QUADS * OUTPUTS;
-    static constexpr int HEAD_BYTES = 2 * SCALES * OUTPUTS;
+    static constexpr int HEAD_BYTES = sizeof(Scale) * SCALES * OUTPUTS;
     static constexpr int BYTES = HEAD_BYTES + GROUPS * GROUP_BYTES;  // of a block of OUTPUTS outputs
     static constexpr int FILE_BYTES = KIND == Q4_K ? 144 : KIND == Q5_K ? 176 : BYTES / OUTPUTS;
     static constexpr int INTS = GROUP / 4 + 3;  // of a row's rounded group
     static constexpr int ROW_INTS = GROUPS * INTS;
-    static constexpr int MOST_ROWS = dot_rows<NIBBLES && !HIGH_BITS>();
+    static constexpr bool HALVES = NIBBLES && !HIGH_BITS && KIND != MXFP4;  // q is below 16
+    static constexpr int MOST_ROWS = dot_rows<HALVES>();
     static constexpr int ROWS = WIDTH == 16 ? MOST_ROWS / 2 : MOST_ROWS;  // of a tile
 };
 
@@ -58,6 +87,7 @@ auto with_kind(int64_t kind, const Use& use) {
     if (kind == Q4_K) return use(std::integral_constant<Kind, Q4_K>());
     if (kind == Q5_K) return use(std::integral_constant<Kind, Q5_K>());
     if (kind == Q6_K) return use(std::integral_constant<Kind, Q6_K>());
+    if (kind == MXFP4) return use(std::integral_constant<Kind, MXFP4>());
     return use(std::integral_constant<Kind, Q4_1>());
 }
 
@@ -98,13 +128,17 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bo
             w += F::HEAD_BYTES;
         }
         for (int at = 0; at < F::GROUP_BYTES; at += 64) __builtin_prefetch(w + AHEAD_BYTES + at, 0, 2);
-        Dot<F::NIBBLES && !F::HIGH_BITS> dot[COUNT][2];
+        Dot<F::HALVES> dot[COUNT][2];
         for (int i = 0; i < F::QUADS; i++) {
             IntVec low[2], high[2];
             for (int h = 0; h < 2; h++) {
                 const IntVec q = load_ints(w + F::QUADS_AT + (h * F::QUADS + i) * WIDTH * 4);
                 low[h] = F::NIBBLES ? q & 0x0f0f0f0f : q;
                 high[h] = q >> 4 & 0x0f0f0f0f;
+                if (KIND == MXFP4) {
+                    low[h] = decode_e2m1(low[h]);
+                    high[h] = decode_e2m1(high[h]);
+                }
                 if (!F::HIGH_BITS) continue;
                 const IntVec bits = load_ints(w + F::HIGH_AT + h * WIDTH * 4);
                 low[h] |= (bits >> F::HIGH_BITS * i & HIGH_MASK) << 4;
@@ -125,7 +159,7 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bo
         const int32_t* row = x + F::GROUP / 4 * COUNT;
         const float* scale = (const float*)row;
         for (int h = 0; h < 2; h++) {
-            const Fp16* scales = (const Fp16*)head + h * WIDTH;
+            const auto* scales = (const typename F::Scale*)head + h * WIDTH;
             Vec d = load(scales), m = F::SCALES == 2 ? load(scales + OUTPUTS) : Vec{};
             if (F::FACTORS > 0) d *= load_int8(w + h * WIDTH);
             if (F::FACTORS > 1) m *= load_int8(w + OUTPUTS + h * WIDTH);
@@ -216,21 +250,22 @@ void product(const Element* x, int64_t stride, Range rows, const Weight& w, Rang
 template <Kind KIND>
 struct Block {
     using F = Format<KIND>;
-    uint16_t scales[2];       // d, m
-    uint8_t factors[2][16];   // s, t of each group
+    typename F::Scale scales[2];  // d, m
+    uint8_t factors[2][16];       // s, t of each group
     uint8_t q[F::GROUP * F::GROUPS];
 
     // The bytes of a GGUF file.
     explicit Block(const uint8_t* from) {
         const bool last = KIND == Q6_K;  // the only kind whose d is behind its q
-        memcpy(scales, last ? from + F::FILE_BYTES - 2 : from, 2 * F::SCALES);
-        if (!last) from += 2 * F::SCALES;
+        constexpr int BYTES = sizeof(scales[0]) * F::SCALES;
+        memcpy(scales, last ? from + F::FILE_BYTES - BYTES : from, BYTES);
+        if (!last) from += BYTES;
         if (KIND == Q8_0)
             for (int i = 0; i < 32; i++) q[i] = from[i] ^ 0x80;
-        if (KIND == Q4_0 || KIND == Q4_1)
+        if (KIND == Q4_0 || KIND == Q4_1 || KIND == MXFP4)
             for (int i = 0; i < 32; i++) q[i] = i < 16 ? from[i] & 15 : from[i - 16] >> 4;
         if (KIND == Q4_K || KIND == Q5_K) {
-            scales[1] ^= 0x8000;
+            scales[1].bits ^= 0x8000;
             for (int j = 0; j < 8; j++) {
                 const bool whole = j < 4;  // the others are in the low bits of one byte and the high ones of another
                 factors[0][j] = whole ? from[j] & 63 : (from[j + 4] & 15) | from[j - 4] >> 6 << 4;
@@ -261,7 +296,7 @@ struct Place {
     int64_t at;
     Place(uint8_t* packed, int64_t blocks, int64_t output, int64_t b)
         : head(packed + (output / OUTPUTS * blocks + b) * F::BYTES), at(output % OUTPUTS) {}
-    uint16_t* scale(int i) const { return (uint16_t*)head + i * OUTPUTS + at; }
+    auto* scale(int i) const { return (typename F::Scale*)head + i * OUTPUTS + at; }
     uint8_t* factor(int i, int g) const { return group(g) + i * OUTPUTS + at; }
     // q of input i: its byte, and whether it is in the high half; the byte of its bits above 4, and their place.
     uint8_t* byte(int i) const {
@@ -302,16 +337,17 @@ void widen_output(const uint8_t* packed, int64_t blocks, int64_t output, Element
     using F = Format<KIND>;
     for (int64_t b = 0; b < blocks; b++) {
         const Place<KIND> from(const_cast<uint8_t*>(packed), blocks, output, b);
-        Fp16 scales[2][WIDTH] = {};
-        for (int i = 0; i < F::SCALES; i++) scales[i][0].bits = *from.scale(i);
+        typename F::Scale scales[2][WIDTH] = {};
+        for (int i = 0; i < F::SCALES; i++) scales[i][0] = *from.scale(i);
         for (int g = 0; g < F::GROUPS; g++, y += F::GROUP) {
-            float d = load(scales[0])[0], m = load(scales[1])[0], values[F::GROUP];
+            float d = load(scales[0])[0], m = F::SCALES == 2 ? load(scales[1])[0] : 0, values[F::GROUP];
             if (F::FACTORS > 0) d *= (int8_t)*from.factor(0, g);
             if (F::FACTORS > 1) m *= (int8_t)*from.factor(1, g);
             for (int j = 0; j < F::GROUP; j++) {
                 const int i = g * F::GROUP + j;
                 int q = *from.byte(i);
                 if (F::NIBBLES) q = q >> from.shift(i) & 15;
+                if (KIND == MXFP4) q = E2M1[q];
                 if (F::HIGH_BITS) q |= (*from.high(i) >> from.high_shift(i) & ((1 << F::HIGH_BITS) - 1)) << 4;
                 values[j] = d * (q - F::OFFSET) + m;
             }

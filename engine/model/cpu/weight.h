@@ -19,6 +19,7 @@ enum Kind : int64_t {
     MIXED = 7,
     S8 = 8,
     E4M3 = 9,
+    MXFP4 = 10,
 };
 
 struct Weight {

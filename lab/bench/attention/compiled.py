@@ -1,5 +1,5 @@
 """Attention kernels compiled without a GPU: the resources of a multiprocessor that they need.
-The kernels are those of the benchmark's cases, or of all tiles."""
+The kernels are those of the benchmark's cases and of products with quantized weights, or of all tiles."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from attention.triton.backend import TritonBackend
 from attention.triton.tiles import find_tiles
 from lab.bench.attention.cases import Case, batch_of, cases, tensors_of
 from lab.bench.attention.every_tile import KERNELS, LLAMA, SHARED_BYTES, attention_launches, every_pair, shortfall
+from lab.bench.attention.quantized_products import every_product
 from lab.bench.common.results import Row
 
 REGISTERS = 255
@@ -15,7 +16,7 @@ REGISTERS = 255
 
 
 def compiled_rows(capability: int, block_size: int, quick: bool) -> list[Row]:
-    """Registers, spills and shared memory of every kernel that the cases launch."""
+    """Registers, spills and shared memory of every kernel that the cases and products with quantized weights launch."""
     rows, seen = [], set()
     for case in cases(quick):
         for launch in launches_of(case, capability, block_size):
@@ -24,6 +25,10 @@ def compiled_rows(capability: int, block_size: int, quick: bool) -> list[Row]:
                 continue
             seen.add(key)
             rows += rows_of(f"{key[0]} {key[1]} sm_{capability}", capability, aot.resources(launch, capability))
+    for what, launches in every_product(capability):
+        for launch in launches:
+            name = f"{launch.kernel.fn.__name__} {what} sm_{capability}"
+            rows += rows_of(name, capability, aot.resources(launch, capability))
     return rows
 
 

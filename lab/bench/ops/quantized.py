@@ -52,6 +52,8 @@ def random_weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Quan
     scale = slice(nbytes - 2, nbytes) if kind == "q6_k" else slice(2)
     blocks[..., scale] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
     blocks[..., 2:4] &= 0x3F  # the minimum, of kinds that have one: below 2
+    if kind == "mxfp4":
+        blocks[..., 0] = 120
     return Quantized(kind, blocks.view(shape[0], -1), dtype)
 
 

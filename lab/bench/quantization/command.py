@@ -70,7 +70,7 @@ def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
     model = load_model(source)
     most = args.window_tokens + args.new_tokens
     arenas = {name: Prefixes(model, most, name) for name in (AS_IS, *ENCODINGS)}
-    forms = (*(["stored"] if source.format == "gguf" else []), "int8", "int4", "fp8")
+    forms = (*(["stored"] if source.format == "gguf" else []), "int8", "int4", "fp8", "mxfp4")
     quantized = {f"weights {form}": Prefixes(load_model(source, form), most) for form in forms}
     exact: list[Answer] = []
     others: dict[str, list[Answer]] = {f"{what} {name}": [] for what in ("pool", "wire", "arena") for name in ENCODINGS}

@@ -27,7 +27,7 @@ def matrix_names(loaded) -> list[str]:
     return [name for name, weight in loaded.items() if isinstance(weight, Quantized)]
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "MXFP4"])
 def test_stored_matrices_keep_their_bytes(tiny_gguf, kind):
     """q and k too, but for the order of their rows: widened, they are what a plain load gives."""
     tensors = tiny_gguf.tensors()
@@ -63,7 +63,7 @@ def test_types_without_kernels_and_mixed_products_are_widened_and_named(tiny_ggu
     assert "1 matrices (f16) are widened to float32: layers.0.v" in caplog.text
 
 
-@pytest.mark.parametrize(("weight_dtype", "kind"), [("int8", "q8_0"), ("int4", "q4_1")])
+@pytest.mark.parametrize(("weight_dtype", "kind"), [("int8", "q8_0"), ("int4", "q4_1"), ("mxfp4", "mxfp4")])
 def test_any_checkpoint_is_quantized_while_loading(tiny_gguf, weight_dtype, kind):
     """float16 here: every value within half a step of its group."""
     tensors = {name: in_type(v, Type.F16) if v.ndim == 2 else v for name, v in tiny_gguf.tensors().items()}
@@ -74,12 +74,16 @@ def test_any_checkpoint_is_quantized_while_loading(tiny_gguf, weight_dtype, kind
         if name != "embed":
             assert loaded[name].kind == kind
         groups = plain[name].view(len(plain[name]), -1, 32)
-        spread = (
-            groups.abs().amax(-1) / 127 if loaded[name].kind == "q8_0" else (groups.amax(-1) - groups.amin(-1)) / 15
-        )
+        most = groups.abs().amax(-1)
+        spread = {
+            "q8_0": most / 127,
+            "q4_1": (groups.amax(-1) - groups.amin(-1)) / 15,
+            # The largest number is 4 to 8 times the scale, of which 6 is the largest code: steps are 2 there.
+            "mxfp4": most,
+        }[loaded[name].kind]
         error = (loaded[name].widened() - plain[name]).view_as(groups).abs().amax(-1)
         # The scale and the minimum are rounded to float16: 2^-11 of the largest value, and of 15 steps.
-        assert (error <= 0.5 * spread + 2**-10 * groups.abs().amax(-1)).all(), name
+        assert (error <= 0.5 * spread + 2**-10 * most).all(), name
     assert torch.equal(loaded["norm"], plain["norm"])
 
 
@@ -97,9 +101,15 @@ def test_what_cannot_work_is_refused_by_the_flag(tiny_gguf):
     source = describe(str(tiny_gguf()))
     with pytest.raises(ModelError, match=r"--weight-dtype stored: tiny is not a GGUF file, nor"):
         load_quantized(replace(source, format="dummy"), "stored", torch.float32)
+
+
+def test_experts_are_quantized_while_loading(tiny_gguf):
+    source = describe(str(tiny_gguf()))
     experts = replace(source.config, num_experts=4, experts_per_token=2, expert_size=32)
-    with pytest.raises(ModelError, match=r"--weight-dtype int8: experts .* use auto"):
-        load_quantized(replace(source, config=experts), "int8", torch.float32)
+    loaded = load_quantized(replace(source, format="dummy", config=experts, files=()), "int8", torch.float32)
+    assert {
+        name for name, weight in loaded.items() if weight.dtype == torch.float32 and not isinstance(weight, Quantized)
+    } == {name for name in loaded if "norm" in name or name.endswith("router")}
 
 
 def test_all_parts_of_a_product_are_kept_or_none():
@@ -128,10 +138,11 @@ def test_types_in_blocks_of_256_keep_their_bytes(tiny_gguf, kind):
 
 
 def test_other_weights_have_another_fingerprint(tiny_gguf):
-    """KV of int8, int4 and fp8 weights is never found under others' keys; `stored` are the weights of the file."""
+    """KV of weights rounded while loading is never found under others' keys; `stored` are the weights of the file."""
     source = describe(str(tiny_gguf()))
-    dtypes = ("auto", "wide", "stored", "int8", "int4", "fp8")
+    others = ("int8", "int4", "fp8", "mxfp4")
+    dtypes = ("auto", "wide", "stored", *others)
     prints = {dtype: with_weights_in(source, dtype).fingerprint for dtype in dtypes}
     assert prints["auto"] == prints["wide"] == prints["stored"] == source.fingerprint
-    assert len({prints["auto"], prints["int8"], prints["int4"], prints["fp8"]}) == 4
+    assert len({prints["auto"], *(prints[dtype] for dtype in others)}) == 5
     assert all(len(value) == 32 for value in prints.values())

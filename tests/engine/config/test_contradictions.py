@@ -57,7 +57,6 @@ ON_THIS = [
     ("--device cuda --kv-cache-bytes 90G", H100, "the GPUs of this node have 81920 MiB"),
     ("--device cuda --pool-dtype int8", H100, "--device cpu"),
     ("--device cuda --wire-dtype int8", H100, "--wire-dtype int8: only a CPU encodes blocks; use --device cpu"),
-    ("--device cuda --weight-dtype int4", H100, "--weight-dtype int4: only a CPU multiplies quantized weights"),
     ("--device cuda --tensor-parallel-size 3", H100, "torch sees 1"),
     ("--tensor-parallel-size 2", SMALL, "--tensor-parallel-size 2"),
     ("--max-model-len 100000", SMALL, "exceeds the model's"),

@@ -88,9 +88,15 @@ def test_who_names_a_type_of_computation_names_that_of_the_weights():
     assert settle(machine=machine, cluster=cluster | {"dtype": "bfloat16"}).weight_dtype == "auto"
 
 
-@pytest.mark.parametrize("flags", [("--weights-from-store",), ("--tensor-parallel-size", "3"), ("--device", "cuda")])
+@pytest.mark.parametrize("flags", [("--weights-from-store",), ("--tensor-parallel-size", "3")])
 def test_where_quantized_weights_cannot_be_computed_auto_is_wide(flags):
-    assert settle(*flags, machine=H100 if "cuda" in flags else LAPTOP).weight_dtype == "wide"
+    assert settle(*flags).weight_dtype == "wide"
+
+
+def test_on_a_gpu_the_file_and_the_backend_decide():
+    assert settle("--device", "cuda", machine=H100).weight_dtype == "auto"
+    assert settle("--device", "cuda", "--weight-dtype", "int4", machine=H100).weight_dtype == "int4"
+    assert settle("--device", "cuda", "--dtype", "float16", machine=H100).weight_dtype == "wide"
 
 
 def test_a_joiner_adopts_the_clusters_pool_dtype():
@@ -143,6 +149,23 @@ def test_a_gpu_gives_its_memory_less_weights():
     assert (config.device, config.dtype) == ("cuda", "bfloat16")
     left = int(0.9 * 80 * GiB) - GiB - MODEL.num_parameters * 2 - GiB
     assert 0 <= left - config.kv_cache_bytes < geometry(config, MODEL, "bfloat16").block_bytes
+
+
+def test_weights_that_stay_as_stored_leave_a_gpu_more_memory():
+    """Those of a file in 4 bits; a file in float32 is narrowed. Not for the backend torch, which widens them."""
+    wide, few = MODEL.num_parameters * 2, MODEL.num_parameters // 2
+
+    def weights(*flags: str, file_bytes: int) -> int:
+        config = resolve(parse(["--device", "cuda", *flags]), MODEL, H100, "ab12", weight_file_bytes=file_bytes)
+        left = int(0.9 * 80 * GiB) - GiB - GiB - config.kv_cache_bytes
+        block = geometry(config, MODEL, "bfloat16").block_bytes
+        return next(each for each in (wide, few, wide * 17 // 32) if 0 <= left - each < block)
+
+    assert weights(file_bytes=few) == weights("--weight-dtype", "stored", file_bytes=few) == few
+    assert weights(file_bytes=2 * wide) == weights(file_bytes=0) == wide
+    assert weights("--dtype", "bfloat16", file_bytes=few) == weights("--weight-dtype", "fp8", file_bytes=few) == wide
+    assert weights("--attention-backend", "torch", file_bytes=few) == wide
+    assert weights("--weight-dtype", "int4", file_bytes=wide) == wide * 17 // 32
 
 
 def test_number_of_parameters_of_the_embedded_model():

@@ -50,6 +50,14 @@ def test_the_backend_torch_computes_wide_weights(quantized_file, caplog):
     assert "wide, because the attention backend is torch" in caplog.text
 
 
+def test_triton_computes_weights_as_stored(quantized_file, tiny_gguf, caplog):
+    """No level of the CPU matters then."""
+    caplog.set_level("INFO")
+    assert weight_type(quantized_file, "triton", torch.bfloat16, "amx") == "stored"
+    assert "--weight-dtype auto: stored, because Triton has products of q4_0; wide gives torch.bfloat16" in caplog.text
+    assert weight_type(describe(str(tiny_gguf(name="plain.gguf"))), "triton", torch.bfloat16, "auto") == "wide"
+
+
 def test_without_a_compiler_weights_are_wide(quantized_file, monkeypatch, caplog):
     def refuse(*_, **__):
         raise NotCompiled("no C++ compiler on PATH")
@@ -65,7 +73,3 @@ def test_files_without_quantized_matrices_are_wide(tiny_gguf, quantized_file, mo
     assert weight_type(describe(str(tiny_gguf())), "cpu", torch.float32, "auto") == "wide"
     for other in (replace(quantized_file, format="safetensors"), replace(quantized_file, format="dummy")):
         assert weight_type(other, "cpu", torch.float32, "auto") == "wide"
-    experts = replace(
-        quantized_file, config=replace(quantized_file.config, num_experts=4, experts_per_token=2, expert_size=32)
-    )
-    assert weight_type(experts, "cpu", torch.float32, "auto") == "wide"

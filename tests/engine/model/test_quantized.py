@@ -7,6 +7,8 @@ Hypothesis prints the shape and the seed of a case that fails.
 
 from __future__ import annotations
 
+import math
+
 import gguf
 import pytest
 import torch
@@ -54,11 +56,14 @@ def matrix(
     kind: str, outputs: int, blocks: int, seed: int, dtype: torch.dtype, factor: float = 1
 ) -> tuple[Quantized, Tensor]:
     """Some weights, and in float64 what the gguf package reads from the same bytes. Every byte may occur, except that
-    the float16 numbers are normal random ones times 0.02 `factor`."""
+    the float16 numbers are normal random ones times 0.02 `factor`, and powers of two are near it."""
     generator = torch.Generator().manual_seed(seed)
     stored = torch.randint(0, 256, (outputs, blocks, BLOCKS[kind][1]), generator=generator, dtype=torch.uint8)
     scales = torch.randn(outputs, blocks, 2, generator=generator).mul(0.02 * factor).half().view(torch.uint8)
-    if kind == "q6_k":
+    if kind == "mxfp4":
+        power = round(math.log2(0.02 * factor)) + 127
+        stored[..., 0] = torch.randint(power - 3, power + 1, (outputs, blocks), generator=generator)
+    elif kind == "q6_k":
         stored[..., -2:] = scales[..., :2]
     else:
         width = 4 if kind in WITH_MINIMA else 2
@@ -131,6 +136,20 @@ def test_every_shape(level, dtype, kind, rows, inputs, outputs, seed):
     check(logits, x, w, group)
     ids = torch.arange(-1, 2 * outputs, 2)[1:] % outputs
     torch.testing.assert_close(vocabulary.embed(ids).double(), w[ids], rtol=2 * ROUNDING[dtype], atol=1e-5)
+
+
+@EVERY
+def test_every_code_and_scale_of_mxfp4(level, dtype):
+    """From 2^-127 to 2^124: exact, but for float32's numbers without a leading one, which the instruction for bfloat16
+    takes for zeros."""
+    scales = torch.arange(125 + 127, dtype=torch.uint8)[:, None]
+    codes = torch.arange(16, dtype=torch.uint8).expand(len(scales), 16)
+    weight = Quantized("mxfp4", torch.cat((scales, codes | (15 - codes) << 4), 1), dtype)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+    exact = torch.cat((values, values.flip(0))) * 2.0 ** (scales.double() - 127)
+    rows = CpuOps(level, dtype, products="groups").vocabulary(weight).embed(torch.arange(len(scales)))
+    torch.testing.assert_close(rows, exact.to(dtype), rtol=0, atol=torch.finfo(torch.float32).tiny)
+    assert torch.equal(weight.widened(), exact.to(dtype))
 
 
 @EVERY
