@@ -33,10 +33,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# The rooms: next to this file in a checkout, in a folder of their own where a wheel was installed (setup.py). First on
-# the path, because the standard library has a module named sched, too.
-here = Path(__file__).resolve().parent
-sys.path.insert(0, str(here / "mooncake_rooms" if (here / "mooncake_rooms").is_dir() else here))
+# The rooms lie next to this file, also where a wheel was installed (setup.py). First on the path, because the standard
+# library has a module named sched, too.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 if find_spec("uvloop") is None:
     sys.exit("mooncake: this Python lacks mooncake's packages: run scripts/setup, then .venv/bin/python mooncake.py")
 

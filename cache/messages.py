@@ -33,6 +33,8 @@ UNEVEN = "store.uneven"  # other homes may lack these: offer them the home's cop
 DURABLE = "store.durable"  # write these to SSD and sync them; answer when that is done
 KEEP = "store.keep"  # never evict these from now on, or allow it again
 FLUSH = "store.flush"  # answer when all blocks committed so far are synced on SSD
+LIST = "store.list"  # which keys that begin with these bytes are here?
+OUTSETS = "store.outsets"  # the first bytes of these blocks
 STATS = "store.stats"
 # client -> any node
 MEMBERS = "store.members"  # where are the shares of the pool?
@@ -300,6 +302,49 @@ class Removed:
     """The answer to REMOVE."""
 
     removed: int
+
+
+LISTED_MAX = 1 << 16
+"""Keys in one answer to LIST."""
+
+OUTSETS_MAX = 256
+"""Keys in one question OUTSETS."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListKeys:
+    """LIST. The answer's data are keys in ascending order."""
+
+    prefix: bytes
+    after: bytes = b""  # only keys above this one
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The answer to LIST."""
+
+    more: bool = False  # ask again after the last key
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutsets:
+    """OUTSETS."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outsets:
+    """The answer to OUTSETS; the bytes are its data."""
+
+    lengths: Sequence[int]  # per key; 0: it is not here
+
+    def check(self, asked: int, nbytes: int) -> Outsets:
+        """This. Raises RemoteError when it is none about `asked` keys with `nbytes` of data."""
+        one_each(asked, self.lengths)
+        if sum(self.lengths) != nbytes or min(self.lengths, default=0) < 0:
+            raise RemoteError(f"{nbytes} bytes do not have these lengths", "bad_answer")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

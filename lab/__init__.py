@@ -1,25 +1,26 @@
 """Measures, simulates and breaks the system: benchmarks, ablations, the simulator, faults and tools.
 
 Files:
-    commands     Tables of commands: `scripts/bench.py NAME ...` runs the command of that name; without a name it
-                 lists all of them
-    ablations/   Questions about the system, answered by the simulator or by real nodes
-    bench/       Benchmarks: this project against a peer or a limit in the same run
-    caches/      Hit rates of traces under cache policies: no node, no clock
-    clients/     The runs of scripts/tools.py stock-clients: the tests of each stock client
-    docs/        The generated parts of the documentation
-    faults/      Faults under load: nodes that are killed, cut off, stopped or restarted, and the checks afterwards
-    formulas/    Questions answered by formulas: plans, roofs, capacity by bisection
-    fuzz/        Fuzzing of all decoders of foreign data: mutate.py changes bytes, targets.py lists the decoders
-    gpu/         The parts of scripts/tools.py gpu-check
-    launch/      A local cluster of node processes
-    loads/       Request traces: read, changed, generated
-    planning/    The number of nodes for a load, and whether simulator and nodes agree
-    playground/  Your own kernel: checked, timed, served
-    rdma_vm/     Real RDMA verbs without RDMA hardware: an emulated Debian kernel with Soft-RoCE, on this machine's
-                 own files
-    simulator/   The cluster under virtual time: the classes of sched/ and cache/ over models of steps, networks and
-                 disks
-    tools/       Commands that are neither a benchmark nor a fault: checks, converters, formulas
-    virtual/     Gossip cores on a virtual network, for tests and for the gossip benchmarks
+    commands      Tables of commands: `scripts/bench.py NAME ...` runs the command of that name; without a name it
+                  lists all of them
+    ablations/    Questions about the system, answered by the simulator or by real nodes
+    bench/        Benchmarks: this project against a peer or a limit in the same run
+    caches/       Hit rates of traces under cache policies: no node, no clock
+    clients/      The runs of scripts/tools.py stock-clients: the tests of each stock client
+    conformance/  Compares the answers of our modules with those of upstream's released wheel
+    docs/         The generated parts of the documentation
+    faults/       Faults under load: nodes that are killed, cut off, stopped or restarted, and the checks afterwards
+    formulas/     Questions answered by formulas: plans, roofs, capacity by bisection
+    fuzz/         Fuzzing of all decoders of foreign data: mutate.py changes bytes, targets.py lists the decoders
+    gpu/          The parts of scripts/tools.py gpu-check
+    launch/       A local cluster of node processes
+    loads/        Request traces: read, changed, generated
+    planning/     The number of nodes for a load, and whether simulator and nodes agree
+    playground/   Your own kernel: checked, timed, served
+    rdma_vm/      Real RDMA verbs without RDMA hardware: an emulated Debian kernel with Soft-RoCE, on this machine's
+                  own files
+    simulator/    The cluster under virtual time: the classes of sched/ and cache/ over models of steps, networks and
+                  disks
+    tools/        Commands that are neither a benchmark nor a fault: checks, converters, formulas
+    virtual/      Gossip cores on a virtual network, for tests and for the gossip benchmarks
 """

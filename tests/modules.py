@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("engine", "attention", "cache", "net", "sched", "lab")
+ROOMS = ("engine", "attention", "cache", "connect", "net", "sched", "lab")
 
 
 def modules() -> dict[str, Path]:

@@ -29,6 +29,7 @@ USES = {
     "net.gossip.driver": {"sched"},
     "net.gossip.load_words": {"sched"},
     "cache": {"net"},
+    "connect": {"cache", "net"},  # it lives in processes of others
     "engine": {"attention", "cache", "net", "sched"},
 }
 
@@ -82,6 +83,8 @@ PURE = (
     "cache.homes.repair",
     "cache.homes.agreement",
     "cache.homes.deciding",
+    "connect.store.names",
+    "connect.store.registered",
     "net.bodies",
     "net.body_readers",
     "net.body_writers",

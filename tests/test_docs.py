@@ -22,11 +22,11 @@ from lab.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ROOMS = "attention|cache|docs|engine|lab|net|sched|scripts|tests|\\.ci"
+ROOMS = "attention|cache|connect|docs|engine|lab|net|sched|scripts|tests|\\.ci"
 OF_OTHERS = ("clients.md",)  # shows command lines of other programs
 COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py
 TABLES = {"scripts/bench.py": BENCHMARKS, "scripts/faults.py": FAULTS, "scripts/tools.py": TOOLS}
-WITH_PEERS = ("engine", "store", "transfer")
+WITH_PEERS = ("connect", "engine", "store", "transfer")
 """Benchmarks that start programs of others, each in an interpreter of its own."""
 
 SINGLE = {
@@ -119,9 +119,12 @@ def flags_of(program: str) -> set[str]:
 
 
 STARTED_BY_OTHERS = {
+    "lab.bench.connect.client_program",
     "lab.bench.transfer.agent",
     "lab.clients.libraries.run",
     "lab.clients.openai_checks",
+    "lab.conformance.engine_cases",
+    "lab.conformance.store_cases",
     "lab.faults.put_client",
     "lab.launch.up",
 }

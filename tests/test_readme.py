@@ -28,14 +28,14 @@ def test_it_leads_to_every_page(page):
 @pytest.mark.parametrize("page", ["README.md", "docs/map.md"])
 def test_every_file_it_names_exists(page):
     text = (ROOT / page).read_text()
-    named = re.findall(r"`((?:attention|cache|engine|lab|net|sched|scripts|tests|\.ci)/[\w./]*|\w+\.py)`", text)
+    named = re.findall(r"`((?:attention|cache|connect|engine|lab|net|sched|scripts|tests|\.ci)/[\w./]*|\w+\.py)`", text)
     assert named
     room = {path.name for path in (ROOT / "attention").glob("*.py")}  # 'interface.py' in the row of `attention/`
     missing = [path for path in named if not (ROOT / path).exists() and path not in room]
     assert missing == []
 
 
-@pytest.mark.parametrize("room", ["attention", "cache", "engine", "lab", "net", "sched"])
+@pytest.mark.parametrize("room", ["attention", "cache", "connect", "engine", "lab", "net", "sched"])
 def test_every_room_is_on_the_map(room):
     """And every package in it, by its own name or by a file."""
     text = (ROOT / "docs/map.md").read_text()
@@ -58,7 +58,7 @@ NO_PACKAGES = ("lab/rdma_vm/guest", "net/http/common/assets")
 """Scripts of the guest system, and the live page."""
 
 
-@pytest.mark.parametrize("room", ["attention", "cache", "engine", "lab", "net", "sched"])
+@pytest.mark.parametrize("room", ["attention", "cache", "connect", "engine", "lab", "net", "sched"])
 def test_every_folder_lists_its_files_and_has_few(room):
     folders: dict[str, list[str]] = {}
     for path in (ROOT / room).rglob("*"):

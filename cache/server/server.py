@@ -39,6 +39,7 @@ from cache.protocol import ABSENT, ELSEWHERE, Deadlines, split_keys
 from cache.recent import Recent
 from cache.server.lasting import Lasting
 from cache.server.leases import Leases
+from cache.server.listing import Listing
 from cache.tiers.granting import Granting, contents_of, facts_of
 from cache.tiers.local_store import LocalStore, Pin
 from net.bodies import BodyError, Nothing, typed
@@ -82,6 +83,7 @@ class StoreServer:
         ):
             channel.handle(kind, handler)
         Lasting(channel, local, deadlines)
+        Listing(channel, local, self.pins)
 
     # --- messages
 

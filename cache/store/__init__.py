@@ -19,6 +19,8 @@ Files:
     reader       Runs a lookup or a get through the homes: pin, read, check, and continue at the next replica
     remote       The pooled store for a process outside the cluster: scripts, loaders, benchmarks
     same_host    Gets and lookups at homes on this host without sending a message
+    scattered    Blocks between the pool and memory that callers copy themselves, so that a block may lie in many
+                 pieces
     staging      Memory for values between the pool and callers without an arena, and for KV blocks that are encoded
                  for the transfer
     store        The pooled store over the DRAM and SSD of all nodes, as one node uses it

@@ -30,7 +30,7 @@ from cache.messages import (
     TakenThere,
 )
 from cache.offer import Contents, Offer
-from cache.protocol import Deadlines, join_keys
+from cache.protocol import Deadlines, join_keys, split_keys
 from net.bodies import Nothing, answered, encode
 from net.channel.channel import Channel
 from net.errors import RemoteError, TransferError
@@ -127,6 +127,31 @@ class Calls:
     async def flush(self, home: str) -> None:
         """Wait until all present blocks of the home are on its SSD, if it has one. RemoteError: the disk fails."""
         await self._call(Nothing, home, messages.FLUSH, NOTHING, (), self._deadlines.flush_s)
+
+    async def list_keys(self, home: str, prefix: bytes) -> list[BlockKey]:
+        """All keys of the home that begin with `prefix`."""
+        keys: list[BlockKey] = []
+        while True:
+            body = messages.ListKeys(prefix, keys[-1] if keys else b"")
+            answer, data = await self._exchange(home, messages.LIST, body, (), self._deadlines.control_s)
+            keys += split_keys(data)
+            if not answered(messages.Listed, answer).more:
+                return keys
+
+    async def outsets(self, home: str, keys: Sequence[BlockKey], nbytes: int) -> dict[BlockKey, bytes]:
+        """The first `nbytes` of those of `keys` that the home has."""
+        found: dict[BlockKey, bytes] = {}
+        for first in range(0, len(keys), messages.OUTSETS_MAX):
+            some = keys[first : first + messages.OUTSETS_MAX]
+            body, most_s = messages.ReadOutsets(nbytes), self._deadlines.control_s
+            answer, data = await self._exchange(home, messages.OUTSETS, body, [join_keys(some)], most_s)
+            start = 0
+            lengths = answered(messages.Outsets, answer).check(len(some), len(data)).lengths
+            for key, length in zip(some, lengths, strict=True):
+                if length:
+                    found[key] = bytes(data[start : start + length])
+                start += length
+        return found
 
     async def stats(self, home: str) -> dict[str, Any]:
         """The home's statistics about itself."""

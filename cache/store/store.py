@@ -39,6 +39,7 @@ from cache.store.near_put import NearPut
 from cache.store.options import StoreOptions
 from cache.store.reader import Reader
 from cache.store.same_host import SameHost
+from cache.store.scattered import Scattered
 from cache.store.streaming import Windows, stream
 from cache.store.values import Values, all_lasting, all_taken
 from cache.store.writer import Writer
@@ -93,6 +94,7 @@ class Store:
             calls, transfer, self._near, self.router, self._deadlines, accounts.failed, options.checksums
         )
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
+        self.scattered = Scattered(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
         self._taking: Taking | None = None
         if self._share is not None and local is not None:
@@ -271,6 +273,21 @@ class Store:
                 room[home] = (below if usable else tiers["dram"])["capacity"] - tiers["dram"]["pinned"]
         return room
 
+    async def keys_of_homes(self, prefix: bytes) -> list[BlockKey]:
+        """All keys that begin with `prefix`, at the homes that answer; each once, sorted."""
+        found = await asyncio.gather(*(self._ask(n, self._calls.list_keys(n, prefix)) for n in self._route()))
+        return sorted({key for keys in found for key in keys or ()})
+
+    async def outsets(self, keys: Sequence[BlockKey], nbytes: int) -> dict[BlockKey, bytes]:
+        """Up to `nbytes` from the beginning of each of `keys` that some home has. The bytes are not compared with the
+        checksum of the block."""
+        found: dict[BlockKey, bytes] = {}
+        for home in self._route():
+            missing = [key for key in keys if key not in found]
+            if missing:
+                found |= await self._ask(home, self._calls.outsets(home, missing, nbytes)) or {}
+        return found
+
     async def stats_of_homes(self) -> dict[str, dict[str, Any] | None]:
         """Every home's statistics of its share: tiers, share, repair; None for a home that does not answer."""
         names = list(self._route())
@@ -344,3 +361,4 @@ class Store:
             await self.local.close()
         self._near.close()
         self._values.close()
+        self.scattered.close()

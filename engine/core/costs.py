@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from engine.core.served import Served
 from engine.speculation.speculative import VerifyCost
@@ -28,6 +29,7 @@ class StepCosts:
         self.verify = Regression((1.0, 1e-3, 5e-4, 5e-4))
         self.served = Served()
         self._log_ratio = 0.0
+        self._started, self._step_s, self._prompts_s = 0.0, 0.0, 0.0  # of the running step: begin and estimates
 
     @property
     def residual(self) -> float:
@@ -45,8 +47,7 @@ class StepCosts:
         contexts = [row.start + 1 for row in step.rows if row.decodes]
         decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
         if not contexts:
-            features = [prefill_features(tokens, context) for tokens, context in chunks]
-            together = (1.0, sum(f[1] for f in features), sum(f[2] for f in features))
+            together = _together(chunks)
             self._compare(self.prefill.regression.estimate(together), seconds)
             self.prefill.regression.observe(together, seconds)
         elif not chunks:
@@ -57,16 +58,28 @@ class StepCosts:
                 self._compare(plain, seconds)
                 self.decode.observe(len(contexts), sum(contexts), seconds)
         else:
-            tokens = sum(count for count, _ in chunks)
-            behind = round(sum(count * context for count, context in chunks) / tokens)
-            self.mixed.observe(decodes, sum(contexts), tokens, behind, seconds)
+            self.mixed.observe(decodes, sum(contexts), *_as_one(chunks), seconds)
 
-    def begun(self, step: Step, begin: float) -> None:
-        """A step began to compute prompts. Call this before it is committed."""
-        for row in step.rows:
+    def started(self, step: Step | None, now: float) -> None:
+        """The engine thread runs this step now; None: it runs none."""
+        rows = [] if step is None else step.rows
+        chunks = [(row.num_tokens, row.start) for row in rows if not row.decodes]
+        contexts = [row.start + 1 for row in rows if row.decodes]
+        self._started = now
+        self._prompts_s = self._step_s = self.prefill.regression.estimate(_together(chunks)) if chunks else 0.0
+        if contexts:
+            decodes, context = len(contexts), sum(contexts)
+            mixed = self.mixed.estimate(decodes, context, *_as_one(chunks)) if chunks else None
+            self._step_s = self.decode.estimate(decodes, context) if mixed is None else mixed
+
+    def ran(self, step: Step, begin: float, others_s: Sequence[float]) -> None:
+        """A step computed prompts; `others_s`: for each row the part of it that went to other prompts. Call this before
+        it is committed."""
+        for row, seconds in zip(step.rows, others_s, strict=True):
             if not row.decodes:
                 left = row.request.num_tokens - row.start
                 self.served.began(row.request.request_id, begin, self.prefill.estimate(left, row.start))
+                self.served.shared(row.request.request_id, seconds)
 
     def decoded(self, step: Step, begin: float, end: float, tokens: int) -> None:
         """A step yielded `tokens` tokens of its requests that decode."""
@@ -93,6 +106,13 @@ class StepCosts:
         """Those of the prefill model, for the time to the first token instead of the time of the steps."""
         return self.served.prefill(self.prefill.coefficients)
 
+    def queued_s(self, prompts: int, left: tuple[float, float, float], now: float) -> float:
+        """Seconds until the running step has ended and `prompts` prompts have their first tokens; `left`: the sum of
+        their left_features before that step."""
+        step_s = max(0.0, self._step_s - (now - self._started))
+        behind_s = self.prefill.regression.estimate(left) - self._prompts_s
+        return step_s + (self.served.first_tokens_s(prompts, behind_s) if behind_s > 0 else 0.0)
+
     def token_s(self, batch: int, context_sum: int) -> float:
         """Seconds between two tokens of a request that decodes with `batch` - 1 others."""
         return self.served.next_token_s(self.decode.estimate(batch, context_sum))
@@ -104,3 +124,15 @@ class StepCosts:
         if left <= 1:
             return 0.0, 0.0, 0.0
         return prefill_features(left, done, chunks=-(-left // chunk_tokens))
+
+
+def _together(chunks: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+    """The features of a step with these chunks (tokens, context)."""
+    features = [prefill_features(tokens, context) for tokens, context in chunks]
+    return 1.0, sum(f[1] for f in features), sum(f[2] for f in features)
+
+
+def _as_one(chunks: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(tokens, mean context): several chunks count as one in the model of mixed steps."""
+    tokens = sum(count for count, _ in chunks)
+    return tokens, round(sum(count * context for count, context in chunks) / tokens)

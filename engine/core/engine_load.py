@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,12 +64,19 @@ def _as_it_is(record: NodeRecord) -> NodeRecord:
 class EngineLoad:
     """Computes the load from the batcher's requests."""
 
-    def __init__(self, config: Config, batcher: Batcher, costs: StepCosts, complete: Complete = _as_it_is) -> None:
-        """complete: adds to a record the facts that the node has outside its engine."""
+    def __init__(
+        self,
+        config: Config,
+        batcher: Batcher,
+        costs: StepCosts,
+        complete: Complete = _as_it_is,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """complete: adds to a record the facts that the node has outside its engine. clock: that of the steps."""
         self.lengths = OutputLengths()
         self.does = first_role(config)  # the roles for which it takes new requests (engine/node/role_changes.py)
         self.draining = False
-        self._complete = complete
+        self._complete, self._clock = complete, clock
         self._config = config
         self._batcher = batcher
         self._costs = costs
@@ -100,7 +108,7 @@ class EngineLoad:
             blocks_used=usage["held"],
             blocks_soon=usage["held"] * soon // max(1, counted.begun),
             blocks_total=usage["total"],
-            work_s=self._costs.prefill.regression.estimate(counted.left),
+            work_s=self._costs.queued_s(counted.queued, counted.left, self._clock()),
             prefill_a0=a0,
             prefill_a1=a1,
             prefill_a2=a2,

@@ -230,6 +230,7 @@ class Worker:
             step = self.batcher.schedule(time.monotonic())
             running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
+            self.costs.started(step, time.monotonic())
             if produced is not None:
                 await self._hand_out(produced)
                 produced = None
@@ -303,9 +304,10 @@ class Worker:
         if self._recorder is not None:
             self._recorder.add(step, begin, end, self._idle, self._waited)
         self._idle = False
-        for row in step.rows:
-            row.request.journal.computed(begin, end, row.num_tokens)
-        self.costs.begun(step, begin)
+        others_s = [(end - begin) * share for share in step.other_prompts()]
+        for row, seconds in zip(step.rows, others_s, strict=True):
+            row.request.journal.computed(begin, end, row.num_tokens, seconds)
+        self.costs.ran(step, begin, others_s)
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
         self.costs.decoded(step, begin, end, sum(kept for _, index, kept in done.emitted if step.rows[index].decodes))

@@ -69,7 +69,14 @@ class Acceptor:
         self._waiting = 0  # requests that wait for the next try
         self._closing = self._over = False
         self._gate = Gate(placer.room)
-        self.check_room = self._gate.check
+
+    def check_room(self, arriving: int) -> None:
+        """See Frontend.check_room."""
+        try:
+            self._gate.check(arriving)
+        except Overloaded as error:
+            self._log.turned_away(error)
+            raise
 
     # --- a request, from prompt to last token
 

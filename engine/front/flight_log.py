@@ -76,8 +76,12 @@ class FlightLog:
         shown = {"reason": str(error), "retry_after_s": error.retry_after_s}
         flight.timeline.refused = shown | dict(flight.timeline.refused or {})
         self._add(flight, "rejected", **shown)
-        self._metrics.count("mooncake:requests_rejected", reason=type(error).__name__.lower())
         self.recent.refuse(flight.request_id, time.time())
+        self.turned_away(error)
+
+    def turned_away(self, error: Overloaded | Unavailable) -> None:
+        """A client gets an error, perhaps before its request had a timeline."""
+        self._metrics.count("mooncake:requests_rejected", reason=type(error).__name__.lower())
         self._history.count("refused")
 
     def waits(self, flight: Flight, reason: str) -> None:

@@ -65,7 +65,7 @@ def seen(member: Member, record: NodeRecord) -> Seen:
         node_id=member.node_id,
         can=roles if home else does,
         does=does if record.flags else roles,
-        work_s=record.work_s,
+        work_s=record.work_s if record.queued_tokens else 0.0,  # not the rest of a step of decodes
         running_soon=record.running_soon,
         max_running=record.max_running,
         blocks_soon=record.blocks_soon,

@@ -79,11 +79,13 @@ class Timeline:
         transfer, compute = spans_of(moved), spans_of(_all(events, "computed", prefill))
         fetch_ms = sum(1000 * e["detail"]["seconds"] for e in fetched)
         wait_ms = _ms(queued, begun)
+        others_s = sum(e["detail"].get("others_s", 0.0) for e in _all(events, "computed", prefill))
         return {
             "placement_ms": _ms(received, _first(events, "placed")),
             "queue_ms": None if wait_ms is None else max(0.0, wait_ms - fetch_ms),
             "prefix_fetch_ms": fetch_ms,
             "prefill_ms": _ms(begun, first),
+            "other_prompts_ms": 1000 * others_s,
             "transfer_ms": sum(1000 * e["detail"]["seconds"] for e in moved),
             "transfer_exposed_ms": sum(1000 * e["detail"]["exposed_seconds"] for e in moved),
             "transfer_hidden_ms": 1000 * shared(transfer, compute),

@@ -1,8 +1,9 @@
 """Compares the estimates of a placement with the measured times. Pure.
 
-    wait_s      from entering the prefill node's queue to its first step, without prefix fetches
+    wait_s      other prompts: from entering the prefill node's queue to its first step, without prefix fetches, and
+                the share of other prompts in its own steps
     transfer_s  fetching the prefix
-    prefill_s   first step to first token
+    prefill_s   first step to first token, without that share
     ttft_s      decision to first token, at the acceptor
     handover_s  the KV transfer to the decode node, which the prefill hides in part
     step_s      mean gap between tokens after the first
@@ -50,11 +51,12 @@ def measurements(summary: Mapping[str, Any]) -> dict[str, float | None]:
     times mix several decisions."""
     if (summary["decision_to_token_ms"] or 0.0) < 0:
         return {}
-    tokens, decode_ms = summary["output_tokens"], summary["decode_ms"]
+    tokens, decode_ms, others_ms = summary["output_tokens"], summary["decode_ms"], summary["other_prompts_ms"]
+    queue_ms, prefill_ms = summary["queue_ms"], summary["prefill_ms"]
     return {
-        "wait_s": _seconds(summary["queue_ms"]),
+        "wait_s": _seconds(None if queue_ms is None else queue_ms + others_ms),
         "transfer_s": _seconds(summary["prefix_fetch_ms"]),
-        "prefill_s": _seconds(summary["prefill_ms"]),
+        "prefill_s": _seconds(None if prefill_ms is None else prefill_ms - others_ms),
         "ttft_s": _seconds(summary["decision_to_token_ms"]),
         "handover_s": _seconds(summary["transfer_ms"]),
         "step_s": decode_ms / 1000 / (tokens - 1) if decode_ms is not None and tokens > 1 else None,

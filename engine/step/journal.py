@@ -16,25 +16,29 @@ Entry = tuple[float, str, dict[str, Any]]
 class Journal:
     """The events of one request on one node."""
 
-    __slots__ = ("_entries", "_steps")
+    __slots__ = ("_entries", "_others_s", "_steps")
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._steps = Intervals()
+        self._others_s = 0.0
 
     def note(self, now: float, event: str, detail: dict[str, Any]) -> None:
         self._entries.append((now, event, detail))
 
-    def computed(self, begin: float, end: float, num_tokens: int) -> None:
-        """Record a step that computed `num_tokens` of the request; `begin` and `end` in monotonic seconds."""
+    def computed(self, begin: float, end: float, num_tokens: int, others_s: float = 0.0) -> None:
+        """Record a step that computed `num_tokens` of the request; `begin` and `end` in monotonic seconds; `others_s`:
+        the part of it that went to other prompts."""
         self._steps.add(begin, end, num_tokens)
+        self._others_s += others_s
 
     def drain(self, now: float) -> list[Entry]:
         """Return and remove all entries; the steps become one event 'computed' at time `now`."""
         entries, self._entries = self._entries, []
         if self._steps:
-            entries.append((now, "computed", {"intervals": self._steps.before(now)}))
-            self._steps = Intervals()
+            others = {"others_s": self._others_s} if self._others_s else {}
+            entries.append((now, "computed", {"intervals": self._steps.before(now)} | others))
+            self._steps, self._others_s = Intervals(), 0.0
         return entries
 
     def __repr__(self) -> str:

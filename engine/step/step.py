@@ -41,6 +41,11 @@ class Step:
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
+    def other_prompts(self) -> list[float]:
+        """For each row the share of other prompts in the prompt tokens of this step; 0 for a decode."""
+        prompts = sum(row.num_tokens for row in self.rows if not row.decodes)
+        return [0.0 if row.decodes else 1.0 - row.num_tokens / prompts for row in self.rows]
+
 
 @dataclass(slots=True)
 class Committed:

@@ -15,6 +15,7 @@ Files:
     start          The time from start to first token, and the cost of splitting one node into processes
     attention/     The parts of scripts/bench.py attention
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
+    connect/       Measures the Python calls of mooncake.store and mooncake.engine on our pool and in upstream's wheel
     engine/        The parts of scripts/bench.py engine
     ops/           The parts of scripts/bench.py ops
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
@@ -25,6 +26,7 @@ Files:
 BENCHMARKS = {
     "attention": "lab.bench.attention.command",
     "burst": "lab.bench.burst",
+    "connect": "lab.bench.connect.command",
     "engine": "lab.bench.engine.command",
     "estimates": "lab.bench.estimates",
     "gossip": "lab.bench.gossip",

@@ -42,6 +42,29 @@ FIGURES = (
     Figure("stalls", {"wait p50": "p50, ms", "wait p99": "p99, ms", "over 2 ms": "waits over 2 ms, %"}, cases=r".*-0"),
     Figure("requests", {"longest /health": "longest wait"}, compared_with=("goal",)),
     Figure(
+        "burst",
+        {
+            "served": "served",
+            "served least": "served, least",
+            "refusal p50": "refusal p50, ms",
+            "refusal p99": "refusal p99, ms",
+            "refusal p99 -> goal": "goal, ms",
+            "TTFT p99": "first token p99, ms",
+            "end p99": "end p99, ms",
+        },
+        without="none",
+    ),
+    Figure(
+        "estimates",
+        {
+            "ttft_s MAPE": "first token, %",
+            "wait_s MAPE": "wait, %",
+            "prefill_s MAPE": "prefill, %",
+            "step_s MAPE": "token, %",
+            "ttft_s MAPE -> goal": "goal, %",
+        },
+    ),
+    Figure(
         "start", {"ready": "ready, s", "first token": "first token, s", "TPOT of one stream": "TPOT of one stream, ms"}
     ),
     Figure("speculative", {"ms per token": "time per token"}, compared_with=("none",)),
@@ -140,7 +163,7 @@ FIGURES = (
     ),
     Figure(
         "cut-nodes",
-        {"requests": "requests"} | PAUSES | {"heal to one cluster": "one cluster again after, s"},
+        {"requests": "requests"} | PAUSES | {"heal to one cluster": "one cluster again after, s"} | JUDGED,
         command="scripts/faults.py cut-nodes",
         without=NO_STREAM,
     ),
@@ -152,7 +175,7 @@ FIGURES = (
     ),
     Figure(
         "role-changes",
-        {"requests": "requests", "first token p50": "first token, p50, s", "role changes": "role changes"},
+        {"requests": "requests", "first token p50": "first token, p50, s", "role changes": "role changes"} | JUDGED,
         command="scripts/faults.py role-changes",
     ),
     Figure(

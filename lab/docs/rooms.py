@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-ROOMS = ("attention", "cache", "net", "sched", "engine", "lab")
+ROOMS = ("attention", "cache", "connect", "net", "sched", "engine", "lab")
 SOURCES = (".py", ".c", ".cpp", ".h")
 HEAD = "\nFiles:\n"
 WIDTH = 118

@@ -20,9 +20,11 @@ TOOLS = {
     "perfetto": "lab.tools.perfetto",
     "plan": "lab.planning.command",
     "rdma-vm": "lab.rdma_vm.command",
+    "record-conformance": "lab.conformance.record",
     "roofline": "lab.planning.roofline",
     "screenshots": "lab.docs.screenshots",
     "stock-clients": "lab.clients.command",
     "validate": "lab.planning.validate",
+    "vllm-prefix": "lab.conformance.vllm_prefix",
 }
 """Name on the command line (scripts/tools.py) -> module whose main() runs it."""

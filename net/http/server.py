@@ -17,7 +17,9 @@ from net.http import docs, openapi
 from net.http.anthropic.routes import Messages
 from net.http.common import page
 from net.http.common.connections import Rooms, Runner
+from net.http.common.door import Door, door_key
 from net.http.common.frontend import Frontend
+from net.http.common.heads import given_key
 from net.http.common.keys import ApiKeys
 from net.http.common.limits import Cors, data_is_local, limit_connections, limit_rate, read_timeout_key, rooms_key
 from net.http.common.middleware import identify, require_key, sign
@@ -30,6 +32,7 @@ from net.http.openai.routes import OpenAI
 from net.http.openai.serving import Serving
 from net.http.prefix_cache import PrefixCache
 
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 KiB = 1 << 10
 MiB = 1 << 20
 
@@ -67,7 +70,9 @@ def create_app(
     app.on_response_prepare.append(tell)
     if cors is not None:
         app.on_response_prepare.append(cors.mark)
-    serving = Serving(frontend)
+    door = Door(frontend.check_room, GENERATING, lambda headers: not keys or keys.owner(given_key(headers)) is not None)
+    app[door_key] = door
+    serving = Serving(frontend, door)
     openai, responses, messages = OpenAI(serving), Responses(serving), Messages(serving)
     info = Info(frontend, version, cluster_key)
     app.add_routes(
@@ -151,6 +156,7 @@ class HttpServer:
         self._runner = Runner(
             app,
             app[rooms_key],
+            app[door_key],
             app[read_timeout_key],
             handler_cancellation=True,
             access_log=None,

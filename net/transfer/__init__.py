@@ -6,6 +6,7 @@ Files:
                  of peers
     report       Reports of a transfer engine on its peers: rows for metrics and /debug/state, and rates for the
                  scheduler
+    cma/         Copies between the memory of two processes of one host, whether it is shared or not
     common/      The common parts of all transports of the transfer engine
     device/      Transfers from and to memory of a GPU
     rdma/        RDMA: one-sided reads and writes by the network card, over libibverbs

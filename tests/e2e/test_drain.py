@@ -94,5 +94,6 @@ def test_drain_drops_no_request(start: Start, tiny_model):
         with pytest.raises(rest.RestError, match="answers 409"):
             rest.post(door.url + "/drain", {})
         assert "will place them again" not in leaver.log.read_text()
+        assert "without a bye" not in leaver.log.read_text() + door.log.read_text()
     assert [e[-1] for e in events] == ["[DONE]"] * 8
     assert {json.loads(e[-2])["choices"][0]["finish_reason"] for e in events} == {"length"}

@@ -3,11 +3,13 @@
   scripts/bench.py engine --llama-server DIR/llama-server --peer-python vllm=VENV/bin/python       half an hour
   scripts/bench.py engine --quick --peers none                                  ours alone, under a minute
   scripts/bench.py engine --only decode,prefill --ours '--attention-backend torch'
+  scripts/bench.py engine --checkpoint w8a8 --peers vllm --only decode,prefill  both compute the same int8 weights
 
 Measured over HTTP by a streaming client (greedy, no end token). Without --dtype ours starts as a user starts it and
 chooses the type of its weights: those of the GGUF file (Q4_1, Q8_0) where they are faster. llama.cpp always computes
 those; the other peers cannot, and compute the same weights in bfloat16 if the CPU has it, else in float32. With --dtype
-ours and these peers compute in it, and llama.cpp is left out.
+ours and these peers compute in it, and llama.cpp is left out. With --checkpoint w8a8 ours and vLLM load one checkpoint
+of compressed-tensors: the embedded model with int8 weights per channel, and activations quantized to int8 per token.
 
   decode      TPOT at batch 1, 8, 32 while the whole batch decodes (256-token prompts)
   prefill     TTFT of a prompt of 128, 512, 2,048, 8,000 tokens on an idle server
@@ -84,6 +86,12 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--llama-server", type=Path, default=os.environ.get("MOONCAKE_LLAMA_SERVER"), metavar="PATH")
     parser.add_argument("--ours", default="", metavar="FLAGS", help="more flags of mooncake.py, as one quoted argument")
     parser.add_argument(
+        "--checkpoint",
+        choices=("embedded", "w8a8"),
+        default="embedded",
+        help="w8a8: ours and vLLM compute the same int8 weights; the other peers cannot load them",
+    )
+    parser.add_argument(
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
         default="auto",
@@ -99,7 +107,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     args.peer_dtype = args.dtype
     if args.dtype == "auto":
         args.peer_dtype = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu()[1]) else "float32"
-    if args.json is None and not args.quick and args.only == list(SECTIONS):
+    if args.checkpoint == "w8a8" and args.dtype != "auto":
+        parser.error("--checkpoint w8a8 says how it is computed: leave --dtype out")
+    if args.json is None and not args.quick and args.checkpoint == "embedded" and args.only == list(SECTIONS):
         args.json = ROOT / "lab" / "results" / f"{datetime.now(UTC):%Y-%m-%d}-engine.json"
     return args
 
@@ -120,24 +130,29 @@ def _peers(text: str) -> list[str]:
 
 def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[list[servers.Program], dict[str, str]]:
     """(servers that can be started, peer -> the reason why it cannot). Exports the model for the peers."""
-    found, missing = [servers.ours(shlex.split(args.ours), args.dtype)], {}
-    model = args.work_dir / "model"
+    int8 = args.checkpoint == "w8a8"
+    model = args.work_dir / ("w8a8" if int8 else "model")
+    flags = (*(("--model", str(model)) if int8 else ()), *shlex.split(args.ours))
+    found, missing = [servers.ours(flags, args.dtype)], {}
     for peer in args.peers:
         try:
             found.append(_peer(args, peer, model, cores))
         except Unreachable as error:
             missing[peer] = str(error)
             console.print(f"{peer} is missing: {error}", markup=False, soft_wrap=True)
-    if any(program.name in IN_PYTHON for program in found) and not (model / "model.safetensors").is_file():
+    loaded = int8 or any(program.name in IN_PYTHON for program in found)
+    if loaded and not (model / "model.safetensors").is_file():
         from lab.tools.export_hf import export  # needs torch, so only here
 
         console.print(f"exporting the embedded model to {model}", soft_wrap=True)
-        export(EMBEDDED_MODEL, model)
+        export(EMBEDDED_MODEL, model, int8=int8)
     return found, missing
 
 
 def _peer(args: Namespace, peer: str, model: Path, cores: Sequence[int]) -> servers.Program:
     """`model`: the directory of the exported model. Raises Unreachable."""
+    if args.checkpoint == "w8a8" and peer != "vllm":
+        raise Unreachable("it does not load compressed-tensors checkpoints: use --peers vllm with --checkpoint w8a8")
     if peer == "llama":
         if args.dtype != "auto":
             raise Unreachable(f"llama.cpp computes the file's own types, not {args.dtype}: leave --dtype out")
@@ -232,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.work_dir.mkdir(parents=True, exist_ok=True)
         found, missing = programs(args, cores, console)
         asked = {"commit": commit(), "quick": args.quick, "seed": args.seed, "ours": args.ours, "cores": args.cores}
-        asked["dtype"] = args.dtype
+        asked |= {"dtype": args.dtype, "checkpoint": args.checkpoint}
         asked["versions"] = {program.name: program.version for program in found}
         cells = Cells(args.work_dir / "cells.jsonl", asked, args.fresh)
         resumed = len(cells)
@@ -245,7 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench_engine: interrupted; the same command continues where this one stopped", file=sys.stderr)
         return 130
-    work = Work.of(describe(EMBEDDED_MODEL).config, args.peer_dtype, weight_dtype(args.dtype, args.ours))
+    weights = "w8a8" if args.checkpoint == "w8a8" else weight_dtype(args.dtype, args.ours)
+    work = Work.of(describe(EMBEDDED_MODEL).config, args.peer_dtype, weights)
     names = [program.name for program in found[1:]] + list(missing)
     table_lines = lines(listed, cells, servers.OURS, names, work, ceilings)
     notes = notes_of(fleet, listed, cells, missing)

@@ -38,9 +38,15 @@ if TYPE_CHECKING:
     import torch
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
-QUANTIZED_BYTES = {"int8": (34 / 32, 34 / 32), "int4": (20 / 32, 34 / 32), "stored": (20 / 32, 34 / 32), "fp8": (1, 2)}
-"""--weight-dtype -> bytes of a weight of the layers and of the head; `stored` is that of the embedded model, and fp8
-leaves the head in bfloat16."""
+QUANTIZED_BYTES = {
+    "int8": (34 / 32, 34 / 32),
+    "int4": (20 / 32, 34 / 32),
+    "stored": (20 / 32, 34 / 32),
+    "fp8": (1, 2),
+    "w8a8": (1, 2),
+}
+"""--weight-dtype, or w8a8 for that checkpoint -> bytes of a weight of the layers and of the head; `stored` is that of
+the embedded model; fp8 and w8a8 leave the head in bfloat16."""
 REPEATS = 7
 
 

@@ -6,8 +6,11 @@ Files:
                  message
     connections  The connections of the HTTP server: read deadlines, a limit on their number, and answers to other
                  protocols
+    door         Refuses requests on their connection, before the HTTP server reads them, while there is no room for
+                 more
     errors       Errors in OpenAI's format: a status and {"error": {message, type, param, code}}
     frontend     The interface of the HTTP layer to its node
+    heads        Reads the id and the API key of a request from its headers
     joining      GET /cluster between nodes with a cluster key: the question proves the key, and the answer is sealed
                  with it
     keys         API keys: --api-key and the current lines of --api-key-file

@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from net.http.common.door import Door
 from net.http.common.errors import ApiError
 from net.loop.seldom import Seldom
 
@@ -38,6 +39,9 @@ class Connection(RequestHandler):
         super().__init__(manager, **options)
         self._head_s = head_s
         self._late: asyncio.TimerHandle | None = None
+        self._fresh = True  # the HTTP server has read nothing yet
+        self._unread = 0  # bytes of a refused request's body that have not arrived
+        self._closes = False  # when they have
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -49,15 +53,47 @@ class Connection(RequestHandler):
         self._expect_nothing()
         if self._manager is not None:
             self._manager.rooms.leave(self)
+            self._manager.door.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._fresh:
+            data = self._behind_refused(data)
+            if not data or self._refused(data):
+                return
+        self._fresh = False
         before = self._request_count
         super().data_received(data)
         if self._request_count != before:
             self._expect_nothing()
         elif self._late is None and not self._request_in_progress:
             self._expect()
+
+    def _refused(self, data: bytes) -> bool:
+        """Whether the door has answered. The client may send its next request on the same connection."""
+        manager, transport = self._manager, self.transport
+        if manager is None or transport is None or manager.rooms.beyond(self):
+            return False
+        found = manager.door.refusal(self, data)
+        if found is None:
+            return False
+        head, answer = found
+        transport.write(answer)
+        manager.rooms.begin(self)
+        manager.rooms.end(self)
+        self._unread, self._closes = head.unread, head.closes
+        self._expect_nothing()
+        self._expect()
+        self._behind_refused(b"")
+        return True
+
+    def _behind_refused(self, data: bytes) -> bytes:
+        """What follows the body of a refused request. Without its body a connection is not closed, because that would
+        take the answer from the client."""
+        body, self._unread = self._unread, max(0, self._unread - len(data))
+        if self._closes and not self._unread and self.transport is not None:
+            self.transport.close()
+        return data[body:]
 
     def _expect(self) -> None:
         self._late = self._loop.call_later(self._head_s, self._give_up)
@@ -83,6 +119,7 @@ class Connection(RequestHandler):
         finally:
             if manager is not None:
                 manager.rooms.end(self)
+                manager.door.leave(self)
 
     def handle_error(
         self,
@@ -161,7 +198,7 @@ class Rooms:
 class Server(web.Server):
     """Makes a Connection per connection."""
 
-    def __init__(self, like: web.Server, rooms: Rooms, head_s: float) -> None:
+    def __init__(self, like: web.Server, rooms: Rooms, door: Door, head_s: float) -> None:
         """`like`: the server that the application makes."""
         super().__init__(
             like.request_handler,
@@ -170,7 +207,7 @@ class Server(web.Server):
             loop=like._loop,
             **like._kwargs,
         )
-        self.rooms, self._head_s = rooms, head_s
+        self.rooms, self.door, self._head_s = rooms, door, head_s
         self._seldom = Seldom()
 
     def __call__(self) -> RequestHandler:
@@ -186,9 +223,9 @@ class Server(web.Server):
 class Runner(web.AppRunner):
     """Runs an application on a Server."""
 
-    def __init__(self, app: web.Application, rooms: Rooms, head_s: float, **options: Any) -> None:
+    def __init__(self, app: web.Application, rooms: Rooms, door: Door, head_s: float, **options: Any) -> None:
         super().__init__(app, **options)
-        self._rooms, self._head_s = rooms, head_s
+        self._rooms, self._door, self._head_s = rooms, door, head_s
 
     async def _make_server(self) -> Server:
-        return Server(await super()._make_server(), self._rooms, self._head_s)
+        return Server(await super()._make_server(), self._rooms, self._door, self._head_s)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -11,6 +9,7 @@ from aiohttp.typedefs import Middleware
 
 from net.channel.cluster_key import ClusterKey
 from net.http.common.errors import ApiError, from_exception, no_route
+from net.http.common.heads import given_key, request_id_of
 from net.http.common.joining import Question, asked
 from net.http.common.keys import ApiKeys
 from net.http.common.limits import client_key
@@ -21,15 +20,8 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/", *(f"/{name}" for na
 """Probes and scrapers send no key. The page needs none: it contains no data and asks its reader for the key."""
 
 request_id_key = web.RequestKey("request_id", str)
-_sane_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def request_id_of(request: web.Request) -> str:
-    """The client's X-Request-Id if it is printable and short, else a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    return given if _sane_id.fullmatch(given) else secrets.token_hex(12)
 
 
 def _routes(app: web.Application) -> list[str]:
@@ -46,7 +38,7 @@ def trace_headers_of(request: web.Request) -> dict[str, str] | None:
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The outermost middleware: names the request and converts every exception to an OpenAI error body."""
-    request_id = request[request_id_key] = request_id_of(request)
+    request_id = request[request_id_key] = request_id_of(request.headers)
     log_context.request_id.set(request_id)  # a connection handles one request at a time; each sets its own id
     log_context.trace_headers.set(trace_headers_of(request))
     try:
@@ -71,19 +63,13 @@ def joining(request: web.Request, cluster_key: ClusterKey | None) -> Question | 
     return asked(cluster_key.ring(), request.headers.get("Authorization", ""))
 
 
-def _given_key(request: web.Request) -> str:
-    """The key as OpenAI's clients send it, or as Anthropic's do; empty: none."""
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "").strip()
-
-
 def require_key(keys: ApiKeys, cluster_key: ClusterKey | None = None) -> Middleware:
     """Clients must send 'Authorization: Bearer <key>'; /cluster also accepts a proof of the cluster key."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in OPEN_PATHS and joining(request, cluster_key) is None:
-            owner = keys.owner(_given_key(request))
+            owner = keys.owner(given_key(request.headers))
             if owner is None:
                 raise ApiError(
                     401,

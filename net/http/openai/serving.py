@@ -12,6 +12,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from net.http.common.body import parse_body, read_raw
+from net.http.common.door import Door
 from net.http.common.frontend import Frontend, Output
 from net.http.common.middleware import request_id_key
 from net.http.common.pieces import answer, encoded
@@ -39,10 +40,10 @@ class Answer(Streamed, Protocol):
 class Serving:
     """What the routes of one server share."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, door: Door) -> None:
         self.frontend = frontend
         self._in_flight: set[str] = set()
-        self._arriving = 0
+        self._door = door
         self._turns = Turns()
 
     async def planned(
@@ -50,16 +51,17 @@ class Serving:
     ) -> tuple[BodyT, PlanT]:
         """The body and its plan. A request for which there is no room is refused before any work for it; those with
         room are worked on in the order in which their bodies arrived. plan(body, its size in bytes)."""
-        self.frontend.check_room(self._arriving)
+        self._door.leave(request.protocol)
+        self._door.check()
         raw = await read_raw(request)
-        self.frontend.check_room(self._arriving)
-        self._arriving += 1
+        self._door.check()
+        self._door.arriving += 1
         try:
             await self._turns.take()
             body = await parse_body(request, raw, kind)
             return body, await plan(body, len(raw))
         finally:
-            self._arriving -= 1
+            self._door.arriving -= 1
 
     async def answer(
         self, request: web.Request, plan: Plan, stream: bool, rendered: Callable[[str], Answer]
@@ -77,7 +79,7 @@ class Serving:
 
     async def load(self, request: web.Request) -> web.Response:
         """vLLM's GET /load: requests that this server works on."""
-        return answer([orjson.dumps({"server_load": len(self._in_flight) + self._arriving})])
+        return answer([orjson.dumps({"server_load": len(self._in_flight) + self._door.arriving})])
 
     @contextmanager
     def _unique_id(self, request_id: str) -> Iterator[str]:

@@ -63,6 +63,11 @@ def take(**fields):
         (messages.REMOVE, {"keys": []}),
         (messages.FLUSH, {"now": True}),
         (messages.STATS, {"of": "b"}),
+        (messages.LIST, {}),
+        (messages.LIST, {"prefix": 5}),
+        (messages.LIST, {"prefix": "0g"}),
+        (messages.OUTSETS, {"nbytes": 0}),
+        (messages.OUTSETS, {"nbytes": 1 << 20}),
     ],
     ids=lambda part: part if isinstance(part, str) else orjson.dumps(part).decode()[:70],
 )

@@ -31,6 +31,21 @@ def test_the_time_to_the_first_token_includes_what_happens_around_the_steps():
     assert a2 == pytest.approx(1.5e-9, rel=0.05)
 
 
+def test_the_share_of_other_prompts_is_none_of_the_time_to_the_first_token():
+    """Two prompts in every step: each is handed out after the work of both."""
+    served = Served()
+    for i in range(0, 128, 2):
+        estimated_s = 0.02 + 0.01 * (i % 8)
+        for name in (str(i), str(i + 1)):
+            served.began(name, float(i), estimated_s)
+            served.shared(name, estimated_s)
+        for name in (str(i), str(i + 1)):
+            served.handed_out(name, i + 2 * estimated_s)
+    served.shared("unknown", 1.0)
+    assert served.first_token_s(0.05) == pytest.approx(0.05, rel=0.02)
+    assert served.first_tokens_s(4, 0.2) == pytest.approx(0.2, rel=0.02)
+
+
 def test_the_time_between_tokens_includes_the_prompts_between_two_steps():
     served = Served()
     end = 0.0
@@ -38,6 +53,16 @@ def test_the_time_between_tokens_includes_the_prompts_between_two_steps():
         end += 0.03  # a step of 10 ms, and 20 ms of prompts
         served.decoded(["a", "b"], end, 0.01, 2)
     assert served.next_token_s(0.01) == pytest.approx(0.03, rel=0.02)
+
+
+def test_few_long_gaps_between_tokens_count_in_full():
+    """One gap in ten waits for a prompt of 110 ms: a robust fit over gaps would take it for an outlier."""
+    served = Served()
+    end = 0.0
+    for i in range(400):
+        end += 0.01 + 0.11 * (i % 10 == 0)
+        served.decoded(["a", "b"], end, 0.01, 2)
+    assert served.next_token_s(0.01) == pytest.approx(0.021, rel=0.1)
 
 
 def test_a_pause_without_requests_is_no_time_between_tokens():
@@ -75,7 +100,7 @@ def test_a_node_whose_prompts_never_have_a_step_to_themselves_learns_their_time(
     for i in range(40):
         prompt = request(f"p{i}", 200)
         step = Step([ScheduledRow(stream, 99, 1, True), ScheduledRow(prompt, 0, 200, True)])
-        costs.begun(step, now)
+        costs.ran(step, now, [0.0, 0.0])
         costs.observe(step, 4 * wrong)
         costs.decoded(step, now, now + 4 * wrong, 1)
         costs.served.handed_out(prompt.request_id, now + 4 * wrong)
@@ -85,3 +110,36 @@ def test_a_node_whose_prompts_never_have_a_step_to_themselves_learns_their_time(
     assert a0 + 200 * a1 + 200 * 200 * a2 == pytest.approx(4 * wrong, rel=0.05)
     assert costs.prefill_left(request("new", 200), 4096) == pytest.approx(4 * wrong, rel=0.05)
     assert costs.token_s(1, 100) == pytest.approx(4 * wrong, rel=0.05)
+
+
+def test_prompts_of_one_step_share_its_time_by_their_tokens():
+    costs, now = StepCosts(), 0.0
+    for i in range(40):
+        prompts = [request(f"{i} {tokens}", tokens) for tokens in (100, 300)]
+        step = Step([ScheduledRow(prompt, 0, prompt.num_tokens, True) for prompt in prompts])
+        costs.observe(step, 0.4)
+        costs.ran(step, now, [0.4 * share for share in step.other_prompts()])
+        now += 0.4
+        for prompt in prompts:
+            costs.served.handed_out(prompt.request_id, now)
+    for tokens in (100, 300):
+        assert costs.prefill_left(request("new", tokens), 4096) == pytest.approx(tokens / 1000, rel=0.1)
+
+
+def test_the_work_of_a_queue_ends_while_its_first_step_runs():
+    costs, now = StepCosts(), 0.0
+    stream, prompt, next_one = request("stream", 100), request("a", 200), request("b", 200)
+    for _ in range(64):
+        costs.prefill.observe(200, 0, 0.2)
+        costs.decode.observe(1, 100, 0.01)
+    left = tuple(2 * x for x in costs.left_features(prompt, 4096))
+    assert costs.queued_s(2, left, now) == pytest.approx(0.4, rel=0.05)
+    costs.started(Step([ScheduledRow(prompt, 0, 200, True)]), now)
+    assert costs.queued_s(2, left, now) == pytest.approx(0.4, rel=0.05)
+    assert costs.queued_s(2, left, now + 0.15) == pytest.approx(0.25, rel=0.05)
+    assert costs.queued_s(2, left, now + 9.0) == pytest.approx(0.2, rel=0.05), "a late step has no work left"
+    costs.started(Step([ScheduledRow(stream, 99, 1, True)]), now)
+    assert costs.queued_s(0, (0.0, 0.0, 0.0), now + 0.004) == pytest.approx(0.006, rel=0.05)
+    costs.started(None, now)
+    assert costs.queued_s(0, (0.0, 0.0, 0.0), now) == 0.0
+    assert costs.queued_s(1, costs.left_features(next_one, 4096), now) == pytest.approx(0.2, rel=0.05)

@@ -116,8 +116,9 @@ def world(tokenizer: Tokenizer) -> SimpleNamespace:
 def made(tokenizer: Tokenizer, timeout_s: float = 60.0, role_wait_s: float = 5.0) -> SimpleNamespace:
     channel, nodes = Peers(), Nodes()
     limits = RequestLimits(1000, timeout_s, role_wait_s)
-    one = Acceptor(channel, nodes, tokenizer, ROOT, limits, FlightLog("a", Metrics("m", "a"), nodes, History("a", 0.0)))
-    return SimpleNamespace(acceptor=one, channel=channel, nodes=nodes)
+    metrics = Metrics("m", "a")
+    one = Acceptor(channel, nodes, tokenizer, ROOT, limits, FlightLog("a", metrics, nodes, History("a", 0.0)))
+    return SimpleNamespace(acceptor=one, channel=channel, nodes=nodes, metrics=metrics)
 
 
 def ask(world: SimpleNamespace) -> Any:
@@ -389,8 +390,12 @@ async def test_a_burst_keeps_those_that_came_first(world):
         await anext(second)
     assert refused.value.retry_after_s == 2.0 and len(world.nodes.placed) == 1
     assert "rejected" in [event["event"] for event in world.acceptor.timeline("s")["events"]]
+    told = "mooncake:requests_rejected_total{"
+    before = [line for line in world.metrics.text().decode().splitlines() if line.startswith(told)]
     with pytest.raises(Overloaded):
         world.acceptor.check_room(0)
+    after = [line for line in world.metrics.text().decode().splitlines() if line.startswith(told)]
+    assert [line.split()[-1] for line in before + after] == ["1.0", "2.0"], "also those without a timeline"
     await tell(world, 0, 0, 11)
     await until(lambda: got)
     world.acceptor.check_room(0)

@@ -18,7 +18,9 @@ ROLES = ("prefill", "decode", "store")
 
 def record(work_s: float, role: str) -> NodeRecord:
     flags = ROLE_BITS[role] | ROLE_BITS["store"]
-    return NodeRecord(work_s=work_s, running_soon=1, max_running=10, blocks_soon=1, blocks_total=10, flags=flags)
+    return NodeRecord(
+        work_s=work_s, queued_tokens=9, running_soon=1, max_running=10, blocks_soon=1, blocks_total=10, flags=flags
+    )
 
 
 def test_a_record_tells_what_a_node_can_and_does():
@@ -26,6 +28,8 @@ def test_a_record_tells_what_a_node_can_and_does():
     one = seen(Member("a", ("h", 1), roles=ROLES, info={"first_role": ["decode"]}), narrow)
     assert (one.can, one.does, one.home, one.blocks_soon, one.blocks_total) == (BOTH, {"prefill"}, {"decode"}, 5, 10)
     assert seen(Member("a", ("h", 1), roles=ROLES), narrow).can == {"prefill"}, "it was not started to change"
+    works = [seen(Member("a", ("h", 1)), NodeRecord(work_s=0.4, queued_tokens=tokens)).work_s for tokens in (0, 1)]
+    assert works == [0.0, 0.4], "the rest of a step of decodes is no prefill"
     changing = NodeRecord(flags=CHANGING)
     assert seen(Member("a", ("h", 1), roles=ROLES, info={"first_role": ["decode"]}), changing).does == frozenset()
     assert seen(Member("s", ("h", 1), roles=("store",)), NodeRecord(flags=ROLE_BITS["store"])).can == frozenset()

@@ -9,7 +9,7 @@ from engine.observe.truth import compare
 
 SUMMARY = {
     "decision_to_token_ms": 100.0, "queue_ms": 0.35, "prefix_fetch_ms": 0.0, "prefill_ms": 80.0,
-    "transfer_ms": 40.0, "decode_ms": 90.0, "output_tokens": 10,
+    "other_prompts_ms": 0.0, "transfer_ms": 40.0, "decode_ms": 90.0, "output_tokens": 10,
 }  # fmt: skip
 
 

@@ -69,6 +69,16 @@ def test_the_truth_does_not_depend_on_the_nodes_clocks():
         assert values["measured_s"] == pytest.approx(real[name]["measured_s"]), name
 
 
+def test_the_share_of_other_prompts_in_its_steps_is_waiting():
+    timeline = record_timeline()
+    timeline.add(12.0, "b", "computed", intervals=[[0.8, 0.0, 64]], others_s=0.3)
+    timeline.add(12.4, "a", "computed", intervals=[[0.1, 0.0, 1]], others_s=9.0)  # not the prefill node
+    truth = timeline.as_dict()["truth"]
+    assert truth["wait_s"]["measured_s"] == pytest.approx(0.09 + 0.3)
+    assert truth["prefill_s"]["measured_s"] == pytest.approx(0.9 - 0.3)
+    assert truth["ttft_s"]["measured_s"] == pytest.approx(1.0)
+
+
 def test_a_request_that_lost_its_node_in_the_middle_teaches_nothing():
     timeline = record_timeline()
     timeline.add(12.2, "acc", "attempt_failed", attempt=1, reason="node b was lost")

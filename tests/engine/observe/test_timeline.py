@@ -35,6 +35,7 @@ def test_summary_of_a_disaggregated_request():
         "queue_ms": 37,  # 47 until it ran, less the 10 of the prefix fetch
         "prefix_fetch_ms": 10,
         "prefill_ms": 200,
+        "other_prompts_ms": 0,
         "transfer_ms": 20,
         "transfer_exposed_ms": 1,
         "transfer_hidden_ms": 10,

@@ -72,11 +72,11 @@ def test_every_kind_of_write_is_seen():
 def test_a_journal_is_drained_once_and_its_steps_are_one_event():
     journal = Journal()
     journal.note(1.0, "running", {"computed": 0})
-    journal.computed(2.0, 3.0, 16)
-    journal.computed(3.0, 3.5, 1)
+    journal.computed(2.0, 3.0, 16, others_s=0.25)
+    journal.computed(3.0, 3.5, 1, others_s=0.125)
     assert journal.drain(4.0) == [
         (1.0, "running", {"computed": 0}),
-        (4.0, "computed", {"intervals": [[2.0, 1.0, 16], [1.0, 0.5, 1]]}),
+        (4.0, "computed", {"intervals": [[2.0, 1.0, 16], [1.0, 0.5, 1]], "others_s": 0.375}),
     ]
     assert journal.drain(5.0) == []
     journal.computed(5.0, 6.0, 1)

@@ -49,7 +49,7 @@ def elsewhere(site: Path, *arguments: str) -> str:
 
 def test_it_installs_no_module_that_another_package_could_have(site: Path):
     tops = {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} - {"bin", "__pycache__"}
-    assert tops == {"mooncake.py", "mooncake_client.py", "mooncake_rooms"}
+    assert tops == {"mooncake", "mooncake_client.py", "mooncake_rooms"}
     sources = {path.suffix for path in (site / "mooncake_rooms").rglob("*") if path.is_file()}
     assert {".py", ".c", ".cpp", ".h", ".html"} <= sources, "what is compiled or served travels along"
 
@@ -69,6 +69,17 @@ def test_the_client_shadows_nothing(site: Path, tmp_path: Path, order: str):
     assert elsewhere(site, "-c", code) == "True True True mooncake_rooms.cache.store.client\n"
 
 
+def test_upstreams_names_shadow_nothing(site: Path):
+    """What runs in the process of another engine brings neither our engine nor torch, and leaves sys.path alone."""
+    code = "import sys, time; before = list(sys.path); begun = time.perf_counter()\n"
+    code += "import mooncake.store, mooncake.engine, mooncake.mooncake_config, sched\n"
+    code += "print(f'imported in {time.perf_counter() - begun:.2f} s', file=sys.stderr)\n"
+    code += "tops = {name.partition('.')[0] for name in sys.modules} & {'cache', 'connect', 'engine', 'net', 'torch'}\n"
+    code += "print('scheduler' in dir(sched), sys.path == before, sorted(tops))\n"
+    code += "print([name for name in sys.modules if name.startswith('mooncake_rooms.engine')])\n"
+    assert elsewhere(site, "-c", code) == "True True []\n[]\n"
+
+
 def test_the_installed_node_and_the_installed_client_work_together(site: Path, tmp_path: Path):
     """The wheel holds all that a store node needs: the rooms, the page, the C code that it compiles."""
     flags = ("--role", "store", "--model", "none", "--port", "0", "--dram-bytes", "64M")
@@ -86,6 +97,10 @@ def test_the_installed_node_and_the_installed_client_work_together(site: Path, t
         code = f"from mooncake_client import Store\nwith Store({url.removeprefix('http://')!r}) as store:\n"
         code += "    store.put('objects/one', b'moon')\n    print(bytes(store.get('objects/one')))\n"
         assert elsewhere(site, "-c", code) == "b'moon'\n"
+        code = "from mooncake.store import MooncakeDistributedStore\nstore = MooncakeDistributedStore()\n"
+        code += f"print(store.setup('h', '', 0, 0, 'tcp', '', {url.removeprefix('http://')!r}), "
+        code += "store.put('one', b'moon'), store.get('one'), store.close())\n"
+        assert elsewhere(site, "-c", code) == "0 0 b'moon' 0\n"
         node.terminate()
         assert node.wait(60) == 0, (tmp_path / "log").read_text()[-2000:]
     finally:

@@ -38,6 +38,19 @@ def test_the_export_is_the_same_model(tmp_path, capsys):
     assert mine.decode(answer.tolist()).startswith("The capital of France is Paris")
 
 
+def test_int8_codes_are_the_nearest_of_each_output_channel(tmp_path):
+    """The directory is one that our own loader takes as W8A8."""
+    assert main([str(tmp_path / "hf"), "--int8"]) == 0
+    source = describe(str(tmp_path / "hf"))
+    assert source.quantization is not None and source.quantization.kind == "int8"
+    here, there = load(describe(EMBEDDED_MODEL), torch.float32), load(source, torch.float32)
+    assert here.keys() == there.keys()
+    for name, wide in here.items():
+        if wide.ndim == 2 and name.startswith("layers."):
+            half_a_step = wide.to(torch.bfloat16).float().abs().amax(1, keepdim=True) / 254
+            assert (there[name] - wide.to(torch.bfloat16).float()).abs().le(half_a_step * 1.001).all(), name
+
+
 def test_a_directory_needs_no_export(tmp_path, capsys):
     assert main([str(tmp_path), "--model", "/nowhere/x.gguf"]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -45,7 +46,7 @@ def bench(tmp_path, monkeypatch, capsys):
     cores = os.sched_getaffinity(0)
     at_end = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(bench_engine, "measured_elsewhere", lambda threads, dtype: CEILINGS)
-    monkeypatch.setattr("lab.tools.export_hf.export", lambda model, directory: directory.mkdir(parents=True))
+    monkeypatch.setattr("lab.tools.export_hf.export", lambda model, directory, int8: directory.mkdir(parents=True))
 
     def run(ours: Program, vllm: Program | None, *flags: str) -> tuple[int, str, str, dict | None]:
         monkeypatch.setattr(servers, "ours", lambda arguments, dtype: ours)
@@ -61,6 +62,26 @@ def bench(tmp_path, monkeypatch, capsys):
     yield run
     os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGTERM, at_end)
+
+
+def test_the_int8_checkpoint_is_the_same_for_ours_and_vllm(bench, monkeypatch, tmp_path):
+    """The other peers cannot load it and say so."""
+    ours, vllm = fake("ours", "--pace-ms", "20"), fake("vllm", "--pace-ms", "20")
+    code, out, _, result = bench(ours, vllm, "--only", "prefill", "--checkpoint", "w8a8")
+    assert code == 0, out
+    assert result["config"]["checkpoint"] == "w8a8"
+    assert "compressed-tensors" in result["config"]["notes"]["transformers is missing"]
+    assert all(row["peers"]["vllm"] is not None for row in result["rows"])
+
+    given = []
+    monkeypatch.setattr(servers, "ours", lambda arguments, dtype: given.append(arguments) or ours)
+    monkeypatch.setattr(servers, "vllm", lambda python, model, cores, dtype: given.append(model) or vllm)
+    flags = ["--work-dir", str(tmp_path), "--checkpoint", "w8a8", "--peers", "vllm", "--peer-python", "vllm=python"]
+    args = bench_engine.parse(flags)
+    bench_engine.programs(args, [0], Console(file=io.StringIO()))
+    assert given == [("--model", str(args.work_dir / "w8a8")), args.work_dir / "w8a8"]
+    with pytest.raises(SystemExit):
+        bench_engine.parse(["--checkpoint", "w8a8", "--dtype", "float32"])
 
 
 def test_one_run_measures_all_servers_and_judges(bench):

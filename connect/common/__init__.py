@@ -1,0 +1,6 @@
+"""The common parts of the modules for other engines: an event loop for callers that wait, and raw memory.
+
+Files:
+    event_loop  An event loop in its own thread, for callers that wait
+    raw_memory  Memory of the calling program: raw addresses and buffers, as the pieces of one value
+"""

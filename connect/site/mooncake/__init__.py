@@ -1,0 +1,20 @@
+"""Upstream Mooncake's Python names, on our nodes: mooncake.store, mooncake.engine, mooncake.mooncake_config.
+
+Files:
+    engine           mooncake.engine: connect/engine/transfer_engine.py under upstream's name
+    mooncake_config  mooncake.mooncake_config: connect/store/settings.py under upstream's name
+    store            mooncake.store: connect/store/distributed_store.py under upstream's name
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+if list(Path(__file__).parent.glob("store*.so")):
+    warnings.warn(
+        "the package mooncake-transfer-engine is installed in the same place, so `import mooncake.store` loads its "
+        "library and not mooncake-serve's module: uninstall one of the two, then install the other again",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,21 @@
+"""Reads the id and the API key of a request from its headers."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+
+_sane_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's X-Request-Id if it is printable and short, else a new one."""
+    given = headers.get("X-Request-Id", "")
+    return given if _sane_id.fullmatch(given) else secrets.token_hex(12)
+
+
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key as OpenAI's clients send it, or as Anthropic's do; empty: none."""
+    scheme, _, given = headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else headers.get("X-Api-Key", "").strip()
