@@ -4,6 +4,7 @@ Files:
     answer_checks  The checks of a home's answer against the keys of the question
     arena          One large region divided into equal slots, one block each
     block          Block geometry and block keys: the layout of one unit of KV, and its name derived from its content
+    block_copy     Copies blocks and computes their checksums in one C call and in one pass over the bytes
     bulk_messages  The bulk calls for pooled blocks: their kinds and bodies
     checked_copy   Copies blocks from memory that others may change, and computes the checksum of the copy
     copy_threads   A few threads that copy blocks in parallel, for a caller on the event loop
@@ -18,6 +19,7 @@ Files:
     results        The results and errors of calls to the store
     ssd_reads      Predicts how long blocks on SSD take to reach DRAM, fitted to this node's reads and including
                    queued ones
+    stable_marks   Words in shared memory that say whether the memory of a running put is unchanged
     homes/         Decides which node keeps a key, which home is asked next, and which of two contents stays
     index/         The locations of blocks in DRAM, readable by other processes of the host
     pool/          Decides who uses which slot of an arena, and which content stays

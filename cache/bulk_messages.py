@@ -52,6 +52,10 @@ class Put:
     keys: bytes
     lengths: Sequence[int] = ()
     offer: Offer = PLAIN_OFFER
+    checksums: Sequence[int] = ()  # if they are known before the blocks are sent: then no PutEnd follows
+
+    def __post_init__(self) -> None:
+        at_least(0, self.checksums, "a checksum")
 
 
 @dataclass(slots=True)

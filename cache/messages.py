@@ -25,6 +25,7 @@ COMMIT = "store.commit"
 UNPIN = "store.unpin"  # end a lease of either kind, even before its grant has arrived
 READ = "store.read"  # send small blocks, in one message
 WRITE = "store.write"  # store small blocks, in one message
+TAKE = "store.take"  # store these: copy them from the memory of the asker, which is on the home's host
 BAD = "store.bad"  # these blocks arrived damaged by READ
 USED = "store.used"  # a process of this host read these without a message (cache/store/same_host.py)
 REMOVE = "store.remove"  # readers no longer find these here
@@ -214,6 +215,42 @@ class Taken:
     def check(self, asked: int) -> Taken:
         """This. Raises RemoteError when it is none about `asked` keys."""
         count_found(self.slots, asked)
+        return self
+
+
+# --- blocks in the memory of the asker (cache/server/taking.py)
+
+
+@dataclass(slots=True)
+class Take:
+    """TAKE."""
+
+    keys: bytes  # 16 for each block
+    slot_bytes: int  # length of each block, if there are no lengths
+    region: str
+    offsets: Sequence[int]  # bytes
+    mark: tuple[int, int]  # cache.stable_marks.Mark
+    lengths: Sequence[int] = ()
+    checks: bool = True  # False: the blocks get no checksums
+    offer: Offer = PLAIN_OFFER
+
+    def __post_init__(self) -> None:
+        at_least(0, self.offsets, "an offset")
+        at_least(1, self.lengths, "a length")
+
+
+@dataclass(slots=True)
+class TakenThere:
+    """The answer to TAKE."""
+
+    slots: Sequence[int]  # see Taken
+    checksums: Sequence[int]  # of those that were stored
+    trouble: str = ""
+    mapped: bool = True  # False: the home cannot access that memory, or not yet
+
+    def check(self, asked: int) -> TakenThere:
+        """This. Raises RemoteError when it is none about `asked` keys."""
+        one_each(count_found(self.slots, asked), self.checksums)
         return self
 
 

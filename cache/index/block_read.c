@@ -1,7 +1,8 @@
 /* Copies blocks out of memory that others may change, and compares them with their checksum in the same pass. It finds
-   the blocks in a SharedIndex (cache/index/shared_index.py). The checksum is XXH3-64: the pass hashes the registers
-   that it stores, while the next bytes arrive from memory. A copy alone is no faster. The hash is XXH3 as specified,
-   without a seed; the tests compare it with the xxhash package. */
+   the blocks in a SharedIndex (cache/index/shared_index.py). Also copies blocks into memory that others read later, and
+   computes their checksums in that pass. The checksum is XXH3-64: the pass hashes the registers that it stores, while
+   the next bytes arrive from memory. A copy alone is no faster. The hash is XXH3 as specified, without a seed; the tests
+   compare it with the xxhash package. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -164,6 +165,21 @@ void read_blocks(const Row *buckets, uint64_t num_buckets, const uint8_t *arena,
                 lengths[i] = row.length;
             break;
         }
+    }
+}
+
+/* Copies block i from the address sources[i] to targets[i]; sums[i] becomes its checksum, or 0 if it has at most SHORT
+   bytes. */
+void copy_blocks(const uint64_t *sources, const uint64_t *targets, const uint64_t *lengths, size_t count,
+                 uint64_t *sums) {
+    for (size_t i = 0; i < count; i++) {
+        uint8_t *to = (uint8_t *)(uintptr_t)targets[i];
+        const uint8_t *from = (const uint8_t *)(uintptr_t)sources[i];
+        sums[i] = 0;
+        if (lengths[i] > SHORT)
+            sums[i] = copy_and_hash(to, from, lengths[i]);
+        else
+            memcpy(to, from, lengths[i]);
     }
 }
 

@@ -6,5 +6,7 @@ Files:
                   blocks
     leases        Which slots of this node's share each peer may read or write now, and when the slots are released
     listing       Answers peers that look for blocks by the first bytes of their keys
+    peer_regions  The regions of peers on this host, as mapped into this process
     server        StoreServer: the serving half of the pooled store
+    taking        Puts of processes on this host
 """

@@ -86,7 +86,8 @@ class BulkShare:
         if arena is not None and max(lengths, default=0) > size:
             raise RemoteError(f"blocks of {max(lengths)} bytes, the slots have {size}", "layout")
         put.offer.check(len(keys))
-        return Arriving(self._local, self._share, keys, lengths, self._share.room_now(keys, put.offer), put.offer)
+        slots = self._share.room_now(keys, put.offer)
+        return Arriving(self._local, self._share, keys, lengths, slots, put.offer, put.checksums)
 
 
 class Arriving:
@@ -101,9 +102,10 @@ class Arriving:
         lengths: Sequence[int],
         slots: list[int],
         offer: Offer,
+        checksums: Sequence[int],
     ) -> None:
         self._local, self._share, self._offer = local, share, offer
-        self._keys, self._lengths, self._slots = keys, lengths, slots
+        self._keys, self._lengths, self._slots, self._checksums = keys, lengths, slots, checksums
         arena = local.arena
         views: list[memoryview] = []
         for at, length in enumerate(lengths):
@@ -116,7 +118,7 @@ class Arriving:
 
     def finish(self, tail: dict[str, Any]) -> Answer:
         try:
-            checksums = decode(PutEnd, tail).checksums
+            checksums = self._checksums or decode(PutEnd, tail).checksums
             if len(checksums) != len(self._keys):
                 raise BodyError(f"{len(checksums)} checksums of {len(self._keys)} blocks")
         except BodyError:

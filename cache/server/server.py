@@ -14,7 +14,8 @@ transfer engine reads or writes them. A lease, numbered by the peer, grants acce
     REMOVE   keys -> readers no longer find them here
     UNEVEN   keys that other homes may lack: offer them the copies of this node
 
-Their bodies are in cache/messages.py. cache/server/lasting.py answers DURABLE, KEEP and FLUSH.
+Their bodies are in cache/messages.py. cache/server/lasting.py answers DURABLE, KEEP and FLUSH, cache/server/taking.py
+TAKE.
 
 A home without room redirects writers to the next member of the ranking (bounded load) and remembers the keys, so that
 it can redirect readers too. `hints` lists blocks that are here in place of another home until that home has them.
@@ -178,7 +179,7 @@ class StoreServer:
         if arena is not None and lengths and max(lengths) > arena.slot_bytes:
             raise RemoteError(f"blocks of {max(lengths)} bytes, the slots have {arena.slot_bytes}", "layout")
         body.offer.check(len(keys))
-        answers = await self._room(keys, body.offer)
+        answers = await self.room(keys, body.offer)
         rows = []
         for key, slot, length, block_checksum in zip(keys, answers, lengths, body.checksums, strict=False):
             if slot >= 0 and arena is not None:
@@ -206,21 +207,21 @@ class StoreServer:
         keys = split_keys(data)
         body.offer.check(len(keys))
         self._leases.open(peer, body.lease, writes=True, offer=body.offer)
-        answers = await self._room(keys, body.offer)
+        answers = await self.room(keys, body.offer)
         granted = [(slot, key) for slot, key in zip(answers, keys, strict=False) if slot >= 0]
         slots, slot_keys = [slot for slot, _ in granted], [key for _, key in granted]
         place = self._leases.grant(peer, body.lease, slots, slot_keys, writes=True)
-        return Reserved(place, answers, self._why_short(answers, len(keys)))
+        return Reserved(place, answers, self.why_short(answers, len(keys)))
 
     def taken(self, answers: list[int], count: int) -> Taken:
         """The answer to a request to store `count` blocks, after those that got a slot are stored."""
-        return Taken([min(0, answer) for answer in answers], self._why_short(answers, count))
+        return Taken([min(0, answer) for answer in answers], self.why_short(answers, count))
 
-    def _why_short(self, answers: list[int], count: int) -> str:
+    def why_short(self, answers: Sequence[int], count: int) -> str:
         """The trouble of the SSD tier, if fewer than `count` blocks got an answer."""
         return self._local.trouble if len(answers) < count else ""
 
-    async def _room(self, keys: list[BlockKey], offer: Offer) -> list[int]:
+    async def room(self, keys: list[BlockKey], offer: Offer) -> list[int]:
         """`room_now`; if the writer cannot go elsewhere, this waits for room."""
         answers = self.room_now(keys, offer)
         if answers or offer.divert or not keys:

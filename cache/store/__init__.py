@@ -13,6 +13,7 @@ Files:
                  hot
     layered      A get in two steps: it pins all blocks at their homes, then reads the same part of all blocks before
                  the next part
+    near_put     Puts to homes on this host, which copy the blocks from this process's memory
     objects      Named bytes of any size in the pooled store: weights, adapters, anything
     options      How a Store keeps blocks and moves them
     reader       Runs a lookup or a get through the homes: pin, read, check, and continue at the next replica

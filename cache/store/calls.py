@@ -17,7 +17,18 @@ from typing import Any, TypeVar
 from cache import messages
 from cache.arena import Buffer
 from cache.block import BlockKey
-from cache.messages import BlocksRead, Committed, KeptThere, Look, MadeDurable, Pinned, Removed, Reserved, Taken
+from cache.messages import (
+    BlocksRead,
+    Committed,
+    KeptThere,
+    Look,
+    MadeDurable,
+    Pinned,
+    Removed,
+    Reserved,
+    Taken,
+    TakenThere,
+)
 from cache.offer import Contents, Offer
 from cache.protocol import Deadlines, join_keys, split_keys
 from net.bodies import Nothing, answered, encode
@@ -214,6 +225,17 @@ class Calls:
         data = [join_keys(keys), *blocks]
         answer, _ = await self._exchange(home, messages.WRITE, body, data, self._deadlines.control_s)
         return answered(Taken, answer).check(len(keys))
+
+    async def take(self, home: str, body: messages.Take, count: int) -> TakenThere:
+        """Ask a home on this host to copy `count` blocks from this process's memory, over a data connection if there is
+        one: it answers sooner."""
+        if self._bulk.reaches_same_host(home):
+            call = BulkCall(messages.TAKE, encode(body), 0)
+            await self.ask(home, call)
+            answer = call.answer
+        else:
+            answer, _ = await self._exchange(home, messages.TAKE, body, (), self._deadlines.control_s)
+        return answered(TakenThere, answer).check(count)
 
     async def commit(self, home: str, checksums: list[int], ticket: Ticket, lengths: Sequence[int] = ()) -> int:
         """Tell the home that all reserved blocks are written; returns their number."""

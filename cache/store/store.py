@@ -29,11 +29,13 @@ from cache.pool.policy import Facts
 from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
+from cache.server.taking import Taking
 from cache.store.accounts import Accounts
 from cache.store.calls import HOME_ERRORS, Calls
 from cache.store.job import MESSAGE_BYTES, NEAR_BULK_BYTES, NEAR_MESSAGE_BYTES, StoreCall
 from cache.store.keeper import Keeper
 from cache.store.layered import PinnedBlocks, pinned
+from cache.store.near_put import NearPut
 from cache.store.options import StoreOptions
 from cache.store.reader import Reader
 from cache.store.same_host import SameHost
@@ -87,11 +89,16 @@ class Store:
         self._reader = Reader(
             calls, transfer, self._same_host, self.router, self._deadlines, accounts, options.checksums
         )
-        self._writer = Writer(calls, transfer, self.router, self._deadlines, accounts.failed, options.checksums)
+        self._near = NearPut(calls, transfer)
+        self._writer = Writer(
+            calls, transfer, self._near, self.router, self._deadlines, accounts.failed, options.checksums
+        )
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self.scattered = Scattered(block_bytes, self.attach, self._job, self._get, self._put)
         self._keeper: Keeper | None = None
+        self._taking: Taking | None = None
         if self._share is not None and local is not None:
+            self._taking = Taking(channel, transfer, local, self._share)
             channel.handle(STATS, typed(Nothing, self._stats))
             BulkShare(transfer.bulk, local, self._share)
         if local is not None and self._share is not None and local.arena is not None:
@@ -347,8 +354,11 @@ class Store:
         await self._same_host.close()
         if self._keeper is not None:
             await self._keeper.close()
+        if self._taking is not None:
+            await self._taking.close()
         if self._share is not None and self.local is not None:
             await self._share.close()
             await self.local.close()
+        self._near.close()
         self._values.close()
         self.scattered.close()

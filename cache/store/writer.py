@@ -20,9 +20,11 @@ from cache.protocol import KEPT, OTHER, PINS_FULL, PRESENT, STORED, WRITING, Dea
 from cache.store.bulk_put import BulkPut
 from cache.store.calls import HOME_ERRORS, Calls, Ticket
 from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, StoreCall, at_each, in_pieces
+from cache.store.near_put import NearPut
 from net.loop.clock import loop_time
 from net.transfer.engine import BULK, Op, TransferEngine
 
+TAKE_BLOCKS = 128  # of one question to a home on this host: bounds how long its event loop is busy with them
 RETRY_PAUSE_S, RETRY_PAUSE_MAX_S = 0.005, 0.1  # before an undecided home is asked again; doubles
 
 
@@ -33,6 +35,7 @@ class Writer:
         self,
         calls: Calls,
         transfer: TransferEngine,
+        near: NearPut,
         router: Router,
         deadlines: Deadlines,
         failed: Callable[[str, Exception], None],
@@ -40,6 +43,7 @@ class Writer:
     ) -> None:
         self._calls = calls
         self._transfer = transfer
+        self._near = near
         self._router = router
         self._deadlines = deadlines
         self._failed = failed
@@ -53,7 +57,8 @@ class Writer:
             await self._go(job, window, self._router.write(job.keys))
             return
         left = [position for position in range(len(job.keys)) if position not in job.present]
-        await self._sum(job, left)
+        if not self._checksums:
+            await self._sum(job, left)  # otherwise they are computed while the blocks move to the deciding home
         walk = DecidingWalk(self._router, job.keys, left)
         await self._go(job, window, walk)
         for home, positions in walk.owed.items():
@@ -145,6 +150,8 @@ class Writer:
             positions = await self._ask(job, target, positions, ends)
             if not target.wait:
                 return
+        elif not (positions := await self._let_take(job, target, positions, window, ends)):
+            return
         elif job.by_message(self._transfer, target.home):
             await self._send(job, target, positions, ends)
             return
@@ -163,6 +170,26 @@ class Writer:
             if target.wait and not answers:
                 return
             positions = positions[len(answers) if target.wait else len(batch) :]
+
+    async def _let_take(
+        self, job: StoreCall, target: Target, positions: list[int], window: int, ends: dict[int, int]
+    ) -> list[int]:
+        """Let a home on this host copy the blocks; `ends` as above; returns those that must go another way."""
+        checks = self._checksums or (job.agree and self._router.replicas > 1)
+        while positions:
+            batch = positions[: min(window, TAKE_BLOCKS)]
+            taken = await self._near.put(target.home, job, batch, _offer(job, target, batch), checks)
+            if taken is None:
+                return positions
+            answers = taken.slots
+            _note_trouble(job, taken.trouble)
+            ends.update(zip(batch, answers, strict=False))
+            stored = [position for position, answer in zip(batch, answers, strict=False) if answer >= 0]
+            job.sums.update(zip(stored, taken.checksums, strict=True))
+            if target.wait and not answers:
+                return []
+            positions = positions[len(answers) if target.wait else len(batch) :]
+        return []
 
     async def _ask(self, job: StoreCall, target: Target, positions: list[int], ends: dict[int, int]) -> list[int]:
         """Over data connections, piece by piece; `ends` as above; returns those for which there is no room. Large

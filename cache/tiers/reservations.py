@@ -41,7 +41,7 @@ class Reservations:
         self._counts = counts
         self._reserved: dict[int, tuple[BlockKey, Facts, bool, bool]] = {}  # with `keep` and `over` of `reserve`
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
-        self._ended = asyncio.Event()  # set, and a new one made, whenever a reservation ends
+        self._ended: asyncio.Event | None = None  # set when the next reservation ends, if somebody waits for that
 
     def __len__(self) -> int:
         return len(self._reserved)
@@ -104,12 +104,14 @@ class Reservations:
         """Release the reservation of `slot`. Raises KeyError without one."""
         self._incoming.remove(self._reserved.pop(slot)[0])
         self._pool.release([slot])
-        self._ended.set()
-        self._ended = asyncio.Event()
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
 
     async def settled(self, keys: Iterable[BlockKey], timeout_s: float) -> None:
         """Wait until none of these blocks is being written, or `timeout_s` has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._incoming.isdisjoint(keys):
+                    self._ended = self._ended or asyncio.Event()
                     await self._ended.wait()

@@ -7,6 +7,4 @@ Files:
     record        Records what upstream's released wheel answers, as the reference of our conformance test
     store_cases   Calls of mooncake.store with good, bad and missing arguments, in a process that has upstream's
                   module or ours
-    vllm_prefix   vLLM with upstream's MooncakeStoreConnector, unmodified, on our pool: prefixes shared between two
-                  vLLM processes
 """

@@ -25,6 +25,5 @@ TOOLS = {
     "screenshots": "lab.docs.screenshots",
     "stock-clients": "lab.clients.command",
     "validate": "lab.planning.validate",
-    "vllm-prefix": "lab.conformance.vllm_prefix",
 }
 """Name on the command line (scripts/tools.py) -> module whose main() runs it."""

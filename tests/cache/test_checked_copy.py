@@ -6,12 +6,13 @@ import random
 import pytest
 
 from cache.arena import checksum
+from cache.block_copy import BlockCopy
 from cache.checked_copy import CheckedCopier, Copy
 from cache.copy_threads import CopyThreads
 from net.transfer.common.memory import Region
 
 SIZES = {
-    "small": [4096] * 5 + [1, 100],
+    "small": [4096] * 5 + [1, 100, 240, 241],
     "one block": [368 << 10],
     "in turns": [512 << 10, 700_000, 100],
     "in threads": [1 << 20] * 5 + [333],
@@ -19,10 +20,10 @@ SIZES = {
 }
 
 
-@pytest.fixture
-def copier():
+@pytest.fixture(params=["compiled", "python"])
+def copier(request):
     threads = CopyThreads()
-    copier = CheckedCopier(threads)
+    copier = CheckedCopier(threads, BlockCopy() if request.param == "compiled" else None)
     yield copier
     copier.close()
     threads.close()

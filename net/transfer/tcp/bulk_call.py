@@ -8,6 +8,7 @@
 A control message (net/channel/channel.py) copies its bytes twice at each end, and a transfer requires an earlier
 message with their location. Here the answering node finds the location, and the bytes move from its memory directly
 into the asking node's. The tail contains facts that the asker computes while the bytes are in flight: their checksums.
+A question of one frame that already contains everything ("w") has no tail.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class BulkCall:
     def __init__(self, kind: str, body: Body, expected: int) -> None:
         self.kind, self.body, self.expected = kind, body, expected
         self.sends = 0  # bytes of the question
+        self.is_whole = False  # the question needs no tail; it has at most FRAME_BYTES
         self.answer: Body = {}
         self.moved = 0  # bytes of the answer that have arrived
         self._deadline: Deadline | None = None

@@ -58,8 +58,10 @@ class BulkServer:
 
     def asked(self, header: Header) -> None:
         """A complete frame `bulk`. A question without bytes is answered now."""
-        if header.get("n"):
-            return  # `place` has begun it
+        if header.get("n"):  # `place` has begun it
+            if header.get("w"):
+                self.tail({"id": header["id"]})
+            return
         number, kind = header["id"], header["k"]
         try:
             answerer = self._services.answers.get(kind)

@@ -112,7 +112,9 @@ class TcpRail:
         transfer.call = call
         header: Header = {"op": "bulk", "id": transfer_id, "k": call.kind, "b": call.body}
         try:
-            if nbytes:
+            if nbytes and call.is_whole:
+                await self._ask_with(data, header | {"n": nbytes, "w": True}, transfer)
+            elif nbytes:
                 await self._ask_with(data, header | {"n": nbytes}, transfer)
             else:
                 self.connection.send(header)
@@ -134,12 +136,14 @@ class TcpRail:
     async def _ask_with(self, data: Source, header: Header, transfer: _Transfer) -> None:
         """Send the question's bytes, then its tail, which is computed while the first bytes are in flight."""
         assert transfer.call is not None
+        whole = transfer.call.is_whole
         if at_once(self.connection, data.left):
             self.connection.send_views(header, data.take(data.left), header["n"])
-            await asyncio.sleep(0)  # the loop passes them to the socket
+            if not whole:
+                await asyncio.sleep(0)  # the loop passes them to the socket
         else:
             await push(self.connection, header["id"], data, transfer.done.done, header)
-        if not transfer.done.done():
+        if not whole and not transfer.done.done():
             self.connection.send({"op": "tail", "id": header["id"], "b": transfer.call.tail()})
 
     async def cut(self, rail_id: int) -> None:

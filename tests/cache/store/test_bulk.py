@@ -237,7 +237,7 @@ async def test_a_put_or_get_that_is_given_up_leaves_nothing():
     [{}, {"checksums": [1]}, {"checksums": ["1", "2"]}, {"checksums": [1, -2]}, {"checksums": None}, ["checksums"]],
 )
 async def test_a_put_whose_end_is_not_as_agreed_leaves_nothing(monkeypatch, tail):
-    async with pool(5000) as made:
+    async with pool(50_000) as made:  # two are too many bytes for a put without an end
         monkeypatch.setattr(BulkPut, "tail", lambda call: tail)
         assert await put(made, range(2)) == 0
         assert made.locals["a"].stats()["dram"]["reserved"] == 0
@@ -295,6 +295,8 @@ KEYS = b"".join(key_of(i) for i in range(2)).hex()
         {"keys": KEYS, "offer": {"kept": [True]}},
         {"keys": KEYS, "offer": {"facts": [[1, 0.5, "batch"]]}},
         {"keys": KEYS, "offer": {"contents": {"checksums": [1], "lengths": [5000]}}},
+        {"keys": KEYS, "checksums": [1]},
+        {"keys": KEYS, "checksums": [1, -1]},
         {"keys": KEYS, "owner": "a"},
     ],
     ids=str,

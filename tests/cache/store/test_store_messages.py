@@ -17,6 +17,10 @@ def offer(**fields):
     return {"lease": 1, "offer": fields}
 
 
+def take(**fields):
+    return {"keys": KEYS.hex(), "slot_bytes": SLOT, "region": "kv", "offsets": [0, SLOT], "mark": [0, 1]} | fields
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -46,6 +50,14 @@ def offer(**fields):
         (messages.WRITE, {"lengths": [2, -1], "checksums": [1, 1]}),
         (messages.WRITE, {"lengths": [1, 1], "checksums": [1, "1"]}),
         (messages.WRITE, {"lengths": [1, 1], "checksums": [1, 1], "offer": {"kept": [True]}}),
+        (messages.TAKE, {}),
+        (messages.TAKE, take(keys=KEYS.hex()[:-2])),
+        (messages.TAKE, take(offsets=[0])),
+        (messages.TAKE, take(offsets=[0, -1])),
+        (messages.TAKE, take(lengths=[1])),
+        (messages.TAKE, take(lengths=[1, 0])),
+        (messages.TAKE, take(mark=[1])),
+        (messages.TAKE, take(offer={"kept": [True]})),
         (messages.COMMIT, {"lease": 9}),
         (messages.UNPIN, {"lease": None}),
         (messages.REMOVE, {"keys": []}),

@@ -3,6 +3,7 @@
 import { element, ms, request, table } from "./dom.js";
 
 const MIN_WIDTH = 560, LEFT = 130, ROW = 26, TOP = 22;
+const PREFIXES = { local: "its own arena", arena: "another node's arena", pool: "the pool" };
 const KINDS = { place: "placement", queue: "queue", move: "KV moves", compute: "prefill computes", decode: "decode" };
 
 export async function showRequest(into, id) {
@@ -73,12 +74,16 @@ function timeline(told, width) {
 
 function placement(choice) {
   if (!choice?.considered?.length) return null;
-  const estimates = [...new Set(choice.considered.flatMap((row) => Object.keys(row)))].filter((name) => !["stage", "node", "skipped"].includes(name) && choice.considered.some((row) => row[name]));
   const cell = (value, name) => typeof value === "number" ? (name.endsWith("_s") ? ms(1000 * value) : String(Math.round(1000 * value) / 1000)) : value === undefined || value === null ? null : String(value);
   const chosen = (row) => row.node === choice[row.stage] ? "chosen" : row.skipped ? "skipped" : null;
   const decision = (row) => row.skipped ? element("span", { class: "why" }, row.skipped) : chosen(row) ? element("b", {}, "chosen") : "";
-  const rows = choice.considered.map((row) => ({ attributes: { class: chosen(row) }, cells: [row.stage, row.node, decision(row), ...estimates.map((name) => cell(row[name], name))] }));
-  const columns = ["stage", "node", "decision", ...estimates.map((name) => `#${name.replace(/_s$/, "").replaceAll("_", " ")}`)];
-  return element("div", {}, element("h3", {}, `Placement: prefill on ${choice.prefill}, decode on ${choice.decode}, prefix from ${choice.prefix_source} (${choice.prefix_tokens} tokens)`),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "candidates" }, table(columns, rows)));
+  const stages = [...new Set(choice.considered.map((row) => row.stage))];
+  const candidates = (stage) => { // each stage has its own estimates
+    const some = choice.considered.filter((row) => row.stage === stage);
+    const estimates = [...new Set(some.flatMap((row) => Object.keys(row)))].filter((name) => !["stage", "node", "skipped"].includes(name) && some.some((row) => row[name]));
+    const rows = some.map((row) => ({ attributes: { class: chosen(row) }, cells: [row.node, decision(row), ...estimates.map((name) => cell(row[name], name))] }));
+    return table([`${stage} on`, "decision", ...estimates.map((name) => `#${name.replace(/_s$/, "").replaceAll("_", " ")}`)], rows);
+  };
+  return element("div", {}, element("h3", {}, `Placement: prefill on ${choice.prefill}, decode on ${choice.decode}, ${choice.prefix_tokens ? `${choice.prefix_tokens} tokens from ${PREFIXES[choice.prefix_source]}` : "no tokens found"}`),
+    element("div", { class: "scroll candidates", tabindex: "0", role: "region", "aria-label": "candidates" }, stages.map(candidates)));
 }

@@ -45,7 +45,8 @@ class Cluster(FakeFrontend):
         return told | {"unix_s": now, "interval_s": INTERVAL_S, "kept": KEPT, "silent": ["decode-1"]}
 
     async def find_timeline(self, request_id: str) -> dict[str, Any]:
-        rows = [{"stage": stage, "node": node} | ESTIMATES for stage in ("prefill", "decode") for node in ("a", "b")]
+        stages = {"prefill": ESTIMATES, "decode": {"step_s": 0.01, "token_s": 0.02}}
+        rows = [{"stage": stage, "node": node} | found for stage, found in stages.items() for node in ("a", "b")]
         rows[0]["skipped"] = REASON
         choice = {"prefill": "b", "decode": "a", "prefix_source": "pool", "prefix_tokens": 48, "considered": rows}
         summary = {"nodes": {"prefill": "b", "decode": "a"}, "placement": choice, "ttft_ms": 120.0, "queue_ms": 1.0}

@@ -132,6 +132,9 @@ async def test_the_chosen_node_is_not_cut_off_and_nothing_overflows(page, width)
         box = await chosen.nth(i).get_by_text("chosen", exact=True).bounding_box()
         assert box is not None and frame is not None
         assert frame["x"] <= box["x"] and box["x"] + box["width"] <= frame["x"] + frame["width"]
+    heads = await page.locator("#request .candidates thead tr").all_inner_texts()
+    assert heads[0].startswith("prefill on") and heads[1].split("\t") == ["decode on", "decision", "step", "token"]
+    await expect(page.locator("#request")).to_contain_text("48 tokens from the pool")
     await expect(page.locator("#request tr.skipped")).to_contain_text(REASON)
     await expect(page.locator("#charts figure")).to_have_count(8)
     assert await page.evaluate("document.documentElement.scrollWidth") <= width

@@ -53,7 +53,8 @@ class Arriving:
 
     def finish(self, tail):
         self.home.ends.append("finished")
-        return Answer({"same": sum(self.home.region.memory[: self.nbytes : 997]) == tail["sum"]})
+        total = sum(self.home.region.memory[: self.nbytes : 997])
+        return Answer({"same": total == tail["sum"]} if tail else {"total": total})
 
     def drop(self):
         self.home.ends.append("dropped")
@@ -120,6 +121,19 @@ async def test_a_question_has_its_bytes_before_its_tail(nodes, nbytes):
         call = await ask(a, Put(ours, nbytes))
         assert call.answer == {"same": True} and call.tails == 1
         assert ours.memory[:nbytes] == home.region.memory[:nbytes]
+    assert home.ends == ["finished"] * 3
+
+
+@pytest.mark.parametrize("nbytes", [1, 70_000, 4 * MIB])
+async def test_a_whole_question_has_no_tail(nodes, nbytes):
+    a, ours, home = nodes
+    ours.memory[:nbytes] = random.Random(nbytes).randbytes(nbytes)
+    calls = [Put(ours, nbytes) for _ in range(3)]
+    for call in calls:
+        call.is_whole = True
+    await asyncio.gather(*(ask(a, call) for call in calls))
+    assert [(call.answer, call.tails) for call in calls] == [({"total": sum(ours.memory[:nbytes:997])}, 0)] * 3
+    assert ours.memory[:nbytes] == home.region.memory[:nbytes]
     assert home.ends == ["finished"] * 3
 
 
