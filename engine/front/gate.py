@@ -7,19 +7,24 @@ served. The nodes still refuse what exceeds their queues, because other acceptor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 
 from net.http.common.frontend import Overloaded
 
 Room = Callable[[], tuple[int, float]]
 
+ROOM_KEPT_S = 0.01
+"""A burst asks for the room a thousand times in this time, and the nodes tell their load less often."""
+
 
 class Gate:
     """Counts the requests without a first token."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, clock: Callable[[], float] = time.monotonic) -> None:
         """room(): how many requests may wait, and Retry-After in seconds if that number waits."""
-        self._room = room
+        self._ask, self._clock = room, clock
+        self._known, self._known_until = (0, 0.0), -float("inf")
         self._inside: set[Hashable] = set()
 
     def __len__(self) -> int:
@@ -33,6 +38,12 @@ class Gate:
         places, retry_after_s = self._room()
         if ahead >= places:
             raise Overloaded(f"{ahead} requests already wait for their first token", retry_after_s)
+
+    def _room(self) -> tuple[int, float]:
+        now = self._clock()
+        if now >= self._known_until:
+            self._known, self._known_until = self._ask(), now + ROOM_KEPT_S
+        return self._known
 
     def enter(self, request: Hashable) -> None:
         """Raises Overloaded."""

@@ -16,6 +16,7 @@ from net.channel.cluster_key import ClusterKey
 from net.http import docs, openapi
 from net.http.anthropic.routes import Messages
 from net.http.common import page
+from net.http.common.accepting import BACKLOG, Accepting
 from net.http.common.connections import Rooms, Runner
 from net.http.common.door import Door, door_key
 from net.http.common.frontend import Frontend
@@ -170,21 +171,23 @@ class HttpServer:
         """Listen; port 0 takes any free port. Returns the bound address. Raises OSError if the port is in use."""
         await self._runner.setup()
         # On Linux SO_REUSEADDR only skips TIME_WAIT; a port in use still fails.
-        return await self._serve(web.TCPSite(self._runner, host, port, reuse_address=os.name == "posix", backlog=1024))
+        await self._serve(web.TCPSite(self._runner, host, port, reuse_address=os.name == "posix", backlog=BACKLOG))
+        address: tuple[str, int] = self._runner.addresses[0][:2]
+        return address
 
     async def start_on(self, sock: socket.socket) -> tuple[str, int]:
         """Take over a listening socket and serve on it. Returns its address."""
         await self._runner.setup()
-        return await self._serve(web.SockSite(self._runner, sock))
+        address: tuple[str, int] = sock.getsockname()[:2]
+        await self._serve(Accepting(self._runner, sock))
+        return address
 
-    async def _serve(self, site: web.BaseSite) -> tuple[str, int]:
+    async def _serve(self, site: web.BaseSite) -> None:
         try:
             await site.start()
         except OSError:
             await self._runner.cleanup()
             raise
-        address: tuple[str, int] = self._runner.addresses[0][:2]
-        return address
 
     async def close(self) -> None:
         await self._runner.cleanup()

@@ -1,6 +1,7 @@
 """The common parts of all routes of the HTTP API: errors, limits, bodies, connections.
 
 Files:
+    accepting    Accepts the connections of a burst together
     answers      JSON Schemas of the answers in the OpenAPI document
     body         Reads a JSON body: checks size, type, UTF-8, JSON and fields; each failure has its own status and
                  message

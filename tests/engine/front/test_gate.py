@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.front.gate import Gate
+from engine.front.gate import ROOM_KEPT_S, Gate
 from net.http.common.frontend import Overloaded
 
 
@@ -33,3 +33,17 @@ def test_requests_that_arrive_have_places_too():
 def test_one_request_is_never_refused_here():
     """Without any other, only the nodes know whether they have room."""
     Gate(lambda: (0, 1.0)).enter("a")
+
+
+def test_the_room_is_asked_for_at_times():
+    """A burst of refusals does not ask the nodes' loads each time."""
+    now, asked = [5.0], []
+    gate = Gate(lambda: (asked.append(now[0]) or 1, 1.0), lambda: now[0])
+    gate.enter("a")
+    for _ in range(100):
+        with pytest.raises(Overloaded):
+            gate.check()
+    now[0] += ROOM_KEPT_S
+    with pytest.raises(Overloaded):
+        gate.check()
+    assert asked == [5.0, 5.0 + ROOM_KEPT_S]
