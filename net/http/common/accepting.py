@@ -14,6 +14,7 @@ import socket
 from aiohttp import web
 
 from net.loop.seldom import Seldom
+from net.loop.tasks import spawn
 
 log = logging.getLogger("mooncake.http")
 
@@ -76,7 +77,7 @@ class Accepting(web.BaseSite):
                 self._retry = loop.call_later(PAUSE_S, self._listen)
                 return
             connection.setblocking(False)
-            task = loop.create_task(self._begin(connection))
+            task = spawn(self._begin(connection), "accepted connection")
             self._begun.add(task)
             task.add_done_callback(self._begun.discard)
 
