@@ -20,6 +20,8 @@ Files:
     ssd_reads      Predicts how long blocks on SSD take to reach DRAM, fitted to this node's reads and including
                    queued ones
     stable_marks   Words in shared memory that say whether the memory of a running put is unchanged
+    staging        Memory for values between the pool and callers without an arena, and for KV blocks that are encoded
+                   for the transfer
     homes/         Decides which node keeps a key, which home is asked next, and which of two contents stays
     index/         The locations of blocks in DRAM, readable by other processes of the host
     pool/          Decides who uses which slot of an arena, and which content stays

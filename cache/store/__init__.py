@@ -21,8 +21,6 @@ Files:
     same_host    Gets and lookups at homes on this host without sending a message
     scattered    Blocks between the pool and memory that callers copy themselves, so that a block may lie in many
                  pieces
-    staging      Memory for values between the pool and callers without an arena, and for KV blocks that are encoded
-                 for the transfer
     store        The pooled store over the DRAM and SSD of all nodes, as one node uses it
     streaming    Reads a long prefix in windows, so that the caller uses one while the next one arrives
     values       Single values as bytes, for callers without an arena

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from cache.block import BlockKey
 from cache.pool.policy import OBJECTS
+from cache.staging import Staging
 from cache.store.job import StoreCall
-from cache.store.staging import Staging
 from net.transfer.common.memory import Region
 
 REGION = "scattered-staging"

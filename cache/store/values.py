@@ -8,8 +8,8 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.pool.policy import OBJECTS
 from cache.results import NoRoom, NotDurable, Unreachable
+from cache.staging import Staging
 from cache.store.job import StoreCall
-from cache.store.staging import Staging
 from net.transfer.common.memory import Region
 
 

@@ -22,7 +22,7 @@ import torch
 from attention.codes import DTYPES
 from attention.quantize_torch import chunks, decode_layers, encode_layers
 from cache.block import BlockGeometry
-from cache.store.staging import Staging
+from cache.staging import Staging
 from engine.core.kv_ready import Piece
 from engine.core.kv_transfer import Mover
 from engine.pooled.conversion import Conversion

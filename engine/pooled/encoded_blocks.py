@@ -19,7 +19,7 @@ from attention.quantize_torch import chunks, decode_block, decode_layers, encode
 from cache.block import BlockGeometry, BlockKey
 from cache.pool.policy import Facts
 from cache.results import GetResult
-from cache.store.staging import Staging
+from cache.staging import Staging
 from cache.store.store import Store
 from engine.pooled.conversion import Conversion
 from engine.pooled.pool_blocks import LayerRead

@@ -13,6 +13,7 @@ from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
 from engine.core.emissions import Emission
+from engine.core.served import TOKENS
 from engine.core.worker import Reuse, Worker
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
@@ -97,10 +98,11 @@ async def test_the_estimates_learn_from_every_prompt_and_token():
     worker, _ = make()
     got: list[Emission] = []
     worker.start(got.extend)
-    worker.add(request("r", prompt=9, max_tokens=6))
-    await until(lambda: len(got) == 6)
+    tokens = 2 + 2 * TOKENS
+    worker.add(request("r", prompt=9, max_tokens=tokens))
+    await until(lambda: len(got) == tokens)
     served = worker.costs.served
-    assert (served.first.observations, served.next.observations) == (1, 4), "the first decode step follows no other"
+    assert (served.first.observations, served.next.observations) == (1, 2), "the first decode step follows no other"
     await worker.close()
 
 
