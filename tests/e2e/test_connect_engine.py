@@ -202,10 +202,9 @@ def test_calls_before_initialize_answer_a_code():
     assert (made.get_notifies(), made.send_probe("127.0.0.1:1"), made.get_first_buffer_address("a:1")) == ([], -1, 0)
 
 
+@pytest.mark.parametrize("transport", ["process to process"], indirect=True)
 def test_a_kernel_that_forbids_it_means_tcp(monkeypatch, caplog, engine, peer, transport):
     """As with ptrace_scope: one line says so, and the bytes arrive."""
-    if transport == "tcp":
-        pytest.skip("the kernel is not asked")
     from net.transfer.cma.process import OtherProcess
 
     def refused(self) -> int:

@@ -45,11 +45,14 @@ def test_the_embedded_model_hardly_notices(tmp_path):
         assert perplexity["ours"] != perplexity["peers"]["bfloat16"]
         size = rows[name, "bytes per block"]
         assert 0.5 < size["ours"] / size["peers"]["bfloat16"] < (0.54 if "arena" in name else 0.51)
-    for name in ("weights stored", "weights int8", "weights int4", "weights fp8", "weights mxfp4"):
+    for name in ("weights stored", "weights int8", "weights int4", "weights fp8"):
         perplexity = rows[name, "perplexity"]
-        near = 2.0 if name == "weights mxfp4" else 0.05  # 16 values without calibration, for a model of 135 million
-        assert perplexity["ours"] == pytest.approx(perplexity["peers"]["bfloat16"], rel=near)
+        assert perplexity["ours"] == pytest.approx(perplexity["peers"]["bfloat16"], rel=0.05)
         assert perplexity["ours"] != perplexity["peers"]["bfloat16"]
+    # Sixteen values without calibration double the perplexity of this model (docs/operations.md); the products
+    # themselves are held against float64 in tests/engine/model/test_quantized.py.
+    mxfp4 = rows["weights mxfp4", "perplexity"]
+    assert 1.9 < mxfp4["ours"] / mxfp4["peers"]["bfloat16"] < 2.4
 
 
 def test_a_hand_over_leaves_the_first_token_as_it_was():
