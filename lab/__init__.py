@@ -10,6 +10,7 @@ Files:
     conformance/  Compares the answers of our modules with those of upstream's released wheel
     docs/         The generated parts of the documentation
     faults/       Faults under load: nodes that are killed, cut off, stopped or restarted, and the checks afterwards
+    foreign/      Programs of others, started as their documents say
     formulas/     Questions answered by formulas: plans, roofs, capacity by bisection
     fuzz/         Fuzzing of all decoders of foreign data: mutate.py changes bytes, targets.py lists the decoders
     gpu/          The parts of scripts/tools.py gpu-check

