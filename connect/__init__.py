@@ -5,4 +5,5 @@ Files:
     engine/  Upstream's mooncake.engine on our transfers
     site/    The packages that a wheel puts at the top of site-packages
     store/   Upstream's mooncake.store on our pool
+    vllm/    A KV connector for vLLM that loads and saves blocks of its KV cache in our pool
 """
