@@ -94,6 +94,7 @@ class PoolConnector(KVConnectorBase_V1):
         pool = Pool(options.master)
         self._scheduling: Scheduling | None = None
         self._worker: Worker | None = None
+        self._failed_blocks: set[int] = set()
         self._waiting_for_peer = options.role == "kv_consumer"
         if role == KVConnectorRole.SCHEDULER:
             root = _root(vllm_config, kv_cache_config, options)
@@ -185,11 +186,13 @@ class PoolConnector(KVConnectorBase_V1):
         self._hands.attach(kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """The blocks of the step may be written from here on. Loads begin, also those that the step does not need:
+        vLLM calls start_load_kv for them when the step is over, so they would miss its end."""
         super().bind_connector_metadata(connector_metadata)
-        self._hands.begin_saves(self._work)
+        self._hands.begin(self._work)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._hands.begin(self._work)
+        """They have begun."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         self._hands.layer_ready(layer_name)

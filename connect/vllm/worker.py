@@ -49,9 +49,6 @@ class Worker:
         if self._loading is not None:
             for load in work.loads:
                 self._loading.begin(load, rank_keys(load.keys, self._rank, self._ranks))
-
-    def begin_saves(self, work: StepWork) -> None:
-        """Called once in a step, before its first layer is done."""
         if self._saving is not None and work.saves:
             self._saving.begin([(save, rank_keys(save.keys, self._rank, self._ranks)) for save in work.saves])
 

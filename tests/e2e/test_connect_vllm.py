@@ -44,7 +44,6 @@ class Engine:
 
     def step(self, work, check=None):
         """As vLLM makes a step; `check(layer)` runs when the layer may be read."""
-        self.worker.begin_saves(work)
         self.worker.begin(work)
         for i, name in enumerate(NAMES):
             self.worker.layer_ready(name)
@@ -123,7 +122,7 @@ def test_layers_that_the_engine_does_not_report_are_saved_too(engines):
     one = engines(fill=True)
     (key,) = new_keys(1)
     work = StepWork(saves=[Save([key], [2], 0)])
-    one.worker.begin_saves(work)
+    one.worker.begin(work)
     one.worker.layer_done(NAMES[1])
     one.worker.end(work)
     one.until_saved([key])
