@@ -26,7 +26,7 @@ ROOMS = "attention|cache|connect|docs|engine|lab|net|sched|scripts|tests|\\.ci"
 OF_OTHERS = ("clients.md",)  # shows command lines of other programs
 COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py
 TABLES = {"scripts/bench.py": BENCHMARKS, "scripts/faults.py": FAULTS, "scripts/tools.py": TOOLS}
-WITH_PEERS = ("connect", "engine", "store", "transfer")
+WITH_PEERS = ("connect", "connect-vllm", "engine", "store", "transfer")
 """Benchmarks that start programs of others, each in an interpreter of its own."""
 
 SINGLE = {
