@@ -87,6 +87,7 @@ class PoolConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raises ValueError for options and models that are not supported, ClusterError when no node answers."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        _log_with_vllm()
         transfer = self._kv_transfer_config
         self._options = options = Options.of(transfer.kv_role, transfer.kv_connector_extra_config)
         _check(vllm_config, kv_cache_config)
@@ -238,6 +239,14 @@ class PoolConnector(KVConnectorBase_V1):
         half = self._scheduling or self._worker
         assert half is not None
         half.close()
+
+
+def _log_with_vllm() -> None:
+    """Our lines appear in vLLM's log, unless the process has a log for them."""
+    ours, theirs = logging.getLogger("mooncake"), logging.getLogger("vllm")
+    if not ours.handlers:
+        ours.handlers, ours.propagate = list(theirs.handlers), False
+        ours.setLevel(theirs.level)
 
 
 def _check(config: Any, kv_cache_config: Any) -> None:

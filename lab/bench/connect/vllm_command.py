@@ -2,6 +2,8 @@
 
     scripts/bench.py connect-vllm --peer-python vllm=VENV/bin/python --peer-python upstream=OTHER/bin/python
 
+our-store is upstream's connector on our package, own-connector is ours (docs/connect/vllm-connector.md).
+
 Each configuration starts its store and --instances vLLM processes of the embedded model in bfloat16, which share the
 cores of this machine, and measures:
 
@@ -36,7 +38,7 @@ from lab.foreign.engines import Engine, Say, export_model
 from lab.foreign.processes import installed_version
 
 METRICS = {MISS: "ms", ELSEWHERE: "ms", AFTER_RESTART: "ms", TURNS_PER_S: "1/s", TURN_TTFT: "ms"}
-ORDER = ("alone", "upstream-store", "our-store", "alone")
+ORDER = ("alone", "upstream-store", "our-store", "own-connector", "alone")
 """vLLM alone comes first and last: what the machine itself has changed meanwhile shows in its values."""
 
 QUICK = Sizes(document_tokens=900, rounds=2, sessions=2, turns=2, first_tokens=300, turn_tokens=150, answer_tokens=8)
@@ -64,12 +66,13 @@ def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace
 
 
 def rows(measured: dict[str, Samples], instances: int) -> list[Row]:
-    """Ours beside every other configuration; one that could not be measured is missing."""
+    """Each of ours beside every configuration of others; one that could not be measured is missing."""
     found = []
     for metric, unit in METRICS.items():
         values = {name: median(samples[metric]) if metric in samples else None for name, samples in measured.items()}
-        peers = {name: value for name, value in values.items() if name != OURS}
-        found.append(Row(f"{instances} vLLM processes", metric, unit, values.get(OURS), peers))
+        peers = {name: value for name, value in values.items() if name not in OURS}
+        for ours in [name for name in OURS if name in measured] or OURS[:1]:
+            found.append(Row(f"{instances} vLLM processes, {ours}", metric, unit, values.get(ours), peers))
     return found
 
 

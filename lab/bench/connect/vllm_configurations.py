@@ -13,6 +13,7 @@ from lab.foreign.our_pool import our_pool
 from lab.foreign.packages import install_ours, link_upstream
 from lab.foreign.processes import free_port
 from lab.foreign.vllm_connectors import Settings, store_connector, write_store_config
+from lab.foreign.vllm_own import with_own_connector
 
 VALUE_BYTES = "3M"
 """Of a slot of ours: a block of 128 tokens of the embedded model in bfloat16 has 2.95 MB."""
@@ -82,11 +83,21 @@ def our_store(place: Place) -> Iterator[Started]:
         yield Started(lambda number: store_connector(packages, config, lookup[number]), restart)
 
 
+@contextmanager
+def own_connector(place: Place) -> Iterator[Started]:
+    """Our own connector (connect/vllm/) on three store nodes, each with an SSD tier. Raises Unreachable."""
+    packages = place.work_dir / "ours"
+    install_ours(place.vllm, packages)
+    with our_pool(place.run_dir, VALUE_BYTES) as pool:
+        yield Started(lambda number: with_own_connector(packages, pool.addresses), pool.restart)
+
+
 CONFIGURATIONS: dict[str, Callable[[Place], AbstractContextManager[Started]]] = {
     "alone": alone,
     "upstream-store": upstream_store,
     "our-store": our_store,
+    "own-connector": own_connector,
 }
 """Name on the command line -> what it starts. A further one is one more function and line here."""
 
-OURS = "our-store"
+OURS = ("our-store", "own-connector")
