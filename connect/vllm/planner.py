@@ -20,9 +20,9 @@ from connect.vllm.options import Options
 from connect.vllm.work import Load, Save, StepWork
 
 FRESH_S = 2.0
-"""A request that waits longer for a place in the batch is looked up again."""
+"""A lookup that is older is made again: the request may have waited long for a place in the batch."""
 POLL_S = 0.005
-"""Between two lookups for a request that waits for its producer."""
+"""From lookup to lookup for a request that waits for its producer."""
 ATTEMPTS = 2
 """Loads of one request that may fail before it is computed without the pool."""
 
@@ -102,13 +102,13 @@ class Planner:
         self.counts["lookups"] += 1
         return self._keys(one)[: self._usable(one)]
 
-    def answered(self, now: float, request_id: str, run: LeadingRun | None) -> None:
+    def answered(self, request_id: str, run: LeadingRun | None) -> None:
         """`run` of the keys that `question` gave; None: the pool did not answer."""
         one = self._requests.get(request_id)
         if one is None:
             return
-        one.asked_at = None
-        one.run, one.run_at = run or LeadingRun(0), now
+        assert one.asked_at is not None
+        one.run, one.run_at, one.asked_at = run or LeadingRun(0), one.asked_at, None
         if run is None:
             self.counts["lookups_failed"] += 1
 

@@ -46,6 +46,7 @@ class Scheduling:
 
     def match(self, request_id: str, local_tokens: int) -> Match:
         """See Planner."""
+        self._collect(request_id, 0.0)
         self._ask(request_id)
         self._collect(request_id, IDLE_S if self._planner.idle else SHORT_S)
         found = self._planner.match(time.monotonic(), request_id, local_tokens)
@@ -69,7 +70,7 @@ class Scheduling:
         except (PeerLost, PeerRefused, RemoteError, OSError, CancelledError) as error:
             log.warning("a lookup failed: %r", error)
         del self._open[request_id]
-        self._planner.answered(time.monotonic(), request_id, run)
+        self._planner.answered(request_id, run)
 
     def allocated(self, request_id: str, block_ids: Sequence[int], tokens: int) -> None:
         self._planner.allocated(request_id, block_ids, tokens)

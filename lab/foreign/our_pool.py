@@ -46,6 +46,10 @@ class OurPool:
         """HOST:PORT of every node, separated by commas."""
         return ",".join(node.url.removeprefix("http://") for node in self.cluster.nodes)
 
+    def ssd(self, name: str) -> Path:
+        """The directory of a node's SSD tier."""
+        return self._run_dir / f"ssd-{name}"
+
     def tiers(self) -> list[dict[str, Any]]:
         """The statistics of the tiers of every node that answers."""
         address = next(node.url.removeprefix("http://") for node in self.cluster.living)

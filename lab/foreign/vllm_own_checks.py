@@ -15,13 +15,14 @@ from lab.bench.common.client import GREEDY, Unreachable, open_session
 from lab.foreign.checks import ANSWER_TOKENS, BLOCK_TOKENS, Checks
 from lab.foreign.completions import JSON, Answer, ask, ask_together
 from lab.foreign.engines import Engine, Say
-from lab.foreign.our_pool import our_pool
+from lab.foreign.our_pool import OurPool, our_pool
 from lab.foreign.vllm_own import metrics, with_own_connector
-from lab.foreign.vllm_store_checks import KILL_AFTER_S, VALUE_BYTES, StoreChecks
+from lab.foreign.vllm_store_checks import DOCUMENTS, KILL_AFTER_S, VALUE_BYTES, StoreChecks
 
 LONG_ANSWERS = [(document, question) for document in (0, 1, 2, 3) for question in (1, 2)]
 LONG_ANSWER_TOKENS = 160
 TIGHT_MODEL_LEN = 4608
+DAMAGED, EVERY_BYTES = "store-2", 3_000_000
 ABORT_AFTER_S = (0.02, 0.1, 0.3, 0.6)
 QUIET_S = 60.0
 WAIT_S = 3.0
@@ -50,6 +51,7 @@ def check_own(engine: Engine, packages: Path, checks: Checks, say: Say) -> None:
             one, two = running["one"].url, running["two"].url
             StoreChecks(pool, one, two, checks, "own").begin_again()
             _preempted(checks, one, two)
+            _damaged(checks, pool, one)
 
 
 def _folder(engine: Engine, name: str) -> Path:
@@ -125,6 +127,34 @@ def _preempted(checks: Checks, roomy: str, tight: str) -> None:
     wrong = [i for i, (answer, tokens) in enumerate(zip(answers, expected, strict=True)) if answer.tokens != tokens]
     note = f"{preemptions:.0f} preemptions" + (f"; other tokens for {wrong}" if wrong else "")
     checks.say("own: preempted requests", not wrong and preemptions > 0, note)
+
+
+def _damaged(checks: Checks, pool: OurPool, url: str) -> None:
+    """The blocks of one node are damaged on SSD. It finds that out when they are loaded: vLLM has believed in them."""
+    pool.cluster.kill(DAMAGED)
+    _flip_bytes(pool.ssd(DAMAGED) / "data.mdb")
+    pool.start_again(DAMAGED)
+    before = metrics(url)
+    keys = [(document, 2) for document in range(4, DOCUMENTS)]
+    answers = {key: ask(url, checks.questions(*key), ANSWER_TOKENS) for key in keys}
+    checks.compare(f"own: the blocks of {DAMAGED} are damaged on SSD", answers)
+    seen = metrics(url)
+    failed, blocks = (int(_grown(seen, before, name)) for name in ("loads_failed", "load_blocks_failed"))
+    checks.say("own: blocks that did not come were computed", failed > 0, f"{failed} failed loads, {blocks} blocks")
+
+
+def _grown(seen: Mapping[str, float], before: Mapping[str, float], name: str) -> float:
+    return seen[f"vllm:mooncake_{name}_total"] - before[f"vllm:mooncake_{name}_total"]
+
+
+def _flip_bytes(path: Path) -> None:
+    """Some in every block, which has more than EVERY_BYTES. The first pages are the file's own."""
+    with path.open("r+b") as file:
+        for at in range(EVERY_BYTES // 2, path.stat().st_size, EVERY_BYTES):
+            file.seek(at)
+            old = file.read(8)
+            file.seek(at)
+            file.write(bytes(byte ^ 0xFF for byte in old))
 
 
 def check_own_pair(engine: Engine, packages: Path, checks: Checks, say: Say) -> None:

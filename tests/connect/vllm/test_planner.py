@@ -27,7 +27,7 @@ def keys_of(tokens):
 
 def found(plan, now, request_id, blocks, ssd_blocks=0):
     assert plan.question(now, request_id)
-    plan.answered(now, request_id, LeadingRun(blocks, blocks - ssd_blocks, ssd_blocks))
+    plan.answered(request_id, LeadingRun(blocks, blocks - ssd_blocks, ssd_blocks))
 
 
 def test_a_hit_is_loaded_after_what_the_engine_has_and_the_rest_is_saved():
@@ -37,7 +37,7 @@ def test_a_hit_is_loaded_after_what_the_engine_has_and_the_rest_is_saved():
     assert plan.question(0.0, "a") == keys_of(PROMPT)
     assert plan.question(0.0, "a") == ()
     assert plan.match(0.1, "a", SIZE) == Match(None)
-    plan.answered(0.1, "a", LeadingRun(3, 3))
+    plan.answered("a", LeadingRun(3, 3))
     assert plan.match(0.1, "a", SIZE) == Match(2 * SIZE, False)
     assert plan.match(0.1, "a", SIZE) == Match(2 * SIZE, False)  # asked again when there was no room
     plan.allocated("a", [7, 8, 9, 10, 11], 2 * SIZE)
@@ -49,12 +49,24 @@ def test_a_hit_is_loaded_after_what_the_engine_has_and_the_rest_is_saved():
     assert plan.step([]).loads == []
 
 
+def test_a_lookup_is_as_old_as_its_question():
+    """A request may wait long for a place in the batch, and its lookup is made when it arrives."""
+    plan = planner()
+    plan.arrived(0.0, "a", PROMPT)
+    assert plan.question(0.0, "a")
+    plan.answered("a", LeadingRun(3))  # long ago, but nobody has asked before
+    assert plan.question(FRESH_S + 0.1, "a")
+    assert plan.match(FRESH_S + 0.1, "a", 0) == Match(None)
+    plan.answered("a", LeadingRun(1))
+    assert plan.match(FRESH_S + 0.1, "a", 0).tokens == SIZE
+
+
 def test_the_last_token_is_always_computed():
     plan = planner()
     tokens = list(range(4 * SIZE))
     plan.arrived(0.0, "a", tokens)
     assert plan.question(0.0, "a") == keys_of(tokens)[:3]
-    plan.answered(0.0, "a", LeadingRun(3))
+    plan.answered("a", LeadingRun(3))
     assert plan.match(0.0, "a", 0).tokens == 3 * SIZE
     plan.arrived(0.0, "short", [1, 2, 3, 4])
     assert plan.question(0.0, "short") == ()
@@ -157,7 +169,7 @@ def test_a_preempted_request_starts_anew():
     assert plan.step([Row("a", 0, 18, list(range(5)))]).saves
     assert plan.question(FRESH_S + 0.1, "a")
     assert plan.match(FRESH_S + 0.1, "a", 0) == Match(None)
-    plan.answered(FRESH_S + 0.1, "a", LeadingRun(4))
+    plan.answered("a", LeadingRun(4))
     assert plan.match(FRESH_S + 0.2, "a", 0).tokens == 4 * SIZE
     plan.allocated("a", list(range(5)), 4 * SIZE)
     work = plan.step([Row("a", 4 * SIZE, 2, list(range(5)))])
@@ -174,7 +186,7 @@ def test_a_pool_that_does_not_answer_costs_a_moment():
     assert [(one.position, len(one.keys)) for one in work.saves] == [(2, 2)]
     plan.arrived(0.0, "b", PROMPT)
     plan.question(0.0, "b")
-    plan.answered(0.1, "b", None)
+    plan.answered("b", None)
     assert plan.match(0.1, "b", 0) == Match(0)
     assert plan.counts["lookups_late"] == plan.counts["lookups_failed"] == 1
 
@@ -249,7 +261,7 @@ def test_a_finished_request_leaves_nothing():
     plan.question(0.0, "a")
     plan.match(0.0, "a", 0)
     plan.finished("a")
-    plan.answered(0.0, "a", LeadingRun(3))
+    plan.answered("a", LeadingRun(3))
     plan.finished("a")
     plan.allocated("a", [1], SIZE)
     assert plan.match(0.0, "a", 0) == Match(0)
