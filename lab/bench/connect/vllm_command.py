@@ -52,7 +52,7 @@ def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace
             urls = [process.url for process in running.values()]
             load.warm_up(urls)
             say(f"{name}: documents")
-            samples = load.documents(urls, offset=0)
+            samples = load.documents(urls)
             say(f"{name}: sessions")
             samples |= load.sessions(urls)
         say(f"{name}: all processes end and start again")
@@ -60,7 +60,7 @@ def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace
         with engine.running(settings, say) as running:
             urls = [process.url for process in running.values()]
             load.warm_up(urls)
-            return samples | load.after_restart(urls, offset=0)
+            return samples | load.after_restart(urls)
 
 
 def rows(measured: dict[str, Samples], instances: int) -> list[Row]:
