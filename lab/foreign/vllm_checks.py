@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import shutil
 import sys
-import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,19 +111,21 @@ async def _through_proxy(pair: Pair, prompts: Sequence[list[int]]) -> list[Answe
 
 def run(args: Namespace, version: str, say: Say) -> list[Check]:
     """Raises Unreachable when there is no reference."""
-    with tempfile.TemporaryDirectory(prefix="run-", dir=args.work_dir) as scratch:
-        say("building our package")
-        packages = args.work_dir / "ours"
-        install_ours(args.vllm, packages)
-        engine = Engine(args.vllm, export_model(args.work_dir / "model"), DTYPE, Path(scratch), FLAGS)
-        questions = Questions(args.document_tokens)
-        checks = Checks(questions, answers_alone(engine, questions, args.work_dir, version, say))
-        for part in args.only:
-            try:
-                {"store": check_store, "pair": check_pair}[part](engine, packages, checks, say)
-            except Unreachable as error:
-                checks.say(f"{part}: to the end", False, str(error))
-        return checks.found
+    run_dir = args.work_dir / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir()
+    say("building our package")
+    packages = args.work_dir / "ours"
+    install_ours(args.vllm, packages)
+    engine = Engine(args.vllm, export_model(args.work_dir / "model"), DTYPE, run_dir, FLAGS)
+    questions = Questions(args.document_tokens)
+    checks = Checks(questions, answers_alone(engine, questions, args.work_dir, version, say))
+    for part in args.only:
+        try:
+            {"store": check_store, "pair": check_pair}[part](engine, packages, checks, say)
+        except Unreachable as error:
+            checks.say(f"{part}: to the end", False, str(error))
+    return checks.found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=_parts, default=list(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--document-tokens", type=int, default=2000, help="length of a shared prefix (%(default)s)")
     parser.add_argument(
-        "--work-dir", type=Path, default=Path("build/foreign-vllm"), help="model, package, logs, reference"
+        "--work-dir", type=Path, default=Path("build/foreign-vllm"), help="model, package, reference, run/ with logs"
     )
     add_result_flags(parser)
     args = parser.parse_args(argv)
