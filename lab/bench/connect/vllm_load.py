@@ -50,22 +50,21 @@ class Load:
             for length in (64, 600):
                 ask(url, self._source.tokens(length, WARM_UP, number, length), 8)
 
-    def documents(self, urls: Sequence[str], offset: int) -> Samples:
-        """Each document is new to the first process, then known to the pool when the second one gets it. `offset`: of
-        the documents' numbers."""
+    def documents(self, urls: Sequence[str]) -> Samples:
+        """Each document is new to the first process, then known to the pool when the second one gets it."""
         first, second = urls[0], urls[1 % len(urls)]
         samples: Samples = {MISS: [], ELSEWHERE: []}
-        for number in range(offset, offset + self.sizes.rounds):
+        for number in range(self.sizes.rounds):
             samples[MISS].append(self._ttft(first, number, 0))
             time.sleep(SETTLE_S)
             samples[ELSEWHERE].append(self._ttft(second, number, 1))
             time.sleep(SETTLE_S)
         return samples
 
-    def after_restart(self, urls: Sequence[str], offset: int) -> Samples:
+    def after_restart(self, urls: Sequence[str]) -> Samples:
         """The documents once more, to processes that have just started."""
         found = []
-        for number in range(offset, offset + self.sizes.rounds):
+        for number in range(self.sizes.rounds):
             found.append(self._ttft(urls[number % len(urls)], number, 2))
             time.sleep(SETTLE_S)
         return {AFTER_RESTART: found}
