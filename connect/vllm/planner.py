@@ -141,8 +141,10 @@ class Planner:
         return Match(tokens, one.background)
 
     def _waits(self, now: float, one: _Request) -> bool:
-        """Whether it waits for its producer."""
-        return one.run is not None and one.run.blocks < one.wait_blocks and now < one.wait_until
+        """Whether it waits for its producer. Blocks that the engine has of its own need no producer."""
+        if one.run is None or now >= one.wait_until:
+            return False
+        return max(one.run.blocks, one.local_tokens // self._size) < one.wait_blocks
 
     def _end_wait(self, now: float, one: _Request) -> None:
         assert one.waited_from is not None and one.run is not None

@@ -209,6 +209,14 @@ def test_a_consumer_waits_for_its_producer_until_a_deadline():
     assert (plan.counts["waits"], plan.counts["waits_in_vain"]) == (2, 1)
 
 
+def test_a_consumer_that_has_the_blocks_itself_waits_for_nobody():
+    plan = planner(wait_s=5.0)
+    plan.arrived(0.0, "a", PROMPT, wait_blocks=None)
+    found(plan, 0.0, "a", 0)
+    assert plan.match(0.0, "a", 4 * SIZE) == Match(0)
+    assert plan.counts["waits"] == 0
+
+
 def test_loads_go_between_steps_when_others_would_wait_for_them():
     plan = planner(layers_at_once=3)
     for name, blocks, ssd in (("small", 3, 0), ("large", 4, 0), ("disk", 3, 1)):
