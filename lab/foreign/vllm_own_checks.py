@@ -25,8 +25,8 @@ TIGHT_MODEL_LEN = 4608
 DAMAGED, EVERY_BYTES = "store-2", 3_000_000
 ABORT_AFTER_S = (0.02, 0.1, 0.3, 0.6)
 QUIET_S = 60.0
-WAIT_S = 3.0
-"""The decoding process waits so long for blocks of the other one."""
+WAIT_S = 60.0
+"""The decoding process waits so long for blocks of the other one, which computes several prompts on one core."""
 
 
 def check_own(engine: Engine, packages: Path, checks: Checks, say: Say) -> None:
