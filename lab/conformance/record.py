@@ -21,9 +21,10 @@ from pathlib import Path
 
 from lab.bench.transfer.mooncake_store import free_port
 from lab.conformance.answers import HERE, engine_answers, store_answers
+from lab.foreign.processes import environment
 
 WHEEL = "mooncake-transfer-engine-non-cuda"
-START_S = 20.0
+START_S = 60.0
 
 
 @contextmanager
@@ -31,12 +32,14 @@ def master(venv: Path) -> Iterator[str]:
     """The address of upstream's master, which runs meanwhile."""
     port, metrics = free_port(), free_port()
     command = [str(venv / "bin" / "mooncake_master"), f"--rpc_port={port}", f"--metrics_port={metrics}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S
         while not _answers(port):
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError("upstream's master did not start")
+            if process.poll() is not None:
+                raise RuntimeError(f"upstream's master ended with {process.returncode} at its start")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"upstream's master does not answer in {START_S:.0f} s")
             time.sleep(0.1)
         yield f"127.0.0.1:{port}"
     finally:

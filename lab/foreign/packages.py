@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 from lab.bench.common.client import Unreachable
+from lab.foreign.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("aiohttp", "cffi", "cryptography", "lmdb", "orjson", "uvloop", "xxhash")
@@ -59,7 +60,7 @@ def link_upstream(python: Path, folder: Path) -> None:
 def _run(command: list[str], cwd: Path = Path("/")) -> str:
     """Raises Unreachable."""
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=INSTALL_S)
+        done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=INSTALL_S)
     except OSError as error:
         raise Unreachable(f"{command[0]} does not start: {error.strerror}") from None
     if done.returncode:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lab.bench.common.client import Server, Unreachable
@@ -33,12 +34,19 @@ class Program:
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
+    env: Mapping[str, str] = field(default_factory=dict)  # added to `environment()`
     backend: str = "openai"  # argument of lab.bench.common.client.Client
     body: Mapping[str, Any] = field(default_factory=dict)  # fields of every request
     model: str = ""  # model name in requests; "" = the one in /v1/models
     version: str = ""
     max_model_len: int | None = None  # tokens
+
+
+def environment(more: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """That of this process, and `more`. Without its PYTHONPATH, and without the folder of a program on its path: there
+    may be this checkout, whose mooncake.py hides upstream's package of that name."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return own | {"PYTHONSAFEPATH": "1"} | dict(more)
 
 
 def installed_version(python: Path, package: str, module: str) -> str:
@@ -48,7 +56,7 @@ def installed_version(python: Path, package: str, module: str) -> str:
         f"sys.exit(3) if u.find_spec({module!r}) is None else print(m.version({package!r}))"
     )
     try:
-        done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([str(python), "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
     except OSError as error:
         raise Unreachable(f"there is no interpreter {python} ({error.strerror}): {HOW}") from None
     if done.returncode:
@@ -63,7 +71,7 @@ class Process:
         self.program = program
         port = free_port()
         argv = [part.replace("{port}", str(port)) for part in program.argv]
-        self._node: Node = spawn(program.name, "mixed", argv, run_dir, {**os.environ, **program.env})
+        self._node: Node = spawn(program.name, "mixed", argv, run_dir, environment(program.env))
         self.url = f"http://127.0.0.1:{port}"
 
     @property

@@ -19,8 +19,8 @@ MAX_MODEL_LEN = 8192
 KV_GIB = 2
 """KV arena of vLLM: about 90,000 tokens of the embedded model."""
 
-START_S = 300.0
-"""A start takes a minute on idle cores."""
+START_S = 900.0
+"""A start takes a minute on idle cores, and many more when several processes compile the model on busy ones."""
 
 
 def vllm(
@@ -44,7 +44,6 @@ def vllm(
     sizes = ("--served-model-name", "m", "--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN))
     given = {
         "LD_PRELOAD": ":".join(map(str, libraries)),
-        "PYTHONSAFEPATH": "1",  # this folder's mooncake.py is not upstream's package of that name
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),

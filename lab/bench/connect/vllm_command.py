@@ -43,6 +43,9 @@ ORDER = ("alone", "upstream-store", "our-store", "own-connector", "alone")
 """vLLM alone comes first and last: what the machine itself has changed meanwhile shows in its values."""
 
 QUICK = Sizes(document_tokens=900, rounds=2, sessions=2, turns=2, first_tokens=300, turn_tokens=150, answer_tokens=8)
+QUICK_FLAGS = ("--enforce-eager",)
+"""vLLM's compilation of the model takes longer than a small run."""
+
 DTYPE = "bfloat16"
 
 
@@ -78,7 +81,8 @@ def measure_all(args: Namespace, python: Path, sizes: Sizes, say: Say) -> tuple[
         run_dir.mkdir(parents=True)
         place = Place(python, python_of(args, "upstream"), args.work_dir, run_dir)
         try:
-            found = measure(name, Engine(python, model, DTYPE, run_dir), place, load, args, say)
+            engine = Engine(python, model, DTYPE, run_dir, QUICK_FLAGS if args.quick else ())
+            found = measure(name, engine, place, load, args, say)
         except (Unreachable, RuntimeError) as error:
             notes[name] = str(error)
             say(f"{name} is missing: {error}")
