@@ -3,6 +3,7 @@
 Files:
     common/  The common parts of the modules for other engines: an event loop for callers that wait, and raw memory
     engine/  Upstream's mooncake.engine on our transfers
+    sglang/  SGLang's hierarchical cache on our pool
     site/    The packages that a wheel puts at the top of site-packages
     store/   Upstream's mooncake.store on our pool
 """
