@@ -99,17 +99,12 @@ class MooncakeHiCache(HiCacheStorage):
 
     def _save(self, pages: Pages, keys: Sequence[str], indices: Any) -> list[bool]:
         began = time.perf_counter()
-        names, values = pages.names(keys), pages.memory(indices, len(keys))
-        done = self._client.run(lambda store: store.exist(names))  # copies nothing of what is there
-        new = [i for i, here in enumerate(done) if not here]
-        if new:
-            items = [(names[i], values[i]) for i in new]
-            for i, end in zip(new, self._client.run(lambda store: store.put(items)), strict=True):
-                done[i] = end == codes.OK
+        items = list(zip(pages.names(keys), pages.memory(indices, len(keys)), strict=True))
+        ends = self._client.run(lambda store: store.put_new(items))
         if self._meter is not None:
-            nbytes = sum(values[i].nbytes for i in new if done[i])
+            nbytes = sum(value.nbytes for (_, value), end in zip(items, ends, strict=True) if end == codes.OK)
             self._meter.count("backup", len(keys), nbytes, time.perf_counter() - began)
-        return pages.whole(done)
+        return pages.whole([end in (codes.OK, codes.EXISTS) for end in ends])
 
     def _read(self, names: list[str], into: Sequence[Pieces]) -> list[int]:
         def target(i: int, nbytes: int) -> Pieces | int:
