@@ -83,6 +83,8 @@ PURE = (
     "cache.homes.repair",
     "cache.homes.agreement",
     "cache.homes.deciding",
+    "connect.lmcache.chunks",
+    "connect.sglang.pages",
     "connect.store.names",
     "connect.store.registered",
     "net.bodies",

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """`run` may be called from any other thread."""
+    """`run` and `begin` may be called from any other thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
@@ -27,7 +27,7 @@ class EventLoop:
         return self.begin(work).result()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """`work` runs while the caller goes on."""
+        """`work` runs while the caller goes on. The future's callbacks run in the thread of the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @property

@@ -19,4 +19,6 @@ Files:
     vllm_server        vLLM's OpenAI server on CPU cores, from a virtual environment of its own
     vllm_store_checks  MooncakeStoreConnector of two vLLM processes on three nodes of ours: shared prefixes, a lost
                        node, a restart
+    contracts/         Classes of ours against the released packages that load them, in the interpreters where those
+                       are installed
 """

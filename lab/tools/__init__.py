@@ -14,6 +14,7 @@ TOOLS = {
     "check-plan": "lab.planning.check",
     "compare": "lab.tools.compare",
     "export-hf": "lab.tools.export_hf",
+    "foreign-contracts": "lab.foreign.contracts.command",
     "foreign-vllm": "lab.foreign.vllm_checks",
     "fuzz": "lab.fuzz.decoders",
     "fuzz-api": "lab.fuzz.api",
