@@ -143,7 +143,7 @@ class Loading:
         self, keys: Sequence[BlockKey], block_ids: Sequence[int], report: Callable[[int], None] | None
     ) -> set[int]:
         """Straight from the slots of the homes; if the homes cannot keep all of them readable for that, or one fails,
-        block by block from whoever has them. A layer that was reported is never written again."""
+        block by block from any node that has them. A layer that was reported is never written again."""
         reported = False
 
         async def landed(layer: int) -> None:

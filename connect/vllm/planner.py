@@ -21,8 +21,8 @@ from connect.vllm.work import Load, Save, StepWork
 
 FRESH_S = 2.0
 """A lookup that is older is made again: the request may have waited long for a place in the batch."""
-POLL_S = 0.005
-"""From lookup to lookup for a request that waits for its producer."""
+POLL_S, POLL_SHARE = 0.005, 0.02
+"""From lookup to lookup for a request that waits for its producer: so long, or this share of its wait until then."""
 ATTEMPTS = 2
 """Loads of one request that may fail before it is computed without the pool."""
 
@@ -96,11 +96,16 @@ class Planner:
         one = self._requests.get(request_id)
         if one is None or one.asked_at is not None or one.failed >= ATTEMPTS or not self._usable(one):
             return ()
-        if one.run is not None and now < one.run_at + (POLL_S if self._waits(now, one) else FRESH_S):
+        if one.run is not None and now < one.run_at + self._fresh_s(now, one):
             return ()
         one.asked_at = now
         self.counts["lookups"] += 1
         return self._keys(one)[: self._usable(one)]
+
+    def _fresh_s(self, now: float, one: _Request) -> float:
+        if not self._waits(now, one):
+            return FRESH_S
+        return POLL_S if one.waited_from is None else max(POLL_S, POLL_SHARE * (now - one.waited_from))
 
     def answered(self, request_id: str, run: LeadingRun | None) -> None:
         """`run` of the keys that `question` gave; None: the pool did not answer."""

@@ -51,7 +51,7 @@ class Scheduling:
         self._collect(request_id, IDLE_S if self._planner.idle else SHORT_S)
         found = self._planner.match(time.monotonic(), request_id, local_tokens)
         if found.tokens is None and self._planner.idle and request_id not in self._open:
-            time.sleep(SHORT_S)  # it waits for its producer
+            time.sleep(IDLE_S)  # it waits for its producer
         return found
 
     def _ask(self, request_id: str) -> None:

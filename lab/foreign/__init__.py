@@ -14,8 +14,8 @@ Files:
                        one vLLM alone
     vllm_connectors    The settings of vLLM's two connectors of upstream: MooncakeStoreConnector and MooncakeConnector
     vllm_own           The settings of vLLM with our own connector, and what its metrics say
-    vllm_own_checks    Our own connector in vLLM: one pool of two processes, and a process that computes prompts
-                       beside one that decodes
+    vllm_own_checks    Our own connector in vLLM: one pool of two processes; a process that computes prompts, and one
+                       that decodes
     vllm_server        vLLM's OpenAI server on CPU cores, from a virtual environment of its own
     vllm_store_checks  MooncakeStoreConnector of two vLLM processes on three nodes of ours: shared prefixes, a lost
                        node, a restart

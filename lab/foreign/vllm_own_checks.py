@@ -1,4 +1,4 @@
-"""Our own connector in vLLM: one pool of two processes, and a process that computes prompts beside one that decodes."""
+"""Our own connector in vLLM: one pool of two processes; a process that computes prompts, and one that decodes."""
 
 from __future__ import annotations
 
@@ -179,12 +179,15 @@ class _Pair:
         self._prefill, self._decode, self._checks = prefill, decode, checks
 
     def one_after_the_other(self) -> None:
-        """The second gets what the first says of the request."""
+        """The second gets what the first says of the request. Its answer then tells how much of the prompt the first
+        had in its cache, so what came from the pool is seen in the metrics only."""
         told = asyncio.run(_parameters(self._prefill, self._checks.questions(0, 0)))
+        before = metrics(self._decode)
         answer = ask(self._decode, self._checks.questions(0, 0), ANSWER_TOKENS, {"kv_transfer_params": told})
-        self._checks.compare(
-            "own-pair: a prompt computed by the one, then decoded by the other", {(0, 0): answer}, True
-        )
+        self._checks.compare("own-pair: a prompt computed by the one, then decoded by the other", {(0, 0): answer})
+        blocks = int(_grown(metrics(self._decode), before, "load_blocks"))
+        enough = blocks >= self._checks.questions.shared_tokens // BLOCK_TOKENS
+        self._checks.say("own-pair: its blocks came from the pool", enough, f"{blocks} blocks loaded")
 
     def at_the_same_time(self) -> None:
         """Both get the same prompts; nothing else is said."""

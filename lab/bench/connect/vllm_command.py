@@ -93,7 +93,7 @@ def measure_all(args: Namespace, python: Path, sizes: Sizes, say: Say) -> tuple[
 
 
 def rows(measured: dict[str, Samples], instances: int) -> list[Row]:
-    """Each of ours beside every configuration of others; one that could not be measured is missing."""
+    """Each of ours next to every configuration of others; one that could not be measured is missing."""
     found = []
     for metric, unit in METRICS.items():
         values = {name: median(samples[metric]) if metric in samples else None for name, samples in measured.items()}

@@ -201,6 +201,8 @@ def test_a_consumer_waits_for_its_producer_until_a_deadline():
     assert plan.match(0.0, "a", 0) == Match(None)
     assert plan.match(0.0, "b", 0).tokens == 2 * SIZE
     assert plan.question(0.001, "a") == ()
+    found(plan, 0.9, "a", 3)
+    assert plan.question(0.91, "a") == ()  # it has waited long, so it asks less often
     found(plan, 1.0, "a", 4)
     assert plan.match(1.0, "a", 0).tokens == 4 * SIZE
     assert plan.match(0.0, "late", 0) == Match(None)
