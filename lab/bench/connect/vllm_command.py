@@ -91,7 +91,7 @@ def measure_all(args: Namespace, python: Path, sizes: Sizes, say: Say) -> tuple[
 
 
 def rows(measured: dict[str, Samples], instances: int) -> list[Row]:
-    """Ours beside every other configuration; one that could not be measured is missing."""
+    """Ours next to every other configuration; one that could not be measured is missing."""
     found = []
     for metric, unit in METRICS.items():
         values = {name: median(samples[metric]) if metric in samples else None for name, samples in measured.items()}
