@@ -71,7 +71,7 @@ class OurPool:
         self._wait(lambda: node.ready and self.cluster.formed(), f"{name} does not come back")
 
     def wait_for(self, blocks: int) -> None:
-        """Until at least so many blocks are on SSD. Raises Unreachable."""
+        """Until at least this many blocks are on SSD. Raises Unreachable."""
         self._wait(lambda: self.blocks() >= blocks, f"the pool does not get {blocks} blocks on SSD")
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:

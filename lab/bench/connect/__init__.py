@@ -9,6 +9,6 @@ Files:
                          of several turns
     vllm_configurations  vLLM with and without a store: what each configuration of scripts/bench.py connect-vllm
                          starts, and its settings
-    vllm_load            What each configuration of scripts/bench.py connect-vllm is asked, and what is measured of
-                         its answers
+    vllm_load            The requests to each configuration of scripts/bench.py connect-vllm, and what is measured of
+                         the answers
 """

@@ -1,4 +1,4 @@
-"""What each configuration of scripts/bench.py connect-vllm is asked, and what is measured of its answers."""
+"""The requests to each configuration of scripts/bench.py connect-vllm, and what is measured of the answers."""
 
 from __future__ import annotations
 
