@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """`run` and `start` may be called from any other thread."""
+    """`run` and `begin` may be called from any other thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
@@ -24,10 +24,10 @@ class EventLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, or its exception."""
-        return self.start(work).result()
+        return self.begin(work).result()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Its callbacks run in the thread of the loop."""
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """`work` runs while the caller goes on. The future's callbacks run in the thread of the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @property

@@ -52,7 +52,7 @@ class Tasks:
         """The task's number. `result` makes its result from what the work returns, [] if it failed; it runs in the
         client's thread."""
         number = next(self._numbers)
-        future = self._client.start(work)
+        future = self._client.begin(work)
         with self._lock:
             self._waiting.add(future)
         future.add_done_callback(lambda done: self._end(number, done, result))

@@ -221,7 +221,7 @@ class MooncakeConnector(RemoteConnector):
         """The work runs to its end in the client's thread also if LMCache stops waiting: its memory is in use until
         then; `give_back` gets a result that nobody waits for."""
         try:
-            future = self._client.start(work)
+            future = self._client.begin(work)
         except NotReady:
             log.warning("the connection to the pool is closed")
             return otherwise
