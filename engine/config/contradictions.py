@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.config.config import NO_MODEL, Config
+from net.kv_events.settings import parse as parse_event_settings
 
 BOTH = {"prefill", "decode"}
 
@@ -58,6 +59,11 @@ def contradictions(config: Config) -> Iterator[str]:
         yield f"--rdma-devices {config.rdma_devices}: --transport {config.transport} uses none; give --transport auto"
     if config.model == NO_MODEL and 0 <= config.dram_bytes < config.value_bytes:
         yield f"--dram-bytes {config.dram_bytes} holds no value of --value-bytes {config.value_bytes}; give more"
+    if config.kv_events_config is not None:
+        try:
+            parse_event_settings(config.kv_events_config)
+        except ValueError as error:
+            yield f"--kv-events-config {error}"
     for origin in (config.allowed_origins or "*").split(","):
         if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
             yield f"--allowed-origins {origin.strip()!r}: an origin is http://HOST[:PORT] or https://HOST[:PORT], or *"

@@ -4,6 +4,7 @@ Files:
     compare    Two checkouts on the same benchmarks, in turns: is the changed one as fast as the other one?
     export_hf  The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other engines
                load
+    kv_events  vLLM's own classes read the KV events of a node of ours, and find exactly the blocks that it holds
     perfetto   One request across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or
                chrome://tracing
 """
@@ -17,6 +18,7 @@ TOOLS = {
     "fuzz": "lab.fuzz.decoders",
     "fuzz-api": "lab.fuzz.api",
     "gpu-check": "lab.gpu.command",
+    "kv-events": "lab.tools.kv_events",
     "perfetto": "lab.tools.perfetto",
     "plan": "lab.planning.command",
     "rdma-vm": "lab.rdma_vm.command",
