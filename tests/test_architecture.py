@@ -37,6 +37,12 @@ USES = {
 PURE = (
     "engine.step.journal",
     "engine.step.arena_events",
+    "engine.backends.answer",
+    "engine.backends.load",
+    "engine.backends.prefixes",
+    "engine.backends.question",
+    "engine.backends.told",
+    "engine.config.backend_address",
     "engine.node.phases",
     "engine.step.request",
     "engine.core.batcher",
@@ -451,7 +457,9 @@ FLOORS = {
     "pooled": set(),
     "handoff": {"observe", "sampling", "step", "core", "pooled"},
     "front": {"config", "observe", "text", "sampling", "step", "core", "handoff"},
+    "backends": {"config", "observe", "sampling", "step", "handoff", "front"},
     "node": {
+        "backends",
         "config",
         "observe",
         "checkpoint",

@@ -15,6 +15,7 @@ from net.loop.stalls import StallMonitor
 from net.metrics.events import Metrics
 
 if TYPE_CHECKING:
+    from engine.backends.fleet import Fleet
     from engine.node.engine import Engine  # torch, which a store node does not load
     from engine.node.kv_events import KvEvents  # ZeroMQ
 
@@ -51,6 +52,7 @@ class Serving:
     engine: Engine | None = None  # of a prefill or decode node
     acceptor: Acceptor | None = None  # of a node with a model
     kv_events: KvEvents | None = None  # of a node with --kv-events-config
+    fleet: Fleet | None = None  # of a node with --backend
 
     @property
     def lost(self) -> str | None:
