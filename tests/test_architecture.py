@@ -90,6 +90,8 @@ PURE = (
     "cache.homes.repair",
     "cache.homes.agreement",
     "cache.homes.deciding",
+    "connect.lmcache.chunks",
+    "connect.sglang.pages",
     "connect.store.names",
     "connect.store.registered",
     "net.bodies",
@@ -214,8 +216,8 @@ MAY_TORCH = (
     "engine.pooled.encoded_blocks",
     "engine.handoff.wire",
 )
-# ... these inside a function, for the roles that run a model ...
-LAZY_TORCH = ("engine.config.machine",)
+# ... these inside a function, for the roles that run a model and for engines that have it already ...
+LAZY_TORCH = ("connect.vllm_plugin", "engine.config.machine")
 # ... and these are all that a store node imports at start.
 STORE_NODE = (
     "mooncake",

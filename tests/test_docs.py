@@ -23,10 +23,17 @@ from lab.tools import TOOLS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = "attention|cache|connect|docs|engine|lab|net|sched|scripts|tests|\\.ci"
-OF_OTHERS = ("clients.md", "backends.md")  # show command lines of other programs
+OF_OTHERS = (
+    "backends.md",
+    "clients.md",
+    "lmcache.md",
+    "sglang.md",
+    "vllm.md",
+    "vllm-connector.md",
+)  # show command lines of other programs
 COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py
 TABLES = {"scripts/bench.py": BENCHMARKS, "scripts/faults.py": FAULTS, "scripts/tools.py": TOOLS}
-WITH_PEERS = ("connect", "engine", "store", "transfer")
+WITH_PEERS = ("connect", "connect-vllm", "engine", "store", "transfer")
 """Benchmarks that start programs of others, each in an interpreter of its own."""
 
 SINGLE = {

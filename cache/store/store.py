@@ -176,18 +176,22 @@ class Store:
         offsets: Sequence[int],
         facts: Sequence[Facts] = (),
         *,
+        nbytes: int = 0,
         durable: bool = False,
         pin: bool = False,
     ) -> int:
-        """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many are new. A block that no
-        home accepts is skipped. With `facts`, one per block, the blocks are KV, whose keys identify their content:
-        homes need not agree on it, and may refuse a block to keep others (--cache-admission). `durable`, `pin`: see
-        `put_many`. Raises ValueError for offsets outside the region; with those two also NoRoom, NotDurable."""
+        """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many are new. `nbytes`: of
+        each block, if it does not fill its slot. A block that no home accepts is skipped. With `facts`, one per block,
+        the blocks are KV, whose keys identify their content: homes need not agree on it, and may refuse a block to keep
+        others (--cache-admission). `durable`, `pin`: see `put_many`. Raises ValueError for offsets outside the region;
+        with those two also NoRoom, NotDurable."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)
         job.facts, job.durable, job.keep = facts, durable, pin
         job.agree = not facts
+        if nbytes:
+            job.lengths = dict.fromkeys(range(len(keys)), nbytes)
         await self._put(job)
         if durable or pin:
             all_taken(job)

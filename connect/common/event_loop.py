@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import uvloop
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """`run` may be called from any other thread."""
+    """`run` and `begin` may be called from any other thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
@@ -23,7 +24,11 @@ class EventLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, or its exception."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self.begin(work).result()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """`work` runs while the caller goes on. The future's callbacks run in the thread of the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @property
     def alive(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -67,10 +68,14 @@ class Client:
 
     def run(self, work: Callable[[NamedValues], Coroutine[Any, Any, T]]) -> T:
         """Raises NotReady, and what the work raises."""
+        return self.begin(work).result()
+
+    def begin(self, work: Callable[[NamedValues], Coroutine[Any, Any, T]]) -> Future[T]:
+        """For callers that do not wait; callbacks of the future run in the client's thread. Raises NotReady."""
         values, loop = self._values, self._loop
         if values is None or loop is None:
             raise NotReady
-        return loop.run(work(values))
+        return loop.begin(work(values))
 
     def answers(self) -> bool:
         """Whether any node of the pool answers."""

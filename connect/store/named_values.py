@@ -53,6 +53,14 @@ class NamedValues:
         by_name = dict(zip(first, ends, strict=True))
         return [by_name[name] for name, _ in items]
 
+    async def put_new(self, items: Sequence[tuple[str, Pieces]]) -> list[int]:
+        """Like `put`, but asks first, so that nothing is copied of values that are there: their code is EXISTS."""
+        ends = [codes.EXISTS if here else codes.OK for here in await self.exist([name for name, _ in items])]
+        new = [i for i, end in enumerate(ends) if end == codes.OK]
+        for i, end in zip(new, await self.put([items[i] for i in new]) if new else (), strict=True):
+            ends[i] = end
+        return ends
+
     async def _put(self, items: Sequence[tuple[str, Pieces]], pin: bool) -> list[int]:
         ends: list[int] = [codes.OK] * len(items)
         heads: dict[int, Head] = {}
@@ -187,6 +195,11 @@ class NamedValues:
         heads = await self._heads(keys)
         await self._remove_heads(list(heads.values()))
         return [codes.OK if key in heads else codes.MISSING for key in keys]
+
+    async def matching(self, pattern: re.Pattern[str]) -> list[str]:
+        """The names that contain a match."""
+        heads = (await self._heads(await self._store.keys_of_homes(self._space.names))).values()
+        return [head.name for head in heads if pattern.search(head.name)]
 
     async def remove_matching(self, pattern: re.Pattern[str]) -> int:
         """Remove the values whose names contain a match; returns their number."""

@@ -17,7 +17,8 @@ Files:
     start          The time from start to first token, and the cost of splitting one node into processes
     attention/     The parts of scripts/bench.py attention
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
-    connect/       Measures the Python calls of mooncake.store and mooncake.engine on our pool and in upstream's wheel
+    connect/       Measures our pool as other engines use it, next to upstream's wheel: the Python calls, and vLLM
+                   with both
     engine/        The parts of scripts/bench.py engine
     ops/           The parts of scripts/bench.py ops
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "backends": "lab.bench.backends",
     "burst": "lab.bench.burst",
     "connect": "lab.bench.connect.command",
+    "connect-vllm": "lab.bench.connect.vllm_command",
     "engine": "lab.bench.engine.command",
     "estimates": "lab.bench.estimates",
     "gossip": "lab.bench.gossip",

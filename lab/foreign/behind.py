@@ -42,7 +42,13 @@ def two_workers(python: Path, model: Path, dtype: str, flags: Sequence[str] = ()
             events, replay = free_port(), free_port()
             config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
             config |= {"replay_endpoint": f"tcp://*:{replay}"}
-            own = ["--kv-events-config", json.dumps(config), "--enable-prompt-tokens-details", "--enforce-eager", *flags]
+            own = [
+                "--kv-events-config",
+                json.dumps(config),
+                "--enable-prompt-tokens-details",
+                "--enforce-eager",
+                *flags,
+            ]
             program = vllm(
                 python,
                 model,

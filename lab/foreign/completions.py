@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ import orjson
 from lab.bench.common.client import GREEDY, Unreachable, open_session, sse_events
 
 ANSWER_S = 300.0
+JSON = {"Content-Type": "application/json"}  # vLLM refuses others
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,32 @@ def ask(url: str, token_ids: Sequence[int], max_tokens: int, more: Mapping[str, 
     return asyncio.run(once())
 
 
+async def ask_together(
+    requests: Sequence[tuple[str, Sequence[int], float]],
+    max_tokens: int,
+    meanwhile: Awaitable[Any] | None = None,
+    after_s: float = 0.0,
+) -> list[Answer]:
+    """(URL, prompt, seconds after the start) of each request -> its answer, in order. `meanwhile` begins after
+    `after_s` seconds. Raises Unreachable."""
+
+    async def one(session: aiohttp.ClientSession, url: str, prompt: Sequence[int], at_s: float) -> Answer:
+        await asyncio.sleep(at_s)
+        return await complete(session, url, prompt, max_tokens)
+
+    async def disturb() -> None:
+        if meanwhile is not None:
+            await asyncio.sleep(after_s)
+            await meanwhile
+
+    async with open_session() as session:
+        answers, _ = await asyncio.gather(
+            asyncio.gather(*(one(session, *request) for request in requests)),
+            disturb(),
+        )
+    return answers
+
+
 async def complete(
     session: aiohttp.ClientSession,
     url: str,
@@ -51,9 +78,10 @@ async def complete(
     tokens: list[int] = []
     times: list[float] = []
     cached = 0
+    request = session.post(f"{url}/v1/completions", data=orjson.dumps(body), headers=JSON)
     begun = time.perf_counter()
     try:
-        async with asyncio.timeout(ANSWER_S), session.post(f"{url}/v1/completions", data=orjson.dumps(body)) as answer:
+        async with asyncio.timeout(ANSWER_S), request as answer:
             if answer.status != 200:
                 raise Unreachable(f"{url} answers {answer.status}: {(await answer.text())[:500]}")
             async for at, event in sse_events(answer.content):

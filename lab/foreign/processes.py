@@ -82,7 +82,7 @@ class Process:
             time.sleep(POLL_S)
             if say is not None and time.monotonic() > told + SAY_EVERY_S:
                 told = time.monotonic()
-                last = "".join(self._node.last_lines(1))
+                last = next((line for line in reversed(self._node.last_lines()) if line.strip()), "")
                 say(f"{self.program.name} has been starting for {told - begun:.0f} s: {last}")
         tail = "\n    ".join(self._node.last_lines(8))
         what = f"was not ready in {timeout_s:.0f} s" if self._node.alive else "ended"

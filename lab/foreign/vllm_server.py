@@ -49,6 +49,7 @@ def vllm(
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
         "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # into the file whose end an error shows
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }

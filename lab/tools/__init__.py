@@ -19,6 +19,8 @@ TOOLS = {
     "compare": "lab.tools.compare",
     "export-hf": "lab.tools.export_hf",
     "foreign-backends": "lab.tools.foreign_backends",
+    "foreign-contracts": "lab.foreign.contracts.command",
+    "foreign-vllm": "lab.foreign.vllm_checks",
     "fuzz": "lab.fuzz.decoders",
     "fuzz-api": "lab.fuzz.api",
     "gpu-check": "lab.gpu.command",
@@ -31,5 +33,6 @@ TOOLS = {
     "screenshots": "lab.docs.screenshots",
     "stock-clients": "lab.clients.command",
     "validate": "lab.planning.validate",
+    "vllm-pair": "lab.foreign.pair_proxy",
 }
 """Name on the command line (scripts/tools.py) -> module whose main() runs it."""

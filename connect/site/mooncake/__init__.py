@@ -4,6 +4,8 @@ Files:
     engine           mooncake.engine: connect/engine/transfer_engine.py under upstream's name
     mooncake_config  mooncake.mooncake_config: connect/store/settings.py under upstream's name
     store            mooncake.store: connect/store/distributed_store.py under upstream's name
+    vllm_connector   mooncake.vllm_connector: connect/vllm/connector.py under a short name, for vLLM's
+                     kv_connector_module_path
 """
 
 from __future__ import annotations

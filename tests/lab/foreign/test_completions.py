@@ -20,6 +20,8 @@ async def server():
     asked: list[dict] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
+        if request.content_type != "application/json":  # as vLLM's server
+            return web.json_response({"error": {"message": "Unsupported Media Type"}}, status=400)
         body = await request.json()
         asked.append(body)
         if body["max_tokens"] == 0:

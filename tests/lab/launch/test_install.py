@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 from engine import __version__
-
-ROOT = Path(__file__).resolve().parents[3]
+from lab.foreign.packages import copy_source
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +22,7 @@ def site(tmp_path_factory) -> Path:
     `python -m build` makes the sdist, and the wheel from the sdist, so the sdist holds what a wheel needs."""
     made = tmp_path_factory.mktemp("wheel")
     source, site = made / "source", made / "site"
-    listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT).split("\0")
-    for name in listed:
-        if name and (ROOT / name).is_file() and not name.startswith("lab/results/"):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
+    copy_source(source)
     run([sys.executable, "-m", "build", "--outdir", str(made), str(source)])
     (_,) = made.glob("*.tar.gz")
     (wheel,) = made.glob("*.whl")
@@ -106,3 +100,14 @@ def test_the_installed_node_and_the_installed_client_work_together(site: Path, t
     finally:
         node.kill()
         node.communicate()
+
+
+def test_vllm_finds_the_plugin(site: Path):
+    """As vLLM loads it. A build of torch without accelerators then has a current device, and any other its own."""
+    code = "from importlib.metadata import entry_points\n"
+    code += "(found,) = entry_points(group='vllm.general_plugins', name='mooncake'); register = found.load()\n"
+    code += "import torch; before = torch.accelerator.current_device_index; register(); register()\n"
+    code += "alone = torch.accelerator.current_accelerator(check_available=False) is None\n"
+    code += "print(torch.accelerator.current_device_index() == 0 if alone else\n"
+    code += "      torch.accelerator.current_device_index is before)\n"
+    assert elsewhere(site, "-c", code) == "True\n"
