@@ -29,7 +29,7 @@ POLL_S = 1.0
 AWAY_POLL_S = 0.25
 ANSWER_S = 3.0
 SILENT_POLLS = 3
-"""So many questions in a row without an answer: the worker is given up. A refused connection is enough by itself."""
+"""After this number of questions in a row without an answer, the worker is given up. A refused connection suffices."""
 
 
 class Worker:

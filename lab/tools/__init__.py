@@ -1,15 +1,11 @@
 """Commands that are neither a benchmark nor a fault: checks, converters, formulas.
 
 Files:
-    compare           Two checkouts on the same benchmarks, in turns: is the changed one as fast as the other one?
-    export_hf         The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other
-                      engines load
-    foreign_backends  Our acceptor in front of two vLLM workers (--backend): the same tokens, prefixes by events,
-                      hang-ups, a lost worker
-    kv_events         vLLM's own classes read the KV events of a node of ours, and find exactly the blocks that it
-                      holds
-    perfetto          One request across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or
-                      chrome://tracing
+    compare    Two checkouts on the same benchmarks, in turns: is the changed one as fast as the other one?
+    export_hf  The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other engines
+               load
+    perfetto   One request across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or
+               chrome://tracing
 """
 
 TOOLS = {
@@ -18,13 +14,13 @@ TOOLS = {
     "check-plan": "lab.planning.check",
     "compare": "lab.tools.compare",
     "export-hf": "lab.tools.export_hf",
-    "foreign-backends": "lab.tools.foreign_backends",
+    "foreign-backends": "lab.foreign.backend_checks",
     "foreign-contracts": "lab.foreign.contracts.command",
     "foreign-vllm": "lab.foreign.vllm_checks",
     "fuzz": "lab.fuzz.decoders",
     "fuzz-api": "lab.fuzz.api",
     "gpu-check": "lab.gpu.command",
-    "kv-events": "lab.tools.kv_events",
+    "kv-events": "lab.foreign.kv_events",
     "perfetto": "lab.tools.perfetto",
     "plan": "lab.planning.command",
     "rdma-vm": "lab.rdma_vm.command",

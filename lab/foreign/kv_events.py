@@ -26,7 +26,7 @@ from lab.foreign.processes import installed_version
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
-READER = Path(__file__).parents[1] / "foreign" / "event_reader.py"
+READER = Path(__file__).with_name("event_reader.py")
 PROMPTS = 12
 BLOCK = 16
 SEED = 1
