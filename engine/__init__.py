@@ -1,6 +1,7 @@
 """The computation of one node: requests, batching, the model, and the loops of the roles.
 
 Files:
+    backends/     Workers of others behind our acceptor (--backend): vLLM's servers, or nodes of ours
     checkpoint/   Loads a named model into memory: Hugging Face directories, GGUF, a cache of converted weights
     config/       One frozen Config: its fields, its flags, and the resolution of auto
     core/         Which requests compute how many tokens in the next step, and the loop that computes them

@@ -11,6 +11,7 @@ Files:
     channel/      Control messages between nodes: frames, connections, calls and posts
     gossip/       The shell of gossip: one UDP socket, and load words read over the transfer engine
     http/         The OpenAI API of a node
+    kv_events/    KV events in vLLM's form: which blocks a node holds, told over ZeroMQ
     loop/         The health of a node's event loop: tasks, clocks, deadlines, stalls
     metrics/      A node's Prometheus metrics
     transfer/     The transfer engine: spans of bytes between registered regions of two nodes

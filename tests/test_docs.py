@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = "attention|cache|connect|docs|engine|lab|net|sched|scripts|tests|\\.ci"
 OF_OTHERS = (
+    "backends.md",
     "clients.md",
     "lmcache.md",
     "sglang.md",
@@ -132,6 +133,7 @@ STARTED_BY_OTHERS = {
     "lab.conformance.engine_cases",
     "lab.conformance.store_cases",
     "lab.faults.put_client",
+    "lab.foreign.event_reader",
     "lab.launch.up",
 }
 """Programs that another command starts in a process of their own; scripts/up is a shell script."""

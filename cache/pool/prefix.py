@@ -15,7 +15,7 @@ class PrefixIndex:
     """A one-to-one map of block keys and block ids."""
 
     def __init__(self) -> None:
-        self._changed: Callable[[BlockKey, bool], None] | None = None
+        self._watchers: list[Callable[[BlockKey, bool], None]] = []
         self._blocks: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}
 
@@ -23,7 +23,7 @@ class PrefixIndex:
         """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change."""
         for key in self._blocks:
             changed(key, True)
-        self._changed = changed
+        self._watchers.append(changed)
 
     def add(self, key: BlockKey, block_id: int) -> None:
         """Record that `block_id` holds `key`. Raises ValueError when either is already mapped."""
@@ -31,15 +31,15 @@ class PrefixIndex:
             raise ValueError(f"key {key.hex()} or block {block_id} already has its pair")
         self._blocks[key] = block_id
         self._keys[block_id] = key
-        if self._changed is not None:
-            self._changed(key, True)
+        for changed in self._watchers:
+            changed(key, True)
 
     def remove(self, block_id: int) -> BlockKey:
         """Forget the pair of `block_id`; returns its key. Raises KeyError when it has none."""
         key = self._keys.pop(block_id)
         del self._blocks[key]
-        if self._changed is not None:
-            self._changed(key, False)
+        for changed in self._watchers:
+            changed(key, False)
         return key
 
     def block_of(self, key: BlockKey) -> int | None:

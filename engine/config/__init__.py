@@ -1,19 +1,21 @@
 """One frozen Config: its fields, its flags, and the resolution of auto.
 
 Files:
-    agreement       The facts that nodes must have in common before they share KV
-    cache           The part of Config for the cache: where KV is stored, in which format, and for how long
-    cache_policies  The eviction and admission policies that the flags name, for the engine's KV arena and the store's
-                    share
-    config          One frozen Config for a node; its flags are generated from its fields in engine/config/flags.py
-    contradictions  Flags that contradict each other on every machine and with every model, and the message for each
-    field           A field of Config that is also a command-line flag: its default, and its data for --help and the
-                    parser
-    fits            Whether the memory and the disk that the flags name exist on this machine
-    flag_values     One field of Config as text: its flag's name, and how its value is parsed and formatted
-    flags           The command line of a node, generated from the fields of Config: parse it, show it
-    machine         The facts about this machine from which `engine.config.resolve` resolves every 'auto'
-    model           The first half of Config: the node, its model, and the computation of steps
-    net_options     Converts a Config to the options of net/: transports, the cluster key, the API keys
-    resolve         Resolves 'auto': one function turns the user's flags and the machine's facts into the final Config
+    agreement        The facts that nodes must have in common before they share KV
+    backend_address  --backend: where a worker answers, and where it tells its KV events
+    cache            The part of Config for the cache: where KV is stored, in which format, and for how long
+    cache_policies   The eviction and admission policies that the flags name, for the engine's KV arena and the
+                     store's share
+    config           One frozen Config for a node; its flags are generated from its fields in engine/config/flags.py
+    contradictions   Flags that contradict each other on every machine and with every model, and the message for each
+    field            A field of Config that is also a command-line flag: its default, and its data for --help and the
+                     parser
+    fits             Whether the memory and the disk that the flags name exist on this machine
+    flag_values      One field of Config as text: its flag's name, and how its value is parsed and formatted
+    flags            The command line of a node, generated from the fields of Config: parse it, show it
+    machine          The facts about this machine from which `engine.config.resolve` resolves every 'auto'
+    model            The first half of Config: the node, its model, and the computation of steps
+    net_options      Converts a Config to the options of net/: transports, the cluster key, the API keys
+    resolve          Resolves 'auto': one function turns the user's flags and the machine's facts into the final
+                     Config
 """

@@ -150,6 +150,13 @@ class CacheFields(ModelFields):
         least=0.0,
         most=0.9,
     )
+    kv_events_config: str | None = flag(
+        None,
+        "cache",
+        "publish which blocks this node's arena holds, for indexers of others, in the form and with the JSON of vLLM: "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}; none = off',
+        unit="json",
+    )
     replicas: int = flag(1, "cache", "homes of every pooled block; hot blocks have more", unit="copies", least=1)
     store_timeout_ms: int = flag(
         3000,

@@ -17,12 +17,15 @@ from sched.placement.table import placements
 from sched.queueing import queue_orders
 from sched.rejection import rejections
 
-__all__ = ["EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
+__all__ = ["ACCEPTOR", "EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
 NO_MODEL = "none"
 """No model: a store node that keeps values of up to --value-bytes for any client."""
 
 ROLES = ("prefill", "decode", "store")
+
+ACCEPTOR = "acceptor"
+"""The role of a node with --backend: it takes requests, and computes and stores nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,15 @@ class Config(CacheFields):
     validate: `engine.config.flags` and `engine.config.resolve` do."""
 
     # --- scheduling
+    backend: str | None = flag(
+        None,
+        "scheduling",
+        "a worker of vLLM, or a node of ours, to which this node sends requests; it then computes nothing itself: "
+        "http://HOST:PORT, or http://HOST:PORT,events=tcp://HOST:PORT,replay=tcp://HOST:PORT to follow its prefixes; "
+        "give it once per worker",
+        unit="url",
+        several=True,
+    )
     placement: str = flag(
         "mooncake",
         "scheduling",

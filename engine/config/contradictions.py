@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.config.backend_address import addresses as parse_addresses
 from engine.config.config import NO_MODEL, Config
+from net.kv_events.settings import parse as parse_event_settings
 
 BOTH = {"prefill", "decode"}
 
@@ -18,7 +20,7 @@ def contradictions(config: Config) -> Iterator[str]:
 
     A flag without effect on a role is no contradiction: a launcher gives all nodes of a cluster the same flags."""
     roles = set(config.roles)
-    if config.model == NO_MODEL and config.roles != ("store",):
+    if config.model == NO_MODEL and config.roles != ("store",) and config.backend is None:
         yield f"--model none keeps values and computes nothing: it needs --role store, not {config.role}"
     if config.host in ("0.0.0.0", "::"):
         yield f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"
@@ -58,6 +60,20 @@ def contradictions(config: Config) -> Iterator[str]:
         yield f"--rdma-devices {config.rdma_devices}: --transport {config.transport} uses none; give --transport auto"
     if config.model == NO_MODEL and 0 <= config.dram_bytes < config.value_bytes:
         yield f"--dram-bytes {config.dram_bytes} holds no value of --value-bytes {config.value_bytes}; give more"
+    if config.kv_events_config is not None:
+        try:
+            parse_event_settings(config.kv_events_config)
+        except ValueError as error:
+            yield f"--kv-events-config {error}"
+    if config.backend is not None:
+        if roles:
+            yield f"--backend: a node that places requests on workers computes nothing: leave out --role {config.role}"
+        if config.model == NO_MODEL:
+            yield "--backend needs the tokenizer of the model that the workers serve: give --model"
+        try:
+            parse_addresses(config.backend)
+        except ValueError as error:
+            yield f"--backend {error}"
     for origin in (config.allowed_origins or "*").split(","):
         if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
             yield f"--allowed-origins {origin.strip()!r}: an origin is http://HOST[:PORT] or https://HOST[:PORT], or *"

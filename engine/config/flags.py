@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from cache.pool.policies.shares import parse as parse_shares
 from cache.pool.policy import OBJECTS
 from engine import __version__
-from engine.config.config import ROLES, Config
+from engine.config.config import ACCEPTOR, ROLES, Config
 from engine.config.contradictions import contradictions
 from engine.config.flag_values import flag_name, metavar, reader, spell
 from sched.classes import CLASSES, with_objectives
@@ -117,7 +117,14 @@ def _add(group: argparse._ArgumentGroup, spec: Field[Any]) -> None:
     if spec.type == "bool":
         group.add_argument(flag_name(spec.name), action=argparse.BooleanOptionalAction, default=spec.default, help=text)
         return
-    group.add_argument(flag_name(spec.name), type=reader(spec), default=spec.default, help=text, metavar=metavar(spec))
+    group.add_argument(
+        flag_name(spec.name),
+        action=_Joined if meta["several"] else "store",
+        type=reader(spec),
+        default=spec.default,
+        help=text,
+        metavar=metavar(spec),
+    )
 
 
 # --- constraints between fields
@@ -131,7 +138,7 @@ def _validated(config: Config) -> Config:
             hint = f"; did you mean {near[0]}?" if near else "; join several by commas"
             raise UsageError(f"--role must be made of {', '.join(ROLES)}, or mixed, not {part!r}{hint}")
     if "mixed" in role:
-        role = "mixed"
+        role = ACCEPTOR if config.backend is not None else "mixed"
     config = replace(config, role=role)
     if config.weight_dtype == "auto" and config.dtype != "auto":  # a user who names a type wants it for the weights too
         config = replace(config, weight_dtype="wide")
@@ -160,6 +167,14 @@ def _validated(config: Config) -> Config:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+
+class _Joined(argparse.Action):
+    """The values of a flag that may be given several times."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is None else f"{before} {values}")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -12,21 +12,20 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from cache.block import BlockKey, salted_root
-from engine.front.attempts import CLOSING_REASON, AttemptFailed, Attempts, NodeUnreachable, Redirected
+from engine.front.attempts import CLOSING_REASON, AttemptFailed, NodeUnreachable, Redirected
 from engine.front.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.front.flight import Flight, OutputText, drawn_seed
 from engine.front.flight_log import FlightLog
 from engine.front.gate import Gate
 from engine.front.persistence import MAX_FUTILE_ATTEMPTS, Persistence
-from engine.front.placing import Placer
 from engine.observe.recent import Recent
 from engine.observe.timeline import Timeline
 from engine.sampling.params import SamplingParams
 from engine.text.tokenizer import Tokenizer
-from net.channel.channel import Channel, PeerLost
+from net.channel.channel import PeerLost
 from net.http.common.frontend import Output, Overloaded, Unavailable
 
 log = logging.getLogger("mooncake.acceptor")
@@ -46,26 +45,59 @@ class RequestLimits:
     role_wait_s: float  # how long a new request waits for a role that no node has
 
 
+class Nodes(Protocol):
+    """Where requests can go: the nodes of the cluster (engine/front/placing.py), or workers of others
+    (engine/backends/placing.py)."""
+
+    def room(self) -> tuple[int, float]:
+        """(requests that may wait for their first token, Retry-After in seconds if that number waits)"""
+
+    def missing_role(self) -> str:
+        """A role that none has; '' if every role is there."""
+
+
+class Tries(Protocol):
+    """The attempts of this acceptor's requests (engine/front/attempts.py, engine/backends/attempts.py)."""
+
+    def __len__(self) -> int: ...
+
+    async def adopt(self, flight: Flight) -> bool:
+        """Continue an attempt whose acceptor was lost. Returns False if there is none."""
+
+    async def start(self, flight: Flight) -> None:
+        """Place the request and begin it. Raises NotPlaced, Overloaded, Unavailable, AttemptFailed, NodeUnreachable or
+        Redirected."""
+
+    async def output(self, flight: Flight, text: OutputText) -> Output:
+        """The next output. Raises AttemptFailed, Overloaded or Unavailable."""
+
+    def abort(self, flight: Flight) -> None:
+        """End the flight's attempt everywhere."""
+
+    def fail_all(self) -> None:
+        """This node shuts down: every client gets an error."""
+
+
 class Acceptor:
     """Turns prompts into token streams over the cluster."""
 
     def __init__(
         self,
-        channel: Channel,
-        placer: Placer,
+        node_id: str,
+        placer: Nodes,
+        attempts: Tries,
         tokenizer: Tokenizer,
         root: BlockKey,
         limits: RequestLimits,
         log: FlightLog,
     ) -> None:
-        self._node_id = channel.node_id
+        self._node_id = node_id
         self._tokenizer = tokenizer
         self._root = root
         self._limits = limits
         self._log = log
         self._placer = placer
-        self._attempts = Attempts(channel, placer, log)
-        self.node_suspected = self._attempts.node_suspected
+        self._attempts = attempts
         self._waiting = 0  # requests that wait for the next try
         self._closing = self._over = False
         self._gate = Gate(placer.room)

@@ -18,7 +18,18 @@ from engine.front.placing import Placer
 from engine.front.silence import Silence, Silent
 from engine.handoff import messages
 from engine.handoff.messages import Abort, Prefill, Reserve, ScoredPrompt, pack_request, unpack_prompt_logprobs
-from engine.handoff.updates import Closing, Failed, HandedOver, Landed, Refused, TimedOut, Token, decode_all, ends_there
+from engine.handoff.updates import (
+    Closing,
+    Ended,
+    Failed,
+    HandedOver,
+    Landed,
+    Refused,
+    TimedOut,
+    Token,
+    decode_all,
+    ends_there,
+)
 from engine.step.request import Request
 from net.bodies import answered, encode, typed
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
@@ -49,7 +60,7 @@ class Attempts:
         self._log = log
         self._flights: dict[str, Flight] = {}  # by attempt id
         self._adoption = Adoption(channel)
-        self._silence = Silence(channel, placer.suspects, self._flights.values, _fail)
+        self._silence = Silence(channel, placer.suspects, self._flights.values, fail)
         self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
         channel.handle(messages.PROMPT_LOGPROBS, typed(ScoredPrompt, self._on_prompt_logprobs))
@@ -69,7 +80,7 @@ class Attempts:
         self._flights[flight.attempt_id] = flight
         flight.persistence.begun()
         self._log.adopted(flight)
-        _runs(flight)
+        runs(flight)
         return True
 
     async def start(self, flight: Flight) -> None:
@@ -128,43 +139,13 @@ class Attempts:
             raise NodeUnreachable(str(error)) from None
         except TimeoutError:
             raise Unavailable("the request waited for KV blocks until its deadline", retry_after_s=5.0) from None
-        _runs(flight)
+        runs(flight)
 
     # --- on the way
 
     async def output(self, flight: Flight, text: OutputText) -> Output:
-        """The next output of a running attempt. Raises AttemptFailed, Overloaded or Unavailable."""
-        while True:
-            match await flight.items.get():
-                case Token(index, token_id, logprobs, finish, report):
-                    if report is not None:
-                        self._log.reported(flight, report)
-                    if index < flight.num_output_tokens:
-                        continue  # the newest tokens of an adopted request can arrive twice
-                    if index > flight.num_output_tokens:  # not from an earlier attempt: ids differ
-                        raise AttemptFailed(f"token {index} arrived when token {flight.num_output_tokens} was expected")
-                    self._log.token(flight)
-                    flight.token_ids.append(token_id)
-                    return text.push(token_id, logprobs, finish)
-                case Landed(report):
-                    self._log.reported(flight, report)
-                case HandedOver():
-                    flight.watched.discard(flight.timeline.nodes["prefill"])
-                case Failed(reason, report, incomplete):
-                    flight.incomplete = flight.incomplete or incomplete
-                    if report is not None:
-                        self._log.reported(flight, report)
-                    raise AttemptFailed(reason)
-                case Refused(reason, retry_after_s, facts, report):
-                    if report is not None:
-                        self._log.reported(flight, report)
-                    self._log.refused(flight, flight.timeline.nodes["decode"], facts)
-                    raise Overloaded(reason, retry_after_s)
-                case TimedOut():
-                    self._log.timed_out(flight)
-                    return text.end("abort")
-                case Closing():
-                    raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
+        """See `next_output`."""
+        return await next_output(flight, text, self._log)
 
     async def _on_tokens(self, peer: str, body: dict[str, Any], data: memoryview) -> None:
         for attempt_id, update in decode_all(body):
@@ -185,7 +166,7 @@ class Attempts:
         """Fail the attempts that need `node`."""
         for flight in self._flights.values():
             if node in flight.watched:
-                _fail(flight, f"node {node} was lost")
+                fail(flight, f"node {node} was lost")
 
     # --- ends
 
@@ -205,13 +186,50 @@ class Attempts:
             flight.items.put_nowait(Closing())
 
 
-def _runs(flight: Flight) -> None:
+async def next_output(flight: Flight, text: OutputText, log: FlightLog) -> Output:
+    """The next output of a running attempt. Raises AttemptFailed, Overloaded or Unavailable."""
+    while True:
+        match await flight.items.get():
+            case Token(index, token_id, logprobs, finish, report):
+                if report is not None:
+                    log.reported(flight, report)
+                if index < flight.num_output_tokens:
+                    continue  # the newest tokens of an adopted request can arrive twice
+                if index > flight.num_output_tokens:  # not from an earlier attempt: ids differ
+                    raise AttemptFailed(f"token {index} arrived when token {flight.num_output_tokens} was expected")
+                log.token(flight)
+                flight.token_ids.append(token_id)
+                return text.push(token_id, logprobs, finish)
+            case Landed(report):
+                log.reported(flight, report)
+            case HandedOver():
+                flight.watched.discard(flight.timeline.nodes["prefill"])
+            case Failed(reason, report, incomplete):
+                flight.incomplete = flight.incomplete or incomplete
+                if report is not None:
+                    log.reported(flight, report)
+                raise AttemptFailed(reason)
+            case Refused(reason, retry_after_s, facts, report):
+                if report is not None:
+                    log.reported(flight, report)
+                log.refused(flight, flight.timeline.nodes["decode"], facts)
+                raise Overloaded(reason, retry_after_s)
+            case TimedOut():
+                log.timed_out(flight)
+                return text.end("abort")
+            case Ended(finish):
+                return text.end(finish)
+            case Closing():
+                raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
+
+
+def runs(flight: Flight) -> None:
     """Mark the attempt as begun and start its deadline timer."""
     flight.runs = True
     left = max(0.0, flight.deadline - time.monotonic())
     flight.timer = asyncio.get_running_loop().call_later(left, flight.items.put_nowait, TimedOut())
 
 
-def _fail(flight: Flight, reason: str) -> None:
+def fail(flight: Flight, reason: str) -> None:
     """End the attempt after the updates that have already arrived."""
     flight.items.put_nowait(Failed(reason))

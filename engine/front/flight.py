@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from cache.block import BlockKey
 from engine.front.persistence import Persistence
-from engine.handoff.updates import Closing, TimedOut, Update
+from engine.handoff.updates import Closing, Ended, TimedOut, Update
 from engine.observe.timeline import Timeline
 from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.sampling.token_logprobs import PromptLogprobs
@@ -47,7 +47,7 @@ class Flight:
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
     runs: bool = False  # an attempt has begun; `items` receives its outputs and its end
-    items: asyncio.Queue[Update | TimedOut | Closing] = field(default_factory=asyncio.Queue)
+    items: asyncio.Queue[Update | TimedOut | Closing | Ended] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline
     watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
     nodes: set[str] = field(default_factory=set)  # nodes that know this attempt

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from engine.front.clocks import Clocks
 from engine.front.declined import Declined
 from engine.front.flight import Flight
 from engine.front.placed import Placed
-from engine.front.placing import Placer
 from engine.handoff.updates import Report
 from engine.observe.history import History
 from engine.observe.otlp import SpanExport
@@ -22,8 +23,23 @@ from engine.observe.trace_recorder import TraceRecorder
 from net.http.common.frontend import Overloaded, Unavailable
 from net.loop.log_context import trace_headers
 from net.metrics.events import Metrics
+from sched.placement.measured_links import MeasuredLinks
 
 MAX_TIMELINES = 1000
+
+
+class Lessons(Protocol):
+    """What placement learns from ended requests (engine/front/placing.py, engine/backends/placing.py)."""
+
+    clocks: Clocks
+    links: MeasuredLinks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens."""
+
+    def learn(self, prefill: str, estimates: Mapping[str, float], ttft_s: float) -> None:
+        """The measured time from a decision for node `prefill`, with these estimates, to its first token."""
 
 
 class FlightLog:
@@ -33,7 +49,7 @@ class FlightLog:
         self,
         node_id: str,
         metrics: Metrics,
-        placer: Placer,
+        placer: Lessons,
         history: History,
         recorder: TraceRecorder | None = None,
         export: SpanExport | None = None,

@@ -103,8 +103,8 @@ class Placer:
         decision = choice.decide()
         if isinstance(decision, Rejected):
             raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
-        if new and (refusal := self._refusal(decision, request.service_class, view)) is not None:
-            raise turned_away(refusal, decision, list(answers.values()), len(members), time.monotonic() - begun)
+        if new and (found := refusal(self._rejection, decision, request.service_class, view)) is not None:
+            raise turned_away(found, decision, list(answers.values()), len(members), time.monotonic() - begun)
         alone = False
         if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
             first = decision
@@ -143,20 +143,6 @@ class Placer:
     ) -> dict[str, Coming]:
         blocks, ready_s = decision.prefix_tokens // self.block_size, decision.estimates["ttft_s"]
         return await self._bursts.claim(question.keys, blocks, known.ring, decision.prefill, ready_s, instead_of)
-
-    def _refusal(self, decision: Placement, service_class: str, view: View) -> Refusal | None:
-        """Why --rejection refuses this request; None if it does not."""
-        onto = view.index[decision.decode]
-        estimate = Estimate(
-            service_class=service_class,
-            ttft_s=decision.estimates["ttft_s"],
-            wait_s=decision.estimates["wait_s"],
-            step_s=float(view.step_s[onto]),
-            step_soon_s=float(view.step_soon_s[onto]),
-            step_alone_s=float(view.step_alone_s[onto]),
-            decode_s=float(view.decode_s[onto]),
-        )
-        return self._rejection.at_arrival(estimate)
 
     def room(self) -> tuple[int, float]:
         """(requests that may wait for their first token on the nodes known here, Retry-After in seconds if that number
@@ -215,3 +201,18 @@ def _held_tokens(view: View, answers: Mapping[str, ProbeAnswer], matched: Mappin
     """Leading tokens of the prompt that the nodes of `view` hold: from their answers, otherwise from their digests."""
     tokens = [answers[node].local_tokens if node in answers else matched.get(node, 0) for node in view.ids]
     return np.array(tokens, dtype=np.float64)
+
+
+def refusal(rejection: Rejection, decision: Placement, service_class: str, view: View) -> Refusal | None:
+    """Why --rejection refuses this request; None if it does not."""
+    onto = view.index[decision.decode]
+    estimate = Estimate(
+        service_class=service_class,
+        ttft_s=decision.estimates["ttft_s"],
+        wait_s=decision.estimates["wait_s"],
+        step_s=float(view.step_s[onto]),
+        step_soon_s=float(view.step_soon_s[onto]),
+        step_alone_s=float(view.step_alone_s[onto]),
+        decode_s=float(view.decode_s[onto]),
+    )
+    return rejection.at_arrival(estimate)

@@ -84,6 +84,13 @@ class Closing:
     """From the acceptor itself: its node shuts down before the request ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """From the acceptor itself: the answer is complete without another token. Workers of --backend may end so."""
+
+    finish: str  # "stop" or "length"
+
+
 Update = Token | Landed | HandedOver | Failed | Refused
 """The updates that nodes send."""
 

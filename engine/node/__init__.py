@@ -10,6 +10,7 @@ Files:
     frontend          The Frontend of this node's HTTP API: the tokenizer, the acceptor and the state of the node
     history_recorder  The shell of engine/observe/history.py: tells a node's history what only its parts know, once
                       per second
+    kv_events         Tells others which blocks this node's arena holds: KV events in vLLM's form
     leaving           Leaves without dropping a request: POST /drain, `mooncake.py drain`, and SIGTERM
     local_store       This node's share of the pooled store: a DRAM arena and, if a path is given, an SSD tier below
                       it

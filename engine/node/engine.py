@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -64,6 +65,7 @@ class Engine:
         self._transfer = transfer
         self.region = loaded.region
         self._processes = loaded.processes
+        self._forgotten: Callable[[], None] | None = None
         if isinstance(self.region, Region):
             store.attach(self.region)
         else:
@@ -186,7 +188,13 @@ class Engine:
             self.pool.forget(key)
             if count % FORGET_BATCH == 0:
                 await asyncio.sleep(0)
+        if self._forgotten is not None and not self.pool.usage()["named"]:
+            self._forgotten()
         return len(keys)
+
+    def on_forgotten(self, told: Callable[[], None]) -> None:
+        """Call `told()` when `forget_prefixes` has left no name."""
+        self._forgotten = told
 
     async def close(self) -> None:
         await self.service.close()

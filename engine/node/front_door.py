@@ -8,21 +8,24 @@ import socket
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine import __version__
+from engine.backends.question import Forwarded
 from engine.checkpoint.model_source import ModelSource
 from engine.config.agreement import identity
+from engine.config.backend_address import addresses
 from engine.config.config import ROLES, Config
 from engine.config.flags import UsageError
 from engine.config.net_options import api_keys, open_cluster_key
-from engine.front.acceptor import Acceptor, RequestLimits
+from engine.front.acceptor import Acceptor, RequestLimits, Tries
+from engine.front.attempts import Attempts
 from engine.front.cluster import Cluster
 from engine.front.flight_log import FlightLog
 from engine.front.placement_policy import placement_policy
 from engine.front.placing import PlacementRules, Placer
 from engine.node import report as node_report
-from engine.node.frontend import Answers, Served, ServingFrontend, StoreFrontend
+from engine.node.frontend import Answers, Compiler, Served, ServingFrontend, StoreFrontend
 from engine.node.leaving import Leaving
 from engine.node.parts import Blocks, Measures, Serving
 from engine.node.prefix_reset import PrefixReset
@@ -37,6 +40,9 @@ from net.http.server import HttpServer, create_app
 from net.metrics.watched import of_traces
 from sched.classes import scaled
 from sched.rejection import rejections
+
+if TYPE_CHECKING:
+    from engine.backends.placing import WorkerPlacer
 
 
 class FrontDoor:
@@ -95,6 +101,8 @@ class FrontDoor:
             self._recorder.close()
         if self._export is not None:
             await asyncio.to_thread(self._export.close)
+        if self._serving.fleet is not None:
+            await self._serving.fleet.close()
 
     async def _with_model(self, draft: ModelSource | None) -> ServingFrontend:
         config, cluster, blocks = self._config, self._cluster, self._blocks
@@ -108,18 +116,40 @@ class FrontDoor:
             config.enable_prefix_caching,
             config.prefix_intents,
         )
-        placer = Placer(rules, cluster, blocks.geometry, self._rng)
+        placer: Placer | WorkerPlacer
+        if config.backend is not None:
+            placer = await self._open_fleet(config.backend, rules)
+        else:
+            placer = Placer(rules, cluster, blocks.geometry, self._rng)
         limits = RequestLimits(config.max_model_len, config.request_timeout_ms / 1000, config.role_wait_ms / 1000)
         measures = self._measures
         flight_log = FlightLog(config.node_id, measures.metrics, placer, measures.history, self._recorder, self._export)
-        acceptor = Acceptor(cluster.channel, placer, tokenizer, blocks.root, limits, flight_log)
+        attempts: Tries
+        compiler: Compiler
+        if isinstance(placer, Placer):
+            attempts = Attempts(cluster.channel, placer, flight_log)
+            cluster.gossip.on_suspected(attempts.node_suspected)
+            compiler = self.grammars = Grammars(tokenizer)
+        else:
+            assert self._serving.fleet is not None
+            attempts, compiler = self._serving.fleet.attempts(flight_log), Forwarded()
+        acceptor = Acceptor(config.node_id, placer, attempts, tokenizer, blocks.root, limits, flight_log)
         self._serving.acceptor = acceptor
-        cluster.gossip.on_suspected(acceptor.node_suspected)
-        self.grammars = Grammars(tokenizer)
         longest, scored = config.max_model_len, config.max_answer_logprobs
         trusts = config.trust_request_chat_template
         served = Served(config.served_model_name, config.model, longest, scored, trusts)
-        return ServingFrontend(served, tokenizer, self.grammars, acceptor, self._answers())
+        return ServingFrontend(served, tokenizer, compiler, acceptor, self._answers())
+
+    async def _open_fleet(self, workers: str, rules: PlacementRules) -> WorkerPlacer:
+        """Watch the workers of --backend. Other nodes do not import this."""
+        from engine.backends.fleet import Fleet
+
+        fleet = self._serving.fleet = Fleet(
+            addresses(workers), rules, self._blocks.root, self._blocks.geometry.block_size
+        )
+        await fleet.start()
+        self._measures.phase("workers")
+        return fleet.placer
 
     def _answers(self) -> Answers:
         """The API's answers about this node: cluster, state, why it is not ready, metrics, the live page."""
@@ -136,6 +166,7 @@ class FrontDoor:
             lambda request_id: None if serving.acceptor is None else serving.acceptor.timeline(request_id),
             lambda: list(members()["members"]),
             self._measures.history,
+            lambda: [] if serving.fleet is None else serving.fleet.live(time.time()),
         )
         return Answers(
             members,

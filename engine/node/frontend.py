@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from engine.config.config import NO_MODEL
 from engine.front.acceptor import Acceptor
 from engine.node.leaving import Leaving
 from engine.node.prefix_reset import PrefixReset
 from engine.observe.live import Live
-from engine.sampling.grammar import Grammars
 from engine.text.tokenizer import Tokenizer
 from net.http.common.frontend import Output, Unavailable
 
@@ -45,11 +44,18 @@ class Served:
     trusts_chat_templates: bool
 
 
+class Compiler(Protocol):
+    """Of structured output (engine/sampling/grammar.py, engine/backends/question.py)."""
+
+    def compile(self, kind: str, source: str) -> str:
+        """The text for SamplingParams.grammar. Raises ValueError."""
+
+
 class ServingFrontend:
     """Text in, text out, and questions about this node."""
 
     def __init__(
-        self, served: Served, tokenizer: Tokenizer, grammars: Grammars, acceptor: Acceptor, answers: Answers
+        self, served: Served, tokenizer: Tokenizer, grammars: Compiler, acceptor: Acceptor, answers: Answers
     ) -> None:
         self._show(served, tokenizer.vocab_size)
         self._answer(answers)

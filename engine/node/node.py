@@ -55,6 +55,7 @@ from net.channel.sockets import control_port
 from net.compiled import NotCompiled
 from net.gossip.driver import Gossip, JoinRefused
 from net.gossip.load_words import LoadWords
+from net.kv_events.settings import parse as event_settings
 from net.loop.stalls import StallMonitor
 from net.loop.supervisor import Supervisor
 from net.loop.tasks import spawn
@@ -185,6 +186,7 @@ class Node:
             engine, _ = await asyncio.gather(self._load_engine(), asyncio.to_thread(self.door.grammars.prepare))
             self.serving.engine = engine
             engine.pool.watch(self.gossip.cached)
+            self._tell_kv_events(engine)
             log.info("calibrated by %d steps", await engine.calibrate())
             self.measures.phase("calibration")
             engine.start()
@@ -231,6 +233,8 @@ class Node:
             await self._role_changes.close()
         if self.engine is not None:
             await self.engine.close()
+        if self.serving.kv_events is not None:
+            await self.serving.kv_events.close()
         await self.gossip.close()
         await self.words.close()
         await self.transfer.close()
@@ -301,6 +305,14 @@ class Node:
         self.measures.phase("weights")
         arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._is_alive)
         return engine(self.config, self.geometry, loaded, self._peers, self.measures.metrics, arenas, self.use.onto)
+
+    def _tell_kv_events(self, engine: Engine) -> None:
+        """--kv-events-config. Other nodes do not load ZeroMQ."""
+        if self.config.kv_events_config and (settings := event_settings(self.config.kv_events_config)) is not None:
+            from engine.node.kv_events import KvEvents
+
+            self.serving.kv_events = KvEvents(settings, engine, self.geometry.block_size, self.root)
+            self.serving.kv_events.start()
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
         from engine.checkpoint.pooled_weights import PooledWeights

@@ -15,7 +15,9 @@ from net.loop.stalls import StallMonitor
 from net.metrics.events import Metrics
 
 if TYPE_CHECKING:
+    from engine.backends.fleet import Fleet
     from engine.node.engine import Engine  # torch, which a store node does not load
+    from engine.node.kv_events import KvEvents  # ZeroMQ
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Serving:
     gave_up: str | None = None  # why the node decided to leave
     engine: Engine | None = None  # of a prefill or decode node
     acceptor: Acceptor | None = None  # of a node with a model
+    kv_events: KvEvents | None = None  # of a node with --kv-events-config
+    fleet: Fleet | None = None  # of a node with --backend
 
     @property
     def lost(self) -> str | None:

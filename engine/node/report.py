@@ -68,6 +68,8 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
         "config": as_dict(config),
         "engine": None if serving.engine is None else serving.engine.state(),
         "store": None if blocks.share is None else blocks.share.stats(),
+        "backends": None if serving.fleet is None else serving.fleet.state(),
+        "kv_events": None if serving.kv_events is None else serving.kv_events.state(),
         "paths": cluster.transfer.snapshot(),
         "regions": cluster.transfer.regions(),
         "event_loop": stalls.state(),

@@ -35,14 +35,16 @@ class Live:
         timeline: Callable[[str], Json | None],
         members: Callable[[], list[Json]],
         history: History,
+        others: Callable[[], list[Json]] = list,
     ) -> None:
         """own: this node's report; timeline: of a request that this node accepted; members: rows with at least node_id
-        and status, as in GET /cluster."""
+        and status, as in GET /cluster; others: rows of workers that are no members (engine/backends/fleet.py)."""
         self._channel = channel
         self._own = own
         self._timeline = timeline
         self._members = members
         self._history = history
+        self._others = others
         self._latest: asyncio.Task[Json] | None = None
         self._asked = 0.0
         channel.handle(LIVE, self._on_live)
@@ -81,7 +83,7 @@ class Live:
         members = self._members()
         answers = await asyncio.gather(*(self._ask(member["node_id"], LIVE, {}) for member in members))
         nodes = [member | answer for member, answer in zip(members, answers, strict=True)]
-        return {"unix_s": time.time(), "node_id": self._channel.node_id, "nodes": nodes}
+        return {"unix_s": time.time(), "node_id": self._channel.node_id, "nodes": nodes + self._others()}
 
     async def _ask(self, node_id: str, kind: str, body: Json) -> Json:
         try:

@@ -1,6 +1,7 @@
 """One step: requests, blocks, rows and tensors.
 
 Files:
+    arena_events   From changes of the arena to KV events
     block_book     Keeps track of the pool blocks that each request holds
     block_table    A request's block ids as an array, extended by the new ids instead of converted again every step
     inputs         Converts a step's rows to the model's tensors: numpy fills one host buffer, and one copy moves it

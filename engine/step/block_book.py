@@ -30,6 +30,11 @@ class BlockBook:
         self.prefix_caching = prefix_caching
         self.changes = 0  # of num_computed by this class
         self._recompute_s = recompute_s
+        self._named: Callable[[Request, Sequence[int]], None] | None = None
+
+    def watch(self, named: Callable[[Request, Sequence[int]], None]) -> None:
+        """Call `named(request, positions)` when blocks of a request at these positions become reusable."""
+        self._named = named
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -117,9 +122,13 @@ class BlockBook:
         full = request.num_computed // self.block_size
         if not self.prefix_caching or full <= request.num_named:
             return []
-        full_blocks = self.named(request, request.num_named, full)
+        first = request.num_named
+        full_blocks = self.named(request, first, full)
         request.num_named = full
-        return [block for block in full_blocks if self.pool.name(block[1], block[0], block[2])]
+        fresh = [i for i, (key, block_id, facts) in enumerate(full_blocks) if self.pool.name(block_id, key, facts)]
+        if self._named is not None and fresh:
+            self._named(request, [first + i for i in fresh])
+        return [full_blocks[i] for i in fresh]
 
     def named(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
         """(key, block id, facts for eviction) of the request's blocks [first, end)."""

@@ -1,6 +1,8 @@
 """Benchmarks: this project against a peer or a limit in the same run.
 
 Files:
+    backends       Placement over two vLLM workers: the same requests through our acceptor with each policy of
+                   --policies
     burst          How many requests of a burst are served, and how fast the others are refused
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
@@ -26,6 +28,7 @@ Files:
 
 BENCHMARKS = {
     "attention": "lab.bench.attention.command",
+    "backends": "lab.bench.backends",
     "burst": "lab.bench.burst",
     "connect": "lab.bench.connect.command",
     "connect-vllm": "lab.bench.connect.vllm_command",

@@ -1,9 +1,15 @@
 """Programs of others, started as their documents say.
 
 Files:
+    backend_checks     Our acceptor in front of two vLLM workers (--backend): the same tokens, prefixes by events,
+                       hang-ups, a lost worker
+    behind             vLLM workers behind acceptors of ours: started together, for checks and benchmarks of --backend
     checks             Questions about documents, and whether their greedy answers equal those of one vLLM alone
     completions        Greedy completions by token ids, from servers that also answer token ids, as vLLM does
     engines            Several vLLM processes that share the cores of this machine, each with settings of its own
+    event_reader       Reads a node's KV events with vLLM's own classes
+    kv_events          vLLM's own classes read the KV events of a node of ours, and find exactly the blocks that it
+                       holds
     our_pool           Three store nodes of ours as programs of others see them: addresses, contents, a lost node, a
                        restart
     packages           Packages for the interpreter of another program, in a folder for its PYTHONPATH

@@ -47,6 +47,11 @@ ALWAYS = [
     ("--cache-shares interactive=0.8,batch=0.8", "--cache-shares"),
     ("--cache-shares nobody=0.1", "no class nobody"),
     ("--join nowhere", "HOST:PORT"),
+    ("--kv-events-config {}x", "--kv-events-config is not JSON"),
+    ("--backend a:1", "--backend 'a:1' is not http://HOST:PORT"),
+    ("--backend http://a:1 --backend http://a:1", "--backend names a:1 twice"),
+    ("--backend http://a:1 --role store", "leave out --role store"),
+    ("--backend http://a:1 --model none", "give --model"),
 ]
 
 ON_THIS = [
@@ -69,6 +74,13 @@ ON_THIS = [
     ("--role store --dram-bytes 0", SMALL, "holds no block"),
     ("--role decode,store --dram-bytes 0", SMALL, "a store node or --ssd-path needs some"),
 ]
+
+
+def test_a_node_with_workers_has_no_role():
+    config = settle("--backend", "http://a:1", "--backend", "http://b:2,events=tcp://b:3")
+    assert config.backend == "http://a:1 http://b:2,events=tcp://b:3"
+    assert (config.role, config.roles) == ("acceptor", ())
+    assert config.kv_cache_bytes == config.dram_bytes == 0
 
 
 @pytest.mark.parametrize(("line", "said"), ALWAYS)

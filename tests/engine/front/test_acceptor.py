@@ -14,6 +14,7 @@ from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
 from engine.front import silence
 from engine.front.acceptor import Acceptor, RequestLimits
+from engine.front.attempts import Attempts
 from engine.front.clocks import Clocks
 from engine.front.declined import NO_NODE_RETRY_S, no_placement
 from engine.front.flight_log import FlightLog
@@ -117,8 +118,10 @@ def made(tokenizer: Tokenizer, timeout_s: float = 60.0, role_wait_s: float = 5.0
     channel, nodes = Peers(), Nodes()
     limits = RequestLimits(1000, timeout_s, role_wait_s)
     metrics = Metrics("m", "a")
-    one = Acceptor(channel, nodes, tokenizer, ROOT, limits, FlightLog("a", metrics, nodes, History("a", 0.0)))
-    return SimpleNamespace(acceptor=one, channel=channel, nodes=nodes, metrics=metrics)
+    log = FlightLog("a", metrics, nodes, History("a", 0.0))
+    attempts = Attempts(channel, nodes, log)
+    one = Acceptor("a", nodes, attempts, tokenizer, ROOT, limits, log)
+    return SimpleNamespace(acceptor=one, attempts=attempts, channel=channel, nodes=nodes, metrics=metrics)
 
 
 def ask(world: SimpleNamespace) -> Any:
@@ -168,11 +171,11 @@ async def test_a_suspected_node_that_says_nothing_is_given_up_before_it_is_dead(
     work = asyncio.create_task(collect(ask(world), tokens))
     await until(lambda: len(world.channel.called) == 2)
     await tell(world, 0, 0, 10)
-    world.acceptor.node_suspected("d0")  # and refutes
+    world.attempts.node_suspected("d0")  # and refutes
     await asyncio.sleep(0.05)
     assert len(world.nodes.placed) == 1
     world.nodes.doubted = {"d0"}
-    world.acceptor.node_suspected("d0")
+    world.attempts.node_suspected("d0")
     await until(lambda: len(world.nodes.placed) == 2)
     for index in range(1, 6):
         await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
@@ -185,7 +188,7 @@ async def test_a_suspected_node_that_speaks_keeps_its_requests(world, monkeypatc
     work = asyncio.create_task(collect(ask(world), tokens))
     await until(lambda: len(world.channel.called) == 2)
     world.nodes.doubted = {"d0"}
-    world.acceptor.node_suspected("d0")
+    world.attempts.node_suspected("d0")
     await tell(world, 0, 0, 10)
     await asyncio.sleep(0.1)
     assert len(world.nodes.placed) == 1
@@ -207,10 +210,10 @@ async def test_silence_begins_with_the_last_token_of_the_attempt(world, monkeypa
     flight.begun -= 3601.0
     flight.last_token -= 3600.0
     world.nodes.doubted = {"d0"}
-    world.acceptor.node_suspected("d0")
+    world.attempts.node_suspected("d0")
     await until(lambda: ("p1", messages.PREFILL) in world.channel.called)
     world.nodes.doubted = {"d1"}
-    world.acceptor.node_suspected("d1")
+    world.attempts.node_suspected("d1")
     await asyncio.sleep(0.1)
     assert len(world.nodes.placed) == 2, "its prompt may be long"
     await tell(world, 1, 1, 11, "stop")
@@ -226,7 +229,7 @@ async def test_nobody_waits_for_the_answer_of_a_silent_node(world, monkeypatch, 
     work = asyncio.create_task(collect(ask(world), tokens))
     await until(lambda: (silent, kind) in world.channel.called)
     world.nodes.doubted = {silent}
-    world.acceptor.node_suspected(silent)
+    world.attempts.node_suspected(silent)
     await until(lambda: ("p1", messages.PREFILL) in world.channel.called)
     await tell(world, 1, 0, 10, "stop")
     assert await work == "stop" and tokens == [10]

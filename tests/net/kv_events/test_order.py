@@ -1,0 +1,154 @@
+"""A publisher and a subscriber over real sockets: every batch once and in order, from before the subscription on, after
+lost ones, and after the publisher was started again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from net.kv_events.arrival import Arrival, Verdict
+from net.kv_events.backlog import Backlog
+from net.kv_events.publisher import EventPublisher
+from net.kv_events.settings import EventSettings
+from net.kv_events.subscriber import EventSubscriber
+from net.kv_events.wire import BlockRemoved, encode
+
+
+def test_the_backlog_keeps_the_last_batches():
+    backlog = Backlog(2)
+    assert [backlog.add(payload) for payload in (b"a", b"b", b"c")] == [0, 1, 2]
+    assert list(backlog.since(0)) == [(1, b"b"), (2, b"c")]
+    assert list(backlog.since(2)) == [(2, b"c")]
+    assert list(backlog.since(9)) == []
+
+
+def test_verdicts():
+    arrival = Arrival(5)
+    assert [arrival.judge(number) for number in (5, 6, 4)] == [Verdict.APPLY, Verdict.GAP, Verdict.AGAIN]
+    assert arrival.judge(4, replayed=True) is Verdict.OLD
+    arrival.skip_to(8)
+    arrival.applied(8)
+    assert (arrival.next, arrival.lost) == (9, 3)
+
+
+def event(number: int) -> list[BlockRemoved]:
+    return [BlockRemoved([number], "GPU")]
+
+
+class Follower:
+    """What a subscriber reports: numbers of events, and "forget"."""
+
+    def __init__(self, endpoint: str, replay: str | None) -> None:
+        self.seen: list[object] = []
+        self.subscriber = EventSubscriber(endpoint, replay, self.apply, lambda: self.seen.append("forget"))
+        self.subscriber.start()
+
+    def apply(self, batch) -> None:
+        self.seen += [one.block_hashes[0] for one in batch.events]
+
+    async def sees(self, *expected: object) -> None:
+        for _ in range(1000):
+            if self.seen == list(expected):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"expected {expected}, got {self.seen}")
+
+
+@pytest.fixture
+async def opened():
+    """open(tmp endpoint, ...) -> a publisher or follower, closed at the end."""
+    parts: list = []
+    yield parts
+    for one in parts:
+        await (one.subscriber.close() if isinstance(one, Follower) else one.close())
+
+
+def publisher(tmp_path, parts, **more) -> EventPublisher:
+    one = EventPublisher(EventSettings(f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay", **more))
+    one.start()
+    parts.append(one)
+    return one
+
+
+def follower(tmp_path, parts, replay=True) -> Follower:
+    one = Follower(f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay" if replay else None)
+    parts.append(one)
+    return one
+
+
+async def until_heard(source: EventPublisher, first: int, one: Follower) -> int:
+    """Publish until the subscription is there; returns the number of batches published."""
+    number = first
+    while not one.seen:
+        source.publish(0.0, event(number))
+        number += 1
+        await asyncio.sleep(0.02)
+    return number
+
+
+async def test_batches_from_before_the_subscription_are_replayed(tmp_path, opened):
+    source = publisher(tmp_path, opened)
+    for number in range(3):
+        source.publish(0.0, event(number))
+    one = follower(tmp_path, opened)
+    await one.sees(0, 1, 2)
+    source.publish(0.0, event(3))
+    await one.sees(0, 1, 2, 3)
+
+
+async def test_lost_batches_are_asked_for_again(tmp_path, opened):
+    source = publisher(tmp_path, opened)
+    one = follower(tmp_path, opened)
+    count = await until_heard(source, 0, one)
+    source._backlog.add(encode(0.0, event(count)))  # as if it were lost on its way
+    source.publish(0.0, event(count + 1))
+    await one.sees(*range(count + 2))
+    assert one.subscriber.lost == 0
+
+
+async def test_what_nobody_keeps_is_lost_and_all_is_forgotten(tmp_path, opened):
+    source = publisher(tmp_path, opened, buffer_steps=1)
+    for number in range(4):
+        source.publish(0.0, event(number))
+    one = follower(tmp_path, opened)
+    await one.sees("forget", 3)
+    assert one.subscriber.lost == 3
+
+
+async def test_a_publisher_that_begins_again_holds_nothing(tmp_path, opened):
+    first = publisher(tmp_path, opened)
+    for number in range(1000):
+        first.publish(0.0, event(number))
+    one = follower(tmp_path, opened)
+    await one.sees(*range(1000))
+    await first.close()
+    one.seen.clear()
+    second = publisher(tmp_path, opened)
+    while not one.seen:
+        second.publish(0.0, event(100))
+        await asyncio.sleep(0.02)
+    await one.sees("forget", *[100] * second.published)
+
+
+async def test_without_replay_a_subscriber_begins_where_it_can(tmp_path, opened):
+    source = publisher(tmp_path, opened)
+    for number in range(3):
+        source.publish(0.0, event(number))
+    one = follower(tmp_path, opened, replay=False)
+    await until_heard(source, 3, one)
+    assert one.seen[0] == "forget" and one.seen[1] >= 3
+
+
+@pytest.mark.expects_error(always=False)
+async def test_bytes_that_are_no_events_do_not_end_it(tmp_path, opened):
+    source = publisher(tmp_path, opened)
+    source._backlog.add(b"\xc1")
+    source.publish(0.0, event(1))
+    one = follower(tmp_path, opened)
+    await one.sees("forget", 1)
+
+
+def test_an_endpoint_in_use_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        EventPublisher(EventSettings("tcp://nowhere.invalid:x:*"))
