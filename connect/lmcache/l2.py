@@ -63,7 +63,7 @@ class Tasks:
             log.warning("task %s: %s", number, error, exc_info=error)
         try:
             made = result([] if error else done.result())
-        except Exception:  # of a listener of LMCache; whoever waits for the task needs an end
+        except Exception:  # of a listener of LMCache; a caller that waits for the task needs an end
             log.exception("task %s", number)
             made = result([])
         with self._lock:

@@ -57,7 +57,7 @@ class MooncakeHiCache(HiCacheStorage):
             self._flat = Pages(self._shard, KV, mem_pool_host, "flat")
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """A further pool. Raises NotImplementedError for heads of a draft model beside MLA: only rank 0 writes them,
+        """A further pool. Raises NotImplementedError for heads of a draft model with MLA: only rank 0 writes them,
         and the other ranks would read its heads."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)

@@ -121,7 +121,7 @@ def moved(writer: Any, source: Any, reader: Any, target: Any, count: int = 5) ->
     before = content(target, 8, 9 + count)
     assert reader.batch_get_v1(keys, indices(*range(9, 9 + count))) == [True] * count
     assert torch.equal(content(source, *range(count)), content(target, *range(9, 9 + count)))
-    assert torch.equal(before, content(target, 8, 9 + count)), "a page beside them changed"
+    assert torch.equal(before, content(target, 8, 9 + count)), "a page next to them changed"
     return keys
 
 
