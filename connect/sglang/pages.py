@@ -114,8 +114,8 @@ def usable(
     pages: int, present: Mapping[str, Sequence[bool]], trailing: Mapping[str, int]
 ) -> tuple[dict[str, int], list[int]]:
     """(pool -> its longest usable prefix, lengths that all pools can restore) of a prefix of which `pages` pages of KV
-    are there. `present`: per further pool whether page i is there. A pool in `trailing` needs only its last `trailing[pool]`
-    pages; other pools need all."""
+    are there. `present`: per further pool whether page i is there. A pool in `trailing` needs only its
+    last `trailing[pool]` pages; other pools need all."""
     hits: dict[str, int] = {}
     lengths = range(1, pages + 1)
     restorable = set(lengths)
