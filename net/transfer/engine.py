@@ -222,6 +222,16 @@ class TransferEngine:
             return None
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
 
+    def path_seen(self, peer_id: str) -> Path | None:
+        """`path_of` as the event loop last saw it, without a look for notices of the peer. Any thread may ask."""
+        peer = self._peers.get(peer_id)
+        path = None if peer is None else peer.path
+        if path is None:
+            return None
+        transport = self._transports[path.transport]
+        is_open = transport.maps(peer_id) if isinstance(transport, Mapped) else transport.is_open(peer_id)
+        return path if is_open else None
+
     def regions(self) -> dict[str, dict[str, Any]]:
         """The registered regions by name: nbytes, place ('numa:0', 'cuda:0@PCI address', None: unknown) and nics
         (RDMA devices in use near the region)."""
