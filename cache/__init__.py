@@ -25,6 +25,7 @@ Files:
     homes/         Decides which node keeps a key, which home is asked next, and which of two contents stays
     index/         The locations of blocks in DRAM, readable by other processes of the host
     pool/          Decides who uses which slot of an arena, and which content stays
+    quick/         Gets and puts of a thread that waits for them: no event loop, no switch of threads
     server/        Answers peers that use this node's share of the pooled store
     ssd/           The SSD tier: blocks on disk under a byte budget, found again after a restart
     store/         The pooled store as one node or program uses it

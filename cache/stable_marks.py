@@ -24,7 +24,7 @@ Mark = tuple[int, int]
 
 
 class StableMarks:
-    """The marks of this process. The caller registers `region`."""
+    """The marks of this process, for any of its threads. The caller registers `region`."""
 
     def __init__(self) -> None:
         self.region = Region.shared(MARKS_REGION, MARKS * WORD.size)
@@ -34,10 +34,11 @@ class StableMarks:
     @contextmanager
     def mark(self) -> Iterator[Mark | None]:
         """A mark that holds while this is open; None if there are too many."""
-        if not self._free:
+        try:
+            index, number = self._free.pop(), next(self._numbers)
+        except IndexError:
             yield None
             return
-        index, number = self._free.pop(), next(self._numbers)
         WORD.pack_into(self.region.memory, index * WORD.size, number)
         try:
             yield index, number

@@ -81,6 +81,15 @@ class Router:
         """The homes before the recent joins; empty if there were none."""
         return ranking(key, self._former, self.replicas) if self._joined and self._former else []
 
+    def homes_now(self, now: float, key: BlockKey) -> list[str]:
+        """The same as `replicas_of`. Any thread may ask."""
+        count, until = self._hot.get(key, (0, 0.0))
+        return ranking(key, self.members, max(count, self.replicas) if now < until else self.replicas)
+
+    def decides_alone(self, keys: Iterable[BlockKey]) -> bool:
+        """Whether no node but its home can have any of these keys. Any thread may ask."""
+        return self.replicas == 1 and not self._joined and not (self._hot and any(key in self._hot for key in keys))
+
     def single(self) -> bool:
         """Whether every key has exactly one candidate, so that a miss there is final."""
         return self.replicas == 1 and not self._joined and not self._hot

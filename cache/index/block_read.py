@@ -40,6 +40,12 @@ class BlockRead:
             *(pointer, word, pointer, word, word, ctypes.c_char_p, ctypes.c_size_t, pointer, pointer)
         ]
 
+    def get_now(self, index: IndexView, arena: Region, keys: Sequence[BlockKey], targets: Sequence[int]) -> list[int]:
+        """The same as `get`, in the calling thread; any thread may call."""
+        lengths = array("I", bytes(4 * len(keys)))
+        self._read_some(index, arena, keys, array("Q", targets), lengths, 0, len(keys))
+        return list(lengths)
+
     async def get(
         self, threads: CopyThreads, index: IndexView, arena: Region, keys: Sequence[BlockKey], targets: Sequence[int]
     ) -> list[int]:

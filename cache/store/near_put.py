@@ -37,10 +37,7 @@ class NearPut:
         way = home, job.region.name
         if self._rests and loop_time() < self._rests.get(way, (0.0, 0.0))[0]:
             return None
-        if self._marks is None:
-            self._marks = StableMarks()
-            self._transfer.register(self._marks.region)
-        with self._marks.mark() as mark:
+        with self.marks().mark() as mark:
             if mark is None:
                 return None
             take = Take(
@@ -60,6 +57,13 @@ class NearPut:
         _, pause_s = self._rests.get(way, (0.0, REST_S))
         self._rests[way] = loop_time() + pause_s, min(REST_MAX_S, 2 * pause_s)
         return None
+
+    def marks(self) -> StableMarks:
+        """The marks of this client's puts; homes map them with the first put."""
+        if self._marks is None:
+            self._marks = StableMarks()
+            self._transfer.register(self._marks.region)
+        return self._marks
 
     def _is_near(self, home: str) -> bool:
         path = self._transfer.path_of(home)

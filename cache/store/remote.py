@@ -21,6 +21,7 @@ from cache.store.store import Store
 from net.bodies import Nothing, answered, encode
 from net.channel.channel import Channel
 from net.channel.cluster_key import ClusterKey
+from net.channel.links import Links
 from net.errors import PeerLost, PeerRefused, RemoteError
 from net.http.client import IDENTITY, fetch_cluster
 from net.loop.tasks import keep
@@ -37,11 +38,16 @@ class Remote:
 
     def __init__(self, channel: Channel, transfer: TransferEngine, contact: str) -> None:
         self.store: Store
+        self.transfer = transfer
         self._channel = channel
-        self._transfer = transfer
         self._contact = contact
         self._members: dict[str, int] = {}
         self._refreshing: asyncio.Task[None] | None = None
+
+    @property
+    def links(self) -> Links:
+        """The connections of this client."""
+        return self._channel.links
 
     @classmethod
     async def open(
@@ -82,7 +88,7 @@ class Remote:
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
-        await self._transfer.close()
+        await self.transfer.close()
         await self._channel.close()
         await self.store.close()
 

@@ -69,6 +69,20 @@ class SameHost:
             return None
         return view
 
+    def known(self, home: str) -> tuple[BlockRead, IndexView, Region] | None:
+        """The code that reads blocks of a home, its index and its arena; None if they are not ready. Any thread may
+        ask. The memory stays mapped while a view of it is held."""
+        view, code = self._views.get(home), self._code
+        if view is None or code is None or view.path is None or view.path is not self._transfer.path_seen(home):
+            return None
+        if view.blocks is None or view.arena is None or view.arena.closed:
+            return None
+        return code, view.blocks, view.arena
+
+    def were_read(self, home: str, keys: Sequence[BlockKey]) -> None:
+        """These were read without this object."""
+        self._report_soon(home, list(keys))
+
     def _look_at(self, home: str, path: Path | None) -> None:
         loop = asyncio.get_running_loop()
         if home in self._looking or (path is None and not self._transfer.may_be_one_sided(home)):

@@ -30,6 +30,7 @@ from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
 from cache.server.taking import Taking
+from cache.stable_marks import StableMarks
 from cache.store.accounts import Accounts
 from cache.store.calls import HOME_ERRORS, Calls
 from cache.store.job import MESSAGE_BYTES, NEAR_BULK_BYTES, NEAR_MESSAGE_BYTES, StoreCall
@@ -78,20 +79,18 @@ class Store:
         )
         self._transfer = transfer
         self._members = members
-        self._deadlines = options.deadlines
+        self.deadlines = options.deadlines
         self._regions: dict[str, Region] = {}
         self._accounts = accounts = Accounts()
         self._window = max(1, WINDOW_BYTES // block_bytes)
-        self._share = None if local is None else StoreServer(node_id, channel, transfer, local, self._deadlines)
-        self._calls = calls = Calls(channel, transfer.bulk, self._deadlines)
+        self._share = None if local is None else StoreServer(node_id, channel, transfer, local, self.deadlines)
+        self._calls = calls = Calls(channel, transfer.bulk, self.deadlines)
         self.router = Router(node_id, options.replicas)
-        self._same_host = SameHost(transfer, calls)
-        self._reader = Reader(
-            calls, transfer, self._same_host, self.router, self._deadlines, accounts, options.checksums
-        )
+        self.same_host = SameHost(transfer, calls)
+        self._reader = Reader(calls, transfer, self.same_host, self.router, self.deadlines, accounts, options.checksums)
         self._near = NearPut(calls, transfer)
         self._writer = Writer(
-            calls, transfer, self._near, self.router, self._deadlines, accounts.failed, options.checksums
+            calls, transfer, self._near, self.router, self.deadlines, accounts.failed, options.checksums
         )
         self._values = Values(block_bytes, self.attach, self._job, self._get, self._put)
         self.scattered = Scattered(block_bytes, self.attach, self._job, self._get, self._put)
@@ -115,6 +114,15 @@ class Store:
     def region(self, name: str) -> Region:
         """The attached region of that name. Raises KeyError."""
         return self._regions[name]
+
+    def marks(self) -> StableMarks:
+        """The marks of this client's puts to homes on this host."""
+        return self._near.marks()
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether the router knows the present members. Any thread may ask."""
+        return self._members() == self.router.members
 
     @property
     def keeper(self) -> Keeper | None:
@@ -166,7 +174,7 @@ class Store:
         if not homes or len(keys) > LAYERED_BYTES // self.block_bytes:
             yield None
             return
-        async with pinned(self._calls, self._transfer, self._deadlines, keys, homes, self._window) as blocks:
+        async with pinned(self._calls, self._transfer, self.deadlines, keys, homes, self._window) as blocks:
             yield blocks
 
     async def put_from(
@@ -304,7 +312,7 @@ class Store:
         return self._accounts.got(job)
 
     async def _put(self, job: StoreCall) -> StoreCall:
-        if job.agree and not self.router.single():
+        if job.agree and not self.router.decides_alone(job.keys):
             job.present |= (await self._reader.which(job.keys, leading=False)).have
         await self._writer.publish(job, self._window)
         return self._accounts.put(job)
@@ -355,7 +363,7 @@ class Store:
 
     async def close(self) -> None:
         """Release the leases, then close the local store. Close the transfer engine and the channel first."""
-        await self._same_host.close()
+        await self.same_host.close()
         if self._keeper is not None:
             await self._keeper.close()
         if self._taking is not None:

@@ -9,6 +9,9 @@ from typing import Any
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.argtypes, _new_bytes.restype = [ctypes.c_void_p, ctypes.c_ssize_t], ctypes.py_object
+WRITABLE = 0x200  # PyBUF_WRITE
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.argtypes, _view.restype = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int], ctypes.py_object
 
 
 def blank_bytes(nbytes: int) -> bytes:
@@ -47,6 +50,11 @@ class Pieces:
         """The memory of buffers. Raises TypeError, BufferError."""
         rows = [address_of(buffer) for buffer in buffers]
         return cls([(address, nbytes) for address, nbytes, _ in rows], [owner for _, _, owner in rows])
+
+    def views(self, nbytes: int | None = None) -> list[memoryview]:
+        """The first `nbytes` of the value, or all; valid while the pieces are."""
+        total = self.nbytes if nbytes is None else nbytes
+        return [_view(address, length, WRITABLE) for address, length in self._within(0, total) if length]
 
     def copy_to(self, address: int, start: int, nbytes: int) -> None:
         """Copy the bytes [start, start + nbytes) of the value to `address`."""

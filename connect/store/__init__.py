@@ -10,6 +10,7 @@ Files:
                        the value
     nodes              Finds the node through which a program enters the pool: named by the program, running on this
                        host, or started
+    quick_values       Puts and gets of named values in the calling thread (cache/quick/), as far as that is possible
     registered         The memory that a program has registered
     replicas           The answers of upstream's replica descriptions, for a value of our pool
     replicate_config   The wishes of one put

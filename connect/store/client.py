@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 from cache.results import NoRoom, StoreError
+from cache.store.remote import Remote
 from connect.common.event_loop import EventLoop
+from connect.common.raw_memory import Pieces
 from connect.store import codes
-from connect.store.named_values import NamedValues
+from connect.store.named_values import NamedValues, Target
 from connect.store.nodes import Entry, enter
+from connect.store.quick_values import QuickValues
 from connect.store.settings import Setup
 from net.channel.cluster_key import KeyFileError
 from net.errors import PeerLost, PeerRefused, RemoteError
@@ -40,6 +43,7 @@ class Client:
         self._loop: EventLoop | None = None
         self._entry: Entry | None = None
         self._values: NamedValues | None = None
+        self._quick: QuickValues | None = None
         self.hostname = ""
 
     def open(self, setup: Setup) -> int:
@@ -57,6 +61,7 @@ class Client:
                 log.error("setup: %s", error)
                 return codes.NO_ANSWER
             self._loop = loop
+            self._quick = loop.run(_quick(self._entry.remote, setup.tenant))
             self._values = NamedValues(self._entry.remote.store, setup.tenant)
             port = self._entry.address.rpartition(":")[2]
             self.hostname = setup.local_hostname if ":" in setup.local_hostname else f"{setup.local_hostname}:{port}"
@@ -77,6 +82,29 @@ class Client:
             raise NotReady
         return loop.begin(work(values))
 
+    def put(self, items: Sequence[tuple[str, Pieces]], *, pin: bool) -> list[int]:
+        """NamedValues.put, in the calling thread where that is possible. Raises NotReady, and what that raises."""
+        if self._quick is None:
+            raise NotReady
+        ends = {} if pin else self._quick.put(items)
+        left = [position for position in range(len(items)) if position not in ends]
+        if left:
+            rest = [items[position] for position in left]
+            ends |= zip(left, self.run(lambda values: values.put(rest, pin=pin)), strict=True)
+        return [ends[position] for position in range(len(items))]
+
+    def get(self, names: Sequence[str], target: Target) -> list[int]:
+        """NamedValues.get, in the calling thread where that is possible. Raises NotReady, and what that raises."""
+        if self._quick is None:
+            raise NotReady
+        ends = self._quick.get(names, target)
+        left = [position for position in range(len(names)) if position not in ends]
+        if left:
+            rest = [names[position] for position in left]
+            found = self.run(lambda values: values.get(rest, lambda at, nbytes: target(left[at], nbytes)))
+            ends |= zip(left, found, strict=True)
+        return [ends[position] for position in range(len(names))]
+
     def answers(self) -> bool:
         """Whether any node of the pool answers."""
         entry, loop = self._entry, self._loop
@@ -87,11 +115,17 @@ class Client:
     def close(self) -> None:
         """Idempotent; no other call may run."""
         with self._lock:
-            loop, entry = self._loop, self._entry
-            self._loop = self._entry = self._values = None
+            loop, entry, quick = self._loop, self._entry, self._quick
+            self._loop = self._entry = self._values = self._quick = None
+            if quick is not None:
+                quick.close()
             if loop is not None and entry is not None:
                 loop.run(entry.close())
                 loop.close()
+
+
+async def _quick(remote: Remote, tenant: str) -> QuickValues:
+    return QuickValues(remote, tenant)
 
 
 def answering(otherwise: Callable[[tuple[Any, ...], int], Any]) -> Callable[[Call], Call]:

@@ -156,7 +156,7 @@ class MooncakeDistributedStore:
         pin = bool(config.with_hard_pin)
         good = {i: value for i, value in enumerate(values) if value is not None}
         items = [(keys[i], value) for i, value in good.items()]
-        ends = dict(zip(good, self._client.run(lambda values: values.put(items, pin=pin)), strict=True))
+        ends = dict(zip(good, self._client.put(items, pin=pin), strict=True))
         return [ends.get(i, codes.INVALID) for i in range(len(keys))]
 
     # --- replace
@@ -212,7 +212,7 @@ class MooncakeDistributedStore:
             found[i] = short = blank_bytes(max(2, nbytes))
             return Pieces.of(short) if nbytes > 1 else Pieces([(Pieces.of(short).pieces[0][0], 1)], short)
 
-        ends = self._client.run(lambda values: values.get(keys, target))
+        ends = self._client.get(keys, target)
         return [value[:end] if end > 0 else b"" for value, end in zip(found, ends, strict=True)]
 
     @answering(lambda given, code: None)
@@ -231,7 +231,7 @@ class MooncakeDistributedStore:
             found[i] = made = BufferHandle(nbytes)
             return Pieces([(made.ptr(), nbytes)], made)
 
-        ends = self._client.run(lambda values: values.get(keys, target))
+        ends = self._client.get(keys, target)
         return [handle if end > 0 else None for handle, end in zip(found, ends, strict=True)]
 
     @answers_code
@@ -268,7 +268,7 @@ class MooncakeDistributedStore:
                 return codes.TRANSFER
             return codes.INVALID if room is None or room.nbytes < nbytes else room
 
-        return self._client.run(lambda values: values.get(keys, target))
+        return self._client.get(keys, target)
 
     # --- sessions
 

@@ -13,6 +13,7 @@ import logging
 import secrets
 from collections.abc import Callable, Container
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,16 @@ CONNECT_S = 10.0  # TCP connection and hellos
 CLOSE_S = 1.0  # to send queued frames when closing
 NAME_MAX = 256  # characters of a node's id, instance and host, and of a purpose
 ANY_HOST = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a thread without an event loop needs to open a data connection (net/transfer/tcp/blocking_rail.py)."""
+
+    peer_id: str
+    instance: str  # of its process
+    address: Address
+    greeting: Callable[[str], Header]  # purpose -> this node's hello
 
 
 class Links:
@@ -142,6 +153,14 @@ class Links:
         waiter: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         peer.waiters.append(waiter)
         return await waiter
+
+    def door(self, peer_id: str) -> Door | None:
+        """How to open one more connection to a peer with an open control connection. None without one, and with a
+        cluster key. Any thread may ask."""
+        peer = self._peers.get(peer_id)
+        if peer is None or peer.address is None or self.sealed or self._closing or peer.control() is None:
+            return None
+        return Door(peer_id, peer.instance, peer.address, self.greeting)
 
     async def dial(self, peer_id: str, purpose: str) -> Connection:
         """A new connection to the peer. Raises PeerLost, PeerRefused."""

@@ -8,6 +8,7 @@ Files:
     polling      Busy polling: keeps the event loop awake if the next bytes are likely to arrive within microseconds
     restarts     Decides how often to restart a failed background task
     seldom       Rate limit for log lines that strangers can cause, so that they cannot fill a log
+    spinning     Whether a thread without an event loop looks again and again for bytes, or sleeps until they arrive
     stalls       StallMonitor: measures how long an event has to wait for the event loop, and why
     supervisor   The exception handler of a node's event loop
     tasks        Background tasks

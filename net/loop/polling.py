@@ -5,9 +5,11 @@ sides: the sender pays in the middle of its send, once for each piece that finds
 arrives or an answer is due, the next bytes arrive sooner than that.
 
 There are two kinds of waits: for the rest of a payload (REST) and for the next message (NEXT). Polling fails if nothing
-arrives within `most_s` seconds: the peer is slow or seldom asks, or it needs the core on which this loop polls. The
-next 2 waits of that kind then sleep, after the next failure 4, up to SKIP_MAX. Bytes that arrive while the loop polls
-reset this count. If packets arrive within `most_s` of each other, a core stays awake for the whole transfer.
+arrives within `most_s` seconds: the peer is slow or seldom asks, or it needs the core on which this loop polls. It also
+fails if the bytes are found later than that: then this process did not have its core, and polling used up time that it
+needs when the bytes arrive. The next 2 waits of that kind then sleep, after the next failure 4, up to SKIP_MAX. Bytes
+that arrive while the loop polls reset this count. If packets arrive within `most_s` of each other, a core stays awake
+for the whole transfer.
 """
 
 from __future__ import annotations
@@ -58,8 +60,10 @@ class Polling:
         """Bytes have arrived."""
         if self._waiting:
             self._waiting = False
-            if self._since:
+            if self._since and time.monotonic() - self._since <= self._most_s:
                 self._next_skip[self._kind] = 2
+            elif self._since:
+                self._failed()
 
     def stop(self) -> None:
         """No more bytes are expected."""
@@ -76,5 +80,8 @@ class Polling:
         self._awake = False
         if self._waiting:
             self._waiting = False
-            self._skip[self._kind] = self._next_skip[self._kind]
-            self._next_skip[self._kind] = min(SKIP_MAX, 2 * self._next_skip[self._kind])
+            self._failed()
+
+    def _failed(self) -> None:
+        self._skip[self._kind] = self._next_skip[self._kind]
+        self._next_skip[self._kind] = min(SKIP_MAX, 2 * self._next_skip[self._kind])

@@ -81,6 +81,7 @@ class TransferEngine:
         self._clock = clock or Clock()
         self._copier = Copier()
         self._deadlines = Deadlines()
+        self._mapping = {name: one for name, one in self._transports.items() if isinstance(one, Mapped)}
         self._finder = PathFinder(channel, self._transports)
         self.bulk = BulkCalls(self._transports, self.open, self.path_of, self._of, self._limit, self._clock)
         channel.on_lost(self._gone)
@@ -195,8 +196,8 @@ class TransferEngine:
         path = self.path_of(peer_id) or await self.open(peer_id)
         if path is LOCAL:
             return self._region(remote)
-        transport = self._transports[path.transport]
-        return await transport.mapped(peer_id, remote) if isinstance(transport, Mapped) else None
+        mapping = self._mapping.get(path.transport)
+        return None if mapping is None else await mapping.mapped(peer_id, remote)
 
     def epoch_of(self, peer_id: str) -> str:
         """The `epoch` that `peer_id` passes to its WRITEs into memory of this node. A peer that does not know yet that
@@ -221,6 +222,16 @@ class TransferEngine:
         if peer is None or peer.path is None:
             return None
         return peer.path if self._transports[peer.path.transport].is_open(peer_id) else None
+
+    def path_seen(self, peer_id: str) -> Path | None:
+        """`path_of` as the event loop last saw it, without a look for notices of the peer. Any thread may ask."""
+        peer = self._peers.get(peer_id)
+        path = None if peer is None else peer.path
+        if path is None:
+            return None
+        mapping = self._mapping.get(path.transport)
+        is_open = self._transports[path.transport].is_open(peer_id) if mapping is None else mapping.maps(peer_id)
+        return path if is_open else None
 
     def regions(self) -> dict[str, dict[str, Any]]:
         """The registered regions by name: nbytes, place ('numa:0', 'cuda:0@PCI address', None: unknown) and nics

@@ -100,5 +100,8 @@ class Carded(Protocol):
 class Mapped(Protocol):
     """A transport that maps the memory of its peers into this process."""
 
+    def maps(self, peer_id: str) -> bool:
+        """`is_open` as the event loop last saw it, without a look for notices of the peer. Any thread may ask."""
+
     async def mapped(self, peer_id: str, remote: str) -> Region:
         """The peer's region, for reading. Raises TransferError, PeerLost."""

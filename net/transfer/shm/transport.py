@@ -81,6 +81,9 @@ class Shm:
             attached.lifeline.poll()
         return peer_id in self._attached
 
+    def maps(self, peer_id: str) -> bool:
+        return peer_id in self._attached
+
     async def submit(
         self,
         peer_id: str,

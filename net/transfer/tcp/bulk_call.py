@@ -97,6 +97,9 @@ class BulkCall:
         """The question's bytes, from the first one. They do not change until the call has ended."""
         return NOTHING
 
+    def sent(self, moved: int) -> None:
+        """The first `moved` bytes of the question are on their way; called by a BlockingRail only."""
+
     def tail(self) -> Body:
         """The body of the tail; called when the bytes are in flight."""
         return {}

@@ -23,7 +23,7 @@ CANCEL_S = 5.0  # a peer that does not confirm a cancelled WRITE within this tim
 
 FLUSH_S = 0.5  # for the socket to take the queued bytes of a cancelled call
 
-_rail_ids = count(1)  # unique in this process
+rail_ids = count(1)  # unique in this process
 
 
 class RailBroken(Exception):
@@ -49,7 +49,7 @@ class TcpRail:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.rail_id = next(_rail_ids)
+        self.rail_id = next(rail_ids)
         self.ended = False
         self._on_end: Callable[[str | None], None] = lambda reason: None
         self._ids = count(1)

@@ -31,10 +31,10 @@ async def pair(tmp_path, monkeypatch, request):
         home.channel.handle(kind, told)
     fill(client)
     assert await client.store.put_from(KEYS[SOME], "kv", OFFSETS[SOME]) == 4
-    while client.store._same_host.view("home") is None:  # looked for since the first call
+    while client.store.same_host.view("home") is None:  # looked for since the first call
         await client.store.lookup(KEYS[SOME])
         await asyncio.sleep(0.01)
-    assert (client.store._same_host._code is None) == (request.param == "python")
+    assert (client.store.same_host._code is None) == (request.param == "python")
     await home.local.drain()
     home.asked.clear()
     yield home, client
@@ -96,5 +96,5 @@ async def test_a_home_that_goes_takes_its_memory_along(pair):
     home, client = pair
     await home.transfer.close()
     await home.channel.close()
-    await until(lambda: client.store._same_host.view("home") is None)
+    await until(lambda: client.store.same_host.view("home") is None)
     assert (await get(client)).blocks == 0

@@ -69,6 +69,17 @@ async def test_bytes_that_come_while_it_polls_start_it_anew(clock):
     assert [bool(count) for count in await waits(poll, clock, REST, 3)] == [False, False, True]
 
 
+async def test_bytes_found_too_late_count_as_none(clock):
+    """The process did not have its core."""
+    poll = Polling(MOST_S)
+    poll.begin(NEXT)
+    await turns(4)
+    clock.now += 1.0
+    poll.end()
+    await turns(2)
+    assert [bool(count) for count in await waits(poll, clock, NEXT, 3)] == [False, False, True]
+
+
 async def test_it_sleeps_as_soon_as_nothing_is_expected(clock):
     poll = Polling(MOST_S)
     poll.begin(NEXT)

@@ -1,0 +1,100 @@
+"""BlockingCalls: bulk calls of threads without an event loop (net/transfer/tcp/blocking_rail.py)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from net.channel.links import Door, Links
+from net.errors import PeerLost, PeerRefused, RemoteError
+from net.transfer.tcp.blocking_rail import BlockingRail
+from net.transfer.tcp.bulk_call import BulkCall
+
+IDLE_MAX = 4  # connections to one peer that are kept between calls
+REST_S = 1.0  # after a failure, a peer is not asked this way
+
+Errors = PeerLost | PeerRefused | RemoteError | TimeoutError
+ERRORS = (PeerLost, PeerRefused, RemoteError, TimeoutError)
+
+
+class BlockingCalls:
+    """Any thread may ask. `spin_s`: how long it may look for an answer before it sleeps."""
+
+    def __init__(self, links: Links, spin_s: float) -> None:
+        self._links = links
+        self._spin_s = spin_s
+        self._idle: dict[tuple[str, str], deque[BlockingRail]] = {}  # by peer id and the instance of its process
+        self._rest_until: dict[str, float] = {}
+
+    def reaches(self, peer_id: str) -> bool:
+        """Whether the peer can be asked this way now."""
+        if self._rest_until and time.monotonic() < self._rest_until.get(peer_id, 0.0):
+            return False
+        return self._links.door(peer_id) is not None
+
+    def ask(self, calls: Mapping[str, BulkCall], wait_s: float) -> dict[str, Errors]:
+        """One question for each of these peers, at the same time. `wait_s`: the longest time without any byte. Returns
+        the errors by peer; a peer that failed may have handled its question."""
+        failed: dict[str, Errors] = {}
+        asked: list[tuple[Door, BlockingRail]] = []
+        for peer_id, call in calls.items():
+            rail = None
+            try:
+                door, rail = self._take(peer_id)
+                rail.send(call, wait_s)
+                asked.append((door, rail))
+            except ERRORS as error:
+                self._fail(peer_id, rail, error, failed)
+            except BaseException:
+                self._close(rail, *[one for _, one in asked])
+                raise
+        while asked:
+            door, rail = asked.pop(0)
+            try:
+                rail.receive()
+            except RemoteError as error:
+                failed[door.peer_id] = error
+            except ERRORS as error:
+                self._fail(door.peer_id, rail, error, failed)
+                continue
+            except BaseException:
+                self._close(rail, *[one for _, one in asked])
+                raise
+            self._put_back(door, rail)
+        return failed
+
+    def _take(self, peer_id: str) -> tuple[Door, BlockingRail]:
+        door = self._links.door(peer_id)
+        if door is None:
+            raise PeerLost(f"no connection to {peer_id!r} is open")
+        try:
+            return door, self._idle[peer_id, door.instance].popleft()
+        except (KeyError, IndexError):
+            return door, BlockingRail.dial(door, self._spin_s)
+
+    def _put_back(self, door: Door, rail: BlockingRail) -> None:
+        idle = self._idle.setdefault((door.peer_id, door.instance), deque())
+        if len(idle) < IDLE_MAX:
+            idle.appendleft(rail)  # the one that was used last comes first: its peer may still look for a question
+        else:
+            rail.close()
+
+    def _fail(self, peer_id: str, rail: BlockingRail | None, error: Errors, failed: dict[str, Errors]) -> None:
+        """The others to that peer are probably broken, too."""
+        failed[peer_id] = error
+        self._rest_until[peer_id] = time.monotonic() + REST_S
+        self._close(rail)
+        for key in [key for key in list(self._idle) if key[0] == peer_id]:
+            self._close(*self._idle.pop(key, ()))
+
+    def _close(self, *rails: BlockingRail | None) -> None:
+        for rail in rails:
+            if rail is not None:
+                rail.close()
+
+    def close(self) -> None:
+        """No call may run. Idempotent."""
+        for rails in self._idle.values():
+            self._close(*rails)
+        self._idle.clear()
