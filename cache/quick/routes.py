@@ -110,7 +110,7 @@ class Routes:
             self._on_loop(lambda: self._loop.call_later(REPORT_S, self._report))
 
     def heated(self, hot: Sequence[tuple[BlockKey, int]]) -> None:
-        """Homes have said that these keys have so many replicas."""
+        """Homes have said that these keys have that number of replicas."""
         router, now = self._store.router, self._loop.time()
         for key, replicas in hot:
             if len(router.homes_now(now, key)) != replicas:

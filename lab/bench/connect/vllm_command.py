@@ -37,6 +37,7 @@ from lab.bench.connect.vllm_load import AFTER_RESTART, ELSEWHERE, MISS, TURN_TTF
 from lab.conformance.record import WHEEL
 from lab.foreign.engines import Engine, Say, export_model
 from lab.foreign.processes import installed_version
+from lab.foreign.vllm_connectors import Settings
 
 METRICS = {MISS: "ms", ELSEWHERE: "ms", AFTER_RESTART: "ms", TURNS_PER_S: "1/s", TURN_TTFT: "ms"}
 ORDER = ("alone", "upstream-store", "our-store", "own-connector", "alone")
@@ -52,9 +53,12 @@ DTYPE = "bfloat16"
 def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace, say: Say) -> Samples:
     """One configuration. Raises Unreachable."""
     with CONFIGURATIONS[name](place) as started:
-        settings = {f"{name}-{number}": started.settings(number) for number in range(args.instances)}
+
+        def settings() -> dict[str, Settings]:  # a store that has started again has other ports
+            return {f"{name}-{number}": started.settings(number) for number in range(args.instances)}
+
         say(f"{name}: starting {args.instances} vLLM processes")
-        with engine.running(settings, say) as running:
+        with engine.running(settings(), say) as running:
             urls = [process.url for process in running.values()]
             load.warm_up(urls)
             say(f"{name}: documents")
@@ -63,7 +67,7 @@ def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace
             samples |= load.sessions(urls)
         say(f"{name}: all processes end and start again")
         started.restart()
-        with engine.running(settings, say) as running:
+        with engine.running(settings(), say) as running:
             urls = [process.url for process in running.values()]
             load.warm_up(urls)
             return samples | load.after_restart(urls)
