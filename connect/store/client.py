@@ -130,7 +130,7 @@ async def _quick(remote: Remote, tenant: str) -> QuickValues:
 
 def answering(otherwise: Callable[[tuple[Any, ...], int], Any]) -> Callable[[Call], Call]:
     """Calls that never raise for what happens in the pool: otherwise(arguments, code) is their answer then. TypeError
-    remains: it names a wrong argument."""
+    remains: it names a wrong argument. So does ImportError: a call for tensors without torch."""
 
     def decorate(call: Call) -> Call:
         @wraps(call)
@@ -145,7 +145,7 @@ def answering(otherwise: Callable[[tuple[Any, ...], int], Any]) -> Callable[[Cal
             except StoreError as error:
                 log.warning("%s: %s", call.__name__, error)
                 code = codes.NO_ANSWER
-            except TypeError:
+            except (TypeError, ImportError):
                 raise
             except Exception:
                 log.exception("%s", call.__name__)

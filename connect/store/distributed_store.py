@@ -19,6 +19,7 @@ from connect.store.replicas import Replica
 from connect.store.replicate_config import ReplicateConfig
 from connect.store.sessions import ReadSessions, WriteSessions
 from connect.store.settings import Setup
+from connect.store.tensor_calls import TensorCalls
 
 PLAIN = ReplicateConfig()
 
@@ -35,8 +36,8 @@ class BufferHandle(bytearray):
         return len(self)
 
 
-class MooncakeDistributedStore:
-    """One client of the pool."""
+class MooncakeDistributedStore(TensorCalls):
+    """One client of the pool. Calls for tensors: connect/store/tensor_calls.py."""
 
     def __init__(self) -> None:
         self._client = Client()
