@@ -154,10 +154,10 @@ class MooncakeDistributedStore(TensorCalls):
             raise TypeError(f"config must be a ReplicateConfig, not {type(config).__name__}")
         if values is None:
             return [codes.INVALID] * len(keys)
-        pin = bool(config.with_hard_pin)
+        pin, replicas = bool(config.with_hard_pin), arguments.numbers([config.replica_num], "replica_num")[0]
         good = {i: value for i, value in enumerate(values) if value is not None}
         items = [(keys[i], value) for i, value in good.items()]
-        ends = dict(zip(good, self._client.put(items, pin=pin), strict=True))
+        ends = dict(zip(good, self._client.put(items, pin=pin, replicas=replicas), strict=True))
         return [ends.get(i, codes.INVALID) for i in range(len(keys))]
 
     # --- replace
