@@ -72,6 +72,6 @@ def _head(tensor: torch.Tensor) -> TensorHead:
 
 def _value(head: TensorHead, tensor: torch.Tensor) -> Pieces:
     packed = Pieces.of(head.pack())
-    elements = tensor.detach().cpu().contiguous()
+    elements = tensor.detach().cpu().contiguous().resolve_neg()
     rows = [(elements.data_ptr(), head.nbytes)] if head.nbytes else []
     return Pieces([*packed.pieces, *rows], (packed, elements))
