@@ -133,7 +133,7 @@ STARTED_BY_OTHERS = {
     "lab.conformance.engine_cases",
     "lab.conformance.store_cases",
     "lab.faults.put_client",
-    "lab.foreign.event_reader",
+    "lab.foreign.events.reader",
     "lab.launch.up",
 }
 """Programs that another command starts in a process of their own; scripts/up is a shell script."""

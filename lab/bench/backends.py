@@ -26,8 +26,8 @@ from lab.bench.common.client import Unreachable, greedy_client, open_session
 from lab.bench.common.latency import Measured, summarize
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import WARMUP, Spec, TokenSource, prefix_repetition_specs, with_arrivals
-from lab.foreign.behind import Behind, two_workers
-from lab.foreign.processes import installed_version
+from lab.foreign.backends.workers import Behind, two_workers
+from lab.foreign.common.processes import installed_version
 
 OURS = "mooncake"
 VOCAB = 49_000

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lab.bench.transfer.mooncake_store import free_port
 from lab.conformance.answers import HERE, engine_answers, store_answers
-from lab.foreign.processes import environment
+from lab.foreign.common.processes import environment
 
 WHEEL = "mooncake-transfer-engine-non-cuda"
 START_S = 60.0

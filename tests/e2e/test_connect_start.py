@@ -13,7 +13,7 @@ import pytest
 from connect.store import nodes
 from connect.store.distributed_store import MooncakeDistributedStore
 from lab.conformance.answers import ours
-from lab.foreign.processes import free_port
+from lab.foreign.common.processes import free_port
 from tests.e2e.conftest import wait_until
 
 

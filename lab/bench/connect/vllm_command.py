@@ -35,9 +35,9 @@ from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.connect.vllm_configurations import CONFIGURATIONS, OURS, Place
 from lab.bench.connect.vllm_load import AFTER_RESTART, ELSEWHERE, MISS, TURN_TTFT, TURNS_PER_S, Load, Samples, Sizes
 from lab.conformance.record import WHEEL
-from lab.foreign.engines import Engine, Say, export_model
-from lab.foreign.processes import installed_version
-from lab.foreign.vllm_connectors import Settings
+from lab.foreign.common.processes import installed_version
+from lab.foreign.vllm.connectors import Settings
+from lab.foreign.vllm.engines import Engine, Say, export_model
 
 METRICS = {MISS: "ms", ELSEWHERE: "ms", AFTER_RESTART: "ms", TURNS_PER_S: "1/s", TURN_TTFT: "ms"}
 ORDER = ("alone", "upstream-store", "our-store", "own-connector", "alone")

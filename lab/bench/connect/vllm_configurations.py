@@ -9,17 +9,17 @@ from pathlib import Path
 
 from lab.bench.common.client import Unreachable
 from lab.conformance.record import master
-from lab.foreign.our_pool import our_pool
-from lab.foreign.packages import install_ours, link_upstream
-from lab.foreign.processes import free_port
-from lab.foreign.vllm_connectors import Settings, store_connector, write_store_config
-from lab.foreign.vllm_own import with_own_connector
+from lab.foreign.common.our_pool import our_pool
+from lab.foreign.common.packages import install_ours, link_upstream
+from lab.foreign.common.processes import free_port
+from lab.foreign.vllm.connectors import Settings, store_connector, write_store_config
+from lab.foreign.vllm.own import with_own_connector
 
 VALUE_BYTES = "3M"
 """Of a slot of ours: a block of 128 tokens of the embedded model in bfloat16 has 2.95 MB."""
 
 SEGMENT_BYTES = 1 << 30
-"""Upstream's pool: memory of each vLLM process. Ours has as much DRAM in its nodes (lab/foreign/our_pool.py)."""
+"""Upstream's pool: memory of each vLLM process. Ours has as much DRAM in its nodes (lab/foreign/common/our_pool.py)."""
 
 
 @dataclass(frozen=True, slots=True)

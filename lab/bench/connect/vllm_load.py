@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lab.bench.common.client import open_session
 from lab.bench.common.workload import TokenSource
-from lab.foreign.completions import Answer, ask, complete
+from lab.foreign.common.completions import Answer, ask, complete
 
 VOCABULARY = 49_152
 QUESTION_TOKENS = 50

@@ -71,8 +71,8 @@ from lab.bench.engine.cells import Cells
 from lab.bench.engine.floors import Ceilings, Work, chosen_weights, measured_elsewhere
 from lab.bench.engine.run import Fleet, needed, run_all
 from lab.bench.engine.verdict import lines, table
-from lab.foreign import vllm_server
-from lab.foreign.processes import HOW, Program
+from lab.foreign.common.processes import HOW, Program
+from lab.foreign.vllm import server as vllm_server
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ("llama", "vllm", "transformers")

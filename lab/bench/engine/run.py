@@ -12,7 +12,7 @@ import aiohttp
 from lab.bench.common.client import Client, Outcome, Server, Unreachable
 from lab.bench.engine.cases import Case, Prompts, Samples
 from lab.bench.engine.cells import Cell, Cells
-from lab.foreign.processes import Process, Program
+from lab.foreign.common.processes import Process, Program
 
 START_S = 300.0
 TRIES = 3

@@ -1,4 +1,4 @@
-"""The servers of the engine benchmark except vLLM (lab/foreign/vllm_server.py): the command of each.
+"""The servers of the engine benchmark except vLLM (lab/foreign/vllm/server.py): the command of each.
 
 Between their turns SIGSTOP pauses servers with their threads and children, so that only the measured one runs. Each
 peer has its own virtual environment, never the project's.
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.bench.common.client import GREEDY, Unreachable
-from lab.foreign.processes import HOW, Program, installed_version
-from lab.foreign.vllm_server import KV_GIB, MAX_MODEL_LEN
+from lab.foreign.common.processes import HOW, Program, installed_version
+from lab.foreign.vllm.server import KV_GIB, MAX_MODEL_LEN
 
 ROOT = Path(__file__).resolve().parents[3]
 OURS = "ours"

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 from engine import __version__
-from lab.foreign.packages import copy_source
+from lab.foreign.common.packages import copy_source
 
 
 @pytest.fixture(scope="module")

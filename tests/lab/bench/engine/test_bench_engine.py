@@ -25,8 +25,8 @@ from lab.bench.engine.cells import Cell, Cells
 from lab.bench.engine.floors import Ceilings, Work, floor_ms
 from lab.bench.engine.run import Fleet, needed
 from lab.bench.engine.verdict import Line, lines, table
-from lab.foreign import vllm_server
-from lab.foreign.processes import Process, Program, get
+from lab.foreign.common.processes import Process, Program, get
+from lab.foreign.vllm import server as vllm_server
 
 FAKE = str(Path(__file__).parents[2] / "fake_openai.py")
 CEILINGS = Ceilings(20e9, 2e12, 2)

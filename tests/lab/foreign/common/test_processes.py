@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lab.foreign.processes import environment
+from lab.foreign.common.processes import environment
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_a_program_of_others_does_not_see_this_checkout(monkeypatch):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.config import EMBEDDED_MODEL
-from lab.foreign.processes import Process
-from lab.foreign.vllm_connectors import Settings
-from lab.foreign.vllm_server import START_S, vllm
+from lab.foreign.common.processes import Process
+from lab.foreign.vllm.connectors import Settings
+from lab.foreign.vllm.server import START_S, vllm
 
 KV_GIB = 1
 """Of each process: 45,000 tokens of the embedded model in bfloat16."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lab.bench.common.client import GREEDY
-from lab.foreign.processes import Program, installed_version
+from lab.foreign.common.processes import Program, installed_version
 
 MAX_MODEL_LEN = 8192
 KV_GIB = 2

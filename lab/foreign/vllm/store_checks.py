@@ -6,12 +6,12 @@ import asyncio
 import time
 from pathlib import Path
 
-from lab.foreign.checks import ANSWER_TOKENS, BLOCK_TOKENS, Checks
-from lab.foreign.completions import Answer, ask, ask_together
-from lab.foreign.engines import Engine, Say
-from lab.foreign.our_pool import OurPool, our_pool
-from lab.foreign.processes import free_port
-from lab.foreign.vllm_connectors import store_connector, write_store_config
+from lab.foreign.common.checks import ANSWER_TOKENS, BLOCK_TOKENS, Checks
+from lab.foreign.common.completions import Answer, ask, ask_together
+from lab.foreign.common.our_pool import OurPool, our_pool
+from lab.foreign.common.processes import free_port
+from lab.foreign.vllm.connectors import store_connector, write_store_config
+from lab.foreign.vllm.engines import Engine, Say
 
 VALUE_BYTES = "6M"
 """Of a slot: a block of the embedded model in float32 has 5.9 MB, in 30 pieces."""

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from lab.bench.common.client import Unreachable, open_session
-from lab.foreign.completions import complete
+from lab.foreign.common.completions import complete
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from cache.keys import chain
 from engine.step.arena_events import hash_of
 from lab.faults.tiny import tiny_model
-from lab.foreign.processes import installed_version
+from lab.foreign.common.processes import installed_version
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
-READER = Path(__file__).with_name("event_reader.py")
+READER = Path(__file__).with_name("reader.py")
 PROMPTS = 12
 BLOCK = 16
 SEED = 1

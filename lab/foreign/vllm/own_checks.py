@@ -12,12 +12,12 @@ from typing import Any
 import orjson
 
 from lab.bench.common.client import GREEDY, Unreachable, open_session
-from lab.foreign.checks import ANSWER_TOKENS, BLOCK_TOKENS, Checks
-from lab.foreign.completions import JSON, Answer, ask, ask_together
-from lab.foreign.engines import Engine, Say
-from lab.foreign.our_pool import OurPool, our_pool
-from lab.foreign.vllm_own import metrics, with_own_connector
-from lab.foreign.vllm_store_checks import DOCUMENTS, KILL_AFTER_S, VALUE_BYTES, StoreChecks
+from lab.foreign.common.checks import ANSWER_TOKENS, BLOCK_TOKENS, Checks
+from lab.foreign.common.completions import JSON, Answer, ask, ask_together
+from lab.foreign.common.our_pool import OurPool, our_pool
+from lab.foreign.vllm.engines import Engine, Say
+from lab.foreign.vllm.own import metrics, with_own_connector
+from lab.foreign.vllm.store_checks import DOCUMENTS, KILL_AFTER_S, VALUE_BYTES, StoreChecks
 
 LONG_ANSWERS = [(document, question) for document in (0, 1, 2, 3) for question in (1, 2)]
 LONG_ANSWER_TOKENS = 160

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.common.client import Unreachable
-from lab.foreign.processes import get
-from lab.foreign.vllm_connectors import ALONE, Settings
+from lab.foreign.common.processes import get
+from lab.foreign.vllm.connectors import ALONE, Settings
 
 MODULE, CLASS = "mooncake.vllm_connector", "PoolConnector"
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.foreign.processes import Process, free_port
-from lab.foreign.vllm_server import START_S, vllm
+from lab.foreign.common.processes import Process, free_port
+from lab.foreign.vllm.server import START_S, vllm
 from lab.launch.cluster import LocalCluster
 
 

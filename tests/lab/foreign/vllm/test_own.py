@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.foreign.vllm_own import sums
+from lab.foreign.vllm.own import sums
 
 TEXT = """# HELP vllm:kv_cache_usage_perc KV-cache usage.
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25

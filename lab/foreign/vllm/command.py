@@ -35,15 +35,15 @@ from rich.table import Table
 
 from lab.bench.common.client import Unreachable
 from lab.bench.common.results import add_result_flags, write_result
-from lab.foreign.checks import ANSWER_TOKENS, Check, Checks, Questions
-from lab.foreign.completions import Answer, ask, ask_together
-from lab.foreign.engines import Engine, Say, export_model
-from lab.foreign.packages import install_ours
-from lab.foreign.pair_proxy import Pair, application
-from lab.foreign.processes import free_port, installed_version
-from lab.foreign.vllm_connectors import Settings, pair_connector
-from lab.foreign.vllm_own_checks import check_own, check_own_pair
-from lab.foreign.vllm_store_checks import DOCUMENTS, check_store
+from lab.foreign.common.checks import ANSWER_TOKENS, Check, Checks, Questions
+from lab.foreign.common.completions import Answer, ask, ask_together
+from lab.foreign.common.packages import install_ours
+from lab.foreign.common.processes import free_port, installed_version
+from lab.foreign.vllm.connectors import Settings, pair_connector
+from lab.foreign.vllm.engines import Engine, Say, export_model
+from lab.foreign.vllm.own_checks import check_own, check_own_pair
+from lab.foreign.vllm.pair_proxy import Pair, application
+from lab.foreign.vllm.store_checks import DOCUMENTS, check_store
 
 PARTS = ("store", "pair", "own", "own-pair")
 DTYPE = "float32"

@@ -1,6 +1,6 @@
 """Reads a node's KV events with vLLM's own classes. Runs in vLLM's environment and imports nothing of ours:
 
-VENV/bin/python lab/foreign/event_reader.py REPLAY_ENDPOINT
+VENV/bin/python lab/foreign/events/reader.py REPLAY_ENDPOINT
 
 It asks for all batches and prints the set of blocks that they leave, as JSON.
 """

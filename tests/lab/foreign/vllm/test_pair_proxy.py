@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from lab.foreign.pair_proxy import Pair, application
+from lab.foreign.vllm.pair_proxy import Pair, application
 
 ENGINE = {"0": {"engine_id": "engine-7", "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}
 BODY = {"model": "m", "prompt": [1, 2], "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}

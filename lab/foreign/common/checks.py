@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.bench.common.workload import TokenSource
-from lab.foreign.completions import Answer
+from lab.foreign.common.completions import Answer
 
 BLOCK_TOKENS = 128  # vLLM's block on CPU cores, and one value of the pool
 VOCABULARY = 49_152

@@ -25,9 +25,9 @@ from engine.backends.told import told
 from engine.config.config import EMBEDDED_MODEL
 from lab.bench.common.client import Unreachable
 from lab.bench.common.results import write_result
-from lab.foreign.behind import Behind, two_workers
-from lab.foreign.completions import ask
-from lab.foreign.processes import get, installed_version
+from lab.foreign.backends.workers import Behind, two_workers
+from lab.foreign.common.completions import ask
+from lab.foreign.common.processes import get, installed_version
 from lab.launch import rest
 
 SEED = 1

@@ -13,9 +13,9 @@ import tomllib
 from pathlib import Path
 
 from lab.bench.common.client import Unreachable
-from lab.foreign.processes import environment
+from lab.foreign.common.processes import environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NEEDED = ("aiohttp", "cffi", "cryptography", "lmdb", "orjson", "uvloop", "xxhash")
 """What connect/ imports, directly or not, of the packages in pyproject.toml: each has one module of its own name."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lab.foreign.checks import QUESTION_TOKENS, Checks, Questions
-from lab.foreign.completions import Answer
-from lab.foreign.engines import cores_of
+from lab.foreign.common.checks import QUESTION_TOKENS, Checks, Questions
+from lab.foreign.common.completions import Answer
+from lab.foreign.vllm.engines import cores_of
 
 ALONE = {(0, 0): [1, 2], (0, 1): [3, 4]}
 
