@@ -22,6 +22,8 @@ Files:
     stable_marks   Words in shared memory that say whether the memory of a running put is unchanged
     staging        Memory for values between the pool and callers without an arena, and for KV blocks that are encoded
                    for the transfer
+    tenants        Tenants of the pool: a key of named values begins with the space of its tenant, so the key tells
+                   whose it is
     homes/         Decides which node keeps a key, which home is asked next, and which of two contents stays
     index/         The locations of blocks in DRAM, readable by other processes of the host
     pool/          Decides who uses which slot of an arena, and which content stays

@@ -15,6 +15,9 @@ OTHER, WRITING, GONE = -3, -4, -5
 """The same if contents are compared. OTHER: another content is here and stays. WRITING: not known yet, because the
 block is being written or there is no room to replace it. GONE: that content was removed."""
 
+OVER = -6
+"""The same for a new block: its tenant has as much as it may have here (--tenants)."""
+
 ABSENT, ELSEWHERE = -1, -2
 """Returned instead of a slot to read. ABSENT: the block is not here. ELSEWHERE: it is not here, but this home has sent
 its writer to the next member."""

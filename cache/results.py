@@ -14,6 +14,10 @@ class NoRoom(StoreError):
     pinned values as it may."""
 
 
+class OverQuota(NoRoom):
+    """The tenant of a value has as much in a home as it may have (--tenants)."""
+
+
 class NotDurable(StoreError):
     """The value is in the pool, but none of its homes has it synced on SSD; the message says why."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cache.block import BlockKey
 from cache.offer import BlockFacts, Offer
 from cache.pool.policy import OBJECTS
-from cache.protocol import PRESENT, STORED
+from cache.protocol import OVER, PRESENT, STORED
 from cache.quick.near_question import TakeQuestion, room_for
 from cache.quick.questions import PutQuestion
 from cache.quick.routes import Routes
@@ -42,13 +42,14 @@ class QuickPut:
         self._chunks = deque(range(0, CHUNKS * self._chunk_bytes, self._chunk_bytes))
         self._rest_until: dict[str, float] = {}
 
-    def put(self, keys: Sequence[BlockKey], blocks: Sequence[Sequence[memoryview]]) -> set[int]:
-        """Each block in pieces of memory that does not change meanwhile. The positions of blocks that the pool has now.
-        The others may be stored later, or not: put them again through the event loop."""
+    def put(self, keys: Sequence[BlockKey], blocks: Sequence[Sequence[memoryview]]) -> dict[int, int]:
+        """Each block in pieces of memory that does not change meanwhile. STORED or PRESENT by position for blocks that
+        the pool has now, and OVER for those that it refuses because of their tenant's quota. The others may be stored
+        later, or not: put them again through the event loop."""
         members = self._routes.members
         left = self._parts(keys, blocks) if members else {}
         offer = Offer(divert=members > 1, decide=True, facts=FACTS)
-        done: set[int] = set()
+        done: dict[int, int] = {}
         while left:
             asked = {home: parts.popleft() for home, parts in left.items()}
             with ExitStack() as stack:
@@ -65,7 +66,7 @@ class QuickPut:
                     left[home].clear()
                 else:
                     rows = zip(part.positions, slots, strict=False)
-                    done.update(position for position, slot in rows if slot in (STORED, PRESENT))
+                    done.update((position, slot) for position, slot in rows if slot in (STORED, PRESENT, OVER))
             left = {home: parts for home, parts in left.items() if parts}
         return done
 

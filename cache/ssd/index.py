@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from cache.block import BlockKey
@@ -24,6 +24,15 @@ class SsdIndex:
         self._unsynced: set[BlockKey] = set()  # written since the last sync began
         self._doubtful: set[BlockKey] = set()  # written before a sync that failed: the kernel may have dropped them
         self._unread: dict[BlockKey, int] = {}  # blocks whose last read failed -> number of successful reads by then
+        self._watchers: list[Callable[[BlockKey, bool], None]] = []
+
+    def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
+        """Call `changed(key, True)` for every block here, and `changed(key, here)` for each later change, in the thread
+        that makes it and before it lets go of the index."""
+        with self._lock:
+            for key in self.entries:
+                changed(key, True)
+            self._watchers.append(changed)
 
     def is_durable(self, key: BlockKey) -> bool:
         """Whether the block is here, and no sync has failed since its write."""
@@ -69,6 +78,7 @@ class SsdIndex:
                 self._doomed.append((key, entry))
                 return
             self.entries[key] = entry
+            self._tell(key, True)
             self._unsynced.add(key)
             self._policy.added(key, entry.facts)
             if entry.kept:
@@ -168,8 +178,13 @@ class SsdIndex:
     def _leave(self, key: BlockKey) -> Entry | None:
         entry = self.entries.pop(key, None)
         if entry is not None:
+            self._tell(key, False)
             self._policy.removed(key)
             self._unread.pop(key, None)
             self._unsynced.discard(key)
             self._doubtful.discard(key)
         return entry
+
+    def _tell(self, key: BlockKey, here: bool) -> None:
+        for changed in self._watchers:
+            changed(key, here)

@@ -91,6 +91,10 @@ class SsdTier:
         entry = self._index.entries.get(key)
         return PLAIN if entry is None else entry.facts
 
+    def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
+        """See SsdIndex.watch."""
+        self._index.watch(changed)
+
     def is_durable(self, key: BlockKey) -> bool:
         """Whether the block is here, and no sync has failed since its write."""
         return self._index.is_durable(key)

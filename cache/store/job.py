@@ -52,6 +52,7 @@ class StoreCall:
     stored: set[int] = field(default_factory=set)  # of a put: positions of blocks that it added to the pool
     present: set[int] = field(default_factory=set)  # positions that the pool already had
     refused: set[int] = field(default_factory=set)  # positions for which a home had no room in the end
+    over: set[int] = field(default_factory=set)  # positions that a home refused because of their tenant's quota
     on_disk: set[int] = field(default_factory=set)  # with `durable`: positions synced on SSD
     pinned: set[int] = field(default_factory=set)  # with `keep`: positions that are pinned
     trouble: set[str] = field(default_factory=set)  # the homes' reasons, from their disks or limits, when they failed

@@ -16,8 +16,9 @@ from cache.store.job import StoreCall
 from net.transfer.common.memory import Region
 
 REGION = "scattered-staging"
-STORED, PRESENT, NO_ROOM, UNREACHABLE, UNPINNED = range(5)
-"""The end of one block of a put. UNPINNED: it is new and stored, but its homes pin no more blocks."""
+STORED, PRESENT, NO_ROOM, UNREACHABLE, UNPINNED, OVER_QUOTA = range(6)
+"""The end of one block of a put. UNPINNED: it is new and stored, but its homes pin no more blocks. OVER_QUOTA: a home
+refused it because of its tenant's quota; another one may have stored it."""
 
 
 class Scatter(NamedTuple):
@@ -87,6 +88,8 @@ class Scattered:
 
 
 def _end(job: StoreCall, position: int) -> int:
+    if position in job.over - job.present:
+        return OVER_QUOTA
     if position in job.stored:
         return UNPINNED if job.keep and position not in job.pinned else STORED
     if position in job.present:

@@ -301,7 +301,7 @@ class Store:
         return found
 
     async def stats_of_homes(self) -> dict[str, dict[str, Any] | None]:
-        """Every home's statistics of its share: tiers, share, repair; None for a home that does not answer."""
+        """Every home's statistics of its share: tiers, share, tenants, repair; None for a home that does not answer."""
         names = list(self._route())
         return dict(zip(names, await asyncio.gather(*(self._ask(n, self._calls.stats(n)) for n in names)), strict=True))
 
@@ -350,10 +350,10 @@ class Store:
     # --- accounts and life
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this node's use of the pool; its own share under `share` and `tiers`."""
+        """Counters of this node's use of the pool; its own share under `share`, `tiers` and `tenants`."""
         own: dict[str, Any] = dict(self._accounts.counts)
         if self._share is not None and self.local is not None:
-            own |= {"share": self._share.stats(), "tiers": self.local.stats()}
+            own |= {"share": self._share.stats(), "tiers": self.local.stats(), "tenants": self.local.tenants()}
         if self._keeper is not None:
             own["repair"] = self._keeper.stats()
         return own

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.pool.policy import OBJECTS
-from cache.results import NoRoom, NotDurable, Unreachable
+from cache.results import NoRoom, NotDurable, OverQuota, Unreachable
 from cache.staging import Staging
 from cache.store.job import StoreCall
 from net.transfer.common.memory import Region
@@ -94,7 +94,10 @@ def _value(job: StoreCall, position: int) -> bytes:
 
 
 def all_taken(job: StoreCall) -> None:
-    """Raises NoRoom, Unreachable unless every block of a put is in the pool."""
+    """Raises NoRoom, OverQuota, Unreachable unless every block of a put is in the pool, at all the homes that it
+    reached."""
+    if over := job.over - job.present:
+        raise OverQuota(f"{len(over)} of {len(job.keys)} values exceed the quota of their tenant (--tenants)")
     lost = set(range(len(job.keys))) - job.stored - job.present
     if not lost:
         return

@@ -16,7 +16,7 @@ from cache.homes.deciding import DecidingWalk
 from cache.homes.routing import Router, Target, WriteWalk
 from cache.messages import Reserved, Write
 from cache.offer import BlockFacts, Contents, Offer
-from cache.protocol import KEPT, OTHER, PINS_FULL, PRESENT, STORED, WRITING, Deadlines
+from cache.protocol import KEPT, OTHER, OVER, PINS_FULL, PRESENT, STORED, WRITING, Deadlines
 from cache.store.bulk_put import BulkPut
 from cache.store.calls import HOME_ERRORS, Calls, Ticket
 from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, StoreCall, at_each, in_pieces
@@ -50,9 +50,9 @@ class Writer:
         self._checksums = checksums
 
     async def publish(self, job: StoreCall, window: int) -> None:
-        """Write every block to its homes, `window` reserved together at one home; fills stored, present, refused, and,
-        if the job requires them, on_disk and pinned. If the homes must agree (`job.agree`), blocks that are already
-        `present` are left unchanged."""
+        """Write every block to its homes, `window` reserved together at one home; fills stored, present, refused, over
+        and, if the job requires them, on_disk and pinned. If the homes must agree (`job.agree`), blocks that are
+        already `present` are left unchanged."""
         if not job.agree:
             await self._go(job, window, self._router.write(job.keys, job.replicas))
             return
@@ -330,7 +330,9 @@ def _facts(job: StoreCall, positions: Sequence[int]) -> BlockFacts | None:
 def _note(job: StoreCall, position: int, answer: int, target: Target) -> None:
     """Write one home's answer into the job. The deciding home says whether a value is new, unless another home has a
     value that stays in its place."""
-    if answer != STORED:
+    if answer == OVER:
+        job.over.add(position)
+    elif answer != STORED:
         if not target.copy or answer == OTHER:
             job.present.add(position)
     elif not target.copy:

@@ -11,5 +11,6 @@ Files:
     reservations  Slots whose blocks are being written
     slots         DramSlots: length, checksum and facts of the block in each slot of an arena, and the index for
                   readers on this host
+    usage         The blocks of each tenant in one node's share of the pool, and which tenant has reached its quota
     write_behind  Writes blocks of the DRAM tier to SSD, in the order in which they were committed
 """

@@ -13,8 +13,8 @@ from cache.block import BlockKey
 from cache.homes.agreement import Content, Removals, Uneven, differ, stays
 from cache.offer import BlockFacts, Contents, Offer
 from cache.pool.policy import Facts
-from cache.protocol import GONE, OTHER, PRESENT, WRITING
-from cache.tiers.local_store import LocalStore, NoSpace
+from cache.protocol import GONE, OTHER, OVER, PRESENT, WRITING
+from cache.tiers.local_store import LocalStore, NoSpace, QuotaReached
 
 
 class Granting:
@@ -50,7 +50,10 @@ class Granting:
         return answers
 
     def _first(self, key: BlockKey, about: Facts | None, decide: bool) -> int:
-        slot = self._local.reservations.reserve(key, about)
+        try:
+            slot = self._local.reservations.reserve(key, about)
+        except QuotaReached:
+            return OVER
         if slot is None:
             return WRITING if decide and self._local.reservations.arriving(key) else PRESENT
         return slot

@@ -32,12 +32,13 @@ from cache.tiers.inspection import Inspection
 from cache.tiers.kept import Kept
 from cache.tiers.pinning import Pinning
 from cache.tiers.promotion import Promotions
-from cache.tiers.reservations import NoSpace, Reservations
+from cache.tiers.reservations import NoSpace, QuotaReached, Reservations
 from cache.tiers.slots import DramSlots, Pin
+from cache.tiers.usage import DRAM, SSD, Usage
 from cache.tiers.write_behind import Row, WriteBehind
 from net.transfer.common.memory import Region
 
-__all__ = ["LocalStore", "NoSpace", "Pin"]
+__all__ = ["LocalStore", "NoSpace", "Pin", "QuotaReached"]
 
 T = TypeVar("T")
 
@@ -49,8 +50,8 @@ PIN_SHARE = 0.25  # maximum share of the blocks that may be pinned
 class LocalStore:
     """Without an arena it holds nothing and every reservation raises NoSpace. Owns `ssd`, not the arena's region. Use
     it on one event loop. `pin_share`: share of the SSD tier, or of DRAM without one, that kept blocks may take;
-    `read_model` learns how long reads from SSD take. Raises ValueError when there is an SSD tier but no DRAM to read it
-    through."""
+    `read_model` learns how long reads from SSD take; `usage` counts the blocks of each tenant. Raises ValueError when
+    there is an SSD tier but no DRAM to read it through."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class LocalStore:
         admission: Admission | None = None,
         pin_share: float = PIN_SHARE,
         read_model: ReadModel | None = None,
+        usage: Usage | None = None,
     ) -> None:
         if ssd is not None and (arena is None or arena.slot_bytes != ssd.slot_bytes):
             raise ValueError("reads from an SSD tier need DRAM slots of its block size: give --dram-bytes")
@@ -84,8 +86,13 @@ class LocalStore:
         self.inspection = Inspection(self.verify)
         self.pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.readable, counts)
         self.reservations = Reservations(
-            self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts
+            self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts, usage
         )
+        self._usage = usage
+        if usage is not None:
+            self._pool.watch(usage.watcher(DRAM))
+            if ssd is not None:
+                ssd.watch(usage.watcher(SSD))
 
     # --- queries
 
@@ -320,6 +327,10 @@ class LocalStore:
         price = self._reads.price()
         reads = {"queued_bytes": self._reads.queued_bytes, "wait_s": price.fixed_s, "block_s": price.block_s}
         return {"dram": dram, "ssd": self.ssd.stats() | reads}
+
+    def tenants(self) -> dict[str, dict[str, int | None]]:
+        """Usage.stats; empty if no tenant is named."""
+        return {} if self._usage is None else self._usage.stats()
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if the DRAM tier's data structures are inconsistent."""

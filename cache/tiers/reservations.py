@@ -11,11 +11,16 @@ from cache.pool.admission import Admission
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from cache.pool.policy import OBJECTS, PLAIN, Facts
 from cache.tiers.slots import DramSlots
+from cache.tiers.usage import COMING, Usage
 from cache.tiers.write_behind import WriteBehind
 
 
 class NoSpace(Exception):
     """Every slot is in use, reserved, or waiting for its write to SSD."""
+
+
+class QuotaReached(Exception):
+    """The tenant of the block has as much as it may have here (--tenants)."""
 
 
 class Reservations:
@@ -31,6 +36,7 @@ class Reservations:
         tier_of: Callable[[BlockKey], str | None],
         displace: Callable[[BlockKey], bool],
         counts: dict[str, int],
+        usage: Usage | None = None,
     ) -> None:
         self._pool = pool
         self._slots = slots
@@ -39,6 +45,7 @@ class Reservations:
         self._tier_of = tier_of
         self._displace = displace
         self._counts = counts
+        self._usage = usage
         self._reserved: dict[int, tuple[BlockKey, Facts, bool, bool]] = {}  # with `keep` and `over` of `reserve`
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
         self._ended: asyncio.Event | None = None  # set when the next reservation ends, if somebody waits for that
@@ -62,10 +69,13 @@ class Reservations:
         """A slot to write `key` into, until `commit` or `abandon`. Returns None if the block is here, is being written,
         or is refused by admission. Admission may refuse only KV that can be recomputed (it has `facts`), and no `copy`
         of another node's block. `keep`: the value that `commit` will return. With `over`, the present block stays until
-        the commit replaces it. Raises NoSpace; `wait_for_room` may help."""
+        the commit replaces it. Raises NoSpace; `wait_for_room` may help. Raises QuotaReached, but not for a `copy`: the
+        put of that block was acknowledged."""
         self._admission.wanted(key)
         if key in self._incoming or (not over and self._tier_of(key) is not None):
             return None
+        if self._usage is not None and not copy and self._usage.refuses(key):
+            raise QuotaReached
         refusable = facts is not None and facts.service_class != OBJECTS.service_class and not copy
         victim = self._pool.next_victim(facts) if facts is not None and refusable else None
         if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
@@ -77,6 +87,8 @@ class Reservations:
             raise NoSpace(str(error)) from None
         self._reserved[slot] = (key, facts or PLAIN, keep, over)
         self._incoming.add(key)
+        if self._usage is not None:
+            self._usage.changed(COMING, key, True)
         return slot
 
     def commit(self, key: BlockKey, slot: int, block_checksum: int, nbytes: int = -1) -> bool:
@@ -102,7 +114,10 @@ class Reservations:
 
     def abandon(self, slot: int) -> None:
         """Release the reservation of `slot`. Raises KeyError without one."""
-        self._incoming.remove(self._reserved.pop(slot)[0])
+        key = self._reserved.pop(slot)[0]
+        self._incoming.remove(key)
+        if self._usage is not None:
+            self._usage.changed(COMING, key, False)
         self._pool.release([slot])
         if self._ended is not None:
             self._ended.set()

@@ -14,7 +14,7 @@ from ctypes import string_at
 from functools import partial
 
 from cache.block import BlockKey
-from cache.store.scattered import NO_ROOM, PRESENT, STORED, UNPINNED, UNREACHABLE, Scatter
+from cache.store.scattered import NO_ROOM, OVER_QUOTA, PRESENT, STORED, UNPINNED, UNREACHABLE, Scatter
 from cache.store.store import Store
 from connect.common.raw_memory import Pieces
 from connect.store import codes
@@ -29,6 +29,7 @@ CODES = {
     NO_ROOM: codes.NO_ROOM,
     UNREACHABLE: codes.NO_ANSWER,
     UNPINNED: codes.NO_ROOM,
+    OVER_QUOTA: codes.QUOTA,
 }
 REMOVE_AT_ONCE = 4096  # keys
 

@@ -16,13 +16,13 @@ from hashlib import blake2b
 from struct import Struct
 
 from cache.block import KEY_BYTES, BlockKey
+from cache.tenants import SPACE_BYTES, spaces
 
 HEAD = Struct("<8sQ16sI4x")
 MAGIC = b"mckname1"
 WHOLE = bytes(16)
 """The identity of a value without parts."""
 
-SPACE_BYTES = 6
 OUTSET_BYTES = 512
 """The first bytes of a block that show the head of almost every value."""
 
@@ -40,10 +40,7 @@ class Space:
 
     @classmethod
     def of(cls, tenant: str) -> Space:
-        def space(person: bytes) -> bytes:
-            return blake2b(tenant.encode(), digest_size=SPACE_BYTES, person=person).digest()
-
-        return cls(space(b"mooncake-names"), space(b"mooncake-parts"))
+        return cls(*spaces(tenant))
 
     def key(self, name: str) -> BlockKey:
         digest = blake2b(name.encode(errors="surrogateescape"), digest_size=KEY_BYTES - SPACE_BYTES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from cache.protocol import OVER
 from cache.quick.quick_get import QuickGet
 from cache.quick.quick_put import QuickPut
 from cache.quick.routes import Routes
@@ -33,7 +34,8 @@ class QuickValues:
         self._block_bytes = routes.block_bytes
 
     def put(self, items: Sequence[tuple[str, Pieces]]) -> dict[int, int]:
-        """OK by position, for values that the pool has now. Put the others through the event loop."""
+        """OK by position for values that the pool has now, QUOTA for those that it refuses because of the tenant's
+        quota. Put the others through the event loop."""
         if len({name for name, _ in items}) < len(items):
             return {}  # the first of two values of one name stays
         positions, keys, blocks = [], [], []
@@ -43,7 +45,8 @@ class QuickValues:
                 positions.append(position)
                 keys.append(self._space.key(name))
                 blocks.append([memoryview(packed), *value.views()])
-        return {positions[at]: codes.OK for at in self._put.put(keys, blocks)}
+        ends = self._put.put(keys, blocks)
+        return {positions[at]: codes.QUOTA if end == OVER else codes.OK for at, end in ends.items()}
 
     def get(self, names: Sequence[str], target: Target) -> dict[int, int]:
         """The bytes by position, of values that are where `target` wants them. Ask for the others through the event

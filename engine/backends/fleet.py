@@ -93,6 +93,7 @@ def _row(worker: Worker, now: float) -> dict[str, Any]:
         "slot_bytes": 0,
         "block_size": told.block_size,
         "tiers": None,
+        "tenants": {},
         "paths": [],
         "longest_stall_ms": 0.0,
         "recent": Recent(max(1, told.block_size)).as_dict(now),

@@ -18,4 +18,5 @@ Files:
     net_options      Converts a Config to the options of net/: transports, the cluster key, the API keys
     resolve          Resolves 'auto': one function turns the user's flags and the machine's facts into the final
                      Config
+    tenants          The value of --tenants: tenants of the store, and their quotas
 """

@@ -150,6 +150,14 @@ class CacheFields(ModelFields):
         least=0.0,
         most=0.9,
     )
+    tenants: str = flag(
+        "none",
+        "cache",
+        "tenants (tenant_id of mooncake.store) whose values in this node's share are counted, and with BYTES limited: "
+        "the node refuses further puts of that tenant; all others share the rest; give every node with a share the "
+        "same value: team-a=4G,team-b",
+        unit="TENANT[=BYTES],...",
+    )
     kv_events_config: str | None = flag(
         None,
         "cache",

@@ -20,6 +20,7 @@ from engine import __version__
 from engine.config.config import ACCEPTOR, ROLES, Config
 from engine.config.contradictions import contradictions
 from engine.config.flag_values import flag_name, metavar, reader, spell
+from engine.config.tenants import parse as parse_tenants
 from sched.classes import CLASSES, with_objectives
 
 GROUPS = {
@@ -151,6 +152,10 @@ def _validated(config: Config) -> Config:
     known = (*CLASSES, OBJECTS.service_class)
     if strange := set(named) - set(known):
         raise UsageError(f"--cache-shares: no class {', '.join(sorted(strange))}; the classes are {', '.join(known)}")
+    try:
+        parse_tenants(config.tenants)
+    except ValueError as error:
+        raise UsageError(f"--tenants: {error}") from None
     try:
         with_objectives(config.slo)
     except ValueError as error:

@@ -104,6 +104,7 @@ def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonito
         "slot_bytes": blocks.geometry.pool_bytes,
         "block_size": blocks.geometry.block_size,
         "tiers": None if blocks.share is None else blocks.share.stats(),
+        "tenants": {} if blocks.share is None else blocks.share.tenants(),
         "paths": [{key: row[key] for key in PATH_FIELDS} for row in cluster.transfer.snapshot()],
         "longest_stall_ms": 1000 * stalls.longest_s,
         "recent": (Recent(blocks.geometry.block_size) if acceptor is None else acceptor.recent).as_dict(now),

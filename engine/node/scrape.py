@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.front.cluster import Cluster
 from engine.node.parts import Blocks
 from net.metrics.events import Metrics
-from net.metrics.watched import of_gossip, of_load_words, of_store, of_tiers
+from net.metrics.watched import of_gossip, of_load_words, of_store, of_tenants, of_tiers
 
 
 def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
@@ -21,3 +21,4 @@ def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
     metrics.watch(of_store(cluster.store.stats))
     if blocks.share is not None:
         metrics.watch(of_tiers(blocks.share.stats, blocks.geometry.pool_bytes))
+        metrics.watch(of_tenants(blocks.share.tenants))

@@ -72,6 +72,8 @@ def picture(live: Json, requests: int) -> Group:
     """The answer of /live in rich's form."""
     speaking = [node for node in live["nodes"] if "error" not in node]
     parts: list[Any] = [Text(summary(live, speaking), "bold"), nodes_table(live["nodes"])]
+    if tenants := by_tenant(speaking):
+        parts.append(tenants_table(tenants))
     if paths := [(node["node_id"], path) for node in speaking for path in node["paths"]]:
         parts.append(paths_table(paths))
     rows = [row | {"acceptor": node["node_id"]} for node in speaking for row in node["recent"]["requests"]]
@@ -119,6 +121,28 @@ def nodes_table(nodes: Iterable[Json]) -> Table:
             for tier in ("dram", "ssd")
         ]
         table.add_row(name, roles, status, *map(str, busy), arena, *shares, node["loading"] or "")
+    return table
+
+
+def by_tenant(nodes: Iterable[Json]) -> dict[str, Json]:
+    """The figures of --tenants over all shares; a quota is that of the nodes that have one."""
+    found: dict[str, Json] = {}
+    for node in nodes:
+        for name, row in node["tenants"].items():
+            known = found.setdefault(name, {"bytes": 0, "quota": None, "refused": 0, "nodes": 0})
+            known["bytes"] += row["bytes"]
+            known["refused"] += row["refused"]
+            known["nodes"] += 1
+            if row["quota"] is not None:
+                known["quota"] = row["quota"] + (known["quota"] or 0)
+    return found
+
+
+def tenants_table(tenants: dict[str, Json]) -> Table:
+    table = _table("tenant", "#used", "#quota", "#refused", "#nodes")
+    for name, row in tenants.items():
+        quota = "" if row["quota"] is None else fill(row["bytes"], row["quota"])
+        table.add_row(name, nbytes(row["bytes"]), quota, str(row["refused"]), str(row["nodes"]))
     return table
 
 

@@ -154,6 +154,23 @@ def of_tiers(stats: Callable[[], Mapping[str, Mapping[str, Any]]], slot_bytes: i
     ]  # fmt: skip
 
 
+def of_tenants(stats: Callable[[], Mapping[str, Mapping[str, int | None]]]) -> list[Watched]:
+    """stats: cache.tiers.local_store.LocalStore.tenants of this node's share of the pool."""
+
+    def figures(field: str) -> Callable[[], Rows]:
+        return lambda: [((tenant,), value) for tenant, row in stats().items() if (value := row[field]) is not None]
+
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    return [
+        Watched(gauge, "mooncake:store_tenant_bytes", "Bytes that a tenant of --tenants has in this node's share, in "
+                "any tier, in whole slots; 'other': everything else", ("tenant",), figures("bytes")),
+        Watched(gauge, "mooncake:store_tenant_quota_bytes", "Bytes that the tenant may have in this node's share",
+                ("tenant",), figures("quota")),
+        Watched(counter, "mooncake:store_tenant_refusals", "Blocks refused because the tenant has reached its quota",
+                ("tenant",), figures("refused")),
+    ]  # fmt: skip
+
+
 def of_store(stats: Callable[[], Mapping[str, Any]]) -> list[Watched]:
     """stats: cache.store.store.Store.stats of this node's use of the pool."""
 

@@ -13,6 +13,7 @@ from cache.ssd import SsdTier
 from cache.store.options import StoreOptions
 from cache.store.store import Store
 from cache.tiers.local_store import LocalStore
+from cache.tiers.usage import Usage
 from net.transfer.common.memory import Region
 from tests.cache.fakes import Hub
 
@@ -54,6 +55,7 @@ class Cluster:
         kv_blocks=64,
         admission=None,
         read_model=None,
+        tenants=None,
         **options,
     ):
         """`slots` 0: a node without a share."""
@@ -64,7 +66,8 @@ class Cluster:
         if slots:
             arena = Region.shared(f"{node_id}-dram", slots * SLOT)
             ssd = SsdTier(directory, SLOT, 1 << 20, ROOT, backend=backend) if directory is not None else None
-            local = LocalStore(Arena(arena, SLOT), ssd, admission=admission, read_model=read_model)
+            usage = None if tenants is None else Usage(tenants, SLOT)
+            local = LocalStore(Arena(arena, SLOT), ssd, admission=admission, read_model=read_model, usage=usage)
             self.regions.append(arena)
             self.members.append(node_id)
         kv = Region.private("kv", kv_blocks * SLOT)

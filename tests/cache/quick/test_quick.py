@@ -169,7 +169,7 @@ async def test_a_home_that_hangs_is_given_up(pool, monkeypatch):
     thread.start()
     assert done.wait(10)  # the loop does not run meanwhile
     thread.join()
-    assert ends == [set(), False]
+    assert ends == [{}, False]
     assert await pool.node.store.lookup([KEYS[5]]) == 1
 
 

@@ -29,7 +29,7 @@ def live() -> dict:
     """Three nodes: one computes, one keeps blocks, one does not answer."""
     path = {"peer": "store-0", "transport": "shm", "why": "same host", "gb_per_s": 3.25, "bytes_read": 1024}
     path |= {"bytes_written": 5 << 20, "p50_ms": 0.5, "p99_ms": 2000.0, "retries": 0, "failures": 1}
-    base = {"status": "alive", "version": "0", "block_size": 16, "loading": None}
+    base = {"status": "alive", "version": "0", "block_size": 16, "loading": None, "tenants": {}}
     base |= {"block_bytes": 1 << 20, "slot_bytes": 1 << 19}  # the pool is quantized
     load = {"running": 3, "waiting": 2, "max_running": 64, "queued_tokens": 10, "work_s": 0.25}
     blocks = {"total": 100, "held": 25}
@@ -131,3 +131,17 @@ def test_following_survives_a_lost_answer(server, monkeypatch):
 @pytest.mark.parametrize(("value", "text"), [(None, ""), (0.25, "0.25 ms"), (12.4, "12 ms"), (1500.0, "1.50 s")])
 def test_milliseconds(value, text):
     assert top.ms(value) == text
+
+
+def test_tenants_are_added_up_over_the_nodes():
+    seen = live()
+    rows = [
+        {"a": {"bytes": 1 << 20, "quota": 2 << 20, "refused": 0}, "other": {"bytes": 0, "quota": None, "refused": 0}},
+        {"a": {"bytes": 2 << 20, "quota": 2 << 20, "refused": 7}, "b": {"bytes": 1 << 19, "quota": None, "refused": 0}},
+    ]
+    assert "tenant" not in drawn(seen)
+    for node, row in zip(seen["nodes"], rows, strict=False):
+        node["tenants"] = row
+    lines = [line.split() for line in drawn(seen).splitlines()]
+    assert ["a", "3.0", "MiB", "4.0", "MiB", "75", "%", "7", "2"] in lines
+    assert ["b", "512.0", "KiB", "0", "1"] in lines and ["other", "0", "B", "0", "1"] in lines

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from net.metrics.events import Metrics
 from net.metrics.table import declared, size_buckets
-from net.metrics.watched import Watched, of_gossip, of_load_words, of_store, of_tiers, of_traces
+from net.metrics.watched import Watched, of_gossip, of_load_words, of_store, of_tenants, of_tiers, of_traces
 
 LABELS = {"model_name": "tiny", "engine": "node-1"}
 
@@ -141,6 +141,8 @@ def test_what_others_count_is_as_of_the_last_read(metrics):
     tier = {"blocks": 2, "bytes": 20, "capacity": 10, "hits": 7, "corrupt": 1}
     metrics.watch(of_gossip(traffic, lambda: counters, lost, lambda: 0.5))
     metrics.watch(of_tiers(lambda: {"ssd": tier}, 10))
+    tenants = {"a": {"bytes": 30, "quota": 40, "refused": 2}, "other": {"bytes": 5, "quota": None, "refused": 0}}
+    metrics.watch(of_tenants(lambda: tenants))
     metrics.watch(of_store(lambda: {"corrupt": 4, "home_failures": 5}))
     metrics.watch(of_traces(lambda: 6, lambda: 7))
     assert value(metrics, "mooncake:gossip_packets_total", direction="sent") is None
@@ -156,6 +158,10 @@ def test_what_others_count_is_as_of_the_last_read(metrics):
     assert value(metrics, "mooncake:store_used_bytes", tier="ssd") == 20
     assert value(metrics, "mooncake:store_capacity_bytes", tier="ssd") == 100
     assert value(metrics, "mooncake:store_tier_events_total", tier="ssd", event="hits") == 7
+    assert value(metrics, "mooncake:store_tenant_bytes", tenant="other") == 5
+    assert value(metrics, "mooncake:store_tenant_quota_bytes", tenant="a") == 40
+    assert value(metrics, "mooncake:store_tenant_quota_bytes", tenant="other") is None
+    assert value(metrics, "mooncake:store_tenant_refusals_total", tenant="a") == 2
     assert value(metrics, "mooncake:store_faults_total", fault="damaged") == 4
     assert value(metrics, "mooncake:otlp_lost_traces_total") == 6
     assert value(metrics, "mooncake:otlp_spans_total") == 7

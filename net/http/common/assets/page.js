@@ -41,6 +41,7 @@ function show(live) {
   figures(requests, speaking);
   drawCluster(at("cluster"), live);
   at("nodes").replaceChildren(...live.nodes.map(card));
+  tenants(speaking);
   rails(speaking);
   if (!at("requests").contains(document.activeElement) || document.activeElement === at("requests")) list(requests);
 }
@@ -107,6 +108,18 @@ function arena(blocks, size) {
     element("div", { class: "bar" }, states.map(([state]) => element("i", { class: state, "width%": 100 * blocks[state] / blocks.total }))),
     element("div", { class: "legend small" }, legend),
   ];
+}
+
+/** The figures of --tenants, added up over the shares of all nodes. */
+function tenants(nodes) {
+  const found = new Map();
+  for (const node of nodes) for (const [name, row] of Object.entries(node.tenants)) {
+    const known = found.get(name) ?? { bytes: 0, quota: null, refused: 0 };
+    found.set(name, { bytes: known.bytes + row.bytes, quota: row.quota === null ? known.quota : row.quota + known.quota, refused: known.refused + row.refused });
+  }
+  const rows = [...found].map(([name, row]) => [name, bytes(row.bytes), row.quota === null ? null : bytes(row.quota), row.quota === null ? null : percent(row.bytes, row.quota), row.refused]);
+  at("tenants-section").hidden = !rows.length;
+  at("tenants").replaceChildren(table(["tenant", "#used", "#quota", "#of the quota", "#blocks refused"], rows));
 }
 
 const WAYS = { shm: "shared memory (shm)", tcp: "TCP", rdma: "RDMA" };

@@ -75,6 +75,7 @@ class Cluster(FakeFrontend):
             "block_bytes": MIB,
             "slot_bytes": MIB,
             "tiers": {"dram": {"blocks": 32, "capacity": 128}},
+            "tenants": {"team-a": {"bytes": 9 * MIB, "quota": 12 * MIB, "refused": 3}} if role == "store" else {},
             "paths": [{"peer": peer, "transport": "shm", "why": "same host", "gb_per_s": 3.0} | moved] if peer else [],
             "recent": {"requests": [row] if mine else [], "tokens_from": sources if mine else nothing},
         }

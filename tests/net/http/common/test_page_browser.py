@@ -155,6 +155,22 @@ async def test_a_card_shows_the_kv_that_is_held_cached_and_free(page):
     assert widths == ["6.25%", "62.5%", "31.25%"]
 
 
+async def test_tenants_are_added_up_over_the_nodes(page, cluster):
+    cells = page.locator("#tenants tbody tr")
+    await expect(cells).to_have_count(1)
+    assert await cells.locator("td").all_inner_texts() == ["team-a", "9.0 MiB", "12.0 MiB", "75 %", "3"]
+
+    async def live():
+        nodes = [cluster._node(name, None) for name in ("store-0", "store-1", "prefill-0")]
+        nodes[1]["tenants"]["other"] = {"bytes": 1 << 20, "quota": None, "refused": 0}
+        return {"unix_s": 1e9, "node_id": "store-0", "nodes": nodes}
+
+    cluster.live = live
+    await expect(cells).to_have_count(2)
+    rows = [await cells.nth(i).locator("td").all_inner_texts() for i in range(2)]
+    assert rows == [["team-a", "18.0 MiB", "24.0 MiB", "75 %", "6"], ["other", "1.0 MiB", "–", "–", "0"]]
+
+
 async def test_the_picture_has_every_node_and_connection(page):
     picture = page.locator("#cluster svg")
     for name in ("prefill-0", "decode-0", "store-0"):
