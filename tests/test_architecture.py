@@ -217,7 +217,7 @@ MAY_TORCH = (
     "engine.handoff.wire",
 )
 # ... these inside a function, for the roles that run a model and for engines that have it already ...
-LAZY_TORCH = ("connect.vllm_plugin", "engine.config.machine")
+LAZY_TORCH = ("connect.store.tensor_memory", "connect.vllm_plugin", "engine.config.machine")
 # ... and these are all that a store node imports at start.
 STORE_NODE = (
     "mooncake",

@@ -132,6 +132,7 @@ STARTED_BY_OTHERS = {
     "lab.clients.openai_checks",
     "lab.conformance.engine_cases",
     "lab.conformance.store_cases",
+    "lab.conformance.tensor_cases",
     "lab.faults.put_client",
     "lab.foreign.events.reader",
     "lab.launch.up",

@@ -17,19 +17,20 @@ from cache.protocol import STORED
 
 
 class DecidingWalk(Waves):
-    """The walk of one put over `positions`."""
+    """The walk of one put over `positions`. `replicas`: copies of each block, if more than usual."""
 
-    def __init__(self, router: Router, keys: Sequence[BlockKey], positions: Iterable[int]) -> None:
+    def __init__(self, router: Router, keys: Sequence[BlockKey], positions: Iterable[int], replicas: int = 0) -> None:
         super().__init__()
-        self._copies = router.replicas - 1
+        count = max(router.replicas, replicas)
+        self._copies = count - 1
         self._homes: dict[int, list[str]] = {}
         self._left: dict[int, list[str]] = {}  # homes not asked yet, best first
         self._failed: dict[int, str] = {}  # the first home that failed
         self._decided: dict[int, str] = {}
         self.owed: dict[str, list[int]] = {}  # deciding home -> positions whose copies are missing
         for position in positions:
-            wide = ranking(keys[position], router.members, router.replicas + SPARES)
-            self._homes[position], self._left[position] = wide[: router.replicas], wide[1:]
+            wide = ranking(keys[position], router.members, count + SPARES)
+            self._homes[position], self._left[position] = wide[:count], wide[1:]
             if wide:
                 self.again(position, Target(wide[0], wait=len(wide) == 1))
 

@@ -97,8 +97,8 @@ class Router:
     def read(self, now: float, keys: Sequence[BlockKey], block_bytes: int) -> ReadWalk:
         return ReadWalk(self, now, keys, block_bytes)
 
-    def write(self, keys: Sequence[BlockKey]) -> WriteWalk:
-        return WriteWalk(self, keys)
+    def write(self, keys: Sequence[BlockKey], replicas: int = 0) -> WriteWalk:
+        return WriteWalk(self, keys, replicas)
 
 
 class ReadWalk:
@@ -215,15 +215,16 @@ class Waves:
 
 
 class WriteWalk(Waves):
-    """The walk of one put whose keys identify their content."""
+    """The walk of one put whose keys identify their content. `replicas`: copies of each block, if more than usual."""
 
-    def __init__(self, router: Router, keys: Sequence[BlockKey]) -> None:
+    def __init__(self, router: Router, keys: Sequence[BlockKey], replicas: int = 0) -> None:
         super().__init__()
         self._router, self._keys = router, keys
+        self._replicas = max(router.replicas, replicas)
         self._tried: dict[int, list[str]] = {}
-        last = len(router.members) <= router.replicas
+        last = len(router.members) <= self._replicas
         for position, key in enumerate(keys):
-            chosen = router.homes(key)
+            chosen = ranking(key, router.members, self._replicas)
             self._tried[position] = chosen
             for home in chosen:
                 self.again(position, Target(home, wait=last))
@@ -237,7 +238,7 @@ class WriteWalk(Waves):
         if target.wait:
             return
         key, tried, owner = self._keys[position], self._tried[position], target.owner or target.home
-        wide = ranking(key, self._router.members, self._router.replicas + SPARES)
+        wide = ranking(key, self._router.members, self._replicas + SPARES)
         spare = next((name for name in wide if name not in tried), None)
         if spare is not None:
             tried.append(spare)

@@ -45,6 +45,7 @@ class StoreCall:
     kept: Sequence[bool] = ()  # of a repair: which blocks are never evicted here
     repair: bool = False  # of a put: the blocks are copies from another home
     agree: bool = False  # of a put: the keys do not name their content, so the homes have to agree on it
+    replicas: int = 0  # of a put: copies of each block, if more than the cluster's
     durable: bool = False  # of a put: it ends when the block is synced on a home's SSD
     keep: bool = False  # of a put: homes must never evict the block
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier

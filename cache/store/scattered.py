@@ -59,8 +59,11 @@ class Scattered:
                 for i in sorted(job.arrived):
                     take(first + i, start + offsets[i], job.length(i))
 
-    async def put_each(self, blocks: Sequence[Scatter], *, pin: bool = False, named: bool = False) -> list[int]:
-        """The end of each block. `pin`: homes never evict it. `named`: the keys identify their content."""
+    async def put_each(
+        self, blocks: Sequence[Scatter], *, pin: bool = False, named: bool = False, replicas: int = 0
+    ) -> list[int]:
+        """The end of each block. `pin`: homes never evict it. `named`: the keys identify their content. `replicas`: so
+        many copies, if that is more than the cluster's and there are as many members with room now."""
         ends: list[int] = []
         for first in range(0, len(blocks), self._at_once):
             batch = blocks[first : first + self._at_once]
@@ -69,7 +72,7 @@ class Scattered:
                 for i, block in enumerate(batch):
                     block.fill(job.region.address + offsets[i])
                     job.lengths[i] = block.nbytes
-                job.facts, job.agree, job.keep = [OBJECTS], not named, pin
+                job.facts, job.agree, job.keep, job.replicas = [OBJECTS], not named, pin, replicas
                 await self._put(job)
                 ends += [_end(job, i) for i in range(len(batch))]
         return ends

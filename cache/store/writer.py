@@ -54,12 +54,12 @@ class Writer:
         and, if the job requires them, on_disk and pinned. If the homes must agree (`job.agree`), blocks that are
         already `present` are left unchanged."""
         if not job.agree:
-            await self._go(job, window, self._router.write(job.keys))
+            await self._go(job, window, self._router.write(job.keys, job.replicas))
             return
         left = [position for position in range(len(job.keys)) if position not in job.present]
         if not self._checksums:
             await self._sum(job, left)  # otherwise they are computed while the blocks move to the deciding home
-        walk = DecidingWalk(self._router, job.keys, left)
+        walk = DecidingWalk(self._router, job.keys, left, job.replicas)
         await self._go(job, window, walk)
         for home, positions in walk.owed.items():
             self._calls.uneven(home, [job.keys[position] for position in positions])
@@ -175,7 +175,7 @@ class Writer:
         self, job: StoreCall, target: Target, positions: list[int], window: int, ends: dict[int, int]
     ) -> list[int]:
         """Let a home on this host copy the blocks; `ends` as above; returns those that must go another way."""
-        checks = self._checksums or (job.agree and self._router.replicas > 1)
+        checks = self._checksums or self._distinguishes(job)
         while positions:
             batch = positions[: min(window, TAKE_BLOCKS)]
             taken = await self._near.put(target.home, job, batch, _offer(job, target, batch), checks)
@@ -281,10 +281,14 @@ class Writer:
         if why:
             job.trouble.add(f"{home}: {why}")
 
+    def _distinguishes(self, job: StoreCall) -> bool:
+        """Whether homes tell the values of one key apart by their checksums."""
+        return job.agree and max(self._router.replicas, job.replicas) > 1
+
     async def _sum(self, job: StoreCall, positions: Sequence[int]) -> None:
         """Compute checksums once per block, regardless of the number of homes."""
         missing = [position for position in positions if position not in job.sums]
-        if not self._checksums and not (job.agree and self._router.replicas > 1):  # they distinguish the replicas
+        if not self._checksums and not self._distinguishes(job):
             job.sums.update(dict.fromkeys(missing, UNCHECKED))
             return
         job.sums.update(zip(missing, await job.checksums(missing), strict=True))

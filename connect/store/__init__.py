@@ -16,4 +16,8 @@ Files:
     replicate_config   The wishes of one put
     sessions           Several values that are read or written in ranges, layer by layer, with one entry each
     settings           The settings that engines give: setup's arguments in all their forms, and MooncakeConfig
+    tensor_calls       Upstream's calls for torch's tensors
+    tensor_format      The bytes of a tensor in the pool, as upstream writes them: a head of HEAD_BYTES, then the
+                       elements in C order
+    tensor_memory      torch's tensors as values of the pool, and back
 """

@@ -82,15 +82,15 @@ class Client:
             raise NotReady
         return loop.begin(work(values))
 
-    def put(self, items: Sequence[tuple[str, Pieces]], *, pin: bool) -> list[int]:
+    def put(self, items: Sequence[tuple[str, Pieces]], *, pin: bool, replicas: int) -> list[int]:
         """NamedValues.put, in the calling thread where that is possible. Raises NotReady, and what that raises."""
         if self._quick is None:
             raise NotReady
-        ends = {} if pin else self._quick.put(items)
+        ends = {} if pin or replicas > 1 else self._quick.put(items)
         left = [position for position in range(len(items)) if position not in ends]
         if left:
             rest = [items[position] for position in left]
-            ends |= zip(left, self.run(lambda values: values.put(rest, pin=pin)), strict=True)
+            ends |= zip(left, self.run(lambda values: values.put(rest, pin=pin, replicas=replicas)), strict=True)
         return [ends[position] for position in range(len(items))]
 
     def get(self, names: Sequence[str], target: Target) -> list[int]:
@@ -130,7 +130,7 @@ async def _quick(remote: Remote, tenant: str) -> QuickValues:
 
 def answering(otherwise: Callable[[tuple[Any, ...], int], Any]) -> Callable[[Call], Call]:
     """Calls that never raise for what happens in the pool: otherwise(arguments, code) is their answer then. TypeError
-    remains: it names a wrong argument."""
+    remains: it names a wrong argument. So does ImportError: a call for tensors without torch."""
 
     def decorate(call: Call) -> Call:
         @wraps(call)
@@ -145,7 +145,7 @@ def answering(otherwise: Callable[[tuple[Any, ...], int], Any]) -> Callable[[Cal
             except StoreError as error:
                 log.warning("%s: %s", call.__name__, error)
                 code = codes.NO_ANSWER
-            except TypeError:
+            except (TypeError, ImportError):
                 raise
             except Exception:
                 log.exception("%s", call.__name__)

@@ -19,6 +19,7 @@ from connect.store.replicas import Replica
 from connect.store.replicate_config import ReplicateConfig
 from connect.store.sessions import ReadSessions, WriteSessions
 from connect.store.settings import Setup
+from connect.store.tensor_calls import TensorCalls
 
 PLAIN = ReplicateConfig()
 
@@ -35,8 +36,8 @@ class BufferHandle(bytearray):
         return len(self)
 
 
-class MooncakeDistributedStore:
-    """One client of the pool."""
+class MooncakeDistributedStore(TensorCalls):
+    """One client of the pool. Calls for tensors: connect/store/tensor_calls.py."""
 
     def __init__(self) -> None:
         self._client = Client()
@@ -153,10 +154,10 @@ class MooncakeDistributedStore:
             raise TypeError(f"config must be a ReplicateConfig, not {type(config).__name__}")
         if values is None:
             return [codes.INVALID] * len(keys)
-        pin = bool(config.with_hard_pin)
+        pin, replicas = bool(config.with_hard_pin), arguments.numbers([config.replica_num], "replica_num")[0]
         good = {i: value for i, value in enumerate(values) if value is not None}
         items = [(keys[i], value) for i, value in good.items()]
-        ends = dict(zip(good, self._client.put(items, pin=pin), strict=True))
+        ends = dict(zip(good, self._client.put(items, pin=pin, replicas=replicas), strict=True))
         return [ends.get(i, codes.INVALID) for i in range(len(keys))]
 
     # --- replace

@@ -44,13 +44,14 @@ class NamedValues:
 
     # --- put
 
-    async def put(self, items: Sequence[tuple[str, Pieces]], *, pin: bool = False) -> list[int]:
-        """A code per item: OK also if the name had a value, which stays. Two items of one name: the first counts."""
+    async def put(self, items: Sequence[tuple[str, Pieces]], *, pin: bool = False, replicas: int = 1) -> list[int]:
+        """A code per item: OK also if the name had a value, which stays. Two items of one name: the first counts.
+        `replicas`: so many copies, if the pool does not make more anyway; fewer where nodes are missing or full."""
         first: dict[str, int] = {}
         for i, (name, _) in enumerate(items):
             first.setdefault(name, i)
         chosen = list(first.values())
-        ends = await self._put([items[i] for i in chosen], pin)
+        ends = await self._put([items[i] for i in chosen], pin, replicas)
         by_name = dict(zip(first, ends, strict=True))
         return [by_name[name] for name, _ in items]
 
@@ -62,7 +63,7 @@ class NamedValues:
             ends[i] = end
         return ends
 
-    async def _put(self, items: Sequence[tuple[str, Pieces]], pin: bool) -> list[int]:
+    async def _put(self, items: Sequence[tuple[str, Pieces]], pin: bool, replicas: int) -> list[int]:
         ends: list[int] = [codes.OK] * len(items)
         heads: dict[int, Head] = {}
         for i, (name, value) in enumerate(items):
@@ -76,12 +77,18 @@ class NamedValues:
                 heads[i] = Head(name, value.nbytes, os.urandom(len(WHOLE)))
         large = [i for i, head in heads.items() if head.identity != WHOLE]
         if large:
-            await self._put_parts(items, heads, large, ends, pin)
-        await self._put_heads(items, heads, ends, pin)
+            await self._put_parts(items, heads, large, ends, pin, replicas)
+        await self._put_heads(items, heads, ends, pin, replicas)
         return ends
 
     async def _put_parts(
-        self, items: Sequence[tuple[str, Pieces]], heads: dict[int, Head], large: list[int], ends: list[int], pin: bool
+        self,
+        items: Sequence[tuple[str, Pieces]],
+        heads: dict[int, Head],
+        large: list[int],
+        ends: list[int],
+        pin: bool,
+        replicas: int,
     ) -> None:
         """Put the parts of the values `large` whose names are free; the others, and failed ones, leave `heads`."""
         self._parts_seen = True
@@ -100,18 +107,19 @@ class NamedValues:
                 length = min(size, value.nbytes - start)
                 blocks.append(Scatter(key, length, partial(value.copy_to, start=start, nbytes=length)))
                 owners.append(i)
-        for i, end in zip(owners, await self._store.scattered.put_each(blocks, pin=pin, named=True), strict=True):
+        done = await self._store.scattered.put_each(blocks, pin=pin, named=True, replicas=replicas)
+        for i, end in zip(owners, done, strict=True):
             if CODES[end] != codes.OK:
                 ends[i] = CODES[end]
         failed = [i for i in large if i in heads and ends[i] != codes.OK]
         await self._remove_parts([heads.pop(i) for i in failed])
 
     async def _put_heads(
-        self, items: Sequence[tuple[str, Pieces]], heads: dict[int, Head], ends: list[int], pin: bool
+        self, items: Sequence[tuple[str, Pieces]], heads: dict[int, Head], ends: list[int], pin: bool, replicas: int
     ) -> None:
         order = list(heads)
         blocks = [_head_block(self._space.key(heads[i].name), heads[i], items[i][1]) for i in order]
-        done = await self._store.scattered.put_each(blocks, pin=pin)
+        done = await self._store.scattered.put_each(blocks, pin=pin, replicas=replicas)
         for i, end in zip(order, done, strict=True):
             ends[i] = CODES[end]
         await self._remove_heads([heads[i] for i, end in zip(order, done, strict=True) if end == UNPINNED])

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ReplicateConfig:
-    """Upstream's attributes and their defaults; others may be set, too. `with_hard_pin`: the value is never evicted."""
+    """Upstream's attributes and their defaults; others may be set, too. `replica_num`: copies of the value, on as many
+    nodes. `with_hard_pin`: it is never evicted."""
 
     replica_num: int = 1
     with_soft_pin: bool = False

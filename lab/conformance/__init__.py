@@ -7,4 +7,6 @@ Files:
     record        Records what upstream's released wheel answers, as the reference of our conformance test
     store_cases   Calls of mooncake.store with good, bad and missing arguments, in a process that has upstream's
                   module or ours
+    tensor_cases  Calls of mooncake.store for torch's tensors, in a process that has upstream's module or ours, and
+                  torch
 """

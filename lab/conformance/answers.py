@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab.conformance import engine_cases, store_cases
+from lab.conformance import engine_cases, store_cases, tensor_cases
 
 HERE = Path(__file__).resolve().parent
 SITE = HERE.parents[1] / "connect" / "site"
@@ -21,6 +21,12 @@ def store_answers(python: str, address: str, env: Mapping[str, str]) -> dict[str
     """What mooncake.store answers to each case; `address` is the pool's."""
     cases = [*store_cases.BEFORE_SETUP, *store_cases.AFTER_SETUP]
     return _answers([python, str(HERE / "store_cases.py"), address], cases, env)
+
+
+def tensor_answers(python: str, address: str, env: Mapping[str, str]) -> dict[str, str]:
+    """What mooncake.store answers to the cases with tensors; the interpreter has torch."""
+    cases = [*tensor_cases.BEFORE_SETUP, *tensor_cases.AFTER_SETUP]
+    return _answers([python, str(HERE / "tensor_cases.py"), address], cases, env)
 
 
 def engine_answers(python: str, env: Mapping[str, str]) -> dict[str, str]:

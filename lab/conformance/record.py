@@ -1,6 +1,7 @@
 """Records what upstream's released wheel answers, as the reference of our conformance test.
 
     scripts/tools.py record-conformance VENV     VENV: a virtual environment with mooncake-transfer-engine-non-cuda
+                                                 and torch; PYTHONPATH may name another folder that has torch
 
 It starts upstream's master and one client on this host, over TCP, and writes lab/conformance/upstream-DATE.json.
 """
@@ -20,7 +21,7 @@ from datetime import date
 from pathlib import Path
 
 from lab.bench.transfer.mooncake_store import free_port
-from lab.conformance.answers import HERE, engine_answers, store_answers
+from lab.conformance.answers import HERE, engine_answers, store_answers, tensor_answers
 from lab.foreign.common.processes import environment
 
 WHEEL = "mooncake-transfer-engine-non-cuda"
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     venv = parser.parse_args(argv).venv
     python, env = str(venv / "bin" / "python"), dict(os.environ)
     with master(venv) as address:
-        answers = {"store": store_answers(python, address, env), "engine": engine_answers(python, env)}
+        answers = {"store": store_answers(python, address, env), "tensors": tensor_answers(python, address, env)}
+        answers["engine"] = engine_answers(python, env)
     path = HERE / f"upstream-{date.today()}.json"
     path.write_text(json.dumps({"wheel": WHEEL, "version": version(python), **answers}, indent=1) + "\n")
     print(path)

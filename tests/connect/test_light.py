@@ -13,3 +13,12 @@ def test_no_server_and_no_model_is_loaded():
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd="/", env=ours(), capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_calls_for_tensors_say_that_torch_is_missing():
+    code = "import sys\nsys.modules['torch'] = None\nimport mooncake.store\n"
+    code += "store = mooncake.store.MooncakeDistributedStore()\nprint(store.put('k', b'v'))\n"
+    code += "try:\n    store.put_tensor('k', 5)\nexcept ImportError as error:\n    print(error.name)\n"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd="/", env=ours(), capture_output=True, text=True, timeout=120)
+    assert done.stdout == "-703\ntorch\n", done.stderr

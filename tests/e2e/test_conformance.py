@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.conformance.answers import ENDED, HERE, engine_answers, ours, store_answers
+from lab.conformance.answers import ENDED, HERE, engine_answers, ours, store_answers, tensor_answers
 
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = json.loads(max(HERE.glob("upstream-*.json")).read_text())
@@ -43,6 +43,14 @@ def test_the_store_differs_only_where_the_docs_say_so(pool):
     assert found == {case: pair for case, pair in intended().items() if case in UPSTREAM_STORE}, report
 
 
+def test_tensors_differ_only_where_the_docs_say_so(pool):
+    answers = tensor_answers(sys.executable, pool, ours())
+    assert ENDED not in answers.values()
+    found = differences(UPSTREAM["tensors"], answers)
+    report = "\n".join(f"| `{case}` | `{one}` | `{other}` |" for case, (one, other) in found.items())
+    assert found == {case: pair for case, pair in intended().items() if case in UPSTREAM_TENSORS}, report
+
+
 def test_the_transfer_engine_differs_only_where_the_docs_say_so():
     found = differences(UPSTREAM["engine"], engine_answers(sys.executable, ours()))
     report = "\n".join(f"| `{case}` | `{one}` | `{other}` |" for case, (one, other) in found.items())
@@ -50,11 +58,12 @@ def test_the_transfer_engine_differs_only_where_the_docs_say_so():
 
 
 UPSTREAM_STORE = {key.partition(" ")[2] for key in UPSTREAM["store"]}
+UPSTREAM_TENSORS = {key.partition(" ")[2] for key in UPSTREAM["tensors"]}
 UPSTREAM_ENGINE = {key.partition(" ")[2] for key in UPSTREAM["engine"]}
 
 
 def test_every_difference_in_the_docs_is_a_case():
-    assert set(intended()) <= UPSTREAM_STORE | UPSTREAM_ENGINE
+    assert set(intended()) <= UPSTREAM_STORE | UPSTREAM_TENSORS | UPSTREAM_ENGINE
 
 
 def test_no_call_of_ours_ends_the_process(pool):

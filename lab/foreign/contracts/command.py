@@ -1,10 +1,10 @@
 """Classes of ours for SGLang and LMCache against the released packages (scripts/tools.py foreign-contracts).
 
-    scripts/tools.py foreign-contracts --sglang VENV/bin/python --lmcache VENV/bin/python
+    scripts/tools.py foreign-contracts --sglang VENV/bin/python --lmcache VENV/bin/python [--json PATH]
 
 Each interpreter has the package without its GPU dependencies, torch for CPUs, and what our package needs. Three store
-nodes of ours run meanwhile. The result is a file in lab/results/ with the end of every check; one that failed makes the
-exit code 1. docs/connect/ says how the virtual environments are made.
+nodes of ours run meanwhile. A check that failed makes the exit code 1. docs/connect/ says how
+the virtual environments are made.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import sys
 import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
+from lab.bench.common.results import write_result
 from lab.conformance.answers import ours
 from lab.launch.cluster import LocalCluster
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parents[1] / "results"
 PACKAGES = ("sglang", "lmcache")
 FLAGS = ("--model", "none", "--value-bytes", "256K", "--dram-bytes", "128M")
 RUN_S = 600.0
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for package in PACKAGES:
         parser.add_argument(f"--{package}", metavar="PYTHON", help=f"interpreter with {package}")
-    parser.add_argument("--out", type=Path, default=RESULTS / f"{date.today()}-foreign-contracts.json")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
     args = parser.parse_args(argv)
     chosen = {package: python for package in PACKAGES if (python := getattr(args, package))}
     if not chosen:
@@ -64,16 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         address = ",".join(node.url.removeprefix("http://") for node in cluster.nodes)
         found = {package: run(package, python, address) for package, python in chosen.items()}
-    before = json.loads(args.out.read_text()) if args.out.exists() else {}
-    args.out.write_text(json.dumps(before | {"nodes": "store=3 " + " ".join(FLAGS)} | found, indent=1) + "\n")
-    failures = 0
+    rows = []
     for package, result in found.items():
         print(f"{package} {result['version']}, torch {result['torch']}")
         for name, end in result["checks"].items():
-            failures += end != "ok"
+            rows.append({"case": f"{package}: {name}", "metric": "holds", "unit": "", "ours": float(end == "ok")})
             print(f"  {'ok    ' if end == 'ok' else 'FAILED'}  {name}{'' if end == 'ok' else ': ' + end}")
-    print(args.out)
-    return 1 if failures else 0
+    if args.json is not None:
+        versions = {package: {"version": one["version"], "torch": one["torch"]} for package, one in found.items()}
+        write_result({"check": "foreign-contracts", "nodes": "store=3 " + " ".join(FLAGS)} | versions, rows, args.json)
+    return 0 if all(row["ours"] for row in rows) else 1
 
 
 if __name__ == "__main__":

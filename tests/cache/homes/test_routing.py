@@ -5,9 +5,11 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.homes.deciding import DecidingWalk
 from cache.homes.pace import SLOW_S
 from cache.homes.rendezvous import equal_members, homes
 from cache.homes.routing import GRACE_S, HOT_S, SPARES, Router, Target
+from cache.protocol import STORED
 
 KEYS = [blake2b(str(i).encode(), digest_size=16).digest() for i in range(200)]
 NAMES = ["a", "b", "c", "d", "e"]
@@ -187,3 +189,30 @@ def test_with_one_replica_nobody_is_given_up():
     assert not walk.single
     walk.wave()
     assert not any(walk.has_others([position]) for position in range(len(KEYS)))
+
+
+@given(COUNTS, st.integers(1, 2), st.integers(1, 4), st.integers(0, 3), st.booleans())
+def test_a_put_with_more_copies_is_found_when_as_many_homes_but_one_are_lost(members, usual, wanted, lost, agree):
+    """Before the loss is known, and after it."""
+    router = router_of(NAMES[:members], usual)
+    walk = DecidingWalk(router, KEYS[:1], [0], wanted) if agree else router.write(KEYS[:1], wanted)
+    placed = []
+    while groups := walk.wave():
+        for target, positions in groups.items():
+            assert positions == [0] and target.owner == ""
+            placed.append(target.home)
+            walk.settled(0, target, STORED)
+    count = min(members, max(usual, wanted))
+    assert sorted(placed) == sorted(homes(KEYS[0], router.members, count))
+    gone = set(homes(KEYS[0], router.members, min(lost, count - 1, usual - 1 + SPARES)))
+    for members_now in (NAMES[:members], [name for name in NAMES[:members] if name not in gone]):
+        read = router_of(members_now, usual).read(0.0, KEYS[:1], 1)
+        found = False
+        while groups := read.wave():
+            (home,) = groups
+            if home in gone:
+                read.elsewhere(0)
+            elif home in placed:
+                read.found(0)
+                found = True
+        assert found

@@ -73,7 +73,7 @@ async def test_its_thread_ends_with_close_also_without_start():
 
 
 async def test_a_thread_that_keeps_the_interpreter_lock_is_told_from_a_handler():
-    """Among all stalls: on a busy machine the longest one may be a wait for a core."""
+    """Among all stalls: on a busy machine the longest one may be a wait for a core, and a part of this one is."""
     seen: list[Stall] = []
     monitor = StallMonitor(seen.append)
     monitor.start()
@@ -82,8 +82,8 @@ async def test_a_thread_that_keeps_the_interpreter_lock_is_told_from_a_handler()
     await more_samples(monitor, 2)
     await monitor.close()
     locked = max(seen, key=lambda stall: stall.lock)
-    assert locked.lock >= (0.3 - 2 * PERIOD_S) / 2
-    assert locked.lock > locked.computing
+    assert locked.lock + locked.core >= (0.3 - 2 * PERIOD_S) / 2
+    assert locked.lock > 2 * locked.computing
 
 
 def test_a_thread_that_has_to_share_its_core_is_delayed():
