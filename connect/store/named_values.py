@@ -46,7 +46,7 @@ class NamedValues:
 
     async def put(self, items: Sequence[tuple[str, Pieces]], *, pin: bool = False, replicas: int = 1) -> list[int]:
         """A code per item: OK also if the name had a value, which stays. Two items of one name: the first counts.
-        `replicas`: so many copies, if the pool does not make more anyway; fewer where nodes are missing or full."""
+        `replicas`: this many copies, if the pool does not make more anyway; fewer where nodes are missing or full."""
         first: dict[str, int] = {}
         for i, (name, _) in enumerate(items):
             first.setdefault(name, i)
