@@ -82,11 +82,11 @@ class LocalStore:
         lasting = ssd.capacity if ssd is not None else self._pool.num_blocks
         self._kept = Kept(int(pin_share * lasting), self._pool, ssd, self.contains, self._mark)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
-        self._counts = counts = dict.fromkeys(("hits", "misses", "writes", "refused", "corrupt"), 0)
+        self._counts = counts = dict.fromkeys(("hits", "misses", "corrupt"), 0)
         self.inspection = Inspection(self.verify)
         self.pinning = Pinning(self._pool, self._slots, ssd, self._promotions, chosen, self.readable, counts)
         self.reservations = Reservations(
-            self._pool, self._slots, self._behind, chosen, self.contains, self._displace, counts, usage
+            self._pool, self._slots, self._behind, chosen, self.contains, self._displace, usage
         )
         self._usage = usage
         if usage is not None:
@@ -311,17 +311,21 @@ class LocalStore:
         them, and the time per block."""
         usage = self._pool.usage()
         slot_bytes = self.arena.slot_bytes if self.arena is not None else 0
-        dram = self._counts | {
-            "blocks": usage["named"],
-            "bytes": usage["named"] * slot_bytes,
-            "capacity": usage["total"],
-            "evictions": usage["evictions"],
-            "held": usage["held"],
-            "reserved": len(self.reservations),
-            "pinned": len(self._kept),
-            "pinned_most": self._kept.limit,
-            "unwritten": 0 if self._behind is None else self._behind.owed,
-        }
+        dram = (
+            self._counts
+            | self.reservations.counts
+            | {
+                "blocks": usage["named"],
+                "bytes": usage["named"] * slot_bytes,
+                "capacity": usage["total"],
+                "evictions": usage["evictions"],
+                "held": usage["held"],
+                "reserved": len(self.reservations),
+                "pinned": len(self._kept),
+                "pinned_most": self._kept.limit,
+                "unwritten": 0 if self._behind is None else self._behind.owed,
+            }
+        )
         if self.ssd is None:
             return {"dram": dram}
         price = self._reads.price()

@@ -25,7 +25,7 @@ class QuotaReached(Exception):
 
 class Reservations:
     """Reservations in the DRAM of a LocalStore. `tier_of(key)`: the tier of a block, or None. `displace(key)` removes
-    the content that is about to be replaced and returns whether it was kept. `counts` receives writes and refusals."""
+    the content that is about to be replaced and returns whether it was kept."""
 
     def __init__(
         self,
@@ -35,7 +35,6 @@ class Reservations:
         admission: Admission,
         tier_of: Callable[[BlockKey], str | None],
         displace: Callable[[BlockKey], bool],
-        counts: dict[str, int],
         usage: Usage | None = None,
     ) -> None:
         self._pool = pool
@@ -44,7 +43,7 @@ class Reservations:
         self._admission = admission
         self._tier_of = tier_of
         self._displace = displace
-        self._counts = counts
+        self.counts = {"writes": 0, "refused": 0}  # blocks written, and blocks that admission refused
         self._usage = usage
         self._reserved: dict[int, tuple[BlockKey, Facts, bool, bool]] = {}  # with `keep` and `over` of `reserve`
         self._incoming: set[BlockKey] = set()  # the keys in _reserved
@@ -79,7 +78,7 @@ class Reservations:
         refusable = facts is not None and facts.service_class != OBJECTS.service_class and not copy
         victim = self._pool.next_victim(facts) if facts is not None and refusable else None
         if facts is not None and victim is not None and not self._admission.admits(key, facts, victim):
-            self._counts["refused"] += 1
+            self.counts["refused"] += 1
             return None
         try:
             slot = self._pool.allocate_for(facts or PLAIN)
@@ -105,7 +104,7 @@ class Reservations:
             keep = self._displace(key) or keep
         self._slots.fill(slot, block_checksum, length, facts)
         self._pool.name(slot, key, facts)
-        self._counts["writes"] += 1
+        self.counts["writes"] += 1
         if self._behind is not None:
             self._pool.hold([slot])
             self._behind.add(key, slot)

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from net.transfer.common.landed import LandedSpans
@@ -19,6 +19,7 @@ MIB = 1 << 20
 SIZE = 24 * MIB
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=12, unique=True),
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 9), st.integers(0, 9)), max_size=30),
