@@ -6,6 +6,7 @@ from lab.docs.figures import Figure
 
 ENGINE = "scripts/bench.py engine --rounds 1 --peers vllm --peer-python vllm=VENV/bin/python"
 TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
+CONNECT = "scripts/bench.py connect --peer-python VENV/bin/python"
 STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
 PAUSES = {
     "longest pause p99": "longest pause, p99, s",
@@ -106,6 +107,22 @@ FIGURES = (
         command=STORE,
         cases=r".*, TCP",
         compared_with=("sockets", "mooncake-store"),
+    ),
+    Figure(
+        "connect-shm",
+        {"p50": "p50", "p99": "p99"},
+        result="connect",
+        command=CONNECT,
+        cases=r".*, shm",
+        compared_with=("upstream",),
+    ),
+    Figure(
+        "connect-tcp",
+        {"p50": "p50", "p99": "p99"},
+        result="connect",
+        command=CONNECT,
+        cases=r".*, tcp",
+        compared_with=("upstream",),
     ),
     Figure(
         "overlap",
