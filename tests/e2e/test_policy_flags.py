@@ -360,7 +360,12 @@ def test_placement(together, name):
     prompt = ids(number, 400)
     found = decisions(together[name].url, prompt, 1)
     settled(together)  # its blocks are cached: the others are placed with the same knowledge
-    found += decisions(together[name].url, prompt, 5 if policy == "round-robin" else 29)
+    if policy in ("local-cache", "dynamo-cost"):
+        for _ in range(12):
+            settled(together)  # the load of the last one, told late on a busy machine, outweighs so small a prompt
+            found += decisions(together[name].url, prompt, 1)
+    else:
+        found += decisions(together[name].url, prompt, 5 if policy == "round-robin" else 29)
     where = [one["prefill"] for one in found]
     asked = {one["asked"] for one in found}
     print(policy, where, asked)
@@ -372,8 +377,7 @@ def test_placement(together, name):
     elif policy == "power-of-two":
         assert asked == {3}, "two that prefill and the only one that decodes"
     elif policy in ("local-cache", "dynamo-cost"):
-        stays = where[1:].count(where[0])  # another node now and then, while the machine keeps this one waiting
-        assert asked == {ENGINES} and stays >= 0.8 * len(where[1:])
+        assert asked == {ENGINES} and set(where[1:]) == {where[0]}
         assert {one["prefix_source"] for one in found} <= {"none", "local"}
     elif policy == "mooncake-central-greedy":
         assert asked == {ENGINES}
