@@ -17,7 +17,6 @@ from engine.front.attempts import AttemptFailed, NodeUnreachable, Redirected, fa
 from engine.front.flight import Flight, OutputText
 from engine.front.flight_log import FlightLog
 from engine.handoff.updates import Closing, Ended, Token
-from engine.step.request import Request
 from net.http.common.frontend import Output, Overloaded, Unavailable
 from net.loop.tasks import spawn
 
@@ -47,7 +46,7 @@ class WorkerAttempts:
         Overloaded, Unavailable, AttemptFailed, NodeUnreachable or Redirected."""
         if flight.sampling.grammar and flight.num_output_tokens:
             raise Unavailable("the worker of a structured answer was lost; no other one can continue it", 1.0)
-        placed = self._placer.place(_request(flight), flight.avoid, new=not flight.persistence.promised)
+        placed = self._placer.place(flight.as_request(), flight.avoid, new=not flight.persistence.promised)
         placement = placed.placement
         self._log.placed(flight, placed)
         if not flight.num_output_tokens:
@@ -155,15 +154,3 @@ class WorkerAttempts:
         if answer.cached_tokens is not None and flight.attempt == 0:
             flight.timeline.cached_tokens = min(answer.cached_tokens, flight.num_prompt_tokens)
         flight.items.put_nowait(last)
-
-
-def _request(flight: Flight) -> Request:
-    return Request(
-        request_id=flight.attempt_id,
-        token_ids=flight.token_ids,
-        num_prompt_tokens=flight.num_prompt_tokens,
-        sampling=flight.sampling,
-        arrival=flight.accepted,
-        root=flight.root,
-        service_class=flight.service_class,
-    )

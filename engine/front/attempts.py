@@ -30,7 +30,6 @@ from engine.handoff.updates import (
     decode_all,
     ends_there,
 )
-from engine.step.request import Request
 from net.bodies import answered, encode, typed
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.http.common.frontend import Output, Overloaded, Unavailable
@@ -86,16 +85,7 @@ class Attempts:
     async def start(self, flight: Flight) -> None:
         """Place the request, reserve blocks on its decode node, then start its prefill. Raises NotPlaced, Overloaded,
         Unavailable, AttemptFailed, NodeUnreachable or Redirected."""
-        request = Request(
-            request_id=flight.attempt_id,
-            token_ids=flight.token_ids,
-            num_prompt_tokens=flight.num_prompt_tokens,
-            sampling=flight.sampling,
-            arrival=flight.accepted,
-            root=flight.root,
-            service_class=flight.service_class,
-            fetches=not flight.incomplete and not flight.persistence.last,
-        )
+        request = flight.as_request()
         placed = await self._placer.place(request, flight.avoid, new=not flight.persistence.promised)
         placement = placed.placement
         self._log.placed(flight, placed)

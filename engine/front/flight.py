@@ -15,6 +15,7 @@ from engine.handoff.updates import Closing, Ended, TimedOut, Update
 from engine.observe.timeline import Timeline
 from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.sampling.token_logprobs import PromptLogprobs
+from engine.step.request import Request
 from engine.text.output import StopStrings
 from engine.text.tokenizer import IncrementalDecoder, Tokenizer
 from net.http.common.frontend import LogprobItem, Output
@@ -65,6 +66,19 @@ class Flight:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def as_request(self) -> Request:
+        """What the current attempt asks of an engine."""
+        return Request(
+            request_id=self.attempt_id,
+            token_ids=self.token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            sampling=self.sampling,
+            arrival=self.accepted,
+            root=self.root,
+            service_class=self.service_class,
+            fetches=not self.incomplete and not self.persistence.last,
+        )
 
 
 class PromptItems(Sequence[LogprobItem]):
