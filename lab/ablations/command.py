@@ -4,6 +4,7 @@
   scripts/ablate.py scheduling                        # FAST'25 Fig. 5
   scripts/ablate.py regret --seeds 5 --json regret.json --plot regret.svg
   scripts/ablate.py pool --requests 2000              # a short run
+  scripts/ablate.py scheduling --placement mine.py:X  # and a case with your own policy (docs/hacking.md)
   scripts/ablate.py goals                             # all ablations with goals: the goal, our value, met or not
   scripts/ablate.py overlap --live --seconds 20       # on nodes of the embedded model, started here
   scripts/ablate.py scheduling --live --url a=http://127.0.0.1:8000 --url b=http://127.0.0.1:8100
@@ -28,7 +29,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from lab.ablations.common import own_policies
 from lab.ablations.common.ablation import Case, Estimated, Goal, Outcome, run
+from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import goal_table, section
@@ -39,6 +42,7 @@ from lab.ablations.live.table import LIVE, why_not
 from lab.ablations.simulated import ABLATIONS, WITH_GOALS
 from lab.bench.common.client import Unreachable
 from lab.bench.common.results import write_result
+from lab.flag_types import above_zero, positive
 from lab.launch.cluster import NodeDied, StartTimeout
 from lab.launch.rest import RestError
 
@@ -53,7 +57,9 @@ def parser() -> ArgumentParser:
     made.add_argument("--json", type=Path, metavar="FILE", help="every figure of every seed, with the configuration")
     made.add_argument("--plot", type=Path, metavar="FILE", help="the first metric as .svg or .png")
     made.add_argument("--live", action="store_true", help="on real nodes in place of the simulator")
-    made.add_argument("--seconds", type=float, default=20.0, help="--live: seconds of requests per run (default: 20)")
+    made.add_argument(
+        "--seconds", type=above_zero, default=20.0, help="--live: seconds of requests per run (default: 20)"
+    )
     made.add_argument(
         "--url", type=_label_and_url, action="append", default=[], metavar="LABEL=URL", help="--live: repeatable"
     )
@@ -69,10 +75,11 @@ def _label_and_url(text: str) -> tuple[str, str]:
 
 def add_flags(made: ArgumentParser) -> None:
     """Flags that `reproduce` shares."""
-    made.add_argument("--requests", type=int, metavar="N", help="only the first N requests of each trace")
-    made.add_argument("--seeds", type=int, default=3, help="runs per case (default: 3)")
+    made.add_argument("--requests", type=positive, metavar="N", help="only the first N requests of each trace")
+    made.add_argument("--seeds", type=positive, default=3, help="runs per case (default: 3)")
     cores = len(os.sched_getaffinity(0))
-    made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
+    made.add_argument("--workers", type=positive, default=cores, help=f"processes (default: {cores}, the cores)")
+    own_policies.add_flags(made)
 
 
 def run_all(
@@ -80,11 +87,12 @@ def run_all(
 ) -> Iterator[Outcome[Case]]:
     """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run."""
     with Progress(console=console) as bar:
-        total = sum(len(ABLATIONS[name].cases(args.requests)) for name in names) * args.seeds
+        chosen = {name: with_own(ABLATIONS[name], args) for name in names}
+        total = sum(len(ablation.cases(args.requests)) for ablation in chosen.values()) * args.seeds
         task = bar.add_task("", total=total)
         for name in names:
             bar.update(task, description=name)
-            yield run(ABLATIONS[name], args.requests, args.seeds, args.workers, lambda: bar.advance(task), kept)
+            yield run(chosen[name], args.requests, args.seeds, args.workers, lambda: bar.advance(task), kept)
 
 
 def reached(outcome: Outcome[Any]) -> list[Goal]:
@@ -149,14 +157,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list or args.name is None:
         list_all()
         return 0
-    if args.seeds < 1 or args.workers < 1 or not args.seconds > 0:
-        made.error("--seeds, --workers and --seconds must be positive")
     if args.url and not args.live:
         made.error("--url needs --live")
     if args.live and args.name not in LIVE:
         made.error(why_not(args.name))
     if not args.live and args.name not in [*ABLATIONS, GOALS]:
         made.error(f"{args.name} has no simulated form: add --live")
+    if args.live and own_policies.named(args):
+        made.error("policies of your own are simulated; start nodes with them, and give these with --live --url")
     if args.live:
         try:
             show(run_live(args, console), args)
@@ -168,9 +176,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(names) > 1 and (args.json or args.plot):
         made.error("`goals` runs several ablations: use --json and --plot with one of them, or scripts/reproduce.py")
     goals = []
-    for outcome in run_all(names, args, console):
-        goals += reached(outcome)
-        show(outcome, args)
+    try:
+        for outcome in run_all(names, args, console):
+            goals += reached(outcome)
+            show(outcome, args)
+    except ValueError as error:
+        console.print(f"ablate: {error}", style="red", markup=False)
+        return 2
     if args.name == GOALS:
         print(goal_table(goals))
     return 0

@@ -29,7 +29,10 @@ Files:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lab.ablations.common.ablation import Ablation, Case
+from lab.ablations.common.metrics import COSTS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -52,7 +55,7 @@ from lab.ablations.simulated.speculative import SPECULATIVE
 from lab.ablations.simulated.ssd import TIERS
 
 ABLATIONS: dict[str, Ablation[Case]] = {
-    one.name: one
+    one.name: replace(one, metrics=one.metrics | COSTS)
     for one in (
         EFFECTIVE,
         BREAKDOWN,

@@ -26,6 +26,7 @@ from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.connect.client_program import SMALL_BYTES
 from lab.conformance.answers import SITE
 from lab.conformance.record import master
+from lab.flag_types import above_zero, positive
 from lab.launch.cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("client_program.py")
@@ -153,8 +154,8 @@ def _at(seconds: Sequence[float], share: float) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser("bench.py connect", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="turns of each contender per cell (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn (%(default)s)")
+    parser.add_argument("--rounds", type=positive, default=6, help="turns of each contender per cell (%(default)s)")
+    parser.add_argument("--seconds", type=above_zero, default=0.5, help="length of a turn (%(default)s)")
     parser.add_argument("--peer-python", type=Path, metavar="PATH", help="an interpreter that has upstream's wheel")
     add_result_flags(parser)
     args = quicken(parser.parse_args(argv), rounds=2, seconds=0.1)
