@@ -38,7 +38,7 @@ def mine(tmp_path):
 
 
 def test_every_example_has_a_test():
-    assert set(EXAMPLES) == {"kernel", "placement", "eviction", "transport", "transfer", "model"}
+    assert set(EXAMPLES) == {"kernel", "placement", "eviction", "transport", "transfer", "model", "geometry"}
 
 
 def test_a_kernel(mine):
@@ -134,3 +134,11 @@ def test_what_the_hops_call_is_no_hop_itself():
     assert rows and len({called for _, called in rows}) == len(rows)
     for hop, called in rows:
         assert f"/{hop}`" in spine and f"`{called}`" not in spine and (ROOT / called).is_file(), (hop, called)
+
+
+def test_a_published_model():
+    space: dict = {}
+    exec(EXAMPLES["geometry"], space)
+    (group,) = space["groups"]
+    assert (group.kind, group.token_bytes) == ("latent", 31_104)
+    assert round(space["parameters"] / 1e9, 1) == 15.7

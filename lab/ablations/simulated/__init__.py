@@ -29,6 +29,9 @@ Files:
 
 from __future__ import annotations
 
+from lab.ablations.by_model.cache import CACHE
+from lab.ablations.by_model.network import NETWORK
+from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
@@ -76,6 +79,9 @@ ABLATIONS: dict[str, Ablation[Case]] = {
         FAILURE,
         SIGNALS,
         ROLES,
+        SPLIT,
+        NETWORK,
+        CACHE,
     )
 }
 
