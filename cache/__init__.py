@@ -8,6 +8,7 @@ Files:
     bulk_messages  The bulk calls for pooled blocks: their kinds and bodies
     checked_copy   Copies blocks from memory that others may change, and computes the checksum of the copy
     copy_threads   A few threads that copy blocks in parallel, for a caller on the event loop
+    groups         Layers whose KV has one geometry and one rule of what a later request needs
     keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693, without
                    a secret
     keys           The keys of a prompt's blocks in one call: keys.c, compiled on first use into the user's cache

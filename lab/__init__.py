@@ -15,11 +15,12 @@ Files:
     foreign/      Programs of others, started as their documents say
     formulas/     Questions answered by formulas: plans, roofs, capacity by bisection
     fuzz/         Fuzzing of all decoders of foreign data: mutate.py changes bytes, targets.py lists the decoders
+    geometry/     The KV and the weights of published models, as plans and the simulator see them
     gpu/          The parts of scripts/tools.py gpu-check
     launch/       A local cluster of node processes
     loads/        Request traces: read, changed, generated
     mutants/      Wrong kernels on purpose: does every mistake of the list show in the quick checks?
-    planning/     The number of nodes for a load, and whether simulator and nodes agree
+    planning/     The number of nodes for a load, the bytes of its KV, and whether simulator and nodes agree
     playground/   Your own kernel: checked, timed, served
     rdma_vm/      Real RDMA verbs without RDMA hardware: an emulated Debian kernel with Soft-RoCE, on this machine's
                   own files

@@ -18,6 +18,7 @@ from engine.config.flags import UsageError, parse, rows
 from lab.bench import BENCHMARKS
 from lab.faults import FAULTS
 from lab.launch.up import OWN_FLAGS
+from lab.planning import PLANS
 from lab.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +33,12 @@ OF_OTHERS = (
     "vllm-connector.md",
 )  # show command lines of other programs
 COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py
-TABLES = {"scripts/bench.py": BENCHMARKS, "scripts/faults.py": FAULTS, "scripts/tools.py": TOOLS}
+TABLES = {
+    "scripts/bench.py": BENCHMARKS,
+    "scripts/faults.py": FAULTS,
+    "scripts/plan.py": PLANS,
+    "scripts/tools.py": TOOLS,
+}
 WITH_PEERS = ("connect", "connect-vllm", "engine", "store", "transfer")
 """Benchmarks that start programs of others, each in an interpreter of its own."""
 

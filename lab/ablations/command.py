@@ -5,6 +5,7 @@
   scripts/ablate.py regret --seeds 5 --json regret.json --plot regret.svg
   scripts/ablate.py pool --requests 2000              # a short run
   scripts/ablate.py scheduling --placement mine.py:X  # and a case with your own policy (docs/hacking.md)
+  scripts/ablate.py ratio --model-geometry Kimi-K2 --hardware 16xh200   # the same with another model, by formula
   scripts/ablate.py goals                             # all ablations with goals: the goal, our value, met or not
   scripts/ablate.py overlap --live --seconds 20       # on nodes of the embedded model, started here
   scripts/ablate.py scheduling --live --url a=http://127.0.0.1:8000 --url b=http://127.0.0.1:8100
@@ -30,7 +31,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lab.ablations.common import own_policies
-from lab.ablations.common.ablation import Case, Estimated, Goal, Outcome, run
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Outcome, run
+from lab.ablations.common.geometry import with_geometry
 from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
@@ -45,6 +47,7 @@ from lab.bench.common.results import write_result
 from lab.flag_types import above_zero, positive
 from lab.launch.cluster import NodeDied, StartTimeout
 from lab.launch.rest import RestError
+from lab.simulator.geometry_flags import add_geometry_flags
 
 GOALS = "goals"
 
@@ -54,6 +57,7 @@ def parser() -> ArgumentParser:
     made.add_argument("name", nargs="?", choices=[*(ABLATIONS | LIVE), GOALS], metavar="NAME", help="see --list")
     made.add_argument("--list", action="store_true", help="list names and questions")
     add_flags(made)
+    add_geometry_flags(made)
     made.add_argument("--json", type=Path, metavar="FILE", help="every figure of every seed, with the configuration")
     made.add_argument("--plot", type=Path, metavar="FILE", help="the first metric as .svg or .png")
     made.add_argument("--live", action="store_true", help="on real nodes in place of the simulator")
@@ -83,16 +87,24 @@ def add_flags(made: ArgumentParser) -> None:
 
 
 def run_all(
-    names: Sequence[str], args: Namespace, console: Console, kept: Runs | None = None
+    ablations: Sequence[Ablation[Case]], args: Namespace, console: Console, kept: Runs | None = None
 ) -> Iterator[Outcome[Case]]:
-    """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run."""
+    """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run. Raises OSError,
+    ValueError."""
     with Progress(console=console) as bar:
-        chosen = {name: with_own(ABLATIONS[name], args) for name in names}
-        total = sum(len(ablation.cases(args.requests)) for ablation in chosen.values()) * args.seeds
+        total = sum(len(one.cases(args.requests)) for one in ablations) * args.seeds
         task = bar.add_task("", total=total)
-        for name in names:
-            bar.update(task, description=name)
-            yield run(chosen[name], args.requests, args.seeds, args.workers, lambda: bar.advance(task), kept)
+        for one in ablations:
+            bar.update(task, description=one.name)
+            yield run(one, args.requests, args.seeds, args.workers, lambda: bar.advance(task), kept)
+
+
+def chosen(name: str, args: Namespace) -> Ablation[Case]:
+    """The ablation, with another model if --model-geometry says so, and a case with the user's policies."""
+    ablation = with_own(ABLATIONS[name], args)
+    if not args.model_geometry:
+        return ablation
+    return with_geometry(ablation, args.model_geometry, args.hardware, args.pool_windows, args.state_every)
 
 
 def reached(outcome: Outcome[Any]) -> list[Goal]:
@@ -159,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.url and not args.live:
         made.error("--url needs --live")
+    if args.model_geometry and (args.live or args.name == GOALS):
+        made.error("--model-geometry is for one simulated ablation")
     if args.live and args.name not in LIVE:
         made.error(why_not(args.name))
     if not args.live and args.name not in [*ABLATIONS, GOALS]:
@@ -177,10 +191,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error("`goals` runs several ablations: use --json and --plot with one of them, or scripts/reproduce.py")
     goals = []
     try:
-        for outcome in run_all(names, args, console):
+        for outcome in run_all([chosen(name, args) for name in names], args, console):
             goals += reached(outcome)
             show(outcome, args)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         console.print(f"ablate: {error}", style="red", markup=False)
         return 2
     if args.name == GOALS:

@@ -30,6 +30,7 @@ from rich.console import Console
 from lab.ablations import command as ablate
 from lab.ablations import curve
 from lab.ablations.common.ablation import Case, Goal, Outcome
+from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import goal_table, section
@@ -115,10 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 Untimed = Future[tuple[list[str], list[Goal]]]
 
 
-def title(came: str, seeds: int, took: str) -> str:
-    how = f"{seeds} seeds per case, ± half of the 95 % interval" if seeds > 1 else "one seed per case"
+def title(names: Sequence[str], came: str, seeds: int, took: str) -> str:
+    head = (
+        f"Ablations: {', '.join(names)}"
+        if set(names) < set(ABLATIONS)
+        else "Figures of the Mooncake papers, reproduced"
+    )
+    how = (
+        f"{seeds} seeds per case (0 to {seeds - 1}), ± half of the 95 % interval" if seeds > 1 else "one seed per case"
+    )
     return (
-        f"# Figures of the Mooncake papers, reproduced\n\nCommit {came}; simulated; {how}; {took}.\n\n"
+        f"# {head}\n\nCommit {came}; simulated; {how}; {took}.\n\n"
         "A configuration names what is not the simulator's default (in report.json), and what differs between cases.\n"
     )
 
@@ -141,9 +149,9 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         if runs.taken:
             took += f", {runs.taken} from a start before" + "".join(f", of commit {one}" for one in also)
         reached = [f"## Goals\n\n{goal_table(goals)}\n"] if goals else []
-        report.write_text("\n".join([title(came, args.seeds, took), *reached, *parts]))
+        report.write_text("\n".join([title(names, came, args.seeds, took), *reached, *parts]))
 
-    for outcome in ablate.run_all(names, args, console, runs):
+    for outcome in ablate.run_all([with_own(ABLATIONS[name], args) for name in names], args, console, runs):
         name = outcome.ablation.name
         goals += ablate.reached(outcome)
         plot = args.out / f"{name}.svg"

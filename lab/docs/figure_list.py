@@ -286,6 +286,14 @@ FIGURES = (
         timed=False,
     ),
     Figure(
+        "kv-bytes",
+        {"arena and transfer": "arena and transfer", "pool": "pool"},
+        command="scripts/plan.py kv-bytes",
+        cases=r"(?!SmolLM2|Llama-3-8B).* (8,192|131,072) tokens, all",
+        compared_with=("uniform",),
+        timed=False,
+    ),
+    Figure(
         "ops",
         {"step": "step"},
         result="ops-steps-2-threads",

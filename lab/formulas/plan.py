@@ -18,6 +18,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from lab.loads.trace import BLOCK_TOKENS
 from lab.simulator.models.step_models import StepModel
 
 Vector = npt.NDArray[np.float64]
@@ -92,12 +93,10 @@ class Prefill:
     """The pool that computes prompts: P(max(W, fetch) + S <= t) over the load's own service times S."""
 
     def __init__(self, model: StepModel, load: Load) -> None:
-        new, chunks = load.prompt - load.found, np.ceil((load.prompt - load.found) / model.chunk_tokens)
-        a0, a1, a2 = model.prefill
-        self.service: Vector = chunks * a0 + a1 * new + a2 * new * (new + 2 * load.found)
-        self.fetch: Vector = np.where(
-            load.found > 0, model.nic_latency_s + load.found * model.token_bytes / model.nic_bytes_s, 0.0
-        )
+        found = each(lambda tokens: model.reused(tokens, BLOCK_TOKENS), load.found)
+        self.service: Vector = each(model.prompt_s, load.prompt - found, found)
+        fetched_s = model.nic_latency_s + each(model.fetch_bytes, found) / model.nic_bytes_s
+        self.fetch: Vector = np.where(found > 0, fetched_s, 0.0)
         self.offered = load.rate * float(self.service.mean())  # busy nodes
         self._variation = float(self.service.var() / self.service.mean() ** 2)
 
@@ -138,10 +137,11 @@ class Decode:
         # Mean context of a running request, weighted by its running time.
         self._context = float(weight @ (load.prompt + load.answer / 2))
         self._context_square = float(weight @ (load.prompt + load.answer / 2) ** 2)
-        self._held = float(weight @ (load.prompt + load.answer))
-        self._held_square = float(weight @ (load.prompt + load.answer) ** 2)
+        self._tokens = held = each(model.held_tokens, load.prompt + load.answer)  # of KV memory, at the last token
+        self._held = float(weight @ held)
+        self._held_square = float(weight @ held**2)
         service = Prefill(model, load)
-        moved = load.prompt * model.token_bytes / model.nic_bytes_s
+        moved = each(model.handover_bytes, load.prompt) / model.nic_bytes_s
         self._handover = np.maximum(0.0, moved - service.service) + model.nic_latency_s  # streamed by layer
 
     @cached_property
@@ -160,8 +160,8 @@ class Decode:
         return high
 
     def _step_s(self, batch: float) -> float:
-        w, p, d0, d1, k = self._model.decode
-        return max(w, p * batch) + d0 + batch * (d1 + k * self._context)
+        base, k = self._model.decode_line(batch)
+        return base + batch * k * self._context
 
     def fits(self, nodes: int, share: float) -> bool:
         """Whether KV and seats suffice in `share` of the time."""
@@ -180,10 +180,10 @@ class Decode:
             return 0.0
         batch = self.batch(nodes)
         _, p, _, d1, k = self._model.decode
-        each = (p if p * batch > self._model.decode[0] else 0.0) + d1
+        one = (p if p * batch > self._model.read_s(batch) else 0.0) + d1
         # A new request adds itself to the batch.
         mean = self._step_s(batch + 1)
-        square = each * each + 2 * each * k * self._context + k * k * self._context_square
+        square = one * one + 2 * one * k * self._context + k * k * self._context_square
         spread = math.sqrt(batch * square / nodes)
         gaps = np.maximum(self._steps, 1.0)
         wanted = (seconds - self._handover / gaps) / (1 + 0.5 / gaps)  # a request waits half a step to join
@@ -199,7 +199,7 @@ class Decode:
                 f"infeasible by step time: one request alone has a token every {1000 * self._alone_s:.3g} ms, the "
                 f"objective is {1000 * objective.tbt_s:.3g} ms; raise --tbt-s or use faster nodes"
             )
-        if float(np.mean(self._load.prompt + self._load.answer > self._model.kv_tokens)) > 1 - objective.share:
+        if float(np.mean(self._tokens > self._model.kv_tokens)) > 1 - objective.share:
             raise Infeasible(
                 f"infeasible by memory: more than {1 - objective.share:.0%} of the requests do not fit into the "
                 f"{self._model.kv_tokens} tokens of KV that a node of {self._model.name} holds"
@@ -257,6 +257,12 @@ def fewest(kept: Callable[[int], float], share: float, offered: float, role: str
         middle = (low + high) // 2
         low, high = (low, middle) if kept(middle) >= share else (middle, high)
     return high
+
+
+def each(value: Callable[..., float], *tokens: Vector) -> Vector:
+    """[requests]: the value for the tokens of each request, whole ones."""
+    columns = (one.astype(int).tolist() for one in tokens)
+    return np.array([value(*own) for own in zip(*columns, strict=True)], dtype=np.float64)
 
 
 def percentile(kept: Callable[[float], float], share: float, known: float) -> float:

@@ -25,19 +25,19 @@ class Measured:
 def least_bandwidth(model: StepModel, prefix: int) -> float:
     """Bytes per second above which fetching `prefix` tokens is faster than computing them (FAST'25 eq. 1-2, with the
     model's own prefill times instead of FLOPs over peak)."""
-    return prefix * model.token_bytes / model.prompt_s(prefix, 0)
+    return model.fetch_bytes(prefix) / model.prompt_s(prefix, 0)
 
 
 def reuse_s(model: StepModel, prefix: int) -> tuple[float, float]:
     """(seconds to compute the prefix, to fetch it at the model's NIC)"""
-    return model.prompt_s(prefix, 0), model.nic_latency_s + prefix * model.token_bytes / model.nic_bytes_s
+    return model.prompt_s(prefix, 0), model.nic_latency_s + model.fetch_bytes(prefix) / model.nic_bytes_s
 
 
 def decode_share(model: StepModel, prompt: int, tbt_s: float) -> float:
     """Seconds of a decode-only node per answered token, at the largest batch within tbt_s. Infinite if one request
     alone is slower."""
     batch = 0
-    while batch < model.max_batch and (batch + 1) * prompt <= model.kv_tokens:
+    while batch < model.max_batch and (batch + 1) * model.held_tokens(prompt) <= model.kv_tokens:
         if model.decode_s(batch + 1, (batch + 1) * prompt) > tbt_s:
             break
         batch += 1
@@ -50,13 +50,15 @@ def chunking_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> floa
 
     A chunk of C tokens runs with C output / prompt answers, so that neither queue grows."""
     a0, a1, a2 = model.prefill
-    w, p, d0, d1, k = model.decode
+    _, p, d0, d1, k = model.decode
 
     def step_s(chunk: float) -> float:
         batch = chunk * output / prompt
-        return max(a0, d0) + max(w, a1 * chunk + p * batch) + a2 * chunk * (chunk + prompt) + (d1 + k * prompt) * batch
+        products_s = max(model.read_s(chunk + batch), a1 * chunk + p * batch)
+        return max(a0, d0) + products_s + a2 * chunk * (chunk + prompt) + (d1 + k * prompt) * batch
 
-    most = min(model.chunk_tokens, prompt, prompt * min(model.max_batch, model.kv_tokens / prompt) / output)
+    seats = min(model.max_batch, model.kv_tokens / model.held_tokens(prompt))
+    most = min(model.chunk_tokens, prompt, prompt * seats / output)
     if step_s(0.0) >= tbt_s:
         return float("inf")
     low, high = 0.0, float(most)
@@ -70,7 +72,7 @@ def chunking_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> floa
 def apart_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> float:
     """The same with prefill and decode on separate nodes and an unstreamed hand-over (reference/scheduling.md 9.4): a
     hand-over streamed by layer takes almost no time."""
-    handover_s = model.nic_latency_s + prompt * model.token_bytes / model.nic_bytes_s
+    handover_s = model.nic_latency_s + model.handover_bytes(prompt) / model.nic_bytes_s
     return model.prompt_s(prompt, 0) + handover_s + output * decode_share(model, prompt, tbt_s)
 
 

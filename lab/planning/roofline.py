@@ -2,6 +2,7 @@
 
   scripts/tools.py roofline                                   # the paper's nodes: LLaMA3-70B on 8 A800
   scripts/tools.py roofline --model llama3-8b-h200 --nic-gbit-s 100 --plot roofline.svg
+  scripts/tools.py roofline --model-geometry Qwen3-Next-80B  # the groups of its KV, by formula
   scripts/tools.py roofline --model here                      # measure this machine, then the embedded model on it
 
 Fetching a prefix pays if the network moves its KV faster than prefill computes it. `here` measures memory bandwidth,
@@ -21,6 +22,7 @@ from rich.table import Table
 from lab.bench.common.results import Row, numbers, write_result
 from lab.flag_types import above_zero, not_negative, positive
 from lab.formulas.roofs import Measured, crossovers, least_bandwidth, measure, reuse_s
+from lab.simulator.geometry_flags import add_geometry_flags, step_model
 from lab.simulator.models.step_models import PRESETS, Geometry, Hardware, StepModel, roofline, with_bandwidth
 
 EMBEDDED = Geometry(134.5e6, 30, 576, 3, 64)
@@ -68,6 +70,7 @@ def draw(model: StepModel, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--model", choices=(*PRESETS, "here"), default="llama3-70b-8xa800")
+    add_geometry_flags(made)
     made.add_argument("--nic-gbit-s", type=not_negative, default=0.0, help="another NIC (default: the model's)")
     made.add_argument("--prompt", type=positive, default=8192, help="tokens, for the crossover (default: 8192)")
     made.add_argument("--tbt-s", type=above_zero, default=0.1, help="objective between tokens (default: 0.1)")
@@ -75,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument("--plot", type=Path, metavar="FILE", help=".svg or .png")
     args = made.parse_args(argv)
     try:
-        measured = measure() if args.model == "here" else None
-        model = here(measured) if measured else PRESETS[args.model]
+        measured = measure() if args.model == "here" and not args.model_geometry else None
+        model = here(measured) if measured else step_model(args)
         if args.nic_gbit_s:
             model = with_bandwidth(model, args.nic_gbit_s)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         Console(stderr=True).print(f"roofline: {error}", style="red")
         return 2
     if measured:

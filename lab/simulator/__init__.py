@@ -2,25 +2,28 @@
 classes run in production. Pure: the same seed gives the same bytes.
 
 Files:
-    batch       The requests that decode on a node: promised ones, those whose KV waits for room, and running ones
-    cluster     Moves requests through a cluster: places, queues, computes, hands over and decodes them
-    command     A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under virtual
-                time
-    config      All parameters of a run except its requests; written into every result
-    failures    Faults in a cluster: which parts are lost, which node notices when, and where lost requests go
-    faults      Faults of a run, from text or by seed
-    job         One request in the simulated cluster, and its result
-    links       The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by the
-                rails
-    making      The parts of a simulated cluster, made from its configuration
-    node        A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch (batch.py)
-                take
-    placing     The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/ under
-                virtual time
-    predictors  The predictors for the guarded placement
-    refusals    Which requests are refused: the variants of sched/rejection.py with the answers of the simulated nodes
-    result      Figures of a run: latencies, hits, goodput; independent of the clock and the machine
-    roles       Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
-    segment     Decode steps that are not simulated one by one
-    models/     Models of steps, networks, disks and caches in virtual time
+    batch           The requests that decode on a node: promised ones, those whose KV waits for room, and running ones
+    cluster         Moves requests through a cluster: places, queues, computes, hands over and decodes them
+    command         A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under
+                    virtual time
+    config          All parameters of a run except its requests; written into every result
+    failures        Faults in a cluster: which parts are lost, which node notices when, and where lost requests go
+    faults          Faults of a run, from text or by seed
+    geometry_flags  The flags of commands without SimConfig that choose a step model by formula: a published model on
+                    given hardware
+    job             One request in the simulated cluster, and its result
+    links           The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by
+                    the rails
+    making          The parts of a simulated cluster, made from its configuration
+    node            A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch
+                    (batch.py) take
+    placing         The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/
+                    under virtual time
+    predictors      The predictors for the guarded placement
+    refusals        Which requests are refused: the variants of sched/rejection.py with the answers of the simulated
+                    nodes
+    result          Figures of a run: latencies, hits, goodput; independent of the clock and the machine
+    roles           Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
+    segment         Decode steps that are not simulated one by one
+    models/         Models of steps, networks, disks and caches in virtual time
 """

@@ -30,7 +30,7 @@ class Batch:
 
     def promise(self, job: Job) -> None:
         """The job will decode here."""
-        self._promises[job] = job.input_tokens + job.output_tokens
+        self._promises[job] = self._kv_tokens(job)
         self.promised_tokens += self._promises[job]
 
     def release(self, job: Job) -> None:
@@ -55,7 +55,7 @@ class Batch:
         """Start as many joining requests as there is room for."""
         while self.joining and len(self.running) < self._model.max_batch:
             job = self.joining[0]
-            tokens = job.input_tokens + job.output_tokens
+            tokens = self._kv_tokens(job)
             if self.running and self.held_tokens + tokens > self._model.kv_tokens:
                 return
             self.joining.pop(0)
@@ -90,5 +90,9 @@ class Batch:
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
-        self.held_tokens -= job.input_tokens + job.output_tokens
+        self.held_tokens -= self._kv_tokens(job)
         self.context -= job.context
+
+    def _kv_tokens(self, job: Job) -> int:
+        """KV memory of the job at its last token."""
+        return self._model.held_tokens(job.input_tokens + job.output_tokens)

@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import Self
 
+from cache.groups import PoolRule
 from cache.pool.policies import choose
 from cache.pool.policy import Facts
 from lab.loads.trace import TraceRow
@@ -20,7 +21,7 @@ from lab.simulator.models.contention import Contention
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from lab.simulator.models.pool import Pool
-from lab.simulator.models.presets import preset
+from lab.simulator.models.presets import chosen
 from lab.simulator.models.step_models import StepModel, with_bandwidth
 from lab.simulator.node import Node
 from lab.simulator.placing import Placing
@@ -37,7 +38,9 @@ class Cluster:
 
     def __init__(self, config: SimConfig, model: StepModel | None = None) -> None:
         """`model` replaces the config's. Raises KeyError for unknown policies, ValueError, OSError."""
-        model = preset(config.model) if model is None else model
+        if model is None:
+            rule = PoolRule(config.pool_windows, config.state_every)
+            model = chosen(config.model, config.model_geometry, config.hardware, rule)
         self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
         self.config = config
         self.loop = Loop()
@@ -48,15 +51,15 @@ class Cluster:
         self.contention = Contention(config.contention, self.nodes)
         self.by_name = {node.name: node for node in self.nodes}
         self._facts: list[Facts] = []
-        self._wire_bytes = self.model.token_bytes * config.kv_scale
         self.disks = making.disks(config, self.model, self.loop, len(self.nodes))
         self.pool = Pool(
             partial(choose, config.eviction), config.pool_blocks, config.ssd_blocks, self.disks,
-            self._wire_bytes * config.block_tokens,
+            self.model.block_bytes(config.block_tokens) * config.kv_scale,
         )  # fmt: skip
         self.links = SimLinks(config.links, self.network)
         candidates = [making.candidate(config, self.model, node) for node in self.nodes]
-        self.placing = Placing(config, self.loop, self.rng, candidates, self.links, self._step_soon)
+        reused = None if self.model.kv is None else self._reused
+        self.placing = Placing(config, self.loop, self.rng, candidates, self.links, self._step_soon, reused)
         self._learner = self.placing.policy if isinstance(self.placing.policy, LearningPolicy) else None
         self.live = self.placing.live
         self.caches = [making.cache(config, self.loop, self.placing, node) for node in self.nodes]
@@ -124,14 +127,15 @@ class Cluster:
         self._send(job, decision)
 
     def _demand(self, job: Job) -> Demand:
-        pooled = self._pooled(job).worth_fetching(self.live)
+        pooled, scale, model = self._pooled(job).worth_fetching(self.live), self.config.kv_scale, self.model
+        fetched = model.fetch_bytes(pooled.tokens) / pooled.tokens if pooled.tokens else model.token_bytes
         return Demand(
             num_tokens=job.input_tokens,
             max_tokens=job.output_tokens,
             pool_tokens=pooled.tokens,
             block_size=self.config.block_tokens,
-            handover_token_bytes=self._wire_bytes,
-            fetch_token_bytes=self._wire_bytes,
+            handover_token_bytes=model.handover_bytes(job.input_tokens) / job.input_tokens * scale,
+            fetch_token_bytes=fetched * scale,
             service_class=job.service_class,
             ssd_s=pooled.ssd_s,
             ssd_tokens=pooled.ssd_tokens,
@@ -140,10 +144,10 @@ class Cluster:
     def _pooled(self, job: Job) -> PooledPrefix:
         """The job's prefix in the pool, now."""
         size, blocks = self.config.block_tokens, job.blocks[: self.pool.run(job.blocks)]
-        cold = self.pool.cold(blocks)
+        cold, tokens = self.pool.cold(blocks), self._reused(job, len(blocks) * size)
         return PooledPrefix(
-            tokens=len(blocks) * size,
-            dram_tokens=(self.pool.dram.run(blocks) if cold else len(blocks)) * size,
+            tokens=tokens,
+            dram_tokens=min(tokens, self.pool.dram.run(blocks) * size) if cold else tokens,
             ssd_tokens=cold.total() * size,
             ssd_s=self.pool.read_s(cold),
         )
@@ -163,7 +167,7 @@ class Cluster:
         job.prefill_s = self.model.prompt_s(job.num_uncomputed, job.computed)
         decode.promise(job)
         prefill.expect(job)
-        nbytes = (fetched - own) * self._wire_bytes
+        nbytes = self.model.fetch_bytes(fetched, own) * self.config.kv_scale
         begun, attempt, size = job.placed, job.retries, self.config.block_tokens
         blocks, cold = job.blocks[own // size : fetched // size], False
 
@@ -187,7 +191,16 @@ class Cluster:
     def _own_tokens(self, node: Node, job: Job) -> int:
         """Leading tokens that the node has, in whole blocks; one is always left to compute."""
         size = self.config.block_tokens
-        return min(self.caches[node.index].run(job.blocks), (job.input_tokens - 1) // size) * size
+        found = min(self.caches[node.index].run(job.blocks), (job.input_tokens - 1) // size) * size
+        return self._reused(job, found)
+
+    def _reused(self, job: Job, found: int) -> int:
+        """The leading tokens of the job that are not computed, of `found` ones in whole blocks: up to a border at which
+        all groups can go on, with a token left to compute."""
+        if self.model.kv is None:
+            return found
+        size = self.config.block_tokens
+        return self.model.reused(min(found, (job.input_tokens - 1) // size * size), size)
 
     def _home(self, job: Job) -> str:
         """The source of a pooled prefix. Its blocks are on many nodes; the simulator takes one node drawn by the
@@ -212,7 +225,8 @@ class Cluster:
         if self._learner is not None and not job.resumed:
             self._learner.observed(job.prefill, job.estimates, job.first_token - job.sent)
         if self.config.publish == "home":
-            nbytes = (len(blocks) - self.pool.run(blocks)) * self.config.block_tokens * self._wire_bytes
+            block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
+            nbytes = (len(blocks) - self.pool.run(blocks)) * block_bytes
             self.network.send(node.name, self._home(job), nbytes, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
@@ -228,7 +242,7 @@ class Cluster:
             self._arrived(job, job.retries)
 
     def _move(self, node: Node, job: Job) -> None:
-        nbytes = job.input_tokens * self._wire_bytes
+        nbytes = self.model.handover_bytes(job.input_tokens) * self.config.kv_scale
         attempt, begun = job.retries, self.loop.now
 
         def moved() -> None:

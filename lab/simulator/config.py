@@ -25,6 +25,10 @@ class SimConfig:
 
     # a preset of lab/simulator/models/step_models.py, or a file that scripts/tools.py validate wrote
     model: str = "llama3-70b-8xa800"
+    model_geometry: str = ""  # step times by formula instead: a published model or a Hugging Face directory
+    hardware: str = "8xh200"  # of a node with --model-geometry, see lab/simulator/models/by_formula.py
+    pool_windows: bool = True  # the pool keeps blocks of layers with a window, with --model-geometry
+    state_every: int = 8  # blocks from one pooled state to the next, for models with a state
     prefill: int = 8  # nodes that compute prompts
     decode: int = 8  # nodes that decode
     mixed: int = 0  # nodes that do both

@@ -83,6 +83,8 @@ def disks(config: SimConfig, model: StepModel, loop: Loop, count: int) -> list[D
     """The SSD of every node. Raises ValueError."""
     if config.ssd_blocks and not config.pool_blocks:
         raise ValueError("--ssd-blocks are read through the pool's DRAM: give --pool-blocks")
+    if config.ssd_blocks and model.fixed_tokens:
+        raise ValueError(f"--ssd-blocks: a simulated SSD has blocks of one size; {model.name} has windows or states")
     bytes_s = config.ssd_gbyte_s * 1e9 or model.ssd_bytes_s
     return [Disk(loop, bytes_s, model.ssd_iops) for _ in range(count)]
 
@@ -94,7 +96,7 @@ def candidate(config: SimConfig, model: StepModel, node: Node) -> Candidate:
         node_id=node.name,
         roles=node.roles,
         prefill=model.prefill,
-        free_blocks=blocks,
+        free_blocks=node.free_tokens // config.block_tokens,
         total_blocks=blocks,
         step_s=node.step_s() if "decode" in node.roles else 0.0,
     )

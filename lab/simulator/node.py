@@ -79,6 +79,7 @@ class Node:
         self._loop, self._events, self._slowness = loop, events, slowness
         self._order, self._chunk_tokens = rules.order, rules.chunk_tokens
         self._policy, self._prompts = rules.policy, rules.prompts
+        self._kv_tokens = model.kv_tokens - model.fixed_tokens
         self._segment: Segment | None = None
         self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
         self._version = 0
@@ -98,7 +99,8 @@ class Node:
 
     @property
     def free_tokens(self) -> int:
-        return self.model.kv_tokens - self.batch.promised_tokens
+        """KV memory for one more request, in tokens."""
+        return self._kv_tokens - self.batch.promised_tokens
 
     def made(self) -> list[int]:
         """Tokens of each running request so far."""

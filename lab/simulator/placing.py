@@ -69,12 +69,14 @@ class Placing:
         nodes: Sequence[Candidate],
         links: SimLinks,
         step_soon: Callable[[int, float, int], float],
+        reused: Callable[[Job, int], int] | None,
     ) -> None:
         """step_soon(node, seconds, tokens): the node's decode step after `seconds`, with one more request of `tokens`
-        tokens."""
+        tokens. reused(job, found): the tokens that the job need not compute on a node that has its first `found`
+        ones; None: all of these."""
         size = len(nodes)
         self.config, self.loop, self.rng, self._links = config, loop, rng, links
-        self._step_soon = step_soon
+        self._step_soon, self._reused = step_soon, reused
         self.exact, self.told = Directory(size), Directory(size, config.digest_s)
         maker = chosen("--placement", config.placement, placements, METHODS)
         self.policy = maker(Limits(config.max_waiting), rng, config.threshold)
@@ -144,14 +146,14 @@ class Placing:
     # --- decisions
 
     def decide(self, demand: Demand, job: Job) -> Decision:
-        now, size = self.loop.now, self.config.block_tokens
+        now = self.loop.now
         if self.policy.asks_everybody:
-            matched = self.exact.depths(now, job.blocks) * size
+            matched = self._matched(self.exact.depths(now, job.blocks), job)
             self._look_ahead(self.live, range(len(self.live)), demand, horizon_s(now, demand, self.live))
             return Decision(self.policy.place(now, demand, self.live, matched), self.live, 0, None)
         cell = self._entry()
         view = self._known(cell)
-        matched = self.told.depths(now, job.blocks) * size
+        matched = self._matched(self.told.depths(now, job.blocks), job)
         if len(self._cells) > 1:
             matched = matched[cell.indices]
         rate = self.arrivals.per_s(now) * len(view) / len(self.live)
@@ -174,6 +176,14 @@ class Placing:
                 decision = choice.decide()
         return Decision(decision, choice.view, questions, cell)
 
+    def _matched(self, depths: Vector, job: Job) -> Vector:
+        """Leading tokens of the job that each node need not compute. depths: the blocks that it has."""
+        tokens: Vector = depths * self.config.block_tokens
+        reused = self._reused
+        if reused is None:
+            return tokens
+        return np.array([reused(job, int(found)) for found in tokens.tolist()], dtype=np.float64)
+
     def _entry(self) -> Cell:
         """The cell of the acceptor that gets a request."""
         if len(self._cells) == 1 or self.rng.random() < self.config.entry_skew:
@@ -183,7 +193,7 @@ class Placing:
     def _asked(self, chosen: Sequence[int], job: Job, demand: Demand, ahead_s: float) -> tuple[View, Vector]:
         """The answers of these nodes; decode nodes answer for the time at which the prompt would arrive."""
         self._links.asked([self.live.ids[i] for i in chosen])
-        found: Vector = self.exact.depths(self.loop.now, job.blocks)[chosen] * self.config.block_tokens
+        found = self._matched(self.exact.depths(self.loop.now, job.blocks)[chosen], job)
         view = self.live.only(chosen)
         self._look_ahead(view, chosen, demand, ahead_s)
         return view, found

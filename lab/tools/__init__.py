@@ -7,10 +7,10 @@ Files:
     perfetto   Requests across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing
 """
 
-TOOLS = {
+from lab.planning import PLANS
+
+OTHERS = {
     "cache-policies": "lab.caches.command",
-    "capacity": "lab.planning.capacity",
-    "check-plan": "lab.planning.check",
     "compare": "lab.tools.compare",
     "export-hf": "lab.tools.export_hf",
     "foreign-backends": "lab.foreign.backends.command",
@@ -22,13 +22,11 @@ TOOLS = {
     "kv-events": "lab.foreign.events.command",
     "mutants": "lab.mutants.command",
     "perfetto": "lab.tools.perfetto",
-    "plan": "lab.planning.command",
     "rdma-vm": "lab.rdma_vm.command",
     "record-conformance": "lab.conformance.record",
-    "roofline": "lab.planning.roofline",
     "screenshots": "lab.docs.screenshots",
     "stock-clients": "lab.clients.command",
-    "validate": "lab.planning.validate",
     "vllm-pair": "lab.foreign.vllm.pair_proxy",
 }
-"""Name on the command line (scripts/tools.py) -> module whose main() runs it."""
+TOOLS = dict(sorted((PLANS | OTHERS).items()))
+"""Name on the command line (scripts/tools.py) -> module whose main() runs it; those of scripts/plan.py among them."""

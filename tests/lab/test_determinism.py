@@ -17,6 +17,9 @@ small = ["--generate", "chats", "--requests", "150", "--prefill", "3", "--decode
 small += ["--pool-blocks", "200", "--ssd-blocks", "2000"]
 busy = ["--placement", "mooncake,power-of-two", "--gossip-loss", "0.1", "--crash-every-s", "20", "--seed", "7"]
 assert simulate.main([*small, *busy, "--json", "simulate.json", "--jobs", "jobs.jsonl"]) == 0
+states = ["--generate", "chats", "--requests", "60", "--pool-blocks", "200", "--state-every", "4"]
+states += ["--model-geometry", "Qwen3-Next-80B", "--prefill", "3", "--decode", "2"]
+assert simulate.main([*states, "--json", "states.json"]) == 0
 for kind in simulate.GENERATORS:
     assert simulate.main(["--generate", kind, "--requests", "30", "--seed", "5", "--json", f"of-{kind}.json"]) == 0
 few = ["--requests", "40", "--seeds", "2", "--workers", "1"]
@@ -29,7 +32,7 @@ assert capacity.main([*small, *loose, "--json", "capacity.json"]) == 0
 """
 WRITTEN = {
     "simulate.json", "jobs-mooncake.jsonl", "jobs-power-of-two.jsonl", "ablate.json", "ablate.svg", "plan.json",
-    "check.json", "capacity.json",
+    "check.json", "capacity.json", "states.json",
 }  # fmt: skip
 
 

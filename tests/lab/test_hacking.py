@@ -45,7 +45,8 @@ def mine(tmp_path):
 
 
 def test_every_example_has_a_test():
-    assert set(EXAMPLES) == {"kernel", "placement", "steps", "eviction", "transport", "transfer", "model"}
+    examples = {"kernel", "placement", "steps", "eviction", "transport", "transfer", "model", "geometry"}
+    assert set(EXAMPLES) == examples
 
 
 def test_a_kernel(mine):
@@ -186,3 +187,11 @@ def test_what_the_hops_call_is_no_hop_itself():
     assert rows and len({called for _, called in rows}) == len(rows)
     for hop, called in rows:
         assert f"/{hop}`" in spine and f"`{called}`" not in spine and (ROOT / called).is_file(), (hop, called)
+
+
+def test_a_published_model():
+    space: dict = {}
+    exec(EXAMPLES["geometry"], space)
+    (group,) = space["groups"]
+    assert (group.kind, group.token_bytes) == ("latent", 31_104)
+    assert round(space["parameters"] / 1e9, 1) == 15.7

@@ -2,6 +2,7 @@
 
 Files:
     ablation      An ablation: a question, simulated cases, the paper's values, and one sentence about the difference
+    geometry      An ablation whose nodes run another model: its step times by formula, its KV in groups
     looks         Additional results of a run, computed from its requests: how long a shock lasts, how evenly work is
                   spread
     metrics       The metrics of ablations by name: each is read from a run's figures, or from those of a look

@@ -31,6 +31,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lab.ablations.by_model.cache import CACHE
+from lab.ablations.by_model.network import NETWORK
+from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.common.metrics import COSTS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
@@ -79,6 +82,9 @@ ABLATIONS: dict[str, Ablation[Case]] = {
         FAILURE,
         SIGNALS,
         ROLES,
+        SPLIT,
+        NETWORK,
+        CACHE,
     )
 }
 

@@ -1,6 +1,8 @@
 """Models of steps, networks, disks and caches in virtual time.
 
 Files:
+    by_formula   The step model of a published model on given hardware, by formula: the groups of its KV, and its
+                 weights
     caches       The locations of blocks: on one node, in the pool, and on all nodes as digests report them
     contention   Nodes that share a machine: a step takes longer while another node computes
     disk         An SSD: reads and writes share its bandwidth evenly, and each block also takes 1 / IOPS of its time
@@ -9,7 +11,7 @@ Files:
     network      NICs shared by flows: each flow runs at the smaller of its fair shares at both ends
     pool         The pooled store: the nodes' DRAM as one cache, with their SSDs behind it, inclusive like
                  cache/tiers/local_store.py
-    presets      Step models by name or from a file: the values of --model
+    presets      Step models by name, from a file, or by formula: the values of --model and --model-geometry
     speculation  A step model whose decode steps verify drafts
     step_models  Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run
     steps        Steps of a real engine, written by a node with --record-steps

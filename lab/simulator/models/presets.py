@@ -1,4 +1,4 @@
-"""Step models by name or from a file: the values of --model."""
+"""Step models by name, from a file, or by formula: the values of --model and --model-geometry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from typing import Any
 
 import orjson
 
+from cache.groups import PoolRule
+from lab.geometry.find import architecture
+from lab.simulator.models.by_formula import by_formula
 from lab.simulator.models.step_models import PRESETS, StepModel
+
+
+def chosen(model: str, geometry: str, hardware: str, rule: PoolRule) -> StepModel:
+    """`geometry` on `hardware` by formula; without it, the preset `model`. Raises ValueError, OSError."""
+    if not geometry:
+        return preset(model)
+    try:
+        found = architecture(geometry)
+    except ValueError as error:
+        raise ValueError(f"--model-geometry: {error}") from error
+    return by_formula(found, hardware, rule)
 
 
 def preset(name: str) -> StepModel:
@@ -36,6 +50,8 @@ def _model(data: dict[str, Any]) -> StepModel:
     known = {field.name for field in fields(StepModel)}
     if unknown := set(data) - known:
         raise KeyError(sorted(unknown)[0])
+    if data.get("kv") is not None:
+        raise TypeError("kv must be null: groups are read with --model-geometry")
     made: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     for name, size in (("prefill", 3), ("decode", 5), ("mixed", 5)):
         values = made.get(name)

@@ -14,6 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cache.groups import Groups
+
 Chunk = tuple[int, int]
 """(new tokens of a prompt, known ones before them)"""
 
@@ -36,6 +38,9 @@ class StepModel:
     mixed: tuple[float, float, float, float, float] | None = None  # c0 .. c4, if such steps were measured
     front_s: float = 0.0  # from the client to a node's queue, and the first token back
     handover_s: float = 0.0  # from the last byte of a prompt's KV to the decode node's batch
+    kv: Groups | None = None  # None: one full group of token_bytes
+    expert_s: float = 0.0  # of w: the weights of all routed experts
+    expert_share: float = 0.0  # of the routed experts, those of one token
 
     def prefill_s(self, new: int, context: int) -> float:
         return self.chunks_s([(new, context)])
@@ -43,18 +48,34 @@ class StepModel:
     def chunks_s(self, chunks: Sequence[Chunk]) -> float:
         """Seconds of a step with chunks of one or several prompts."""
         a0, a1, a2 = self.prefill
+        if self.kv is not None:
+            pairs = sum(new * (new + 2 * context) for new, context in chunks)
+            return a0 + self._products_s(sum(new for new, _ in chunks)) + a2 * pairs
         return a0 + sum(a1 * new + a2 * new * (new + 2 * context) for new, context in chunks)
 
     def prompt_s(self, new: int, context: int) -> float:
         """Seconds of all chunks of a prompt."""
         a0, a1, a2 = self.prefill
         chunks = max(1, -(-new // self.chunk_tokens))
+        if self.kv is not None:
+            last = new - (chunks - 1) * self.chunk_tokens
+            products_s = (chunks - 1) * self._products_s(self.chunk_tokens) + self._products_s(last)
+            return chunks * a0 + products_s + a2 * new * (new + 2 * context)
         return chunks * a0 + a1 * new + a2 * new * (new + 2 * context)
 
-    def decode_line(self, batch: int) -> tuple[float, float]:
+    def _products_s(self, tokens: float) -> float:
+        """Seconds of the products of a step with `tokens` tokens of prompts; at least the read of their weights."""
+        return max(self.read_s(tokens), self.prefill[1] * tokens)
+
+    def read_s(self, tokens: float) -> float:
+        """Seconds to read the weights that `tokens` tokens use. Each token uses experts of its own choice."""
+        unread: float = (1 - self.expert_share) ** tokens
+        return self.decode[0] - self.expert_s * unread
+
+    def decode_line(self, batch: float) -> tuple[float, float]:
         """(seconds, seconds per token of summed context) of a step."""
-        w, p, d0, d1, k = self.decode
-        return max(w, p * batch) + d0 + d1 * batch, k
+        _, p, d0, d1, k = self.decode
+        return max(self.read_s(batch), p * batch) + d0 + d1 * batch, k
 
     def decode_s(self, batch: int, context: int) -> float:
         base, slope = self.decode_line(batch)
@@ -69,9 +90,42 @@ class StepModel:
             c0, c1, c2, c3, c4 = self.mixed
             read = batch_context + sum(context for _, context in chunks)
             return c0 + c1 * batch + c2 * read + c3 * new + c4 * pairs
-        w, p, d0, d1, k = self.decode
+        _, p, d0, d1, k = self.decode
         a0, a1, a2 = self.prefill
-        return max(a0, d0) + max(w, a1 * new + p * batch) + a2 * pairs + d1 * batch + k * batch_context
+        return (
+            max(a0, d0)
+            + max(self.read_s(new + batch), a1 * new + p * batch)
+            + a2 * pairs
+            + d1 * batch
+            + k * batch_context
+        )
+
+    # --- KV: of one full group, or of all groups of `kv`; counted in tokens, not in whole blocks
+
+    def held_tokens(self, tokens: int) -> int:
+        """KV memory of a request with `tokens` tokens, in units of token_bytes."""
+        return tokens if self.kv is None else -(-self.kv.held_bytes(tokens, 1) // self.token_bytes)
+
+    @property
+    def fixed_tokens(self) -> int:
+        """The largest part of held_tokens that does not grow with a request: full windows and states."""
+        return 0 if self.kv is None else -(-self.kv.fixed_bytes // self.token_bytes)
+
+    def handover_bytes(self, tokens: int) -> int:
+        """Bytes that move to a decode node with a prompt of `tokens` tokens."""
+        return tokens * self.token_bytes if self.kv is None else self.kv.held_bytes(tokens, 1)
+
+    def fetch_bytes(self, tokens: int, known: int = 0) -> int:
+        """Bytes that move to a node that has the first `known` tokens, for a pooled prefix of `tokens` tokens."""
+        return (tokens - known) * self.token_bytes if self.kv is None else self.kv.fetched_bytes(tokens, known, 1)
+
+    def reused(self, found: int, block_tokens: int) -> int:
+        """The tokens that a prompt need not compute, if its first `found` tokens are found in whole blocks."""
+        return found if self.kv is None else self.kv.border(found, block_tokens)
+
+    def block_bytes(self, block_tokens: int) -> float:
+        """Mean bytes of a block in the pool."""
+        return block_tokens * self.token_bytes if self.kv is None else self.kv.block_bytes(block_tokens)
 
 
 @dataclass(frozen=True, slots=True)

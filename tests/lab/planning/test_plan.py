@@ -28,7 +28,16 @@ def test_a_plan_of_a_trace(trace, tmp_path, capsys):
     assert told["config"]["plan"]["best"]["prefill"] >= 1 and told["config"]["pool_blocks"] == 100
 
 
+def test_a_plan_of_a_published_model(trace, tmp_path):
+    out, pooled = tmp_path / "plan.json", ["--trace", str(trace), "--pool-blocks", "100", "--ttft-s", "5"]
+    geometry = ["--model-geometry", "Qwen3-Next-80B", "--hardware", "8xh200", "--state-every", "4"]
+    assert command.main([*pooled, *geometry, "--json", str(out)]) == 0
+    told = orjson.loads(out.read_bytes())["config"]
+    assert told["model_geometry"] == "Qwen3-Next-80B" and told["plan"]["best"]["decode"] >= 1
+
+
 WRONG = [
+    (["--model-geometry", "Kimi-K9"], "--model-geometry", 2),
     (["--hit-rate", "1"], "--hit-rate", 2),
     (["--prompt", "1000,1"], "--rate", 2),
     (["--ttft-s", "0.01"], "infeasible by service time", 1),

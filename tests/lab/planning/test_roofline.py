@@ -53,3 +53,13 @@ def test_the_command(tmp_path, capsys):
     with pytest.raises(SystemExit):
         roofline.main(["--tbt-s", "0"])
     assert "--tbt-s" in capsys.readouterr().err
+
+
+def test_a_published_model(tmp_path, capsys):
+    out = tmp_path / "r.json"
+    assert roofline.main(["--model-geometry", "kimi-k2", "--hardware", "16xh200", "--json", str(out)]) == 0
+    assert "Kimi-K2 on 16xh200" in capsys.readouterr().out
+    told = orjson.loads(out.read_bytes())["config"]["model"]
+    assert told["kv"]["groups"][0]["kind"] == "latent" and told["token_bytes"] == 70_272
+    assert roofline.main(["--model-geometry", "kimi-k2", "--hardware", "h200"]) == 2
+    assert "do not fit" in " ".join(capsys.readouterr().err.split())
