@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
 from cache.groups import PoolRule
+from lab.flag_types import positive
 from lab.simulator.config import SimConfig
 from lab.simulator.models.by_formula import HARDWARE
 from lab.simulator.models.presets import chosen
