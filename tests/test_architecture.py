@@ -177,6 +177,7 @@ MAY_TORCH = (
     "engine.model.gpu",
     "engine.step.layer_reports",
     "attention",
+    "connect.process_group",
     "engine.loading.cuda_memory",
     "engine.loading.rank_arenas",
     "engine.loading.weight_type",
