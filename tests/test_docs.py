@@ -126,6 +126,7 @@ def flags_of(program: str) -> set[str]:
 
 
 STARTED_BY_OTHERS = {
+    "lab.bench.collectives.rank_program",
     "lab.bench.connect.client_program",
     "lab.bench.transfer.agent",
     "lab.clients.libraries.run",
