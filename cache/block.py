@@ -119,6 +119,14 @@ def salted_root(root: BlockKey, salt: str) -> BlockKey:
     return blake2b(root + salt.encode(), digest_size=KEY_BYTES, person=b"mooncake-salt").digest()
 
 
+def weights_root(root: BlockKey, weights: bytes) -> BlockKey:
+    """Root of the keys of a request that is computed with replaced weights (engine/update/): `weights` identifies their
+    content; b"" = those with which the cluster began. `root` may be salted."""
+    if not weights:
+        return root
+    return blake2b(root + weights, digest_size=KEY_BYTES, person=b"mooncake-weights").digest()
+
+
 def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
     """Append to `keys` the keys of all full blocks of `token_ids` not yet in it; returns `keys`."""
     start = len(keys) * block_size

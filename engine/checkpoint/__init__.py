@@ -11,6 +11,8 @@ Files:
     loop_calls           Runs coroutines on an event loop for threads that wait for their results
     model_source         describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
     mxfp4_weights        A Hugging Face directory with matrices in MXFP4
+    named_weights        Weights as tensors that a program put into the pool, each under a prefix and the name that
+                         checkpoints have for it
     packed_weights       A Hugging Face directory with matrices in 4 bits
     pooled_weights       Weights as objects of the pooled store (--weights-from-store): a node without weights reads
                          them from its peers

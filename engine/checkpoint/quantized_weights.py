@@ -18,6 +18,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 import gguf
@@ -62,13 +63,15 @@ def load_quantized(
     weight_dtype: str,
     dtype: torch.dtype,
     progress: Callable[[int, int], None] | None = None,
+    opened: AbstractContextManager[Reader] | None = None,
 ) -> dict[str, Weight]:
-    """All weights on the CPU: matrices as Quantized or Scaled for products in `dtype`, others in `dtype`. `progress` as
-    weights.load has it. Raises ModelError, also for a model or a file that --weight-dtype cannot serve."""
+    """All weights on the CPU: matrices as Quantized or Scaled for products in `dtype`, others in `dtype`. `progress`
+    and `opened` as weights.load has them; nothing is `stored` in the latter. Raises ModelError, also for a model or a
+    file that --weight-dtype cannot serve."""
     if weight_dtype == "stored":
         weights = _as_stored(source, dtype, progress)
     else:
-        weights = _quantize_all(source, weight_dtype, dtype, progress)
+        weights = _quantize_all(source, weight_dtype, dtype, progress, opened or open_weights(source, dtype, None))
     found = [weight for weight in weights.values() if isinstance(weight, Quantized | Scaled)]
     log.info(
         "%d weight matrices in %s: %d MB, %d MB in %s",
@@ -108,7 +111,11 @@ def open_stored(source: ModelSource) -> StoredReader | None:
 
 
 def _quantize_all(
-    source: ModelSource, weight_dtype: str, dtype: torch.dtype, progress: Callable[[int, int], None] | None
+    source: ModelSource,
+    weight_dtype: str,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None,
+    opened: AbstractContextManager[Reader],
 ) -> dict[str, Weight]:
     wanted = shapes(source.config)
     of_layers, of_vocabulary = WHILE_LOADING[weight_dtype]
@@ -120,7 +127,7 @@ def _quantize_all(
         values = reader.read(name)
         return quantized(values, kinds[name], dtype) if name in kinds else values.to(dtype).contiguous()
 
-    return read_all(source, open_weights(source, dtype, None), take, dtype, progress)
+    return read_all(source, opened, take, dtype, progress)
 
 
 def matrices(names: Mapping[str, object]) -> list[str]:

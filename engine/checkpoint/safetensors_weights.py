@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -87,6 +87,37 @@ class SafetensorsWeights:
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
         return tensor.clone()
+
+
+def checkpoint_names(ours: Iterable[str], post_norms: bool) -> dict[str, tuple[str, ...]]:
+    """The names that checkpoints have for weights with these names of ours: several where families differ."""
+    whole = _inverse(whole_names)
+    layer, expert = _inverse(gemma_names if post_norms else layer_names), _inverse(expert_names)
+    found: dict[str, tuple[str, ...]] = {}
+    for name in ours:
+        if name in whole:
+            found[name] = whole[name]
+            continue
+        _, number, part = name.split(".", 2)
+        _, experts, inner = part.partition("experts.")
+        index, _, matrix = inner.partition(".")
+        at = f"model.layers.{number}."
+        if experts:
+            theirs = [each for each in expert[matrix] if each.startswith("w")]
+            found[name] = (
+                *(f"{at}mlp.experts.{index}.{each}" for each in expert[matrix] if each not in theirs),
+                *(f"{at}block_sparse_moe.experts.{index}.{each}" for each in theirs),
+            )
+        else:
+            found[name] = tuple(at + each for each in layer[part])
+    return found
+
+
+def _inverse(names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for theirs, ours in names.items():
+        found[ours] = (*found.get(ours, ()), theirs)
+    return found
 
 
 def our_name(name: str, names: Mapping[str, str] = layer_names) -> str:

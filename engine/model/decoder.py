@@ -123,6 +123,10 @@ class Model:
         if config.local_rope_theta:
             self.local_rope = Rope(config.head_size, config.local_rope_theta, None, self.device)
 
+    def close(self) -> None:
+        """Give the memory of the layers back at once: a tail may refer to its model. No step may run, now or later."""
+        self.layers, self.tails, self.layers_at_once = [], [], None
+
     # --- weights
 
     def _take(self, weights: dict[str, Any], *names: str) -> Tensor:

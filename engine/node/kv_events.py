@@ -41,6 +41,10 @@ class KvEvents:
         self._engine.pool.watch(self._events.changed)
         self._engine.on_forgotten(self._events.cleared)
 
+    def renewed(self, root: BlockKey) -> None:
+        """Requests without a cache salt have keys of this root from now on."""
+        self._events.renewed(root)
+
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         one = self._publisher

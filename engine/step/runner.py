@@ -67,6 +67,10 @@ class Runner:
         self._masks = masks
         self._around_forward = around_forward
 
+    def with_model(self, model: Model) -> Runner:
+        """A runner of another model of the same shape over the same pool, on one rank and without recordings."""
+        return Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)
+
     def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
         """Record small steps now and replay the recordings from now on (engine/model/graphs.py). No other code may use
         the device during the call. Only for models without an `obstacle`."""

@@ -25,6 +25,7 @@ Files:
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
     sched/         The parts of scripts/bench.py sched, one question each
     transfer/      Parts of scripts/bench.py transfer: contenders in pairs of processes over the same two arenas
+    weights/       The parts of scripts/bench.py weights
 """
 
 BENCHMARKS = {
@@ -50,5 +51,6 @@ BENCHMARKS = {
     "store": "lab.bench.transfer.store_command",
     "transfer": "lab.bench.transfer.command",
     "tune-attention": "lab.bench.attention.tune",
+    "weights": "lab.bench.weights.command",
 }
 """Name on the command line (scripts/bench.py) -> module whose main() runs it."""
