@@ -29,7 +29,7 @@ from torch import Tensor
 
 from engine.checkpoint.gguf_weights import GGUFWeights
 from engine.checkpoint.model_source import ModelSource
-from engine.checkpoint.weights import Reader, open_quantized, open_weights, read_all, shapes
+from engine.checkpoint.weights import Reader, open_quantized, open_weights, read_all, shapes, type_of
 from engine.model.model_error import ModelError
 from engine.model.quantized import GROUP, KINDS, TOGETHER, Quantized, Scaled, Weight
 
@@ -98,7 +98,9 @@ def _as_stored(
     _report({name: found[name] for name in matrices(found) if name not in kinds}, dtype)
 
     def take(reader: StoredReader, name: str) -> Weight:
-        return reader.stored(name, dtype) if name in kinds else reader.read(name).to(dtype).contiguous()
+        if name in kinds:
+            return reader.stored(name, dtype)
+        return reader.read(name).to(type_of(name, dtype)).contiguous()
 
     return read_all(source, file, take, dtype, progress)
 
@@ -125,7 +127,7 @@ def _quantize_all(
 
     def take(reader: Reader, name: str) -> Weight:
         values = reader.read(name)
-        return quantized(values, kinds[name], dtype) if name in kinds else values.to(dtype).contiguous()
+        return quantized(values, kinds[name], dtype) if name in kinds else values.to(type_of(name, dtype)).contiguous()
 
     return read_all(source, opened, take, dtype, progress)
 
@@ -144,9 +146,10 @@ def kept(found: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]]) -> set[
         for group in TOGETHER:
             together = [f"{layer}.{name}" for name in group]
             types = {found.get(name, "") for name in together}
+            if not types <= KINDS:
+                continue
             # q, k and v may be of several types, if each is whole blocks of the kernels.
-            fit = len(types) == 1 or (group[0] == "q" and not any(sizes[name][0] % OUTPUTS for name in together))
-            if types <= KINDS and fit:
+            if len(types) == 1 or (group[0] == "q" and not any(sizes[name][0] % OUTPUTS for name in together)):
                 names.update(together)
     return names
 

@@ -315,7 +315,7 @@ class Node:
         if self.config.kv_events_config and (settings := event_settings(self.config.kv_events_config)) is not None:
             from engine.node.kv_events import KvEvents
 
-            self.serving.kv_events = KvEvents(settings, engine, self.geometry.block_size, self.weights.root)
+            self.serving.kv_events = KvEvents(settings, engine, self.geometry, self.weights.root)
             self.serving.kv_events.start()
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:

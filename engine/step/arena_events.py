@@ -17,7 +17,8 @@ from net.kv_events.wire import ARENA, AllBlocksCleared, BlockRemoved, BlockStore
 GROUP = 0
 """All layers are of one group."""
 
-KIND = "full_attention"
+KINDS = {"full": "full_attention", "latent": "mla_attention"}
+"""Kinds of KV (cache/block.py) -> their names in vLLM."""
 
 
 def hash_of(key: BlockKey) -> int:
@@ -27,9 +28,11 @@ def hash_of(key: BlockKey) -> int:
 class ArenaEvents:
     """`send` gets events in the order of the changes."""
 
-    def __init__(self, block_size: int, root: BlockKey, send: Callable[[Sequence[Event]], None]) -> None:
-        """root: of requests without a cache salt, with the weights that the cluster serves."""
-        self._block_size, self._root, self._send = block_size, root, send
+    def __init__(
+        self, block_size: int, root: BlockKey, send: Callable[[Sequence[Event]], None], kind: str = "full"
+    ) -> None:
+        """root: of requests without a cache salt, with the weights that the cluster serves; kind: a key of KINDS."""
+        self._block_size, self._root, self._send, self._kind = block_size, root, send, KINDS[kind]
 
     def named(self, request: Request, positions: Sequence[int]) -> None:
         """Blocks of the request at these positions, ascending, became reusable."""
@@ -51,7 +54,7 @@ class ArenaEvents:
             lora_name=None,
             extra_keys=extra,
             group_idx=GROUP,
-            kv_cache_spec_kind=KIND,
+            kv_cache_spec_kind=self._kind,
         )
 
     def changed(self, key: BlockKey, held: bool) -> None:

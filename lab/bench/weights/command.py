@@ -35,6 +35,7 @@ from lab.bench.common.client import Client, Outcome, greedy_client
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource
 from lab.conformance.answers import SITE
+from lab.flag_types import positive
 from lab.launch.cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("trainer_program.py")
@@ -59,8 +60,8 @@ class Measured:
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser("bench.py weights", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
-    parser.add_argument("--rounds", type=int, default=5, help="replacements of each kind (default %(default)s)")
-    parser.add_argument("--tokens", type=int, default=3000, help="of a stream, at most (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=5, help="replacements of each kind (default %(default)s)")
+    parser.add_argument("--tokens", type=positive, default=3000, help="of a stream, at most (default %(default)s)")
     return quicken(parser.parse_args(argv), rounds=1)
 
 
