@@ -18,6 +18,7 @@ from engine.checkpoint.named_weights import NamedWeights, UnfitTensors
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.safetensors_weights import checkpoint_names, gemma_names, layer_names, our_name
 from engine.checkpoint.weights import DummyWeights, load, shapes
+from engine.model.latent_config import Latent
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 
@@ -33,6 +34,8 @@ LLAMA = ModelConfig(
 )
 MOE = replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=32)
 GEMMA = replace(LLAMA, post_norms=True)
+LATENT = Latent(rank=16, rope_size=8, nope_size=8, value_size=8, query_rank=12)
+DEEPSEEK = replace(MOE, head_size=24, latent=LATENT, shared_size=32)
 
 
 class Tensors(dict):
@@ -68,7 +71,9 @@ async def with_reader(tensors: Tensors, work: Any, config: ModelConfig = LLAMA, 
     return await asyncio.to_thread(lambda: work(NamedWeights.find(tensors, calls, prefix, config)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("config", [LLAMA, MOE, GEMMA, replace(LLAMA, tie_word_embeddings=False, qkv_bias=True)])
+@pytest.mark.parametrize(
+    "config", [LLAMA, MOE, GEMMA, DEEPSEEK, replace(LLAMA, tie_word_embeddings=False, qkv_bias=True)]
+)
 def test_every_weight_has_the_names_that_checkpoints_use(config):
     names = checkpoint_names(shapes(config), config.post_norms)
     known = gemma_names if config.post_norms else layer_names
@@ -77,7 +82,7 @@ def test_every_weight_has_the_names_that_checkpoints_use(config):
         assert theirs and all(our_name(one, known) == ours for one in theirs)
 
 
-@pytest.mark.parametrize("config", [LLAMA, MOE, GEMMA])
+@pytest.mark.parametrize("config", [LLAMA, MOE, GEMMA, DEEPSEEK])
 async def test_the_tensors_become_the_weights(config):
     source = ModelSource("m", None, "dummy", config, "")  # type: ignore[arg-type]
     tensors = put(config)
