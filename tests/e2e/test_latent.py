@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,36 @@ def fetched(cluster: Any, name: str, expected: dict[str, str]) -> dict[str, int]
     (load,) = events(url, answer, "prefix_fetched")
     tiers: dict[str, int] = load["tiers"]
     return tiers
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (("--kv-cache-dtype", "int8"), {"dtype": "int8"}),
+        (("--wire-dtype", "int8", "--pool-dtype", "fp8"), {"wire_dtype": "int8", "pool_dtype": "fp8"}),
+    ],
+    ids=["arena", "wire, pool"],
+)
+def test_quantized_rows_go_everywhere(start: Start, latent_model, flags, changes):
+    """Pushed in their bytes, then fetched from the pool by a node whose arena is empty. The first token is far enough
+    from a tie to survive the roundings."""
+    model, expected = latent_model
+    codes = replace(GEOMETRY, **changes)
+    blocks = -(-len(PROMPTS["page"]) // 16)
+    with start("prefill=1,decode=1,store=1", *model, *flags) as cluster:
+        url = cluster["decode-0"].url
+        answer = complete(url, PROMPTS["page"], NEW_TOKENS, ignore_eos=True)
+        (moved,) = events(url, answer, "kv_moved")
+        assert moved["bytes"] == blocks * codes.wire_bytes
+        settled(cluster)
+        cluster.restart("prefill-0")
+        again = complete(url, PROMPTS["page"], NEW_TOKENS, ignore_eos=True)
+        (load,) = events(url, again, "prefix_fetched")
+        assert load["tiers"] == {"dram": blocks - 1} and load["bytes"] == (blocks - 1) * codes.pool_bytes
+        for text in (answer["choices"][0]["text"], again["choices"][0]["text"]):
+            assert text[0] == expected["page"][0]
+        settled(cluster)
 
 
 def test_preemption_in_a_small_arena(start: Start, latent_model):
