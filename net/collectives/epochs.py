@@ -114,8 +114,8 @@ class Epochs:
         return self._peers.gone()
 
     def linked(self) -> list[int]:
-        """The other ranks with an open connection."""
-        return sorted(set(self._peers.links) - set(self._peers.why))
+        """The other ranks with an open connection that nobody has lost."""
+        return sorted(set(self._peers.links) - set(self._peers.why) - set(self._peers.gone()))
 
     # --- changes of the members
 
