@@ -18,6 +18,7 @@ from connect.process_group.options import SETTINGS, MooncakeBackendOptions
 from connect.process_group.tensors import Given, Into, check, dtype_name, equal, one, op_name
 from connect.process_group.work import MooncakeWork, Runner, is_async
 from net.collectives import plan
+from net.collectives.epochs import GroupOptions
 from net.collectives.group import RankGroup
 
 TorchGroup: Any = dist.ProcessGroup  # its methods have two or three forms each, of which torch calls the one here
@@ -29,17 +30,14 @@ class MooncakeProcessGroup(TorchGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float, options: MooncakeBackendOptions) -> None:
         super().__init__(rank, size)
         self.options, self.timeout_s = options, timeout_s
-        self.ranks = RankGroup(
-            store,
-            rank,
-            size,
+        chosen = GroupOptions(
             timeout_s=timeout_s,
             on_loss=options.on_loss,
             shares_memory=not os.environ.get("MC_FORCE_TCP"),
             host=SETTINGS.host_ip or os.environ.get("MASTER_ADDR", ""),
-            joins=options.is_extension,
             slots=max(size, options.max_group_size),
         )
+        self.ranks = RankGroup(store, rank, size, chosen, joins=options.is_extension)
         self._runner = Runner()
 
     def size(self) -> int:

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.model.model_config import ModelConfig
+from net.collectives.epochs import GroupOptions
 from net.collectives.group import RankGroup
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
@@ -101,7 +102,7 @@ class OwnRanks:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._group = RankGroup(store, rank, size, timeout_s=COLLECTIVE_TIMEOUT.total_seconds())
+        self._group = RankGroup(store, rank, size, GroupOptions(COLLECTIVE_TIMEOUT.total_seconds()))
         self.sum(torch.zeros(1))  # nobody reads the store any more once this returns
 
     def sum(self, x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import orjson
 
@@ -34,51 +35,53 @@ ON_LOSS = ("fail", "shrink", "continue")
 LONGEST_TICK_S, SHORTEST_TICK_S = 0.25, 0.01
 
 
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """The same for all ranks."""
+
+    timeout_s: float = 10.0  # how late a rank may be in a call
+    on_loss: str = "fail"
+    shares_memory: bool = True  # where that is possible
+    host: str = ""  # a host that this rank reaches, "" for ranks of one host
+    slots: int = 0  # how many ranks there may ever be; 0: those of the beginning
+    meeting_s: float = 120.0  # how long the ranks wait for each other at the beginning
+
+
 class Epochs:
     """One rank's end: its connections, and the calls of the present epoch. net/collectives/group.py adds the calls."""
 
     def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        timeout_s: float = 10.0,
-        on_loss: str = "fail",
-        shares_memory: bool = True,
-        host: str = "",
-        joins: bool = False,
-        slots: int = 0,
-        meeting_s: float = 120.0,
+        self, store: Store, rank: int, size: int, options: GroupOptions | None = None, joins: bool = False
     ) -> None:
-        """Blocks until all ranks are connected, at most `meeting_s`, except with `joins`. `host`: a host that this rank
-        reaches, "" for ranks of one host. `slots`: how many ranks there may ever be. Raises RanksGone, ValueError,
-        OSError, NotCompiled."""
-        slots = slots or max(size, rank + 1)
+        """Blocks until all ranks are connected, except with `joins`. Raises RanksGone, ValueError, OSError,
+        NotCompiled."""
+        options = options or GroupOptions()
+        slots = options.slots or max(size, rank + 1)
         if slots > plan.MOST_RANKS or not 0 <= rank < slots:
             raise ValueError(f"rank {rank} of {slots}: a group has at most {plan.MOST_RANKS} ranks, numbered from 0")
-        if on_loss not in ON_LOSS:
-            raise ValueError(f"on_loss is one of {', '.join(ON_LOSS)}, not {on_loss!r}")
-        self.rank, self.slots, self.timeout_s, self.on_loss = rank, slots, timeout_s, on_loss
+        if options.on_loss not in ON_LOSS:
+            raise ValueError(f"on_loss is one of {', '.join(ON_LOSS)}, not {options.on_loss!r}")
+        self.rank, self.slots, self.timeout_s, self.on_loss = rank, slots, options.timeout_s, options.on_loss
         self._store = store
-        self._segment = new_segment(f"rank{rank}") if shares_memory else None
+        self._segment = new_segment(f"rank{rank}") if options.shares_memory else None
         self._turn = threading.RLock()
         self._closing = threading.Event()
         self._looking = threading.Lock()
         self._broken = False
         self._differ = ""
-        self._shares_memory = shares_memory
+        self._shares_memory = options.shares_memory
         self._calls: SharedCalls | ExchangeCalls
-        meeting = Meeting(store, rank, slots, own_host(host), self._segment)
-        self._peers = Peers(meeting, rank, timeout_s, self._stop)
+        meeting = Meeting(store, rank, slots, own_host(options.host), self._segment)
+        self._peers = Peers(meeting, rank, self.timeout_s, self._stop)
         try:
             if joins:
                 self._enter(0, (rank,), 0)
             else:
-                deadline = time.monotonic() + meeting_s
-                self._peers.add(meeting.meet(set(range(size)) - {rank}, meeting_s))
+                deadline = time.monotonic() + options.meeting_s
+                self._peers.add(meeting.meet(set(range(size)) - {rank}, options.meeting_s))
                 self._shares_memory = self._all_share(size, deadline)
                 self._enter(0, tuple(range(size)), 0)
-            if on_loss == "continue" and self.path != "shared memory":
+            if self.on_loss == "continue" and self.path != "shared memory":
                 raise ValueError(
                     "on_loss=continue needs all ranks on one host: over sockets a call may have ended for some"
                 )
@@ -111,8 +114,8 @@ class Epochs:
         return self._peers.gone()
 
     def linked(self) -> list[int]:
-        """The other ranks with an open connection."""
-        return sorted(set(self._peers.links) - set(self._peers.why))
+        """The other ranks with an open connection that nobody has lost."""
+        return sorted(set(self._peers.links) - set(self._peers.why) - set(self._peers.gone()))
 
     # --- changes of the members
 

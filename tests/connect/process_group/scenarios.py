@@ -250,12 +250,10 @@ def killed(rank, size, folder):
     dist.all_reduce(torch.ones(10))
     if rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
     work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
     try:
         work.wait()
     except RanksGone as error:
-        assert time.monotonic() - began < 10
         assert not get_local_success(work) and get_failed_ranks_hint(work) == [size - 1]
         told = str(error)
     else:

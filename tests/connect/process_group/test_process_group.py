@@ -59,7 +59,8 @@ def test_every_collective_gives_what_gloo_gives_over_sockets(forks):
 def test_a_killed_rank_ends_the_call_of_the_others_who_then_go_on(forks, env):
     answer = forks("killed", 3, env)
     assert answer.pop()[0] == -9
-    assert all("rank 2 has ended" in text for text in told(answer))
+    for text in told(answer):  # which a rank sees by itself, or hears first from the other one
+        assert "rank 2 has ended" in text or "others have lost rank 2" in text
 
 
 @pytest.mark.parametrize("env", [{}, TCP], ids=["shm", "tcp"])
