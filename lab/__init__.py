@@ -3,6 +3,8 @@
 Files:
     commands      Tables of commands: `scripts/bench.py NAME ...` runs the command of that name; without a name it
                   lists all of them
+    flag_types    Numbers of the lab's command lines, as types for argparse: a value that cannot be is refused with
+                  the flag's name
     ablations/    Questions about the system, answered by the simulator or by real nodes
     bench/        Benchmarks: this project against a peer or a limit in the same run
     caches/       Hit rates of traces under cache policies: no node, no clock
@@ -17,6 +19,7 @@ Files:
     gpu/          The parts of scripts/tools.py gpu-check
     launch/       A local cluster of node processes
     loads/        Request traces: read, changed, generated
+    mutants/      Wrong kernels on purpose: does every mistake of the list show in the quick checks?
     planning/     The number of nodes for a load, the bytes of its KV, and whether simulator and nodes agree
     playground/   Your own kernel: checked, timed, served
     rdma_vm/      Real RDMA verbs without RDMA hardware: an emulated Debian kernel with Soft-RoCE, on this machine's

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def is_file(spec: str) -> bool:
@@ -36,6 +38,15 @@ def load(flag: str, spec: str, methods: Sequence[str]) -> Callable[..., Any]:
         made: Callable[..., Any] = _able(maker, f"{flag} {spec}", methods)
         return made
     return lambda *args: _able(maker(*args), f"{flag} {spec}", methods)
+
+
+def chosen(flag: str, name: str, built_in: Mapping[str, Callable[..., T]], methods: Sequence[str]) -> Callable[..., T]:
+    """The maker `name` of `built_in`, or the user's (see `load`). Raises ValueError that names `flag`."""
+    if is_file(name):
+        return load(flag, name, methods)
+    if name not in built_in:
+        raise ValueError(f"{flag} must be one of {', '.join(built_in)}, or FILE.py:NAME, got {name!r}")
+    return built_in[name]
 
 
 def _split(spec: str) -> tuple[str, str]:

@@ -152,6 +152,9 @@ class Tuning:
     classes: Classes = field(default_factory=lambda: CLASSES)  # for dynamic
 
 
+METHODS = ("prefill_tokens",)
+"""Of a policy in a user's file; it is made with a Tuning, and has `decodes_wait`."""
+
 batching_policies: dict[str, Callable[[Tuning], BatchingPolicy]] = {
     "prefill-first": lambda tuning: PrefillFirst(),
     "decode-first": lambda tuning: DecodeFirst(),

@@ -17,7 +17,7 @@ one at a chunk border.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from sched.classes import CLASSES, RANK, Classes
@@ -129,7 +129,10 @@ class WeightedFair:
         return max(self._finish[name], self._virtual)
 
 
-queue_orders: dict[str, type[ByRank] | type[WeightedFair]] = {
+METHODS = ("order", "served")
+"""Of an order in a user's file; it is made with the objectives of the classes."""
+
+queue_orders: dict[str, Callable[[Classes], QueueOrder]] = {
     "fcfs": FCFS,
     "edf": EDF,
     "srpt": SRPT,

@@ -98,6 +98,9 @@ class Predicted(Rejection):
         return _late(wanted, e) or _slow(wanted, e.step_soon_s, e.step_alone_s, e.decode_s)
 
 
+METHODS = ("at_arrival", "after_prefill")
+"""Of a variant in a user's file, which inherits from Rejection."""
+
 rejections: dict[str, type[Rejection]] = {
     "none": Rejection,
     "stage-load": StageLoad,

@@ -23,7 +23,7 @@ USES = {
     "attention": {"net"},  # compiled code and files of the user: net/compiled.py, net/user_file.py
     "sched": set(),
     "lab": {"attention", "cache", "engine", "net", "sched"},
-    "lab.simulator": {"sched", "cache"},
+    "lab.simulator": {"sched", "cache", "net"},  # files of the user: net/user_file.py
     "lab.virtual": {"sched"},
     "net": set(),
     "net.gossip.driver": {"sched"},

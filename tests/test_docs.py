@@ -133,6 +133,7 @@ def flags_of(program: str) -> set[str]:
 
 STARTED_BY_OTHERS = {
     "lab.bench.connect.client_program",
+    "lab.bench.connect.engine_program",
     "lab.bench.transfer.agent",
     "lab.clients.libraries.run",
     "lab.clients.openai_checks",

@@ -9,7 +9,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,6 +93,8 @@ class BulkShare:
 class Arriving:
     """Blocks that arrive in `slots`, one for each of a leading part of `keys`; a number below 0 is no slot. See
     net.transfer.tcp.bulk_call.Receiving."""
+
+    regions: Collection[str] = ()  # the arena stays registered as long as the node takes questions
 
     def __init__(
         self,

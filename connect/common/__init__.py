@@ -2,5 +2,6 @@
 
 Files:
     event_loop  An event loop in its own thread, for callers that wait
+    huge_pages  Huge pages under memory of the calling program, for copies between processes
     raw_memory  Memory of the calling program: raw addresses and buffers, as the pieces of one value
 """

@@ -14,6 +14,12 @@ _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.argtypes, _view.restype = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int], ctypes.py_object
 
 
+def view(address: int, nbytes: int) -> memoryview:
+    """Writable bytes at an address of this process; they belong to somebody who keeps them."""
+    made: memoryview = _view(address, nbytes, WRITABLE)
+    return made
+
+
 def blank_bytes(nbytes: int) -> bytes:
     """Bytes of undefined content that nobody else has: fill them before they are passed on. At least 2: Python shares
     shorter ones."""
@@ -54,7 +60,7 @@ class Pieces:
     def views(self, nbytes: int | None = None) -> list[memoryview]:
         """The first `nbytes` of the value, or all; valid while the pieces are."""
         total = self.nbytes if nbytes is None else nbytes
-        return [_view(address, length, WRITABLE) for address, length in self._within(0, total) if length]
+        return [view(address, length) for address, length in self._within(0, total) if length]
 
     def copy_to(self, address: int, start: int, nbytes: int) -> None:
         """Copy the bytes [start, start + nbytes) of the value to `address`."""

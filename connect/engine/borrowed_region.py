@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import suppress
 
+from connect.common.raw_memory import view
 from net.transfer.common.memory import Region
-
-WRITABLE = 0x200  # PyBUF_WRITE
-_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_view.argtypes, _view.restype = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int], ctypes.py_object
 
 
 class BorrowedRegion(Region):
@@ -19,7 +15,7 @@ class BorrowedRegion(Region):
         self.name = name
         self.address = address
         self.nbytes = nbytes
-        self.memory: memoryview = _view(address, nbytes, WRITABLE)
+        self.memory = view(address, nbytes)
         self.memfd = None
         self.place = None
         self.closed = False

@@ -1,7 +1,7 @@
 """TransferEngine and TransferNotify: upstream's calls for transfers between programs, answered by our transfers.
 
-Every call waits, except batch_transfer_async_*; any thread may make it. Bytes go from process to process on one host,
-in the calling thread, and over TCP otherwise. MC_FORCE_TCP=1 forbids the first. docs/connect.md lists what differs.
+Every call waits, except batch_transfer_async_*; any thread may make it. connect/engine/mover.py says how bytes move,
+connect/engine/reach.py what forbids a way, docs/connect.md what differs.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import index
 from typing import Any
 
 from connect.common.event_loop import EventLoop
-from connect.engine.core import Core, locate
+from connect.common.huge_pages import HugePages
+from connect.engine.arguments import END, host_and_port, moves_of, one_move, possible_moves
+from connect.engine.batches import Batches
+from connect.engine.core import Core
 from connect.engine.messages import Notify
+from connect.engine.mover import Mover
+from connect.engine.reach import Reach
 from net.errors import PeerLost, PeerRefused, RemoteError, TransferError
 from net.transfer.cma.process import Move
 from net.transfer.common.transport import Op
@@ -29,8 +34,6 @@ log = logging.getLogger("mooncake.connect")
 OK, FAILED = 0, -1
 ALREADY, UNKNOWN = -7, -3
 AWAY = -102
-DONE, RUNNING = 1, 0
-ASYNC_THREADS = 4
 ERRORS = (TransferError, PeerLost, PeerRefused, RemoteError, TimeoutError, OSError, ValueError)
 
 
@@ -58,35 +61,38 @@ class TransferEngine:
         self._lock = threading.Lock()
         self._loop: EventLoop | None = None
         self._core: Core | None = None
+        self._mover: Mover | None = None
+        self._pages: HugePages | None = None
         self._port = 0
-        self._threads = ThreadPoolExecutor(ASYNC_THREADS, thread_name_prefix="mooncake-transfer")
-        self._batches: dict[int, Future[int]] = {}
-        self._next_batch = 1
+        self._batches = Batches()
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
 
     # --- life
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Listen on `local_hostname`, "HOST" or "HOST:PORT". Peers find each other by their sessions, as with
-        upstream's "P2PHANDSHAKE"; `metadata_server`, `protocol` and `device_name` change nothing. -1 if it cannot
-        listen there, or listens already."""
-        host, port = _address(local_hostname)
+        upstream's "P2PHANDSHAKE"; `metadata_server` changes nothing. `protocol` "rdma" allows RDMA with the devices
+        `device_name`, separated by commas, or with all; without a usable one a line of the log says why, and bytes go
+        over TCP. -1 if it cannot listen there, or listens already."""
+        host, port = host_and_port(local_hostname)
         with self._lock:
             if self._core is not None:
                 return FAILED
             loop = EventLoop("mooncake-engine")
 
             async def open_core() -> tuple[Core, int]:
-                core = Core(tcp_only=bool(os.environ.get("MC_FORCE_TCP")))
+                core = Core(reach)
                 return core, await core.start(host, port)
 
             try:
-                self._core, self._port = loop.run(open_core())
-            except OSError as error:
+                reach = Reach.of(protocol, device_name, os.environ)
+                core, self._port = loop.run(open_core())
+            except (OSError, ValueError) as error:
                 log.error("initialize: %s", error)
                 loop.close()
                 return FAILED
-            self._loop = loop
+            self._core, self._loop, self._mover = core, loop, Mover(core, loop)
+            self._pages = HugePages() if reach.huge_pages else None
             return OK
 
     def get_rpc_port(self) -> int:
@@ -104,12 +110,28 @@ class TransferEngine:
     # --- memory
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """-7 if it overlaps registered memory."""
-        return self._on_loop(lambda core: OK if core.register(buffer_addr, capacity) else ALREADY)
+        """-7 if it overlaps registered memory, -1 if it cannot be memory, or an RDMA device cannot use it."""
+        address, nbytes = index(buffer_addr), index(capacity)
+        if nbytes < 1 or not 0 <= address <= END - nbytes:
+            return FAILED
+
+        async def register(core: Core) -> int:
+            return OK if await core.register(address, nbytes) else ALREADY
+
+        code = self._on_loop(register)
+        if code == OK and self._pages is not None:
+            self._pages.ask(address, nbytes)
+        return code
 
     def unregister_memory(self, buffer_addr: int) -> int:
         """-3 if no registered memory begins there."""
-        return self._on_loop(lambda core: OK if core.unregister(buffer_addr) else UNKNOWN)
+
+        async def unregister(core: Core) -> int:
+            return OK if core.unregister(buffer_addr) else UNKNOWN
+
+        if self._pages is not None:
+            self._pages.forget(buffer_addr)
+        return self._on_loop(unregister)
 
     def batch_register_memory(
         self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
@@ -177,12 +199,12 @@ class TransferEngine:
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
     ) -> int:
         """0, or -1: the session does not answer, or has not registered all of that memory."""
-        return self._transfer(target_hostname, Op.WRITE, [buffer], [peer_buffer_address], [length])
+        return self._transfer(target_hostname, Op.WRITE, one_move(buffer, peer_buffer_address, length))
 
     def transfer_sync_read(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
     ) -> int:
-        return self._transfer(target_hostname, Op.READ, [buffer], [peer_buffer_address], [length])
+        return self._transfer(target_hostname, Op.READ, one_move(buffer, peer_buffer_address, length))
 
     def batch_transfer_sync_write(
         self,
@@ -192,7 +214,7 @@ class TransferEngine:
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        return self._transfer(target_hostname, Op.WRITE, buffers, peer_buffer_addresses, lengths)
+        return self._transfer(target_hostname, Op.WRITE, moves_of(buffers, peer_buffer_addresses, lengths))
 
     def batch_transfer_sync_read(
         self,
@@ -202,7 +224,7 @@ class TransferEngine:
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        return self._transfer(target_hostname, Op.READ, buffers, peer_buffer_addresses, lengths)
+        return self._transfer(target_hostname, Op.READ, moves_of(buffers, peer_buffer_addresses, lengths))
 
     def transfer_sync(
         self,
@@ -215,7 +237,7 @@ class TransferEngine:
         transport_hint: str = "",
     ) -> int:
         """`notify` reaches the other program after the bytes."""
-        return self._transfer(target_hostname, _op(opcode), [buffer], [peer_buffer_address], [length], notify)
+        return self._transfer(target_hostname, _op(opcode), one_move(buffer, peer_buffer_address, length), notify)
 
     def batch_transfer_sync(
         self,
@@ -227,7 +249,8 @@ class TransferEngine:
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        return self._transfer(target_hostname, _op(opcode), buffers, peer_buffer_addresses, lengths, notify)
+        moves = moves_of(buffers, peer_buffer_addresses, lengths)
+        return self._transfer(target_hostname, _op(opcode), moves, notify)
 
     def get_notifies(self) -> list[TransferNotify]:
         """Those that have arrived since the last call."""
@@ -263,7 +286,7 @@ class TransferEngine:
         transport_hint: str = "",
     ) -> int:
         """A batch id, which transfer_check_status frees when it answers 1 or -1; 0 if none could begin."""
-        return self._begin(target_hostname, Op.WRITE, buffers, peer_buffer_addresses, lengths)
+        return self._begin(target_hostname, Op.WRITE, moves_of(buffers, peer_buffer_addresses, lengths))
 
     def batch_transfer_async_read(
         self,
@@ -273,102 +296,63 @@ class TransferEngine:
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        return self._begin(target_hostname, Op.READ, buffers, peer_buffer_addresses, lengths)
+        return self._begin(target_hostname, Op.READ, moves_of(buffers, peer_buffer_addresses, lengths))
 
     def transfer_submit_write(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int) -> int:
-        return self._begin(target_hostname, Op.WRITE, [buffer], [peer_buffer_address], [length])
+        return self._begin(target_hostname, Op.WRITE, one_move(buffer, peer_buffer_address, length))
 
     def transfer_check_status(self, batch_id: int) -> int:
         """1: done, 0: running, -1: failed, or no such id."""
-        batch = self._batches.get(batch_id)
-        if batch is not None and not batch.done():
-            return RUNNING
-        with self._lock:
-            batch = self._batches.pop(batch_id, None)
-        return DONE if batch is not None and batch.result() == OK else FAILED
+        return self._batches.status(batch_id)
 
     def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
         """Wait for all and free them. 0 if all are done; -1 if one failed, or if an id is unknown."""
-        with self._lock:
-            batches = [self._batches.pop(batch_id, None) for batch_id in batch_ids]
-        ends = [FAILED if batch is None else batch.result() for batch in batches]
-        return OK if all(end == OK for end in ends) else FAILED
+        return self._batches.wait(batch_ids)
 
-    def _begin(self, session: str, op: Op, local: Sequence[int], remote: Sequence[int], lengths: Sequence[int]) -> int:
-        if self._core is None or not len(local) == len(remote) == len(lengths):
+    def _begin(self, session: str, op: Op, moves: Sequence[Move] | None) -> int:
+        if self._core is None or moves is None:
             return 0
-        with self._lock:
-            number, self._next_batch = self._next_batch, self._next_batch + 1
-            self._batches[number] = self._threads.submit(self._transfer, session, op, local, remote, lengths)
-        return number
+        return self._batches.begin(lambda: self._transfer(session, op, moves))
 
     # --- inner
 
     def _transfer(
-        self,
-        session: str,
-        op: Op | None,
-        local: Sequence[int],
-        remote: Sequence[int],
-        lengths: Sequence[int],
-        notify: TransferNotify | None = None,
+        self, session: str, op: Op | None, moves: Sequence[Move] | None, notify: TransferNotify | None = None
     ) -> int:
-        if op is None or not len(local) == len(remote) == len(lengths):
+        wanted = None if moves is None else possible_moves(moves)
+        if op is None or wanted is None:
             return FAILED
-        moves = [move for move in zip(local, remote, lengths, strict=True) if move[2]]
-        if any(min(move) < 0 for move in moves):
+        mover = self._mover
+        if mover is None:
+            log.warning("%s: call initialize first", op.value)
             return FAILED
         try:
-            self._move(session, op, moves, notify)
+            mover.move(session, op, wanted, None if notify is None else Notify(notify.name, notify.msg))
         except ERRORS as error:
             log.warning("%s with %s: %s", op.value, session, error)
             return FAILED
         return OK
-
-    def _move(self, session: str, op: Op, moves: list[Move], notify: TransferNotify | None) -> None:
-        core, loop = self._running()
-        peer = core.known(session)
-        if peer is None:
-            peer = loop.run(core.peer(session))
-        if moves and peer.process is not None:
-            if peer.process.count() != peer.count:
-                loop.run(core.refresh(peer))
-            locate(peer, moves)
-            peer.process.move(op, moves)
-        elif moves:
-            loop.run(core.move_over_tcp(peer, op, moves))
-        if notify is not None:
-            loop.run(core.notify(peer, Notify(notify.name, notify.msg)))
 
     def _running(self) -> tuple[Core, EventLoop]:
         if self._core is None or self._loop is None:
             raise ValueError("call initialize first")
         return self._core, self._loop
 
-    def _on_loop(self, work: Callable[[Core], int]) -> int:
+    def _on_loop(self, work: Callable[[Core], Coroutine[Any, Any, int]]) -> int:
         try:
             core, loop = self._running()
-        except ValueError as error:
+            return loop.run(work(core))
+        except (ValueError, TransferError) as error:
             log.warning("%s", error)
             return FAILED
 
-        async def run() -> int:
-            return work(core)
-
-        return loop.run(run())
-
     def __del__(self) -> None:
-        self._threads.shutdown(wait=False)
-        if self._core is not None and self._loop is not None and self._loop.alive:
+        self._batches.close()
+        if self._pages is not None:
+            self._pages.close()
+        if self._mover is not None and self._core is not None and self._loop is not None and self._loop.alive:
+            self._mover.close()
             self._loop.end_with(self._core.close())  # this may run in the loop's own thread
-
-
-def _address(local_hostname: str) -> tuple[str, int]:
-    """(host, port) of "HOST", "HOST:PORT" or "[IPv6]:PORT"."""
-    host, colon, port = local_hostname.rpartition(":")
-    if colon and port.isdigit() and (":" not in host or host.startswith("[")):
-        return host.strip("[]"), int(port)
-    return local_hostname.strip("[]"), 0
 
 
 def _op(opcode: Any) -> Op | None:

@@ -66,8 +66,10 @@ class Config(CacheFields):
         "none",
         "scheduling",
         "which requests get 429 before queues are full: none; stage-load = each stage rejects by its own load; "
-        "early = by the load of both stages at arrival; predicted = at arrival, by the predicted decode load",
+        "early = by the load of both stages at arrival; predicted = at arrival, by the predicted decode load; or your "
+        "own: FILE.py:NAME",
         tuple(rejections),
+        file=True,
     )
     slo: str = flag(
         spell(CLASSES),
@@ -102,8 +104,9 @@ class Config(CacheFields):
         "edf",
         "scheduling",
         "order of waiting prompts: fcfs = first come, first served; edf = earliest deadline of the class; srpt = "
-        "shortest first, with aging; weighted-fair = shares by class",
+        "shortest first, with aging; weighted-fair = shares by class; or your own: FILE.py:NAME",
         tuple(queue_orders),
+        file=True,
     )
 
     # --- transfer

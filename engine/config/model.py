@@ -127,8 +127,9 @@ class ModelFields:
         "engine",
         "how prefill shares a step with running decodes: prefill-first = whole prompts first; decode-first = as "
         "much prefill as fits into the budget; mixed = a fixed chunk; dynamic = a chunk that keeps a target step "
-        "time",
+        "time; or your own: FILE.py:NAME",
         tuple(batching_policies),
+        file=True,
     )
     prefill_chunk_tokens: int = flag(
         256, "engine", "maximum prefill tokens in one step with --batching-policy mixed", unit="tokens", least=1

@@ -8,12 +8,12 @@ from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.front.compiled.cheapest import shortlist
 from engine.front.compiled.choose import find
-from net.user_file import is_file, load
+from net.user_file import chosen
 from sched.admission import Limits
 from sched.membership.member import Rng
 from sched.placement.choice import PlacementPolicy
 from sched.placement.mooncake import Compiled, MooncakePlacement
-from sched.placement.table import placements
+from sched.placement.table import METHODS, placements
 
 COMPILED = Compiled(shortlist, find)
 
@@ -21,9 +21,7 @@ COMPILED = Compiled(shortlist, find)
 def placement_policy(config: Config, rng: Rng) -> PlacementPolicy:
     """Raises UsageError when the user's file does not hold one."""
     try:
-        own = is_file(config.placement)
-        kind: Callable[..., PlacementPolicy]
-        kind = load("--placement", config.placement, ("shortlist", "place")) if own else placements[config.placement]
+        kind: Callable[..., PlacementPolicy] = chosen("--placement", config.placement, placements, METHODS)
         compiled = {"compiled": COMPILED} if isinstance(kind, type) and issubclass(kind, MooncakePlacement) else {}
         limits = Limits(config.max_waiting_requests)
         return kind(limits, rng, config.kvcache_balancing_threshold, **compiled)

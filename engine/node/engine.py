@@ -12,6 +12,7 @@ from cache.pool.block_pool import BlockPool
 from cache.store.store import Store
 from engine.config.cache_policies import eviction
 from engine.config.config import Config
+from engine.config.step_policies import batching_policy, queue_order, refusals
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.calibration import Room, calibrate
 from engine.core.costs import StepCosts
@@ -37,10 +38,7 @@ from engine.speculation.speculative import Speculator
 from net.metrics.events import Metrics
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
-from sched.batching import BoundedSteps, Tuning, batching_policies
-from sched.classes import scaled
-from sched.queueing import queue_orders
-from sched.rejection import rejections
+from sched.batching import BoundedSteps, Tuning
 
 FORGET_BATCH = 512
 """Keys forgotten in one turn of the event loop."""
@@ -74,7 +72,7 @@ class Engine:
         self._calibrated: list[int] = []  # blocks that the calibration writes to
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed, config.classes)
-        policy = batching_policies[config.batching_policy](tuning)
+        policy = batching_policy(config, tuning)
         self.draft = loaded.draft
         self.speculator = self._speculator()
         self.batcher = Batcher(
@@ -87,7 +85,7 @@ class Engine:
             BatchRules(
                 config.enable_prefix_caching,
                 BoundedSteps(policy, config.max_step_ms / 1000, self.costs.mixed),
-                queue_orders[config.queue_order](config.classes),
+                queue_order(config),
                 self.speculator,
                 self.costs.prefill.estimate,
             ),
@@ -120,7 +118,7 @@ class Engine:
             Drafts(self.speculator, self.draft),
             StepThread(config.engine_nice, step_recorder(config)),
         )
-        rejection = rejections[config.rejection](scaled(config.classes, config.slo_scale))
+        rejection = refusals(config)
         self.service = EngineService(
             cluster.channel,
             transfer,

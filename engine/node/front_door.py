@@ -18,6 +18,7 @@ from engine.config.backend_address import addresses
 from engine.config.config import ROLES, Config
 from engine.config.flags import UsageError
 from engine.config.net_options import api_keys, open_cluster_key
+from engine.config.step_policies import refusals
 from engine.front.acceptor import Acceptor, RequestLimits, Tries
 from engine.front.attempts import Attempts
 from engine.front.cluster import Cluster
@@ -38,8 +39,6 @@ from engine.text.tokenizer import Tokenizer
 from net.http.common.frontend import Frontend
 from net.http.server import HttpServer, create_app
 from net.metrics.watched import of_traces
-from sched.classes import scaled
-from sched.rejection import rejections
 
 if TYPE_CHECKING:
     from engine.backends.placing import WorkerPlacer
@@ -111,7 +110,7 @@ class FrontDoor:
         self._measures.phase("tokenizer")
         rules = PlacementRules(
             self._policy,
-            rejections[config.rejection](scaled(config.classes, config.slo_scale)),
+            refusals(config),
             config.max_waiting_requests,
             config.enable_prefix_caching,
             config.prefix_intents,

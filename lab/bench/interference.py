@@ -28,6 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lab.bench.common.client import Client, Outcome, greedy_client, open_session
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
+from lab.flag_types import above_zero, natural, positive
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import pin
 
@@ -66,12 +67,18 @@ class Round:
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--setups", nargs="+", choices=tuple(SETUPS), default=list(SETUPS), help="default: all")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds per server (default %(default)s)")
-    parser.add_argument("--streams", type=int, default=4, help="running streams (default %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=4000, help="its length in tokens (default %(default)s)")
-    parser.add_argument("--prefill-chunk-tokens", type=int, default=256, help="chunk of mixed (default %(default)s)")
-    parser.add_argument("--tbt-budget-ms", type=float, default=100.0, help="budget of dynamic (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=2, help="rounds per server (default %(default)s)")
+    parser.add_argument("--streams", type=positive, default=4, help="running streams (default %(default)s)")
+    parser.add_argument(
+        "--prompt-tokens", type=positive, default=4000, help="its length in tokens (default %(default)s)"
+    )
+    parser.add_argument(
+        "--prefill-chunk-tokens", type=positive, default=256, help="chunk of mixed (default %(default)s)"
+    )
+    parser.add_argument(
+        "--tbt-budget-ms", type=above_zero, default=100.0, help="budget of dynamic (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the prompts (default %(default)s)")
     add_result_flags(parser)
     return quicken(parser.parse_args(argv), rounds=1, prompt_tokens=1000)
 

@@ -25,6 +25,7 @@ import aiohttp
 import orjson
 
 from lab.bench.common.results import Row, add_result_flags, quicken, write_result
+from lab.flag_types import positive
 from lab.launch.cluster import LocalCluster
 
 GOAL_MS = 50.0
@@ -118,7 +119,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--only", default="", metavar="TEXT", help="only requests whose name contains TEXT")
-    parser.add_argument("--times", type=int, default=3, help="how often every request is sent (default %(default)s)")
+    parser.add_argument(
+        "--times", type=positive, default=3, help="how often every request is sent (default %(default)s)"
+    )
     add_result_flags(parser)
     return quicken(parser.parse_args(argv), times=1)
 

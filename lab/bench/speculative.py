@@ -39,6 +39,7 @@ from engine.step.runner import Runner
 from engine.text.tokenizer import Tokenizer
 from lab.bench.common.results import Row as Result
 from lab.bench.common.results import add_result_flags, report
+from lab.flag_types import positive
 
 BLOCK_SIZE = 16
 CODE = """def total_price(items, tax):
@@ -115,10 +116,10 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="the model served")
     parser.add_argument("--draft", help="a draft model of the same vocabulary")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
-    parser.add_argument("--num-speculative-tokens", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=96, help="output tokens per request")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--num-speculative-tokens", type=positive, default=4)
+    parser.add_argument("--max-tokens", type=positive, default=96, help="output tokens per request")
+    parser.add_argument("--rounds", type=positive, default=2)
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
     return parser.parse_args(arguments)
 
 

@@ -33,6 +33,7 @@ from lab.ablations.live.shares import Watch
 from lab.bench.common.client import Client, Outcome, greedy_client, open_session
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource, with_arrivals
+from lab.flag_types import above_zero, natural, positive
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import pin
 
@@ -95,11 +96,13 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     add_result_flags(parser)
     parser.add_argument("--layouts", nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS), help="default: all")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="default: all")
-    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each load (default %(default)s)")
-    parser.add_argument("--rate", type=float, default=4.0, help="requests/s of the open loop (default %(default)s)")
-    parser.add_argument("--input-len", type=int, default=512, help="tokens of its prompts (default %(default)s)")
-    parser.add_argument("--output-len", type=int, default=64, help="tokens of its answers (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals (default %(default)s)")
+    parser.add_argument("--seconds", type=above_zero, default=20.0, help="seconds of each load (default %(default)s)")
+    parser.add_argument(
+        "--rate", type=above_zero, default=4.0, help="requests/s of the open loop (default %(default)s)"
+    )
+    parser.add_argument("--input-len", type=positive, default=512, help="tokens of its prompts (default %(default)s)")
+    parser.add_argument("--output-len", type=positive, default=64, help="tokens of its answers (default %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of prompts and arrivals (default %(default)s)")
     parser.add_argument("--node-flags", default="", help="more flags for every node, in one string")
     args = parser.parse_args(argv)
     if args.quick:

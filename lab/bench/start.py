@@ -28,6 +28,7 @@ from lab.bench.common.client import greedy_client
 from lab.bench.common.latency import tpot_s
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.common.workload import SUFFIX, WARMUP, Spec, TokenSource
+from lab.flag_types import positive
 from lab.launch.cluster import LocalCluster
 
 RANKS = (1, 3)
@@ -47,7 +48,7 @@ class Start:
 def flags(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     add_result_flags(parser)
-    parser.add_argument("--rounds", type=int, default=4, help="starts of each node (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=4, help="starts of each node (default %(default)s)")
     args = parser.parse_args(argv)
     if args.quick:
         args.rounds = 2

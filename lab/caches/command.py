@@ -26,6 +26,7 @@ from lab.bench.common.results import Row, add_result_flags, write_result
 from lab.caches.belady import Belady
 from lab.caches.replay import replay
 from lab.caches.targets import CAPACITIES, CEILINGS, TARGETS, TOLERANCE
+from lab.flag_types import natural
 from lab.loads.generate import chats, flood
 from lab.loads.trace import TraceRow, read_trace
 from lab.loads.traces import find_folder
@@ -170,7 +171,7 @@ def disagreements(rows: Sequence[Row]) -> list[str]:
 def parser() -> ArgumentParser:
     out = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     out.add_argument("--traces", metavar="DIR", help="directory of *_trace.jsonl[.xz] (default: ../shared/traces)")
-    out.add_argument("--seed", type=int, default=0, help="seed of the generated trace (default %(default)s)")
+    out.add_argument("--seed", type=natural, default=0, help="seed of the generated trace (default %(default)s)")
     out.add_argument("--eviction", default=",".join(policies), help="policies, joined by commas; also FILE.py:NAME")
     out.add_argument("--capacities", help="blocks, joined by commas (default: 100000 to 1000)")
     add_result_flags(out)

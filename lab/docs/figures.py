@@ -82,6 +82,8 @@ class Figure:
     def render(self, folder: Path = RESULTS) -> str:
         name = self.result or self.name
         result = Result.newest(name, folder)
+        if not result.cases(self.cases):
+            return f"The newest result of `{self.command or f'scripts/bench.py {name}'}` does not have these rows."
         lines = self._compared(result) if self.compared_with else self._columns(result)
         return "\n".join([*lines, "", caption(result, self.command or f"scripts/bench.py {name}", self.timed)])
 

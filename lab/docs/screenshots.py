@@ -21,6 +21,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lab.flag_types import above_zero
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--minutes", type=float, default=4.0, help="of load before the pictures (default: 4)")
+    parser.add_argument("--minutes", type=above_zero, default=4.0, help="of load before the pictures (default: 4)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pictures go (default: docs/)")
     return parser.parse_args(argv)
 

@@ -105,7 +105,7 @@ SUMMARY = (
         "calls of `mooncake.store` over TCP, 4K to 12M, 1 and 4 clients, p50",
         "upstream's wheel",
         "connect",
-        spread(r".*, tcp", "p50", "upstream"),
+        spread(r"(put|get) .*, tcp", "p50", "upstream"),
     ),
     Line(
         "a placement decision among 16 / 128 / 1,024 nodes, p50",

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.bench.common.results import Row, add_result_flags, commit, quicken, report
+from lab.flag_types import natural, positive
 from lab.virtual.cluster import GossipNode, VirtualCluster
 from lab.virtual.network import VirtualNode, Weather
 from sched.gossip.core import GossipCore
@@ -252,9 +253,9 @@ def rows_of(seeds: int, failed: int, took_s: float) -> list[Row]:
 
 def main() -> int:
     parser = ArgumentParser(description="gossip under random faults")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--seeds", type=positive, default=1000, help="how many")
+    parser.add_argument("--start", type=natural, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=positive, default=2, help="processes")
     add_result_flags(parser)
     args = quicken(parser.parse_args(), seeds=50)
     started, failures = time.monotonic(), []

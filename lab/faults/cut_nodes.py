@@ -29,6 +29,7 @@ from lab.faults.checks import form, pause_rows
 from lab.faults.client import ALL, Body, Load, Stream
 from lab.faults.namespaces import Namespaces, Way
 from lab.faults.runner import Run, Scenario, run
+from lab.flag_types import above_zero, positive
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import parse_nodes
@@ -47,11 +48,13 @@ OF_A_LOST_ACCEPTOR = aiohttp.ClientTimeout(total=ALL.total, sock_read=3.0, sock_
 
 def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--nodes", default=NODES, help="with two store nodes: clients talk to those")
-    parser.add_argument("--streams", type=int, default=12, help="clients")
-    parser.add_argument("--tokens", type=int, default=200, help="output tokens of each request")
-    parser.add_argument("--prompt-tokens", type=int, default=300)
+    parser.add_argument("--streams", type=positive, default=12, help="clients")
+    parser.add_argument("--tokens", type=positive, default=200, help="output tokens of each request")
+    parser.add_argument("--prompt-tokens", type=positive, default=300)
     parser.add_argument("--cases", default=CASES, help="ROLE:WAY joined by commas; ways are both, in and out")
-    parser.add_argument("--cut-s", type=float, default=8.0, help="least length of a cut, which waits for a new request")
+    parser.add_argument(
+        "--cut-s", type=above_zero, default=8.0, help="least length of a cut, which waits for a new request"
+    )
     parser.add_argument("--net", default="local", choices=("local", "lan"), help="timing of the nodes' gossip")
 
 

@@ -33,6 +33,7 @@ from lab.faults.client import Body, Load
 from lab.faults.faulty_disk import FaultyDisk
 from lab.faults.runner import EMBEDDED, TINY, Run, Scenario, add_model_flag, run
 from lab.faults.silent_connections import Address, SilentConnections
+from lab.flag_types import above_zero, positive
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
@@ -52,11 +53,11 @@ SIZES = {TINY: ("4M", "2M", "64M"), EMBEDDED: ("320M", "64M", "2G")}
 def add_flags(parser: ArgumentParser) -> None:
     add_model_flag(parser, EMBEDDED)
     parser.add_argument("--cases", default="control,http,full,freeze", help="joined by commas, in this order")
-    parser.add_argument("--connections", type=int, default=4200, help="silent connections of a flood")
-    parser.add_argument("--fault-s", type=float, default=8.0, help="least length of a fault, seconds")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=600)
-    parser.add_argument("--tokens", type=int, default=24, help="output tokens of each request")
+    parser.add_argument("--connections", type=positive, default=4200, help="silent connections of a flood")
+    parser.add_argument("--fault-s", type=above_zero, default=8.0, help="least length of a fault, seconds")
+    parser.add_argument("--clients", type=positive, default=8)
+    parser.add_argument("--prompt-tokens", type=positive, default=600)
+    parser.add_argument("--tokens", type=positive, default=24, help="output tokens of each request")
 
 
 def play(this: Run) -> None:

@@ -25,6 +25,7 @@ from functools import partial
 from lab.faults.checks import GOAL_S, RESTART_GOAL_S, form, pause_rows
 from lab.faults.client import Body, Load
 from lab.faults.runner import TINY, Run, Scenario, add_model_flag, run
+from lab.flag_types import positive
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
 
@@ -58,9 +59,9 @@ SHAPES = {
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--streams", type=int, default=16, help="concurrent requests")
-    parser.add_argument("--tokens", type=int, default=200, help="output tokens of each request")
-    parser.add_argument("--prompt-tokens", type=int, default=300)
+    parser.add_argument("--streams", type=positive, default=16, help="concurrent requests")
+    parser.add_argument("--tokens", type=positive, default=200, help="output tokens of each request")
+    parser.add_argument("--prompt-tokens", type=positive, default=300)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="pairs", help="two nodes per role, or one")
     add_model_flag(parser, TINY)
     parser.add_argument("--roles", default="decode,prefill,store,acceptor", help="roles to kill, in this order")

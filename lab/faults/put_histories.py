@@ -31,6 +31,7 @@ from lab.faults.histories import Operation, linearizable
 from lab.faults.namespaces import Namespaces
 from lab.faults.put_client import Row as Seen
 from lab.faults.runner import API_KEY, Run, Scenario, run
+from lab.flag_types import above_zero, positive
 from lab.launch.cluster import LocalCluster
 
 NODES = "store=3"
@@ -92,10 +93,12 @@ class Client:
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--keys", type=int, default=400, help="keys put by all clients, in calm and across the cut")
+    parser.add_argument(
+        "--keys", type=positive, default=400, help="keys put by all clients, in calm and across the cut"
+    )
     parser.add_argument(
         "--cut-s",
-        type=float,
+        type=above_zero,
         default=8.0,
         help="minimum length of the cut, which also waits for the clients; 0 = no cut, and no namespaces",
     )

@@ -23,6 +23,7 @@ from typing import Any
 from lab.bench.common.results import Row
 from lab.faults.client import REQUEST_S, Body, Load, Stream
 from lab.faults.runner import Run, Scenario, run
+from lab.flag_types import above_zero, natural, positive
 from lab.launch import rest
 
 DOOR = "store-0"
@@ -49,10 +50,12 @@ TIDES = (Tide("prefill", 3000, 4, 64), Tide("decode", 50, 300, 48))
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=4, help="half of them start with prefill, half with decode")
-    parser.add_argument("--hold-ms", type=int, default=1500, help="--role-change-hold-ms of the nodes; 0 = no changes")
-    parser.add_argument("--phase-s", type=float, default=12.0)
-    parser.add_argument("--phases", type=int, default=3)
+    parser.add_argument("--nodes", type=positive, default=4, help="half of them start with prefill, half with decode")
+    parser.add_argument(
+        "--hold-ms", type=natural, default=1500, help="--role-change-hold-ms of the nodes; 0 = no changes"
+    )
+    parser.add_argument("--phase-s", type=above_zero, default=12.0)
+    parser.add_argument("--phases", type=positive, default=3)
 
 
 def play(this: Run) -> None:

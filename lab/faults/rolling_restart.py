@@ -21,6 +21,7 @@ from functools import partial
 from lab.bench.common.results import Row
 from lab.faults.client import Body, Load
 from lab.faults.runner import Run, Scenario, run
+from lab.flag_types import positive
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
@@ -32,9 +33,9 @@ PROMPT_TOKENS = 40
 
 def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--nodes", default="mixed=2,store=1", help="nodes in the format of scripts/up")
-    parser.add_argument("--requests", type=int, default=500, help="minimum number of requests")
-    parser.add_argument("--width", type=int, default=4, help="concurrent requests")
-    parser.add_argument("--tokens", type=int, default=24, help="tokens of each answer")
+    parser.add_argument("--requests", type=positive, default=500, help="minimum number of requests")
+    parser.add_argument("--width", type=positive, default=4, help="concurrent requests")
+    parser.add_argument("--tokens", type=positive, default=24, help="tokens of each answer")
     parser.add_argument("--tiny", action="store_true", help="a small random model, so that many nodes fit")
 
 

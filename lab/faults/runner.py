@@ -17,6 +17,7 @@ from lab.faults.checks import Memory, blocks_held, differences, growth_row, sett
 from lab.faults.client import Body, Load, Stream, each_once, random_bodies
 from lab.faults.namespaces import Namespaces, NoNamespaces
 from lab.faults.tiny import tiny_model
+from lab.flag_types import natural
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, Processes, Where
 
@@ -164,7 +165,7 @@ def add_model_flag(parser: ArgumentParser, default: str) -> None:
 def run(scenario: Scenario, argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, 1 if a check failed, UNAVAILABLE if network namespaces are not available."""
     parser = ArgumentParser(description=scenario.about, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=natural, default=1)
     scenario.add_flags(parser)
     add_result_flags(parser)
     args, others = parser.parse_known_args(argv)

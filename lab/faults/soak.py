@@ -25,16 +25,17 @@ from lab.faults.runner import Run, Scenario, run
 from lab.faults.soak_holders import harmed_holders
 from lab.faults.soak_load import soak
 from lab.faults.soak_tier import flips, kills
+from lab.flag_types import above_zero, natural, not_negative
 
 QUICK = {"kills": 5, "flips": 5, "holders": 1, "minutes": 0.2}
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, default=0.0)
-    parser.add_argument("--kills", type=int, default=0, metavar="TIMES")
-    parser.add_argument("--flips", type=int, default=0, metavar="TIMES")
-    parser.add_argument("--holders", type=int, default=0, metavar="TIMES")
-    parser.add_argument("--rate", type=float, default=50.0, help="calls per second of the mixed load")
+    parser.add_argument("--minutes", type=not_negative, default=0.0)
+    parser.add_argument("--kills", type=natural, default=0, metavar="TIMES")
+    parser.add_argument("--flips", type=natural, default=0, metavar="TIMES")
+    parser.add_argument("--holders", type=natural, default=0, metavar="TIMES")
+    parser.add_argument("--rate", type=above_zero, default=50.0, help="calls per second of the mixed load")
     parser.add_argument("--backend", choices=sorted(backends), default="lmdb", help="backend of the SSD tier")
     parser.set_defaults(seed=random.SystemRandom().randrange(1 << 32))
 

@@ -24,6 +24,7 @@ from lab.bench.common.results import Row
 from lab.faults.checks import form
 from lab.faults.client import Body, Load
 from lab.faults.runner import EMBEDDED, Run, Scenario, add_model_flag, run
+from lab.flag_types import above_zero, positive
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster
 
@@ -34,11 +35,11 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"clients talk to {DOOR}")
     add_model_flag(parser, EMBEDDED)
     parser.add_argument("--victims", default="prefill-0", help="nodes to stop, one per round in turn")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stop-s", type=float, default=16.0, help="how long a node is stopped, seconds")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=600)
-    parser.add_argument("--tokens", type=int, default=24, help="output tokens of each request")
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--stop-s", type=above_zero, default=16.0, help="how long a node is stopped, seconds")
+    parser.add_argument("--clients", type=positive, default=8)
+    parser.add_argument("--prompt-tokens", type=positive, default=600)
+    parser.add_argument("--tokens", type=positive, default=24, help="output tokens of each request")
 
 
 def play(this: Run) -> None:

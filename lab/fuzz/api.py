@@ -30,6 +30,7 @@ from lab.bench.common.results import Row, add_result_flags, quicken, table, writ
 from lab.clients.command import version_of
 from lab.faults.checks import settle
 from lab.faults.tiny import tiny_model
+from lab.flag_types import natural, positive
 from lab.fuzz.answers import Judge
 from lab.fuzz.promises import Promises
 from lab.launch import rest
@@ -90,8 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> Namespace:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--schemathesis", metavar="PYTHON", required=True, help="an interpreter that has it")
-    parser.add_argument("--examples", type=int, default=100, help="most random examples per operation (default: 100)")
-    parser.add_argument("--seed", type=int, help="default: a new one, printed")
+    parser.add_argument(
+        "--examples", type=positive, default=100, help="most random examples per operation (default: 100)"
+    )
+    parser.add_argument("--seed", type=natural, help="default: a new one, printed")
     add_result_flags(parser)
     args, flags = parser.parse_known_args(argv)
     quicken(args, examples=3)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.bench.common.results import Row, add_result_flags, quicken, write_result
+from lab.flag_types import natural, positive
 from lab.fuzz.targets import Crash, Target, fuzz, targets
 
 
@@ -49,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> tuple[Namespace, ArgumentParser]:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=10_000, help="inputs per decoder (default: 10000)")
-    parser.add_argument("--seed", type=int, help="default: a new one, printed")
+    parser.add_argument("--inputs", type=positive, default=10_000, help="inputs per decoder (default: 10000)")
+    parser.add_argument("--seed", type=natural, help="default: a new one, printed")
     parser.add_argument("--only", metavar="NAME", help="one decoder")
     add_result_flags(parser)
     return quicken(parser.parse_args(argv), inputs=500), parser

@@ -25,6 +25,7 @@ from rich.console import Console
 from engine.config.config import Config
 from engine.config.flag_values import flag_name
 from engine.config.flags import UsageError, parse
+from lab.flag_types import port, positive
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout, Where
 from lab.launch.nodes import parse_nodes
@@ -52,8 +53,10 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], 
     )
     parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"ROLE=COUNT,... (default: {DEFAULT_NODES})")
     parser.add_argument("--ask", metavar="TEXT", help="ask the cluster this once, show answer and timeline, and stop")
-    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer to --ask, tokens (default: 128)")
-    parser.add_argument("--port", type=int, default=0, help="HTTP port of the first node (default: any free port)")
+    parser.add_argument(
+        "--max-tokens", type=positive, default=128, help="longest answer to --ask, tokens (default: 128)"
+    )
+    parser.add_argument("--port", type=port, default=0, help="HTTP port of the first node (default: any free port)")
     parser.add_argument("--ssd-path", metavar="PATH", help="LMDB tiers of the store nodes, one directory each inside")
     options, flags = parser.parse_known_args(list(argv))
     most = MAX_PORT - len(parse_nodes(options.nodes)) + 1

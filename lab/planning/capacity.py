@@ -33,6 +33,7 @@ from lab.ablations.live.play import doors, pinned, warmed
 from lab.ablations.live.search import Objectives, try_rate
 from lab.bench.common.client import Unreachable
 from lab.bench.common.results import write_result
+from lab.flag_types import above_zero, part, percent, share
 from lab.formulas.bisect import Tried, largest
 from lab.launch.cluster import NodeDied, StartTimeout
 from lab.loads.trace import TraceRow
@@ -48,19 +49,21 @@ HIGHEST = {"metric": "highest load", "unit": "requests/s"}
 def parser() -> ArgumentParser:
     made = simulate.parser()
     made.description = __doc__
-    made.add_argument("--ttft-s", type=float, default=30.0, help="objective for the first token (default: 30)")
-    made.add_argument("--tbt-s", type=float, default=0.1, help="objective between tokens (default: 0.1)")
-    made.add_argument("--percentile", type=float, default=90.0, help="percentile of the requests (default: 90)")
-    made.add_argument("--tolerance", type=float, help="relative error of the result (default: 0.02; --live: 0.1)")
+    made.add_argument("--ttft-s", type=above_zero, default=30.0, help="objective for the first token (default: 30)")
+    made.add_argument("--tbt-s", type=above_zero, default=0.1, help="objective between tokens (default: 0.1)")
+    made.add_argument("--percentile", type=percent, default=90.0, help="percentile of the requests (default: 90)")
+    made.add_argument("--tolerance", type=part, help="relative error of the result (default: 0.02; --live: 0.1)")
     live = made.add_argument_group("--live")
     live.add_argument("--live", action="store_true", help="real nodes instead of the simulator")
     live.add_argument("--nodes", default="prefill=1,decode=1", help="nodes to start (default %(default)s)")
     live.add_argument("--url", action="append", default=[], help="a door of a running cluster; repeatable")
-    live.add_argument("--seconds", type=float, default=30.0, help="seconds of requests per try (default %(default)s)")
-    live.add_argument("--begin", type=float, default=1.0, help="the first rate, requests/s (default %(default)s)")
+    live.add_argument(
+        "--seconds", type=above_zero, default=30.0, help="seconds of requests per try (default %(default)s)"
+    )
+    live.add_argument("--begin", type=above_zero, default=1.0, help="the first rate, requests/s (default %(default)s)")
     live.add_argument("--prompt", type=pair, default=(500.0, 0.8), metavar="MEAN,CV", help="lognormal prompts, tokens")
     live.add_argument("--answer", type=pair, default=(32.0, 0.5), metavar="MEAN,CV", help="and answers")
-    live.add_argument("--shared", type=float, default=0.0, help="share of requests that begin with one of 8 prefixes")
+    live.add_argument("--shared", type=share, default=0.0, help="share of requests that begin with one of 8 prefixes")
     live.add_argument("node_flags", nargs="*", metavar="-- FLAG", help="flags of every node, after --")
     return made
 
@@ -132,8 +135,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     args.tolerance = args.tolerance or (0.1 if args.live else 0.02)
     try:
-        if not 0 < args.percentile < 100:
-            raise ValueError(f"--percentile must be between 0 and 100, got {args.percentile}")
         if (args.url or args.node_flags) and not args.live:
             raise ValueError("--url and flags of nodes need --live")
         config, found = (search_live if args.live else search)(args, console)

@@ -29,6 +29,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lab.bench.common.results import write_result
+from lab.flag_types import natural, positive
 from lab.formulas.loads import drawn, load_of
 from lab.formulas.plan import Decode, Infeasible, Load, Objective, Prefill, plan
 from lab.loads.trace import TraceRow
@@ -164,11 +165,11 @@ def shown(results: Sequence[Checked]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    made.add_argument("--cases", type=int, default=30)
-    made.add_argument("--requests", type=int, default=6000, help="requests per simulation (default: 6000)")
-    made.add_argument("--seed", type=int, default=0, help="seed of the first case; the others follow")
+    made.add_argument("--cases", type=positive, default=30)
+    made.add_argument("--requests", type=positive, default=6000, help="requests per simulation (default: 6000)")
+    made.add_argument("--seed", type=natural, default=0, help="seed of the first case; the others follow")
     cores = len(os.sched_getaffinity(0))
-    made.add_argument("--workers", type=int, default=cores, help=f"processes (default: {cores}, the cores)")
+    made.add_argument("--workers", type=positive, default=cores, help=f"processes (default: {cores}, the cores)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the cases and the whole configuration")
     args = made.parse_args(argv)
     if args.cases < 1 or args.workers < 1 or args.requests < 50:

@@ -13,6 +13,7 @@ simulator.
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.bench.common.results import numbers, write_result
+from lab.flag_types import above_zero, natural, not_negative, part, positive, share
 from lab.formulas.loads import drawn, load_of
 from lab.formulas.plan import Infeasible, Load, Objective, Plan, plan
 from lab.loads.generate import chats
@@ -37,17 +39,19 @@ def parser() -> ArgumentParser:
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
     made.add_argument("--prompt", type=pair, metavar="MEAN,CV", help="lognormal prompts instead of a trace, tokens")
     made.add_argument("--answer", type=pair, metavar="MEAN,CV", default=(300.0, 1.0), help="and their answers")
-    made.add_argument("--rate", type=float, default=0.0, help="requests per second (default: the trace's)")
-    made.add_argument("--hit-rate", type=float, default=0.0, help="share of every prompt that is cached")
-    made.add_argument("--pool-blocks", type=int, metavar="N", help="find prefixes by replay through a pool of N blocks")
+    made.add_argument("--rate", type=not_negative, default=0.0, help="requests per second (default: the trace's)")
+    made.add_argument("--hit-rate", type=share, default=0.0, help="share of every prompt that is cached")
+    made.add_argument(
+        "--pool-blocks", type=positive, metavar="N", help="find prefixes by replay through a pool of N blocks"
+    )
     made.add_argument("--model", default="llama3-70b-8xa800", help="step times of a node: a preset, or FILE.json")
     add_geometry_flags(made)
-    made.add_argument("--ttft-s", type=float, default=30.0, help="objective for the first token (default: 30)")
-    made.add_argument("--tbt-s", type=float, default=0.1, help="objective between tokens, a request's mean")
-    made.add_argument("--share", type=float, default=0.9, help="share of requests that must meet both (default: 0.9)")
-    made.add_argument("--prefill-cost", type=float, default=1.0, help="cost per node and hour (default: 1)")
-    made.add_argument("--decode-cost", type=float, default=1.0, help="cost per node and hour (default: 1)")
-    made.add_argument("--seed", type=int, default=0, help="seed of drawn lengths")
+    made.add_argument("--ttft-s", type=above_zero, default=30.0, help="objective for the first token (default: 30)")
+    made.add_argument("--tbt-s", type=above_zero, default=0.1, help="objective between tokens, a request's mean")
+    made.add_argument("--share", type=part, default=0.9, help="share of requests that must meet both (default: 0.9)")
+    made.add_argument("--prefill-cost", type=not_negative, default=1.0, help="cost per node and hour (default: 1)")
+    made.add_argument("--decode-cost", type=not_negative, default=1.0, help="cost per node and hour (default: 1)")
+    made.add_argument("--seed", type=natural, default=0, help="seed of drawn lengths")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the plan and the whole configuration")
     return made
 
@@ -55,7 +59,7 @@ def parser() -> ArgumentParser:
 def pair(text: str) -> tuple[float, float]:
     """MEAN,CV. Raises ValueError."""
     mean, variation = (float(part) for part in text.split(","))
-    if not (mean >= 1 and variation >= 0):
+    if not (1 <= mean < math.inf and 0 <= variation < math.inf):
         raise ValueError(text)
     return mean, variation
 
@@ -90,8 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     console = Console()
     try:
-        if not 0 < args.share < 1:
-            raise ValueError(f"--share must be between 0 and 1, got {args.share}")
         name, wanted = load(args)
         objective = Objective(args.ttft_s, args.tbt_s, args.share)
         console.print(

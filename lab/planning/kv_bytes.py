@@ -24,6 +24,7 @@ from rich.console import Console
 from cache.block import type_bytes
 from cache.groups import Group, PoolRule
 from lab.bench.common.results import columns, write_result
+from lab.flag_types import positive
 from lab.geometry.architecture import Part
 from lab.geometry.families import Types
 from lab.geometry.find import find
@@ -116,11 +117,8 @@ def table(found: Sequence[Line]) -> str:
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
-    """Positive numbers joined by commas. Raises ValueError."""
-    found = tuple(int(part) for part in text.split(","))
-    if min(found) < 1:
-        raise ValueError(text)
-    return found
+    """Positive numbers joined by commas. Raises ArgumentTypeError."""
+    return tuple(map(positive, text.split(",")))
 
 
 def parser() -> ArgumentParser:
@@ -128,8 +126,8 @@ def parser() -> ArgumentParser:
     names = ", ".join(model.name for model in PUBLISHED)
     made.add_argument("models", nargs="*", metavar="MODEL", help=f"a directory with config.json, or one of {names}")
     made.add_argument("--prompts", type=numbers_of, default=PROMPTS, metavar="N,...", help="tokens of the prompts")
-    made.add_argument("--block-size", type=int, default=16, help="tokens of a block (default: 16)")
-    made.add_argument("--chunk-tokens", type=int, default=8192, help="of a prompt in one step (default: 8192)")
+    made.add_argument("--block-size", type=positive, default=16, help="tokens of a block (default: 16)")
+    made.add_argument("--chunk-tokens", type=positive, default=8192, help="of a prompt in one step (default: 8192)")
     made.add_argument("--kv-type", choices=tuple(type_bytes), default="bfloat16", help="of stored KV")
     made.add_argument("--state-type", choices=tuple(type_bytes), default="float32", help="of the matrices of states")
     add_pool_flags(made, 16, 256)
@@ -147,8 +145,6 @@ def show(name: str, source: str, parts: Sequence[Part], found: Sequence[Line]) -
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        if args.block_size < 1 or args.chunk_tokens < 1:
-            raise ValueError("--block-size and --chunk-tokens must be at least 1")
         rules = Rules(args.block_size, args.chunk_tokens, pool_rule(args))
         models = [find(name) for name in args.models] or list(PUBLISHED)
         types = Types(args.kv_type, args.state_type)

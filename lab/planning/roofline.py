@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.bench.common.results import Row, numbers, write_result
+from lab.flag_types import above_zero, not_negative, positive
 from lab.formulas.roofs import Measured, crossovers, least_bandwidth, measure, reuse_s
 from lab.simulator.geometry_flags import add_geometry_flags, step_model
 from lab.simulator.models.step_models import PRESETS, Geometry, Hardware, StepModel, roofline, with_bandwidth
@@ -70,15 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--model", choices=(*PRESETS, "here"), default="llama3-70b-8xa800")
     add_geometry_flags(made)
-    made.add_argument("--nic-gbit-s", type=float, default=0.0, help="another NIC (default: the model's)")
-    made.add_argument("--prompt", type=int, default=8192, help="tokens, for the crossover (default: 8192)")
-    made.add_argument("--tbt-s", type=float, default=0.1, help="objective between tokens (default: 0.1)")
+    made.add_argument("--nic-gbit-s", type=not_negative, default=0.0, help="another NIC (default: the model's)")
+    made.add_argument("--prompt", type=positive, default=8192, help="tokens, for the crossover (default: 8192)")
+    made.add_argument("--tbt-s", type=above_zero, default=0.1, help="objective between tokens (default: 0.1)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     made.add_argument("--plot", type=Path, metavar="FILE", help=".svg or .png")
     args = made.parse_args(argv)
     try:
-        if args.prompt < 1 or not args.tbt_s > 0:
-            raise ValueError("--prompt must be at least 1 and --tbt-s positive")
         measured = measure() if args.model == "here" and not args.model_geometry else None
         model = here(measured) if measured else step_model(args)
         if args.nic_gbit_s:

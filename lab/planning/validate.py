@@ -34,6 +34,7 @@ from lab.ablations.live.twin import base_model, simulate, twin
 from lab.bench.common.client import Unreachable
 from lab.bench.common.machine import machine
 from lab.bench.common.results import commit, write_result
+from lab.flag_types import above_zero, natural, share
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
 from lab.loads.trace import TraceRow, read_trace
@@ -91,14 +92,18 @@ class Measured:
 def parser() -> ArgumentParser:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     made.add_argument("--nodes", default="mixed=1", help="nodes to start (default %(default)s)")
-    made.add_argument("--rate", type=float, default=1.0, help="requests per second (default %(default)s)")
-    made.add_argument("--seconds", type=float, default=100.0, help="seconds of measured requests (default %(default)s)")
-    made.add_argument("--fit-seconds", type=float, default=40.0, help="the same for the fit (default %(default)s)")
-    made.add_argument("--seed", type=int, default=1, help="seed of the measured requests (default %(default)s)")
-    made.add_argument("--fit-seed", type=int, default=2, help="seed of the requests for the fit (default %(default)s)")
+    made.add_argument("--rate", type=above_zero, default=1.0, help="requests per second (default %(default)s)")
+    made.add_argument(
+        "--seconds", type=above_zero, default=100.0, help="seconds of measured requests (default %(default)s)"
+    )
+    made.add_argument("--fit-seconds", type=above_zero, default=40.0, help="the same for the fit (default %(default)s)")
+    made.add_argument("--seed", type=natural, default=1, help="seed of the measured requests (default %(default)s)")
+    made.add_argument(
+        "--fit-seed", type=natural, default=2, help="seed of the requests for the fit (default %(default)s)"
+    )
     made.add_argument("--prompt", type=pair, default=(500.0, 0.8), metavar="MEAN,CV", help="lognormal prompts, tokens")
     made.add_argument("--answer", type=pair, default=(32.0, 0.5), metavar="MEAN,CV", help="and answers")
-    made.add_argument("--shared", type=float, default=0.5, help="share of requests that begin with one of 8 prefixes")
+    made.add_argument("--shared", type=share, default=0.5, help="share of requests that begin with one of 8 prefixes")
     made.add_argument("--trace", type=Path, metavar="FILE", help="take lengths, prefixes and order from a trace")
     made.add_argument("--preset", type=Path, metavar="FILE", help="write the fitted model for --model of the simulator")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")

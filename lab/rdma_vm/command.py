@@ -21,6 +21,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from lab.flag_types import above_zero, positive
 from lab.rdma_vm import image, packages, vm
 from lab.rdma_vm.errors import LabError, NoVm
 from net import compiled
@@ -35,13 +36,15 @@ def main() -> int:
     parser.add_argument("--script", type=Path, help="bash script to run in the guest instead of the tests")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=above_zero,
         default=900,
         metavar="S",
         help="of one boot, many times what it needs (default 900)",
     )
-    parser.add_argument("--cores", type=int, default=1, help="cores of the guest; 2 to find races (default 1)")
-    parser.add_argument("--memory", type=int, default=3072, metavar="MIB", help="memory of the guest (default 3072)")
+    parser.add_argument("--cores", type=positive, default=1, help="cores of the guest; 2 to find races (default 1)")
+    parser.add_argument(
+        "--memory", type=positive, default=3072, metavar="MIB", help="memory of the guest (default 3072)"
+    )
     parser.add_argument("--cache", type=Path, default=image.cache_directory(), help="kernel folder (%(default)s)")
     parser.add_argument("--junit", type=Path, help="copy the junit results here")
     parser.add_argument("--prepare", action="store_true", help="only install and fetch the packages")

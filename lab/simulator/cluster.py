@@ -9,7 +9,7 @@ from random import Random
 from typing import Self
 
 from cache.groups import PoolRule
-from cache.pool.policies import policies
+from cache.pool.policies import choose
 from cache.pool.policy import Facts
 from lab.loads.trace import TraceRow
 from lab.simulator import making
@@ -49,13 +49,11 @@ class Cluster:
         self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
         self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness)
         self.contention = Contention(config.contention, self.nodes)
-        if not self.nodes:
-            raise ValueError("the cluster has no nodes: give --prefill and --decode, or --mixed")
         self.by_name = {node.name: node for node in self.nodes}
         self._facts: list[Facts] = []
         self.disks = making.disks(config, self.model, self.loop, len(self.nodes))
         self.pool = Pool(
-            policies[config.eviction], config.pool_blocks, config.ssd_blocks, self.disks,
+            partial(choose, config.eviction), config.pool_blocks, config.ssd_blocks, self.disks,
             self.model.block_bytes(config.block_tokens) * config.kv_scale,
         )  # fmt: skip
         self.links = SimLinks(config.links, self.network)

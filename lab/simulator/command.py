@@ -6,12 +6,14 @@
   scripts/simulate.py --model embedded-cpu --mixed 2 --trace mine.jsonl --jobs jobs.jsonl
 
 Several placements run one after the other on the same requests and are printed side by side. The same seed gives the
-same bytes. --trace takes a file in Mooncake's format; the default is the released conversation trace if
-../shared/traces has it, else a generated one.
+same bytes. --placement, --eviction, --queue-order, --rejection and --batching also take your own class as FILE.py:NAME,
+as nodes do (docs/hacking.md). --trace takes a file in Mooncake's format; the default is the released conversation trace
+if ../shared/traces has it, else a generated one.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
@@ -27,6 +29,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lab.bench.common.results import numbers, write_result
+from lab.flag_types import above_zero, not_negative, positive
 from lab.loads.generators import GENERATORS
 from lab.loads.trace import TraceRow, jittered, read_trace
 from lab.loads.traces import find_trace
@@ -35,13 +38,11 @@ from lab.simulator.config import SimConfig
 from lab.simulator.links import KINDS
 from lab.simulator.predictors import predictors
 from lab.simulator.result import figures
-from sched.batching import batching_policies
 
 CHOICES = {
     "kv_overlap": ("layer", "none"),
     "publish": ("none", "home"),
     "predictor": tuple(predictors),
-    "batching": tuple(batching_policies),
     "links": KINDS,
 }
 OWN = {"placement"}  # takes several values
@@ -55,10 +56,10 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--trace", metavar="FILE", help="requests in Mooncake's format, .jsonl or .jsonl.xz")
     made.add_argument("--generate", choices=tuple(GENERATORS), help="generated requests instead of a trace, by --seed")
-    made.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
-    made.add_argument("--speed", type=float, default=1.0, help="replay speed: 2 = half the time between requests")
+    made.add_argument("--requests", type=positive, metavar="N", help="only the first N requests")
+    made.add_argument("--speed", type=above_zero, default=1.0, help="replay speed: 2 = half the time between requests")
     made.add_argument(
-        "--jitter-s", type=float, default=3.0, help="spread over which a trace's equal timestamps are moved, s"
+        "--jitter-s", type=not_negative, default=3.0, help="spread over which a trace's equal timestamps are moved, s"
     )
     made.add_argument("--jobs", type=Path, metavar="FILE", help="write the result of every request, one JSON line each")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures and the whole configuration")
@@ -84,8 +85,6 @@ def requests(args: Namespace) -> tuple[str, list[TraceRow]]:
         name, rows = f"generated {kind}", GENERATORS[kind](args.seed, args.requests or 4000)
     else:
         name, rows = path.name, list(read_trace(path))
-    if not args.speed > 0:
-        raise ValueError(f"--speed must be positive, got {args.speed}")
     rows = jittered(rows[: args.requests], args.jitter_s, args.seed) if path and not args.generate else rows
     return name, [replace(row, timestamp_ms=row.timestamp_ms / args.speed) for row in rows]
 
@@ -123,6 +122,8 @@ SHOWN = {
     "longest gap p99, ms": _at("longest_gap_s", "p99", 1000),
     "slowdown mean": _at("slowdown", "mean"),
     "goodput, share": lambda result: f"{result['goodput']:.4f}",
+    "node-hours": lambda result: f"{result['node_hours']:.4g}",
+    "cost per million good tokens": lambda result: f"{result['cost_per_million_tokens'] or math.nan:.4g}",
     "refused": lambda result: str(result["refused"]),
     "tokens not computed": lambda result: f"{result['token_hit_rate']:.4f}",
     "moved, GB": lambda result: f"{result['bytes_moved'] / 1e9:.0f}",
@@ -141,8 +142,8 @@ def write_jobs(path: Path, cluster: Cluster) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     console = Console(stderr=True)
-    base = SimConfig(**{field.name: getattr(args, field.name) for field in fields(SimConfig)})
     try:
+        base = SimConfig(**{field.name: getattr(args, field.name) for field in fields(SimConfig)})
         name, rows = requests(args)
         results: dict[str, dict[str, Any]] = {}
         with Progress(console=console) as bar:

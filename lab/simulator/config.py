@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from sched.classes import with_objectives
+
+LEAST = {
+    "block_tokens": 1, "prefill_chunk_tokens": 1, "step_prompts": 1, "max_waiting": 1, "threshold": 1, "guard_slack": 1,
+    "state_every": 1,
+}  # fmt: skip
+"""The least value of a number; of all others 0."""
+ABOVE_ZERO = {"kv_scale", "gossip_s", "digest_s", "cell_s", "retry_s", "crash_down_s", "slo_scale"}
+AT_MOST_ONE = {"entry_skew"}
+BELOW_ONE = {"gossip_loss"}
+ENDLESS = {"threshold", "guard_slack", "guard_most_error"}  # may be inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +81,34 @@ class SimConfig:
     gossip_loss: float = 0.0  # share of the records that a gossip round loses
     role_changes: bool = False  # nodes can do both and change roles, see lab/simulator/roles.py
     role_hold_s: float = 15.0  # time for which another layout must be better before a node changes
+    prefill_cost: float = 1.0  # cost of a node that computes prompts, per hour
+    decode_cost: float = 1.0  # cost of a node that decodes, or does both, per hour
     seed: int = 0  # seed of arrivals, draws, faults
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the flag of a number that cannot be."""
+        for name, value in self.as_dict().items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and (wanted := _missed(name, value)):
+                raise ValueError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
+        try:
+            with_objectives(self.slo)
+        except ValueError as error:
+            raise ValueError(f"--slo {self.slo}: {error}") from None
+        if not (self.mixed or (self.prefill and self.decode)):
+            raise ValueError("no node computes prompts, or none decodes: give --prefill and --decode, or --mixed")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _missed(name: str, value: float) -> str:
+    """The rule that this value breaks; empty if none."""
+    if math.isnan(value) or (math.isinf(value) and name not in ENDLESS):
+        return "a finite number"
+    if name in ABOVE_ZERO and value <= 0:
+        return "above 0"
+    if value < (least := LEAST.get(name, 0)):
+        return f"at least {least}"
+    if name in BELOW_ONE and value >= 1:
+        return "below 1"
+    return "at most 1" if name in AT_MOST_ONE and value > 1 else ""

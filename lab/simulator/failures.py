@@ -59,8 +59,6 @@ class Failures:
         """All faults up to `until`. Raises ValueError naming the flag."""
         config, loop, slowness = self._config, self._loop, self._parts.network.slowness
         names = list(self._parts.nodes)
-        if config.crash_every_s < 0 or config.crash_down_s <= 0 or not 0 <= config.gossip_loss < 1:
-            raise ValueError("--crash-every-s must not be negative, --crash-down-s positive, --gossip-loss below 1")
         by_seed = drawn(names, config.crash_every_s, config.crash_down_s, until, config.seed)
         for fault in [*parse(config.faults, names), *by_seed]:
             node = self._parts.nodes[fault.node]

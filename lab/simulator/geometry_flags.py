@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 
 from cache.groups import PoolRule
+from lab.flag_types import positive
 from lab.simulator.config import SimConfig
 from lab.simulator.models.by_formula import HARDWARE
 from lab.simulator.models.presets import chosen
@@ -28,7 +29,7 @@ def add_pool_flags(made: ArgumentParser, block_tokens: int, state_every: int) ->
         "--pool-windows", action=BooleanOptionalAction, default=True, help="pool blocks of layers with a window"
     )
     told = f"blocks of {block_tokens} tokens from one pooled state to the next (default: {state_every})"
-    made.add_argument("--state-every", type=int, default=state_every, metavar="N", help=told)
+    made.add_argument("--state-every", type=positive, default=state_every, metavar="N", help=told)
 
 
 def pool_rule(args: Namespace) -> PoolRule:

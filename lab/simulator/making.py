@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cache.pool.policies import policies
+from cache.pool.policies import choose
 from lab.simulator.config import SimConfig
 from lab.simulator.models.caches import Cache
 from lab.simulator.models.disk import Disk
@@ -12,6 +12,8 @@ from lab.simulator.models.loop import Loop
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Events, Identity, Node, StepRules
 from lab.simulator.placing import Placing
+from net.user_file import chosen
+from sched import batching, queueing
 from sched.batching import Tuning, batching_policies
 from sched.classes import with_objectives
 from sched.placement.view import Candidate
@@ -21,18 +23,16 @@ from sched.queueing import queue_orders
 def nodes(
     config: SimConfig, model: StepModel, loop: Loop, events: Events, slowness: Callable[[int], float]
 ) -> list[Node]:
-    """All nodes; slowness(index): the present factor of one. Raises ValueError for an unknown --batching."""
-    if config.batching not in batching_policies:
-        raise ValueError(f"--batching must be one of {', '.join(batching_policies)}, got {config.batching!r}")
-    if config.step_prompts < 1:
-        raise ValueError(f"--step-prompts must be at least 1, got {config.step_prompts}")
+    """All nodes; slowness(index): the present factor of one. Raises ValueError."""
+    make_policy = chosen("--batching", config.batching, batching_policies, batching.METHODS)
+    make_order = chosen("--queue-order", config.queue_order, queue_orders, queueing.METHODS)
 
     def node(index: int, name: str, roles: tuple[str, ...]) -> Node:
         chunk = config.chunk_tokens or model.chunk_tokens
         classes = with_objectives(config.slo)
-        order = queue_orders[config.queue_order](classes)
+        order = make_order(classes)
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk), classes)
-        policy = batching_policies[config.batching](tuning)
+        policy = make_policy(tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
         return Node(loop, Identity(index, name, roles), model, rules, events, lambda now: slowness(index))
 
@@ -76,15 +76,13 @@ def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache:
 
     prefills = "prefill" in node.roles or config.role_changes
     capacity = config.cache_blocks if prefills else 0
-    return Cache(policies[config.eviction](), capacity, changed)
+    return Cache(choose(config.eviction), capacity, changed)
 
 
 def disks(config: SimConfig, model: StepModel, loop: Loop, count: int) -> list[Disk]:
     """The SSD of every node. Raises ValueError."""
     if config.ssd_blocks and not config.pool_blocks:
         raise ValueError("--ssd-blocks are read through the pool's DRAM: give --pool-blocks")
-    if config.ssd_gbyte_s < 0:
-        raise ValueError(f"--ssd-gbyte-s must not be negative, got {config.ssd_gbyte_s}")
     if config.ssd_blocks and model.fixed_tokens:
         raise ValueError(f"--ssd-blocks: a simulated SSD has blocks of one size; {model.name} has windows or states")
     bytes_s = config.ssd_gbyte_s * 1e9 or model.ssd_bytes_s

@@ -22,6 +22,7 @@ from lab.simulator.job import Job
 from lab.simulator.links import SimLinks
 from lab.simulator.models.caches import Directory
 from lab.simulator.models.loop import Loop
+from net.user_file import chosen
 from sched.admission import Limits
 from sched.gossip.cells import SUMMARY, Rows, bits_for, cell_of
 from sched.gossip.elsewhere import elsewhere
@@ -34,7 +35,7 @@ from sched.placement.choice import Placement, Rejected
 from sched.placement.costs import horizon_s
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
-from sched.placement.table import placements
+from sched.placement.table import METHODS, placements
 from sched.placement.view import Candidate, View
 
 
@@ -77,7 +78,8 @@ class Placing:
         self.config, self.loop, self.rng, self._links = config, loop, rng, links
         self._step_soon, self._reused = step_soon, reused
         self.exact, self.told = Directory(size), Directory(size, config.digest_s)
-        self.policy = placements[config.placement](Limits(config.max_waiting), rng, max(1.0, config.threshold))
+        maker = chosen("--placement", config.placement, placements, METHODS)
+        self.policy = maker(Limits(config.max_waiting), rng, config.threshold)
         self.arrivals = ArrivalRate()
         self.intents = Intents()
         self.live = View(0.0, nodes, links, config.max_waiting)

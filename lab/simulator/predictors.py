@@ -61,7 +61,5 @@ def equip(policy: PlacementPolicy, config: SimConfig, nodes: Mapping[str, Node],
         return
     if config.predictor not in predictors:
         raise ValueError(f"--predictor must be one of {', '.join(predictors)}, got {config.predictor!r}")
-    if config.guard_slack < 1 or config.predictor_noise < 0:
-        raise ValueError("--guard-slack must be at least 1 and --predictor-noise not negative")
     policy.predictor = predictors[config.predictor](config, nodes, slowness)
     policy.slack, policy.most_error = config.guard_slack, config.guard_most_error

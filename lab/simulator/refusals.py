@@ -8,10 +8,11 @@ from lab.simulator.config import SimConfig
 from lab.simulator.job import Job
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Node
+from net.user_file import chosen
 from sched.classes import scaled, with_objectives
 from sched.placement.choice import Placement
 from sched.placement.view import View
-from sched.rejection import Estimate, OutputLengths, Refusal, rejections, running_soon
+from sched.rejection import METHODS, Estimate, OutputLengths, Refusal, rejections, running_soon
 
 
 class Refusals:
@@ -21,7 +22,7 @@ class Refusals:
     def __init__(self, config: SimConfig, model: StepModel, nodes: Mapping[str, Node]) -> None:
         self._model, self._nodes = model, nodes
         classes = scaled(with_objectives(config.slo), config.slo_scale, config.tbt_slo_scale or None)
-        self._rejection = rejections[config.rejection](classes)
+        self._rejection = chosen("--rejection", config.rejection, rejections, METHODS)(classes)
         # The decode node's own scheduler, see papers.md section 3.
         self._again = rejections["stage-load"](classes) if config.recheck else self._rejection
         self._asked = config.rejection != "none"

@@ -13,6 +13,7 @@ from lab.simulator.job import Job
 from sched.classes import CLASSES, Classes, with_objectives
 
 SHARES = (0.5, 0.9, 0.99)
+HOUR_S = 3600
 
 
 def figures(
@@ -37,6 +38,8 @@ def figures(
         "longest_gap_s": spread(job.longest_gap for job in done if job.output_tokens > 1),
         "slowdown": spread(job.ttft / cluster.model.prompt_s(job.input_tokens, 0) for job in placed),
         "goodput": len(good) / len(jobs) if jobs else 0.0,
+        "node_hours": len(cluster.nodes) * span / HOUR_S,
+        "cost_per_million_tokens": _cost(cluster, span, good),
         "good_requests_s": len(good) / span if span else 0.0,
         "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
         "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
@@ -59,6 +62,13 @@ def figures(
             if (own := [job for job in jobs if job.service_class == name])
         },
     }
+
+
+def _cost(cluster: Cluster, seconds: float, good: Sequence[Job]) -> float | None:
+    """Of a million tokens, prompts and answers, of the requests that met their objectives; None if there are none."""
+    config, tokens = cluster.config, sum(job.input_tokens + job.output_tokens for job in good)
+    hourly = sum(config.prefill_cost if node.roles == ("prefill",) else config.decode_cost for node in cluster.nodes)
+    return 1e6 * hourly * seconds / HOUR_S / tokens if tokens else None
 
 
 def kept(

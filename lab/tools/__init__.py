@@ -4,8 +4,7 @@ Files:
     compare    Two checkouts on the same benchmarks, in turns: is the changed one as fast as the other one?
     export_hf  The embedded model, or another Llama in a GGUF file, as a Hugging Face directory that other engines
                load
-    perfetto   One request across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or
-               chrome://tracing
+    perfetto   Requests across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing
 """
 
 from lab.planning import PLANS
@@ -21,6 +20,7 @@ OTHERS = {
     "fuzz-api": "lab.fuzz.api",
     "gpu-check": "lab.gpu.command",
     "kv-events": "lab.foreign.events.command",
+    "mutants": "lab.mutants.command",
     "perfetto": "lab.tools.perfetto",
     "rdma-vm": "lab.rdma_vm.command",
     "record-conformance": "lab.conformance.record",

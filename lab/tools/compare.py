@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 from lab.bench.common.results import Row, report
+from lab.flag_types import positive
 
 HERE = Path(__file__).resolve().parents[2]
 Figures = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -70,7 +71,7 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("commands", nargs="+", metavar="COMMAND", help='as "scripts/bench.py host --quick"')
     parser.add_argument("--other", type=Path, required=True, metavar="DIR", help="the other checkout")
     parser.add_argument("--other-command", action="append", default=[], metavar="COMMAND", help="its name there")
-    parser.add_argument("--rounds", type=int, default=3, help="of each command per checkout (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, help="of each command per checkout (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
     args = parser.parse_args(argv)
     if args.rounds < 1:

@@ -1,11 +1,12 @@
-"""One request across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
+"""Requests across nodes as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
   scripts/tools.py perfetto REQUEST_ID --url http://127.0.0.1:8000 -o trace.json
+  scripts/tools.py perfetto --minutes 2              all requests of the cluster that ended in the last two minutes
 
 --url is any node of the cluster; the acceptor of a request keeps the last 1,000. A process of the trace is a node, and
-a row an activity: states, prefill chunks, KV to the decode node, prefix loads, decode steps. Nodes use their own
-clocks. Those of one host are equal; others are shifted by the acceptor's estimate from calls, whose error is in the
-process name.
+a row an activity: states, prefill chunks, KV to the decode node, prefix loads, decode steps. With --minutes, rows are
+repeated for activities at the same time, and every activity names its request. Nodes use their own clocks. Those of one
+host are equal; others are shifted by the acceptors' estimates from calls, whose error is in the process name.
 """
 
 from __future__ import annotations
@@ -13,50 +14,132 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.observe.activities import ROWS, activities
+from engine.observe.activities import ROWS, Activity, activities
 from engine.observe.explain import find
 from engine.observe.node_client import NoAnswer, NodeClient, add_flags
+from lab.flag_types import above_zero
+
+Json = Mapping[str, Any]
+LANES = 1000  # numbers of rows between two activities: more requests run at no time
 
 
-def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
+def chrome_trace(record: Json) -> dict[str, Any]:
     """The answer of GET /debug/requests/<id> in the trace event format; times in microseconds from its first event."""
-    clocks, found = record.get("clocks", {}), activities(record)
-    origin = min((one.begin for one in found), default=0.0)
-    nodes = list(dict.fromkeys([*record["summary"]["nodes"].values(), *(event["node"] for event in record["events"])]))
-    out = [item for pid, node in enumerate(nodes, 1) for item in _names(pid, node, clocks)]
-    for one in found:
-        facts = dict(one.facts) if one.amount is None else {**one.facts, one.unit: one.amount}
-        place = {"pid": nodes.index(one.node) + 1, "tid": ROWS.index(one.row) + 1}
-        at = {"ts": 1e6 * (one.begin - origin), "dur": 1e6 * (one.end - one.begin)}
-        out.append({"name": one.name, "ph": "X", "cat": one.row, "args": facts} | at | place)
-    return {"traceEvents": out, "displayTimeUnit": "ms", "otherData": {"request_id": record["request_id"]}}
+    return window_trace([record]) | {"otherData": {"request_id": record["request_id"]}}
 
 
-def _names(pid: int, node: str, clocks: Mapping[str, Any]) -> list[dict[str, Any]]:
-    error = clocks.get(node, {}).get("error_s", 0.0)
-    title = f"{node} (clock +-{1000 * error:.2f} ms)" if error else node
-    rows = [
-        {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": row}}
-        for tid, row in enumerate(ROWS, 1)
+def window_trace(records: Sequence[Json]) -> dict[str, Any]:
+    """The same of many requests, on the clock of the first one's acceptor."""
+    errors = {node: clock.get("error_s", 0.0) for record in records for node, clock in record.get("clocks", {}).items()}
+    nodes = list(dict.fromkeys(node for record in records for node in _nodes_of(record)))
+    shifts = _shifts(records)
+    found = [
+        (one, one.begin - shift, one.end - shift, record["request_id"])
+        for record, shift in zip(records, shifts, strict=True)
+        for one in activities(record)
     ]
-    return [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": title}}, *rows]
+    found.sort(key=lambda item: (item[1], -item[2]))
+    origin = min((begin for _, begin, _, _ in found), default=0.0)
+    lanes: dict[tuple[str, str], list[float]] = {}  # (node, row) -> end of the last activity of each lane
+    events, rows = [], set()
+    for one, begin, end, request_id in found:
+        lane = _lane(lanes.setdefault((one.node, one.row), []), begin, end)
+        place = {"pid": nodes.index(one.node) + 1, "tid": ROWS.index(one.row) * LANES + lane + 1}
+        rows.add((place["pid"], place["tid"], one.row if not lane else f"{one.row} {lane + 1}"))
+        at = {"ts": 1e6 * (begin - origin), "dur": 1e6 * (end - begin)}
+        events.append({"name": one.name, "ph": "X", "cat": one.row, "args": _facts(one, request_id)} | at | place)
+    titles = [
+        {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": _title(node, errors.get(node, 0.0))}}
+        for pid, node in enumerate(nodes, 1)
+    ]
+    named = [
+        {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": row}}
+        for pid, tid, row in sorted(rows)
+    ]
+    return {"traceEvents": [*titles, *named, *events], "displayTimeUnit": "ms"}
+
+
+def _nodes_of(record: Json) -> Iterator[str]:
+    yield from record["summary"]["nodes"].values()
+    yield from (event["node"] for event in record["events"])
+
+
+def _shifts(records: Sequence[Json]) -> list[float]:
+    """Seconds by which each record's acceptor is ahead of the first one's: by an estimate of either of the two, else
+    zero, as for nodes of one host."""
+    acceptors = [record["summary"]["nodes"].get("acceptor") for record in records]
+    first = acceptors[0] if acceptors else None
+    ahead: dict[Any, float] = {}
+    for acceptor, record in zip(acceptors, records, strict=True):
+        for node, clock in record.get("clocks", {}).items():
+            if acceptor == first:
+                ahead.setdefault(node, clock.get("offset_s", 0.0))
+            elif node == first:
+                ahead.setdefault(acceptor, -clock.get("offset_s", 0.0))
+    return [0.0 if acceptor == first else ahead.get(acceptor, 0.0) for acceptor in acceptors]
+
+
+def _lane(ends: list[float], begin: float, end: float) -> int:
+    """The first lane that is free at `begin`; it is then taken until `end`."""
+    for lane, busy_until in enumerate(ends):
+        if busy_until <= begin:
+            ends[lane] = end
+            return lane
+    ends.append(end)
+    return len(ends) - 1
+
+
+def _facts(one: Activity, request_id: str) -> dict[str, Any]:
+    amount = {} if one.amount is None else {one.unit: one.amount}
+    return {**one.facts, **amount, "request": request_id}
+
+
+def _title(node: str, error_s: float) -> str:
+    return f"{node} (clock +-{1000 * error_s:.2f} ms)" if error_s else node
+
+
+def recent(node: NodeClient, minutes: float) -> list[Json]:
+    """The records of all requests that ended in the last minutes, on any node, as far as nodes still know them. Raises
+    NoAnswer."""
+    live = node.get("/live")
+    rows = [row for one in live["nodes"] if "error" not in one for row in one["recent"]["requests"]]
+    wanted = [row for row in rows if row["ended"] >= live["unix_s"] - 60 * minutes]
+    found: list[Json] = []
+    for row in sorted(wanted, key=lambda row: float(row["ended"])):
+        try:
+            found.append(find(node, row["id"]))
+        except NoAnswer as error:
+            if error.status != 404:  # the acceptor has forgotten it since
+                raise
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("request_id", help="the id in the answer")
+    parser.add_argument("request_id", nargs="?", help="the id in the answer")
+    parser.add_argument("--minutes", type=above_zero, help="all requests that ended in the last MINUTES")
     add_flags(parser, "any node of the cluster")
     parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), help="default %(default)s")
     args = parser.parse_args(argv)
+    if (args.request_id is None) == (args.minutes is None):
+        parser.error("give the id of a request, or --minutes")
     try:
-        record = find(NodeClient.from_flags(args), args.request_id)
+        node = NodeClient.from_flags(args)
+        if args.minutes is None:
+            trace = chrome_trace(find(node, args.request_id))
+        elif records := recent(node, args.minutes):
+            trace = window_trace(records)
+            print(f"{len(records)} requests")
+        else:
+            print(f"trace: no request ended in the last {args.minutes:g} minutes", file=sys.stderr)
+            return 1
     except NoAnswer as error:
         print(f"trace: {error}", file=sys.stderr)
         return 1
-    args.output.write_text(json.dumps(chrome_trace(record)))
+    args.output.write_text(json.dumps(trace))
     print(f"{args.output}: open it in https://ui.perfetto.dev")
     return 0

@@ -32,7 +32,7 @@ from net.transfer.common.memory import Region
 from net.transfer.common.path import LOCAL, Completion, Path, Reached
 from net.transfer.common.spans import Span, check, merged
 from net.transfer.common.traffic import RailLimit
-from net.transfer.common.transport import BULK, URGENT, Atomics, Carded, Mapped, Op, Transport, Unusable
+from net.transfer.common.transport import BULK, URGENT, Atomics, Carded, Mapped, Op, Pinning, Transport, Unusable
 from net.transfer.path_finder import PathFinder
 from net.transfer.rdma import places
 from net.transfer.rdma.transport import Rdma
@@ -104,6 +104,17 @@ class TransferEngine:
         del self._regions[name]
         for transport in self._transports.values():
             transport.withdraw(name)
+
+    async def pin(self, name: str) -> None:
+        """Pin a registered region for the cards of this node now, and not at its first transfer. Raises TransferError
+        naming the limit."""
+        region = self._region(name)
+        for transport_name, transport in self._transports.items():
+            if isinstance(transport, Pinning) and self.refusal(transport_name) is None:
+                try:
+                    await transport.pin(region)
+                except Unusable as error:
+                    raise TransferError(str(error)) from None
 
     async def open(self, peer_id: str) -> Path:
         """The path to the peer; the first call, and the first call after a loss, finds it. Raises PeerLost,

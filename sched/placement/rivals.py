@@ -6,6 +6,8 @@ least-load      the shortest queue, without regard to the cache (load balancing,
 local-cache     Algorithm 1 without KV transfers between prefill nodes (local cache-aware)
 power-of-two    the better of two random nodes, both asked: robust against old gossip
 dynamo-cost     NVIDIA Dynamo's router: a weighted sum of blocks to prefill and blocks being decoded
+llm-d           llm-d's weighted scorers: prefix 2, queue 1, free KV memory 1
+preble          Preble's E2: to the longest prefix if it covers most of the prompt, else to the least work
 """
 
 from __future__ import annotations
@@ -95,3 +97,57 @@ class DynamoCost(TwoStages):
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         return self.drawn(least(costs.view.total_blocks - costs.view.free_blocks, able))
+
+
+class LlmdScorers(TwoStages):
+    """llm-d's inference scheduler: the node with the highest sum of scores from 0 to 1, by its default weights.
+
+        prefix   2   the share of the prompt that the node holds
+        queue    1   1 at the shortest queue, 0 at the longest (in requests)
+        memory   1   the free share of its KV blocks
+
+    The decode node is scored by queue and memory. Equal sums are decided by chance, as there."""
+
+    asks_everybody = True
+    fetches = False
+    prefix_weight, queue_weight, memory_weight = 2.0, 1.0, 1.0
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        prefix = costs.local / max(1, costs.demand.num_tokens)
+        return self.drawn(least(-self.prefix_weight * prefix - self._load(costs.view, able), able))
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        return self.drawn(least(-self._load(costs.view, able), able))
+
+    def _load(self, view: View, able: list[int]) -> Vector:
+        queued = view.waiting + view.running
+        shortest, longest = float(queued[able].min()), float(queued[able].max())
+        queue = (longest - queued) / (longest - shortest) if longest > shortest else np.ones(len(queued))
+        free = view.free_blocks / np.maximum(view.total_blocks, 1.0)
+        load: Vector = self.queue_weight * queue + self.memory_weight * free
+        return load
+
+
+class Preble(TwoStages):
+    """Preble's E2 (arXiv 2407.00023): exploit a prefix, or explore.
+
+    If the longest cached prefix is longer than the rest of the prompt, the request goes to a node that has it (the one
+    with the least work of these), unless that node's queue takes `imbalance` times as long as the least work of all.
+    Otherwise it goes where queued work plus its own prefill is least. Preble also charges the prefixes that a node
+    would evict; records do not name them, so this part is missing here."""
+
+    asks_everybody = True
+    fetches = False
+    imbalance = 2.0
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        work = costs.wait_s + costs.own_s
+        longest = float(costs.local[able].max())
+        if 2 * longest > costs.demand.num_tokens:
+            holder = self.drawn(least(work, [i for i in able if costs.local[i] >= longest]))
+            if costs.wait_s[holder] <= self.imbalance * float(work[able].min()):
+                return holder
+        return self.drawn(least(work, able))
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.view.running, able))

@@ -5,14 +5,28 @@ from __future__ import annotations
 from sched.placement.central import CentralGreedy
 from sched.placement.learned import LearnedPlacement
 from sched.placement.mooncake import MooncakePlacement
-from sched.placement.rivals import DynamoCost, LeastLoad, LocalCache, PowerOfTwo, RandomPlacement, RoundRobin
+from sched.placement.rivals import (
+    DynamoCost,
+    LeastLoad,
+    LlmdScorers,
+    LocalCache,
+    PowerOfTwo,
+    Preble,
+    RandomPlacement,
+    RoundRobin,
+)
 from sched.placement.two_stages import TwoStages
+
+METHODS = ("shortlist", "place")
+"""Of a policy in a user's file; it is made with limits, a random generator and the threshold."""
 
 placements: dict[str, type[TwoStages]] = {
     "mooncake": MooncakePlacement,
     "mooncake-central-greedy": CentralGreedy,
     "mooncake-learned": LearnedPlacement,
     "dynamo-cost": DynamoCost,
+    "llm-d": LlmdScorers,
+    "preble": Preble,
     "power-of-two": PowerOfTwo,
     "local-cache": LocalCache,
     "least-load": LeastLoad,

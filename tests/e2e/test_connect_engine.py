@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 import logging
 import os
 import random
-import subprocess
-import sys
+import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from connect.engine.transfer_engine import TransferEngine, TransferNotify, TransferOpcode
-from lab.conformance.answers import ours
+from net.transfer.tcp import blocking_calls
+from tests.engine_peer import EnginePeer, memory
 
 NBYTES = 3 << 20
-
-PEER = """
-import ctypes, json, sys
-from mooncake.engine import TransferEngine
-engine, memory = TransferEngine(), {}
-print(json.dumps([engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), engine.get_rpc_port()]), flush=True)
-for line in sys.stdin:
-    command, *values = json.loads(line)
-    if command == "new":
-        made = ctypes.create_string_buffer(values[0])
-        memory[ctypes.addressof(made)] = made
-        answer = [ctypes.addressof(made), engine.register_memory(ctypes.addressof(made), values[0])]
-    elif command == "forget":
-        answer = engine.unregister_memory(values[0])
-    elif command == "notices":
-        answer = [[one.name, one.msg] for one in engine.get_notifies()]
-    print(json.dumps(answer), flush=True)
-"""
-
-
-class Peer:
-    """Another program."""
-
-    def __init__(self, env: dict[str, str]) -> None:
-        command = [sys.executable, "-P", "-c", PEER]
-        self.process = subprocess.Popen(
-            command, env=ours() | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
-        )
-        code, port = self._line()
-        assert code == 0
-        self.session = f"127.0.0.1:{port}"
-
-    def ask(self, *question: object) -> object:
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return self._line()
-
-    def _line(self):
-        return json.loads(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture(params=["process to process", "tcp"])
@@ -73,8 +28,8 @@ def transport(request, monkeypatch) -> str:
 
 
 @pytest.fixture
-def peer(transport) -> Iterator[Peer]:
-    made = Peer({"MC_FORCE_TCP": os.environ["MC_FORCE_TCP"]} if transport == "tcp" else {})
+def peer(transport) -> Iterator[EnginePeer]:
+    made = EnginePeer({"MC_FORCE_TCP": os.environ["MC_FORCE_TCP"]} if transport == "tcp" else {})
     yield made
     made.end()
 
@@ -88,19 +43,14 @@ def engine(transport) -> TransferEngine:
     return made
 
 
-def memory(nbytes: int = NBYTES):
-    made = ctypes.create_string_buffer(nbytes)
-    return made, ctypes.addressof(made)
-
-
 def test_bytes_go_there_and_come_back(engine, peer, transport):
     seed = 5
     print(f"seed {seed}")
     chance = random.Random(seed)
     there, code = peer.ask("new", NBYTES)
     assert code == 0
-    source, at = memory()
-    target, into = memory()
+    source, at = memory(NBYTES)
+    target, into = memory(NBYTES)
     source.raw = content = chance.randbytes(NBYTES)
     assert engine.batch_register_memory([at, into], [NBYTES, NBYTES]) == 0
     assert engine.transfer_sync_write(peer.session, at, there, NBYTES) == 0
@@ -130,7 +80,7 @@ def test_bytes_go_there_and_come_back(engine, peer, transport):
 
 def test_only_registered_memory_is_touched(engine, peer):
     there, _ = peer.ask("new", NBYTES)
-    _, at = memory()
+    _, at = memory(NBYTES)
     write = engine.transfer_sync_write
     assert engine.register_memory(at, NBYTES) == 0
     assert (engine.register_memory(at, 10), engine.register_memory(at + 5, 10)) == (-7, -7)
@@ -149,8 +99,8 @@ def test_only_registered_memory_is_touched(engine, peer):
 
 def test_batches_that_run_meanwhile(engine, peer):
     there, _ = peer.ask("new", NBYTES)
-    source, at = memory()
-    target, into = memory()
+    source, at = memory(NBYTES)
+    target, into = memory(NBYTES)
     source.raw = os.urandom(NBYTES)
     engine.batch_register_memory([at, into], [NBYTES, NBYTES])
     batch = engine.batch_transfer_async_write(peer.session, [at], [there], [NBYTES])
@@ -220,3 +170,76 @@ def test_a_kernel_that_forbids_it_means_tcp(monkeypatch, caplog, engine, peer, t
         assert engine.transfer_sync_read(peer.session, into, there, 100) == 0
     assert target.raw == source.raw
     assert caplog.text.count("ptrace_scope") == 1
+
+
+tcp = pytest.mark.parametrize("transport", ["tcp"], indirect=True)
+
+
+@tcp
+def test_pieces_of_all_sizes_and_a_value_of_many_frames(engine, peer, transport):
+    seed = 9
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    nbytes = 24 << 20
+    there, _ = peer.ask("new", nbytes)
+    source, at = memory(nbytes)
+    target, into = memory(nbytes)
+    source.raw = content = chance.randbytes(nbytes)
+    lengths = [chance.choice((1, 7, 30)) for _ in range(3000)] + [5000, 40_000] * 20 + [9 << 20]
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    order = list(range(len(lengths)))
+    chance.shuffle(order)
+    rows = [(at + starts[i], there + starts[i], lengths[i]) for i in order]
+    assert engine.batch_transfer_sync_write(peer.session, *zip(*rows, strict=True)) == 0
+    used = sum(lengths)
+    assert engine.transfer_sync_read(peer.session, into, there, used) == 0
+    assert target.raw[:used] == content[:used]
+    rows = [(into + starts[i], there + starts[i], lengths[i]) for i in order]
+    target.raw = bytes(nbytes)
+    assert engine.batch_transfer_sync_read(peer.session, *zip(*rows, strict=True)) == 0
+    assert target.raw[:used] == content[:used]
+    second, code = peer.ask("new", 100)
+    assert code == 0
+    assert engine.batch_transfer_sync_write(peer.session, [at, at], [there, second], [50, 100]) == 0
+    assert engine.batch_transfer_sync_write(peer.session, [at, at], [there, second], [50, 101]) == -1
+    assert engine.transfer_sync_read(peer.session, into, second, 100) == 0
+    assert target.raw[:100] == content[:100]
+
+
+@tcp
+def test_a_connection_that_has_ended_meanwhile_costs_a_new_one(engine, peer, transport, monkeypatch):
+    there, _ = peer.ask("new", 100)
+    source, at = memory(100)
+    target, into = memory(100)
+    source.raw = os.urandom(100)
+    write, read = engine.transfer_sync_write, engine.transfer_sync_read
+    assert write(peer.session, at, there, 100) == 0
+    [idle] = engine._mover._calls._idle.values()
+    [first] = idle
+    assert write(peer.session, at, there, 100) == 0 and list(idle) == [first]
+    monkeypatch.setattr(blocking_calls, "LOOK_AFTER_S", 0.0)
+    first._sock.shutdown(socket.SHUT_RDWR)
+    assert write(peer.session, at, there, 100) == 0 and first not in idle
+    monkeypatch.setattr(blocking_calls, "LOOK_AFTER_S", 100.0)
+    idle[0]._sock.shutdown(socket.SHUT_RDWR)  # nobody looks: the question fails
+    assert write(peer.session, at, there, 100) == -1, "its bytes may land late, so it is not asked again"
+    assert read(peer.session, into, there, 100) == 0, "the event loop asks while threads do not"
+    assert target.raw == source.raw
+
+
+@tcp
+def test_rdma_without_a_device_is_tcp_and_the_log_says_so(transport, peer, monkeypatch, caplog):
+    monkeypatch.delenv("MC_FORCE_TCP")
+    monkeypatch.setenv("MOONCAKE_CMA", "0")
+    engine = TransferEngine()
+    with caplog.at_level(logging.WARNING, logger="mooncake.connect"):
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "none0,none1") == 0
+    assert "use TCP and not RDMA" in caplog.text
+    there, _ = peer.ask("new", 100)
+    source, at = memory(100)
+    target, into = memory(100)
+    source.raw = os.urandom(100)
+    assert engine.transfer_sync_write(peer.session, at, there, 100) == 0
+    assert engine.transfer_sync_read(peer.session, into, there, 100) == 0
+    assert target.raw == source.raw
+    assert not engine._core.known(peer.session).by_rdma

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import urllib.request
@@ -73,6 +74,9 @@ def test_the_commands_take_the_key_from_the_file(cluster, keys, tmp_path, capsys
     assert "accepted by decode-0" in capsys.readouterr().out
     assert trace(["asked", "--url", other, "--api-key-file", keys, "-o", str(tmp_path / "trace.json")]) == 0
     assert "KV to the decode node" in (tmp_path / "trace.json").read_text()
+    assert trace(["--minutes", "5", "--url", other, "--api-key-file", keys, "-o", str(tmp_path / "all.json")]) == 0
+    found = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
+    assert "asked" in {event["args"].get("request") for event in found}
     assert explain(["asked", "--url", other]) == 2
     assert "missing or wrong API key" in capsys.readouterr().err
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import orjson
 import pytest
 
 from attention.choice.choose import choose as choose_backend
 from cache.pool.policies import choose as choose_eviction
 from engine.checkpoint import hf_config
-from engine.config.flags import parse
+from engine.config.flags import UsageError, parse
+from engine.config.step_policies import batching_policy, queue_order, refusals
 from engine.front.placement_policy import placement_policy
+from lab.ablations.command import main as ablate
+from lab.simulator.command import main as simulate
 from net.transfer import engine as transfer
 from net.transfer.common.memory import Region
 from net.transfer.engine import Op, TransferEngine
+from sched.batching import StepLoad, Tuning
 from sched.placement.view import View
+from sched.rejection import Estimate
 from tests.engine.front.test_placing import DEMAND, MeasuredLinks, node
 from tests.net.peers import channels
 
@@ -38,7 +45,9 @@ def mine(tmp_path):
 
 
 def test_every_example_has_a_test():
-    assert set(EXAMPLES) == {"kernel", "placement", "eviction", "transport", "transfer", "model", "geometry"}
+    assert set(EXAMPLES) == {
+        "kernel", "placement", "steps", "eviction", "transport", "transfer", "model", "geometry"
+    }  # fmt: skip
 
 
 def test_a_kernel(mine):
@@ -61,6 +70,51 @@ def test_an_eviction_policy(mine):
     policy.unpinned("c")
     policy.removed("b")
     assert (policy.victim(), len(policy)) == ("c", 2)
+
+
+def test_orders_chunks_and_refusals(mine):
+    file = mine("steps")
+    config = parse(
+        ["--queue-order", f"{file}:Longest", "--batching-policy", f"{file}:Halves", "--rejection", f"{file}:NoBatch"]
+    )
+    short, long = SimpleNamespace(arrival=0.0, num_uncomputed=10), SimpleNamespace(arrival=1.0, num_uncomputed=90)
+    assert queue_order(config).order(2.0, [short, long]) == [long, short]
+    assert batching_policy(config, Tuning(256, 0.1, None)).prefill_tokens(StepLoad(1000, 1, 10, 0)) == 500
+    seconds = {"ttft_s": 0.0, "wait_s": 0.0, "step_s": 0.0, "step_soon_s": 0.0, "step_alone_s": 0.0, "decode_s": 0.0}
+    refused = [refusals(config).at_arrival(Estimate(service_class=name, **seconds)) for name in ("batch", "standard")]
+    assert refused[0].reason == "not today" and refused[1] is None
+    with pytest.raises(UsageError, match=r"--rejection .*lacks at_arrival"):
+        refusals(parse(["--rejection", f"{file}:Halves"]))
+
+
+SIMULATED = {
+    "--placement": ("placement", "ShortestQueue"),
+    "--eviction": ("eviction", "Newest"),
+    "--queue-order": ("steps", "Longest"),
+    "--batching": ("steps", "Halves"),
+    "--rejection": ("steps", "NoBatch"),
+}
+
+
+@pytest.mark.parametrize("flag", SIMULATED)
+def test_the_same_file_runs_in_the_simulator(mine, flag, tmp_path):
+    """Its figures differ from those of the default: it is used."""
+    example, name = SIMULATED[flag]
+    few = ["--requests", "60", "--prefill", "2", "--decode", "1", "--speed", "20", "--batching", "decode-first"]
+    few += ["--cache-blocks", "40", "--generate", "mixed" if flag == "--rejection" else "agents"]
+    told = []
+    for own in ([], [flag, f"{mine(example)}:{name}"]):
+        out = tmp_path / "out.json"
+        assert simulate([*few, *own, "--json", str(out)]) == 0
+        told.append([(row["metric"], row["ours"]) for row in orjson.loads(out.read_bytes())["rows"]])
+    assert told[0] != told[1]
+
+
+def test_the_same_file_is_one_more_case_of_an_ablation(mine, capsys):
+    argv = ["overlap", "--requests", "40", "--seeds", "1", "--workers", "1"]
+    assert ablate([*argv, "--placement", f"{mine('placement')}:ShortestQueue"]) == 0
+    assert "mine.py:ShortestQueue" in capsys.readouterr().out
+    assert ablate([*argv, "--placement", "oracle"]) == 2
 
 
 async def test_a_transfer():

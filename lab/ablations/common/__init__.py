@@ -1,13 +1,15 @@
 """Shared by all ablations: cases, looks, tables, plots.
 
 Files:
-    ablation  An ablation: a question, simulated cases, the paper's values, and one sentence about the difference
-    geometry  An ablation whose nodes run another model: its step times by formula, its KV in groups
-    looks     Additional results of a run, computed from its requests: how long a shock lasts, how evenly work is
-              spread
-    metrics   The metrics of ablations by name: each is read from a run's figures, or from those of a look
-    plot      An outcome as SVG or PNG: curves if cases have an x, otherwise bars, together with the paper's values
-    runs      Stores the figures of finished runs in a file, so that an interrupted ablation continues where it
-              stopped
-    tables    An outcome as a Markdown section
+    ablation      An ablation: a question, simulated cases, the paper's values, and one sentence about the difference
+    geometry      An ablation whose nodes run another model: its step times by formula, its KV in groups
+    looks         Additional results of a run, computed from its requests: how long a shock lasts, how evenly work is
+                  spread
+    metrics       The metrics of ablations by name: each is read from a run's figures, or from those of a look
+    own_policies  The user's policies in an ablation: one more case, its last one with them
+    plot          An outcome as SVG or PNG: curves if cases have an x, otherwise bars, together with the paper's
+                  values
+    runs          Stores the figures of finished runs in a file, so that an interrupted ablation continues where it
+                  stopped
+    tables        An outcome as a Markdown section
 """

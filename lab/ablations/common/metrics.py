@@ -45,3 +45,11 @@ COMMON: dict[str, Metric] = {
 def metrics(*names: str) -> dict[str, Metric]:
     """Those of COMMON with these names, in this order."""
     return {name: COMMON[name] for name in names}
+
+
+COSTS: dict[str, Metric] = {
+    "node-hours": metric("node_hours"),
+    "cost per million good tokens": metric("cost_per_million_tokens"),
+}
+"""Every simulated ablation has them: the nodes' time, and its cost (--prefill-cost, --decode-cost: 1 per node and hour)
+over the prompt and answer tokens of the requests that met their objectives."""

@@ -29,10 +29,13 @@ Files:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lab.ablations.by_model.cache import CACHE
 from lab.ablations.by_model.network import NETWORK
 from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
+from lab.ablations.common.metrics import COSTS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -55,7 +58,7 @@ from lab.ablations.simulated.speculative import SPECULATIVE
 from lab.ablations.simulated.ssd import TIERS
 
 ABLATIONS: dict[str, Ablation[Case]] = {
-    one.name: one
+    one.name: replace(one, metrics=one.metrics | COSTS)
     for one in (
         EFFECTIVE,
         BREAKDOWN,

@@ -12,6 +12,8 @@ LABELS = {
     "load balancing": "least-load",
     "local cache-aware": "local-cache",
     "Dynamo's cost": "dynamo-cost",
+    "llm-d's scorers": "llm-d",
+    "Preble's E2": "preble",
     "power of two": "power-of-two",
     "global cache-aware, central": "mooncake-central-greedy",
     "global cache-aware, decentralized": "mooncake",

@@ -28,6 +28,7 @@ from importlib.util import find_spec
 import torch
 
 from lab.bench.common.results import Row, add_result_flags, report
+from lab.flag_types import positive
 
 
 def parse(arguments: Sequence[str] | None) -> Namespace:
@@ -42,9 +43,9 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
         "--every-tile", action="store_true", help="with --aot: every head size and type of queries and KV (minutes)"
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="where to measure")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="torch threads, with --device cpu")
+    parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="torch threads, with --device cpu")
     parser.add_argument("--cpu-level", nargs="+", help="levels to measure, with --device cpu; default: all of this CPU")
-    parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
+    parser.add_argument("--block-size", type=positive, default=16, help="tokens per KV block")
     args = parser.parse_args(arguments)
     if args.every_tile and not args.aot:
         parser.error("--every-tile needs --aot")

@@ -36,6 +36,19 @@ MIXES: dict[str, Mix] = {
     "prefix and chunk": [(33, 1), (16, 64), (5, 130)],
     "everything": [(1, 31), (1, 90), (1, 0), (48, 0), (7, 70), (2, 15)],
 }
+LONG: dict[str, Mix] = {
+    "long decodes": [(1, 1299), (1, 530), (1, 40)],
+    "a chunk after a long prefix": [(70, 1100)],
+    "long and short": [(1, 700), (33, 590), (5, 0)],
+}
+"""Contexts longer than every tile, split and smallest piece of work of the built-in kernels."""
+
+SHARP = 12.0
+"""Factor on scores with which the running maximum of a row rises several times, and a few keys have all the weight."""
+
+LONG_MASKS = ((0, 1.0), (300, 1.0), (0, SHARP))
+"""(window, sharpness) of long contexts."""
+
 GEOMETRIES = [(heads, kv_heads, size) for heads, kv_heads in ((3, 3), (9, 3), (8, 1)) for size in (32, 64, 80, 128)]
 """(query heads, KV heads, head size): groups of 1, 3 and 8."""
 BLOCK_SIZES = (16, 32, 64)
@@ -59,23 +72,28 @@ class Point:
     dtype: torch.dtype
     window: int = 0
     soft_cap: float = 0.0
+    sharpness: float = 1.0  # factor on the scores
 
     def __str__(self) -> str:
         mask = f", window {self.window}" if self.window else ""
         mask += f", soft cap {self.soft_cap:g}" if self.soft_cap else ""
+        mask += f", scores x{self.sharpness:g}" if self.sharpness != 1 else ""
         kind = str(self.dtype).removeprefix("torch.")
         heads = f"{self.heads}/{self.kv_heads} heads of {self.size}"
         return f"{self.mix}, {heads}, blocks of {self.block_size}, {kind}{mask}"
 
 
 def points(quick: bool = False) -> Iterator[Point]:
-    """Every combination without window and soft cap, then windows and soft caps on two geometries. `quick`: a tenth of
-    the points."""
+    """Every combination without window and soft cap, then windows and soft caps on two geometries, then long contexts
+    on the same two. `quick`: a tenth of the points."""
     geometries, blocks = (GEOMETRIES[5:6], BLOCK_SIZES[:1]) if quick else (GEOMETRIES, BLOCK_SIZES)
     for dtype, block_size, (heads, kv_heads, size), mix in product(DTYPES, blocks, geometries, MIXES):
         yield Point(mix, heads, kv_heads, size, block_size, dtype)
     for dtype, (heads, kv_heads, size), (window, soft_cap) in product(DTYPES, GEOMETRIES[5:8:2], MASKS):
         yield Point("everything", heads, kv_heads, size, 16, dtype, window, soft_cap)
+    long = GEOMETRIES[5:6] if quick else GEOMETRIES[5:8:2]
+    for dtype, (heads, kv_heads, size), mix, (window, sharpness) in product(DTYPES, long, LONG, LONG_MASKS):
+        yield Point(mix, heads, kv_heads, size, 16, dtype, window, sharpness=sharpness)
 
 
 class Case:
@@ -97,10 +115,9 @@ class Case:
             torch.randn(rows, n, size, generator=generator).to(device, dtype) for n in (heads, kv_heads, kv_heads)
         )
         for s, (_, past) in enumerate(mix):
-            for position in range(past):
-                block = batch.block_tables[s, position // block_size]
-                token = torch.randn(2, kv_heads, size, generator=generator).to(dtype)
-                pool[block, 1, :, :, position % block_size] = token
+            position = torch.arange(past)
+            tokens = torch.randn(past, 2, kv_heads, size, generator=generator).to(dtype)
+            pool[batch.block_tables[s, position // block_size], 1, :, :, position % block_size] = tokens
         self.batch = moved(batch, device)
         self.pool = pool.to(device)
         self.kv = self.pool[:, 1]
@@ -108,7 +125,9 @@ class Case:
     @classmethod
     def at(cls, point: Point, device: str = "cpu") -> Case:
         geometry = (point.heads, point.kv_heads, point.size)
-        return cls(MIXES[point.mix], *geometry, point.block_size, point.dtype, device)
+        case = cls((MIXES | LONG)[point.mix], *geometry, point.block_size, point.dtype, device)
+        case.scale *= point.sharpness
+        return case
 
     def run(self, backend: AttentionBackend, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0) -> Tensor:
         """Write and attend, with the inputs and a copy of the pool in `dtype`."""

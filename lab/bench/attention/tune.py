@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from lab.bench.common.results import Row, add_result_flags, quicken, write_result
+from lab.flag_types import positive, share
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,10 +43,10 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--capability", type=int, choices=(80, 86, 90), help="with --dry-run; default: 90")
     parser.add_argument("--dry-run", action="store_true", help="compile only; needs no GPU")
     parser.add_argument("--write", action="store_true", help="replace the row in attention/triton/tiles.py")
-    parser.add_argument("--margin", type=float, default=0.02, help="share of time a new tile must save (default 0.02)")
-    parser.add_argument("--limit", type=int, default=1000, help="candidates per kernel at most")
+    parser.add_argument("--margin", type=share, default=0.02, help="share of time a new tile must save (default 0.02)")
+    parser.add_argument("--limit", type=positive, default=1000, help="candidates per kernel at most")
     add_result_flags(parser)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compiling processes")
+    parser.add_argument("--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compiling processes")
     args = quicken(parser.parse_args(arguments), limit=QUICK_LIMIT)
     if find_spec("triton") is None:
         parser.error("triton is not installed: pip install -e .[triton]")

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from lab.bench.common.trace import trace_specs
 from lab.bench.common.workload import Spec, TokenSource, prefix_repetition_specs, random_specs, with_arrivals
+from lab.flag_types import above_zero, above_zero_or_inf, natural, positive, share, some_of_all
 from lab.loads.trace import read_trace
 
 INF = float("inf")
-
-
-def positive(text: str) -> int:
-    """An argparse type."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"must be a positive integer, got {text!r}")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    """An argparse type: zero or more."""
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"must be 0 or a positive integer, got {text!r}")
-    return int(text)
 
 
 def add_dataset_flags(parser: ArgumentParser) -> None:
     """The flags that `build_specs` reads."""
     load = parser.add_argument_group("load")
     load.add_argument("--num-prompts", type=positive, default=100, help="number of requests (default 100)")
-    load.add_argument("--request-rate", type=float, default=INF, help="requests/s; inf = all together; trace: as in it")
     load.add_argument(
-        "--burstiness", type=float, default=1.0, help="gamma shape of the gaps; 1 = Poisson, smaller = bursts"
+        "--request-rate", type=above_zero_or_inf, default=INF, help="requests/s; inf = all together; trace: as in it"
+    )
+    load.add_argument(
+        "--burstiness", type=above_zero, default=1.0, help="gamma shape of the gaps; 1 = Poisson, smaller = bursts"
     )
     load.add_argument("--seed", type=natural, default=0, help="seed of prompts, lengths and arrivals")
 
@@ -43,13 +32,17 @@ def add_dataset_flags(parser: ArgumentParser) -> None:
     data.add_argument("--random-input-len", type=positive, default=512, help="tokens after the shared prefix")
     data.add_argument("--random-output-len", type=positive, default=64, help="tokens")
     data.add_argument("--random-prefix-len", type=natural, default=0, help="tokens that all prompts share")
-    data.add_argument("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share, 0..1")
+    data.add_argument("--random-range-ratio", type=share, default=0.0, help="lengths vary by this share, 0..1")
     data.add_argument("--prefix-repetition-prefix-len", type=positive, default=256, help="tokens")
     data.add_argument("--prefix-repetition-suffix-len", type=positive, default=64, help="tokens")
     data.add_argument("--prefix-repetition-num-prefixes", type=positive, default=10, help="different prefixes")
     data.add_argument("--prefix-repetition-output-len", type=positive, default=64, help="tokens")
-    data.add_argument("--time-scale", type=float, default=1.0, help="trace: factor on timestamps; 0.5 = twice the rate")
-    data.add_argument("--length-scale", type=float, default=1.0, help="trace: factor on lengths and block size, 0..1")
+    data.add_argument(
+        "--time-scale", type=above_zero, default=1.0, help="trace: factor on timestamps; 0.5 = twice the rate"
+    )
+    data.add_argument(
+        "--length-scale", type=some_of_all, default=1.0, help="trace: factor on lengths and block size, 0..1"
+    )
 
 
 def build_specs(args: Namespace) -> list[Spec]:

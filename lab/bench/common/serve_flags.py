@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
-from lab.bench.common.datasets import add_dataset_flags, natural, positive
+from lab.bench.common.datasets import add_dataset_flags
 from lab.bench.common.latency import GOODPUT_METRICS, LATENCIES
 from lab.bench.common.results import add_result_flags
+from lab.flag_types import above_zero_or_inf, natural, not_negative, positive
 
 OURS = "ours"
 QUICK: dict[str, Any] = {
@@ -49,12 +50,14 @@ def _add_server_flags(parser: ArgumentParser) -> None:
     server.add_argument("--model", help="as in /v1/models; default: the first one of each server")
     server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="openai: token ids")
     server.add_argument("--ignore-eos", action=BooleanOptionalAction, default=True, help="generate the full length")
-    server.add_argument("--temperature", type=float, default=0.0)
+    server.add_argument("--temperature", type=not_negative, default=0.0)
     server.add_argument("--extra-body", type=_json_object, default={}, metavar="JSON", help="fields for every request")
     server.add_argument("--max-concurrency", type=positive, help="requests in flight at most; others wait here")
     server.add_argument("--num-warmups", type=natural, default=0, help="in addition to the one test request")
     server.add_argument("--rounds", type=positive, help="parts that alternate between servers; 2 with peers, else 1")
-    server.add_argument("--deadline-s", type=float, default=float("inf"), help="for all runs together; then abort")
+    server.add_argument(
+        "--deadline-s", type=above_zero_or_inf, default=float("inf"), help="for all runs together; then abort"
+    )
 
 
 def _add_report_flags(parser: ArgumentParser) -> None:

@@ -13,7 +13,8 @@ cores of this machine, and measures:
   several turns         sessions whose turns go to the processes in turn: turns per second, mean TTFT
 
 Values are medians. The configurations run one after the other, in the order of --only; one that is named twice is
-measured twice, and its values are taken together. The table compares ours with all others.
+measured twice, and its values are taken together. The table compares ours with all others. A configuration takes about
+six minutes on two cores; --json has the values so far after each.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,10 +32,11 @@ from rich.console import Console
 
 from lab.bench.common.client import Unreachable
 from lab.bench.common.peer_python import add_peer_python, python_of
-from lab.bench.common.results import Row, add_result_flags, report
+from lab.bench.common.results import Row, add_result_flags, report, write_result
 from lab.bench.connect.vllm_configurations import CONFIGURATIONS, OURS, Place
 from lab.bench.connect.vllm_load import AFTER_RESTART, ELSEWHERE, MISS, TURN_TTFT, TURNS_PER_S, Load, Samples, Sizes
 from lab.conformance.record import WHEEL
+from lab.flag_types import positive
 from lab.foreign.common.processes import installed_version
 from lab.foreign.vllm.connectors import Settings
 from lab.foreign.vllm.engines import Engine, Say, export_model
@@ -73,10 +75,17 @@ def measure(name: str, engine: Engine, place: Place, load: Load, args: Namespace
             return samples | load.after_restart(urls)
 
 
-def measure_all(args: Namespace, python: Path, sizes: Sizes, say: Say) -> tuple[dict[str, Samples], dict[str, str]]:
-    """The samples of each configuration in --only, and why one is missing."""
-    measured: dict[str, Samples] = {name: {} for name in args.only}
-    notes: dict[str, str] = {}
+@dataclass(slots=True)
+class Measured:
+    """The samples so far by configuration, and why one is missing."""
+
+    samples: dict[str, Samples]
+    notes: dict[str, str]
+
+
+def measure_all(args: Namespace, python: Path, sizes: Sizes, say: Say) -> Iterator[Measured]:
+    """Measures the configurations in --only; yields everything so far after each, which takes minutes."""
+    measured = Measured({name: {} for name in args.only}, dict.fromkeys(args.only, "not measured yet"))
     runs = args.work_dir / "run"
     shutil.rmtree(runs, ignore_errors=True)
     model, load = export_model(args.work_dir / "model"), Load(sizes)
@@ -88,12 +97,13 @@ def measure_all(args: Namespace, python: Path, sizes: Sizes, say: Say) -> tuple[
             engine = Engine(python, model, DTYPE, run_dir, QUICK_FLAGS if args.quick else ())
             found = measure(name, engine, place, load, args, say)
         except (Unreachable, RuntimeError) as error:
-            notes[name] = str(error)
+            measured.notes[name] = str(error)
             say(f"{name} is missing: {error}")
-            continue
-        for metric, values in found.items():
-            measured[name].setdefault(metric, []).extend(values)
-    return measured, notes
+        else:
+            measured.notes.pop(name, None)
+            for metric, values in found.items():
+                measured.samples[name].setdefault(metric, []).extend(values)
+        yield measured
 
 
 def rows(measured: dict[str, Samples], instances: int) -> list[Row]:
@@ -113,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", type=_configurations, default=list(ORDER), metavar="NAME,...", help=f"[{','.join(ORDER)}]"
     )
-    parser.add_argument("--instances", type=int, default=2, help="vLLM processes (%(default)s); each needs 3 GiB")
-    parser.add_argument("--rounds", type=int, help="documents (5)")
+    parser.add_argument("--instances", type=positive, default=2, help="vLLM processes (%(default)s); each needs 3 GiB")
+    parser.add_argument("--rounds", type=positive, help="documents (5)")
     parser.add_argument(
         "--work-dir", type=Path, default=Path("build/bench-vllm"), help="model, packages, run/ with logs"
     )
@@ -141,11 +151,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Unreachable as error:
         print(f"connect-vllm: {error}", file=sys.stderr)
         return 2
-    measured, notes = measure_all(args, python, sizes, say)
     config: dict[str, Any] = versions | {"dtype": DTYPE, "order": args.only, "instances": args.instances}
-    config |= {"sizes": asdict(sizes), "samples": measured, "notes": notes}
-    report(config, rows(measured, args.instances), args.json)
-    return 1 if notes else 0
+    config["sizes"] = asdict(sizes)
+    found: list[Row] = []
+    for measured in measure_all(args, python, sizes, say):
+        config |= {"samples": measured.samples, "notes": measured.notes}
+        found = rows(measured.samples, args.instances)
+        if args.json is not None:
+            write_result(config, found, args.json, sys.stderr)
+    report(config, found, args.json)
+    return 1 if config["notes"] else 0
 
 
 def _configurations(text: str) -> list[str]:

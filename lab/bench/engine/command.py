@@ -61,7 +61,6 @@ from engine.config.config import EMBEDDED_MODEL
 from engine.model.model_error import ModelError
 from engine.text.tokenizer import Tokenizer
 from lab.bench.common.client import Unreachable
-from lab.bench.common.datasets import natural, positive
 from lab.bench.common.machine import busy_note, cpu, machine
 from lab.bench.common.peer_python import FLAG, add_peer_python, python_of
 from lab.bench.common.results import add_result_flags, commit, write_result
@@ -71,6 +70,7 @@ from lab.bench.engine.cells import Cells
 from lab.bench.engine.floors import Ceilings, Work, chosen_weights, measured_elsewhere
 from lab.bench.engine.run import Fleet, needed, run_all
 from lab.bench.engine.verdict import lines, table
+from lab.flag_types import natural, positive
 from lab.foreign.common.processes import HOW, Program
 from lab.foreign.vllm import server as vllm_server
 

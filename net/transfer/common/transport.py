@@ -97,6 +97,14 @@ class Carded(Protocol):
 
 
 @runtime_checkable
+class Pinning(Protocol):
+    """A transport that pins the pages of a region before it moves its bytes."""
+
+    async def pin(self, region: Region) -> None:
+        """Do it now, and not at the first transfer. Raises Unusable with the reason."""
+
+
+@runtime_checkable
 class Mapped(Protocol):
     """A transport that maps the memory of its peers into this process."""
 

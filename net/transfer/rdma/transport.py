@@ -15,7 +15,7 @@ from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
 from net.transfer.common.topology import NEAR, Overrides, Topology
 from net.transfer.common.transport import BULK, Op, Unusable
-from net.transfer.rdma.device import Device
+from net.transfer.rdma.device import Device, registered
 from net.transfer.rdma.link import Link
 from net.transfer.rdma.places import far_rails, nics
 from net.transfer.rdma.target import Target
@@ -99,6 +99,10 @@ class Rdma:
         names = [device.name for device in self._devices]
         distances = far_rails(self._topology, region, names)
         return [name for name, distance in zip(names, distances, strict=True) if distance == NEAR]
+
+    async def pin(self, region: Region) -> None:
+        """See net.transfer.common.transport.Pinning."""
+        await registered(self.devices(), region)
 
     # --- net.transfer.common.transport.Transport
 

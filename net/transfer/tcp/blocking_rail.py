@@ -26,6 +26,7 @@ from net.transfer.tcp.pushing import FRAME_BYTES
 from net.transfer.tcp.rail import rail_ids
 
 DIAL_S = 2.0  # connection and hellos
+BUFFERS_MAX = 1024  # of one sendmsg, IOV_MAX of Linux
 PIECE_BYTES = 256 << 10  # given to the socket, or taken from it, between two looks at the checksum
 PURPOSE = "urgent data"  # bulk of the event loop does not wait behind these calls, nor they behind it
 
@@ -47,6 +48,7 @@ class BlockingRail:
         self._frames: Iterator[Frame] = iter(())  # received, and not handled yet
         self._hello = allocate()
         self._wait_s = DIAL_S
+        self.idle_since = 0.0  # set by its owner
 
     @classmethod
     def dial(cls, door: Door, spin_s: float) -> Self:
@@ -126,6 +128,11 @@ class BlockingRail:
                     call.received(self._nbytes)
                 return
 
+    def is_over(self) -> bool:
+        """Whether the connection has ended while nobody asked: then there is something to read."""
+        self._poll.register(self._sock, select.POLLIN)
+        return bool(self._poll.poll(0))
+
     def close(self) -> None:
         """Say bye. Idempotent."""
         with suppress(OSError):  # it is closed, or the peer is gone
@@ -173,7 +180,7 @@ class BlockingRail:
         rest = list(buffers)
         while True:
             try:
-                sent = self._sock.sendmsg(rest)
+                sent = self._sock.sendmsg(rest if len(rest) <= BUFFERS_MAX else rest[:BUFFERS_MAX])
             except BlockingIOError:
                 self._sleep(select.POLLOUT)
                 continue

@@ -13,7 +13,7 @@ A question of one frame that already contains everything ("w") has no tail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -117,12 +117,14 @@ class BulkCall:
 
 @dataclass(slots=True)
 class Answer:
-    """`views` do not change until `sent` is called; it is called once, even if the connection breaks."""
+    """`views` do not change until `sent` is called; it is called once, even if the connection breaks. `regions`: those
+    that the views belong to, if their owners may unregister them meanwhile: that ends the answer."""
 
     body: Body = field(default_factory=dict)
     views: Sequence[memoryview] = ()
     nbytes: int = 0
     sent: Callable[[], None] | None = None
+    regions: Collection[str] = ()
 
 
 class Receiving(Protocol):
@@ -130,6 +132,9 @@ class Receiving(Protocol):
 
     target: Source
     """The destination of the bytes."""
+
+    regions: Collection[str]
+    """Those that the destination belongs to, if their owners may unregister them meanwhile: that ends the question."""
 
     def finish(self, tail: Body) -> Answer:
         """All bytes have arrived. Returns an answer without bytes. Raises RemoteError, and BodyError for an invalid

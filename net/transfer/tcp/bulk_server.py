@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -32,7 +32,7 @@ class BulkServer:
         self._services = services
         self._cut_short = cut_short
         self._arriving: dict[int, tuple[Receiving, asyncio.TimerHandle]] = {}
-        self._answering: dict[int, asyncio.Task[None]] = {}
+        self._answering: dict[int, tuple[asyncio.Task[None], Collection[str]]] = {}  # with the regions that are sent
         # (bytes that the socket must have taken, callback then)
         self._unsent: deque[tuple[int, Callable[[], None]]] = deque()
         self._looking: asyncio.Handle | None = None
@@ -80,9 +80,8 @@ class BulkServer:
             finally:
                 self._when_sent(answer)
         else:
-            self._spawn(number, self._send_in_turns(number, answer)).add_done_callback(
-                lambda _: self._when_sent(answer)
-            )
+            task = self._spawn(number, self._send_in_turns(number, answer), answer.regions)
+            task.add_done_callback(lambda _: self._when_sent(answer))
 
     def tail(self, header: Header) -> None:
         """The tail of a question, after all its bytes."""
@@ -110,8 +109,17 @@ class BulkServer:
             if incoming is not None and incoming.header.get("id") == number:
                 self._connection.decoder.discard()
             arriving.drop()
-        if (task := self._answering.pop(number, None)) is not None:
+        task, _ = self._answering.pop(number, (None, ()))
+        if task is not None:
             task.cancel()
+
+    def withdraw(self, region: str) -> None:
+        """The region was unregistered: end the questions that write to it, and the answers that are read from it."""
+        arriving = [number for number, (one, _) in self._arriving.items() if region in one.regions]
+        sending = [number for number, (_, regions) in self._answering.items() if region in regions]
+        for number in arriving + sending:
+            self.stop(number)
+            self._fail(number, "a bulk call", RemoteError(f"region {region!r} was unregistered", "unregistered"))
 
     def end(self) -> None:
         """Nothing more is sent or received. Idempotent."""
@@ -144,13 +152,14 @@ class BulkServer:
 
     # --- answers
 
-    def _spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._answering[number] = spawn(work, "bulk answer")
+    def _spawn(self, number: int, work: Coroutine[Any, Any, None], regions: Collection[str] = ()) -> asyncio.Task[None]:
+        task = spawn(work, "bulk answer")
+        self._answering[number] = task, regions
         task.add_done_callback(lambda done: self._forget(number, done))
         return task
 
     def _forget(self, number: int, done: asyncio.Task[None]) -> None:
-        if self._answering.get(number) is done:
+        if self._answering.get(number, (None, ()))[0] is done:
             del self._answering[number]
 
     async def _later(self, number: int, kind: str, answering: Coroutine[Any, Any, Answer]) -> None:

@@ -54,6 +54,7 @@ class Served:
         for transfer_id in under_way:
             self._stop(transfer_id)
             self._fail(transfer_id, f"region {name!r} was unregistered")
+        self.bulk.withdraw(name)
 
     def end(self) -> None:
         for transfer_id in [*self._writes, *self._reads]:

@@ -111,6 +111,12 @@ def test_a_row_without_a_value_says_what_that_means(tmp_path):
     assert figure.render(tmp_path).splitlines()[2] == "| a | none |"
 
 
+def test_rows_that_the_newest_result_does_not_have_are_no_empty_table(tmp_path):
+    written(tmp_path, "2026-01-01-x.json")
+    figure = Figure("f", {"t": "time"}, "x", "scripts/x.py", cases="other .*")
+    assert figure.render(tmp_path) == "The newest result of `scripts/x.py` does not have these rows."
+
+
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_what_is_published_is_of_a_quiet_machine_or_says_that_it_was_busy(figure):
     result = Result.newest(figure.result or figure.name)

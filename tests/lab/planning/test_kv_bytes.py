@@ -59,8 +59,6 @@ def test_other_types(tmp_path):
 
 WRONG = [
     (["Llama-9"], "'Llama-9' is neither"),
-    (["--block-size", "0"], "--block-size"),
-    (["--state-every", "0"], "every 0 blocks"),
 ]
 
 

@@ -38,9 +38,8 @@ def test_a_plan_of_a_published_model(trace, tmp_path):
 
 WRONG = [
     (["--model-geometry", "Kimi-K9"], "--model-geometry", 2),
-    (["--hit-rate", "1.5"], "--hit-rate", 2),
+    (["--hit-rate", "1"], "--hit-rate", 2),
     (["--prompt", "1000,1"], "--rate", 2),
-    (["--share", "1"], "--share", 2),
     (["--ttft-s", "0.01"], "infeasible by service time", 1),
 ]
 

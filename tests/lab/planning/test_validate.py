@@ -48,7 +48,6 @@ def test_a_real_node_and_its_twin(tmp_path, capsys, monkeypatch):
 
 WRONG = [
     (["--seed", "2"], "--fit-seed must differ"),
-    (["--rate", "0"], "--rate"),
     (["--nodes", "nonsense=1"], "is no role"),
     (["--trace", "no.jsonl"], "no.jsonl"),
 ]

@@ -41,8 +41,11 @@ def test_generated_requests_are_named(tmp_path):
 
 
 WRONG = [
-    (["--speed", "0"], "--speed"),
-    (["--prefill", "0", "--decode", "0"], "no nodes"),
+    (["--prefill", "0", "--decode", "0"], "--prefill"),
+    (["--placement", "oracle"], "--placement"),
+    (["--eviction", "oracle"], "eviction"),
+    (["--queue-order", "oracle"], "--queue-order"),
+    (["--batching", "no.py:Mine"], "--batching no.py:Mine: there is no file"),
     (["--trace", "no.jsonl"], "no.jsonl"),
 ]
 
@@ -50,4 +53,15 @@ WRONG = [
 @pytest.mark.parametrize(("arguments", "words"), WRONG)
 def test_wrong_flags_are_named(trace, arguments, words, capsys):
     assert simulate.main(["--trace", str(trace), *arguments]) == 2
-    assert words in capsys.readouterr().err
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_node_hours_and_their_cost(trace, tmp_path):
+    out = tmp_path / "out.json"
+    argv = ["--trace", str(trace), "--prefill", "2", "--decode", "1", "--prefill-cost", "3", "--json", str(out)]
+    assert simulate.main(argv) == 0
+    rows = {row["metric"]: row["ours"] for row in orjson.loads(out.read_bytes())["rows"]}
+    hours = rows["seconds"] / 3600
+    assert rows["node_hours"] == pytest.approx(3 * hours)
+    tokens = rows["goodput"] * 30 * 705
+    assert rows["cost_per_million_tokens"] == pytest.approx(1e6 * (2 * 3 + 1) * hours / tokens)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from lab.ablations.live.kv import moved
-from lab.tools.perfetto import ROWS, chrome_trace
+from lab.tools.perfetto import chrome_trace, window_trace
 
 RECORD = {
     "request_id": "r",
@@ -40,7 +41,7 @@ def test_every_activity_is_on_its_node_and_row():
     names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     assert sorted(names.values()) == ["d", "p (clock +-1.00 ms)"]
     seen = [
-        (names[e["pid"]][0], ROWS[e["tid"] - 1], e["name"], round(e["ts"] / 1000), round(e["dur"] / 1000))
+        (names[e["pid"]][0], e["cat"], e["name"], round(e["ts"] / 1000), round(e["dur"] / 1000))
         for e in trace["traceEvents"]
         if e["ph"] == "X"
     ]
@@ -57,6 +58,28 @@ def test_every_activity_is_on_its_node_and_row():
             ("d", "decode", "1 tokens", 170, 30),
         ]
     )
+
+
+def test_requests_of_a_window_share_the_rows_of_a_node_and_overlap_in_lanes():
+    """The second one was accepted by p, whose clock is 100 s ahead, half a decode step after the first one."""
+    later = json.loads(json.dumps(RECORD)) | {"request_id": "s", "clocks": {"d": {"offset_s": -100.0}}}
+    later["summary"]["nodes"] = {"acceptor": "p", "prefill": "p", "decode": "d"}
+    for event in later["events"]:
+        event["t"] += 0.015
+    trace = window_trace([RECORD, later])["traceEvents"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    decodes = [e for e in trace if e.get("cat") == "decode"]
+    assert [(e["args"]["request"], round(e["ts"] / 1000), rows[e["pid"], e["tid"]]) for e in decodes] == [
+        ("r", 170, "decode"),
+        ("s", 185, "decode 2"),
+    ]
+    taken = {}
+    for e in trace:
+        if e["ph"] == "X":
+            taken.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    for spans in taken.values():
+        spans.sort()
+        assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(spans)), "a row shows one at a time"
 
 
 def test_what_moved_is_read_off_the_timeline():

@@ -73,7 +73,27 @@ def test_dynamo_cost_adds_blocks_to_prefill_and_counts_those_in_use():
     assert (placed.prefill, placed.decode) == ("cached", "queued")
 
 
-@pytest.mark.parametrize("name", ["mooncake-central-greedy", "local-cache", "dynamo-cost"])
+def test_llm_d_adds_prefix_queue_and_memory():
+    half = {"total_blocks": 1000, "free_blocks": 500}
+    nodes = [node("cached", local_tokens=1600, waiting=4, **half), node("empty", waiting=0, **half)]
+    assert decide(policy("llm-d"), demand(), nodes).prefill == "cached", "2 x 1.0 for the prefix, 1 for the queue"
+    nodes = [node("cached", local_tokens=400, waiting=4, **half), node("empty", waiting=0, **half)]
+    assert decide(policy("llm-d"), demand(), nodes).prefill == "empty", "a quarter of the prompt weighs 0.5"
+    full = node("full", total_blocks=1000, free_blocks=200)
+    assert decide(policy("llm-d"), demand(), [full, node("roomy", **half)]).decode == "roomy"
+
+
+def test_preble_exploits_a_prefix_of_most_of_the_prompt_until_its_node_is_overloaded():
+    idle = node("idle")
+    assert decide(policy("preble"), demand(), [node("holder", wait_s=0.2, local_tokens=1200), idle]).prefill == "holder"
+    assert decide(policy("preble"), demand(), [node("holder", wait_s=90.0, local_tokens=1200), idle]).prefill == "idle"
+    some = node("some", wait_s=5.0, local_tokens=400)
+    assert decide(policy("preble"), demand(), [some, idle]).prefill == "idle", "less than half: explore"
+    two = [node("busy", wait_s=0.2, local_tokens=1200), node("free", local_tokens=1200), idle]
+    assert decide(policy("preble"), demand(), two).prefill == "free"
+
+
+@pytest.mark.parametrize("name", ["mooncake-central-greedy", "local-cache", "dynamo-cost", "llm-d", "preble"])
 def test_a_policy_that_stands_for_a_central_one_asks_everybody(name):
     view, matched = view_of([node(f"n{i}") for i in range(40)])
     assert sorted(policy(name).shortlist(NOW, demand(), view, matched)) == list(range(40))

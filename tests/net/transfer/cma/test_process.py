@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import random
 import subprocess
 import sys
@@ -87,12 +86,20 @@ def test_the_word_counts_changes_and_names_the_process(other):
     own = Word()
     with pytest.raises(Unusable, match="another one by now"):
         OtherProcess.of(other.offer._replace(proof=own.offer().proof))
+    with pytest.raises(Unusable, match="another one by now"):
+        OtherProcess.of(own.offer()._replace(proof=other.offer.proof))
+    assert OtherProcess.of(own.offer()).count() == 0
     with pytest.raises(Unusable, match="another host"):
         OtherProcess.of(other.offer._replace(boot="elsewhere"))
+    for memfd in (0, 999):  # its standard input is a pipe
+        with pytest.raises(Unusable, match="unreachable"):
+            OtherProcess.of(other.offer._replace(memfd=memfd))
     other.process.kill()
     other.process.wait()
-    with pytest.raises(OSError, match="No such process"):
+    with pytest.raises(TransferError, match="has ended"):
         process.count()
+    with pytest.raises(OSError, match="No such process"):
+        process.move(Op.READ, [(ctypes.addressof(ctypes.create_string_buffer(8)), other.address, 8)])
     with pytest.raises(Unusable, match="unreachable"):
         OtherProcess.of(other.offer)
 
@@ -104,13 +111,3 @@ def test_memory_that_is_not_mapped_is_an_error(other):
     for moves in ([(here, 64, 10)], [(here, other.address, 10), (here, 64, 10)]):
         with pytest.raises(OSError, match="Bad address"):
             process.move(Op.READ, moves)
-
-
-def test_a_process_that_is_another_one_by_now(other, monkeypatch):
-    """Its number was given again: the word at that address differs."""
-    process = OtherProcess.of(other.offer)
-    word, foreign = Word(), OtherProcess(other.offer._replace(pid=os.getpid()))
-    monkeypatch.setattr(foreign, "_offer", word.offer())
-    with pytest.raises(TransferError, match="another one by now"):
-        foreign.count()
-    assert process.count() == 0

@@ -48,6 +48,8 @@ class Put(BulkCall):
 
 
 class Arriving:
+    regions = ("of-b",)
+
     def __init__(self, home, nbytes):
         self.home, self.target, self.nbytes = home, Views([home.region.memory[:nbytes]]), nbytes
 
@@ -73,7 +75,7 @@ class Home:
 
     def get(self, peer, body):
         views = [self.region.memory[body["first"] : body["last"]]]
-        return Answer({"peer": peer}, views, body["last"] - body["first"], self.was_sent)
+        return Answer({"peer": peer}, views, body["last"] - body["first"], self.was_sent, ("of-b",))
 
     def was_sent(self):
         self.sent += 1
@@ -245,3 +247,21 @@ async def test_a_peer_that_hangs_costs_the_deadline_and_gets_no_memory(nodes, pu
             rail.connection._transport.resume_reading()
     assert (await ask(a, Get(ours, 0, 0))).answer
     assert "finished" not in home.ends
+
+
+@pytest.mark.parametrize("put", [False, True])
+async def test_an_unregistered_region_ends_the_calls_that_use_it(nodes, put):
+    a, ours, home = nodes
+    await ask(a, Get(ours, 0, 0))
+    ours.memory[:] = bytes(len(ours.memory))
+    served = [one.bulk for one in home.engine._transports["tcp"]._served]
+    asking = asyncio.create_task(ask(a, Put(ours, 30 * MIB) if put else Get(ours, 0, 30 * MIB)))
+    await until(lambda: any(one._arriving or one._answering for one in served))
+    home.engine.unregister("of-b")
+    before = bytes(home.region.memory[::4096])
+    with pytest.raises(RemoteError, match="'of-b' was unregistered"):
+        await asking
+    await ask(a, Get(ours, 0, 0))
+    assert bytes(home.region.memory[::4096]) == before, "late bytes go nowhere"
+    assert home.ends == (["dropped"] if put else [])
+    await until(lambda: home.sent == (2 if put else 3))

@@ -1,0 +1,35 @@
+"""The user's policies in an ablation: one more case, its last one with them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from typing import Any
+
+from lab.ablations.common.ablation import Ablation, Case
+
+FIELDS = ("placement", "eviction", "queue_order", "rejection", "batching")
+"""Of SimConfig."""
+
+
+def add_flags(made: ArgumentParser) -> None:
+    group = made.add_argument_group("policies of your own", "add a case: the last one of the ablation with them")
+    for name in FIELDS:
+        group.add_argument(f"--{name.replace('_', '-')}", metavar="FILE.py:NAME", help="or a built-in name")
+
+
+def with_own(ablation: Ablation[Case], args: Namespace) -> Ablation[Case]:
+    """The ablation with one more case, if there is any of the flags."""
+    changes = named(args)
+
+    def cases(requests: int | None) -> list[Case]:
+        known = ablation.cases(requests)
+        label = ", ".join([known[-1].label, *changes.values()])
+        return [*known, replace(known[-1], label=label, config=replace(known[-1].config, **changes))]
+
+    return replace(ablation, cases=cases) if changes else ablation
+
+
+def named(args: Namespace) -> dict[str, Any]:
+    """The flags that are given, by field."""
+    return {name: value for name in FIELDS if (value := getattr(args, name)) is not None}

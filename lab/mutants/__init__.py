@@ -1,0 +1,9 @@
+"""Wrong kernels on purpose: does every mistake of the list show in the quick checks?
+
+Files:
+    command      Mutates the built-in attention kernels one line at a time, and names the first check that finds each
+                 mutant
+    first_fault  The first step of the quick reference grid at which the CPU backend of this checkout is wrong: one
+                 line of JSON
+    table        The mutants: a line of a kernel, and what it becomes
+"""

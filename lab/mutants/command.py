@@ -1,0 +1,117 @@
+"""Mutates the built-in attention kernels one line at a time, and names the first check that finds each mutant.
+
+  scripts/tools.py mutants                       # 20 minutes on two cores
+  scripts/tools.py mutants --only cpu --json mutants.json
+  scripts/tools.py mutants --name window         # mutants whose name contains a word
+
+A mutant is one wrong line (lab/mutants/table.py): a wrong merge weight, a mask that is off by one, a missing split, a
+stale tail. It is made in a copy of this checkout and compiled there. Kernels of the CPU must be found by the quick
+reference grid, which scripts/playground.py runs on a user's kernel, too; Triton's by tests/attention/interpreted
+without the heavy tests. A mutant that survives is a hole in the checks: the command then ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lab.bench.common.results import write_result
+from lab.mutants.table import CPU, KERNELS, MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "results", ".*_cache", ".hypothesis")
+CHECK_S = 900.0
+"""The longest time of one mutant's checks."""
+
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+class Broken(Exception):
+    """A check did not run; the message has its output."""
+
+
+def found_by(mutant: Mutant | None, kernel: str, copy: Path) -> str | None:
+    """The check that finds the mutant (None: the kernels as they are); None if none does. Raises Broken."""
+    if mutant is not None:
+        (copy / mutant.file).write_text(mutant.applied(ROOT))
+    try:
+        return _grid(copy) if kernel == CPU else _tests(copy)
+    finally:
+        if mutant is not None:
+            shutil.copy(ROOT / mutant.file, copy / mutant.file)
+
+
+def _grid(copy: Path) -> str | None:
+    done = _run(copy, ["-m", "lab.mutants.first_fault"], {})
+    if done.returncode:
+        raise Broken(done.stderr[-2000:])
+    fault = json.loads(done.stdout)
+    return fault and ": ".join(fault)
+
+
+def _tests(copy: Path) -> str | None:
+    which = [f"tests/attention/interpreted/test_{name}.py" for name in ("decode", "prefill", "backend", "codes")]
+    command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--skip-heavy", *which]
+    done = _run(copy, command, {"TRITON_INTERPRET": "1"})
+    if done.returncode == 0:
+        return None
+    if done.returncode != 1 or not (failed := FAILED.search(done.stdout)):
+        raise Broken(done.stdout[-2000:] + done.stderr[-2000:])
+    return failed[1]
+
+
+def _run(copy: Path, arguments: list[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(copy / "cache-of-mutants"), "PYTHONPATH": str(copy), **more}
+    command = [sys.executable, *arguments]
+    try:
+        return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=CHECK_S)
+    except subprocess.TimeoutExpired as error:
+        raise Broken(f"not done after {CHECK_S:g} s: {error.cmd}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 = all found, 1 = one survives, 2 = a check did not run or fails without a mutant."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=KERNELS, help="kernels of one kind")
+    parser.add_argument("--name", default="", metavar="WORD", help="only mutants whose name contains it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write which check found which mutant")
+    args = parser.parse_args(argv)
+    chosen = [one for one in MUTANTS if args.only in (None, one.kernel) and args.name in one.name]
+    if not chosen:
+        parser.error(f"--name {args.name}: no mutant has this word in its name")
+    console = Console(highlight=False, soft_wrap=True)
+    rows, survivors = [], 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder) / "checkout"
+        shutil.copytree(ROOT, copy, ignore=LEFT_OUT, symlinks=True)
+        try:
+            for kernel in dict.fromkeys(one.kernel for one in chosen):
+                if check := found_by(None, kernel, copy):
+                    raise Broken(f"{kernel}: the kernels as they are fail {check}")
+            for one in chosen:
+                check = found_by(one, one.kernel, copy)
+                survivors += check is None
+                console.print(f"{one.kernel}, {one.name}: {check or 'SURVIVES'}", markup=False)
+                found = {"metric": "found", "unit": "", "ours": int(check is not None), "check": check}
+                rows.append({"case": f"{one.kernel}, {one.name}"} | found)
+        except (Broken, ValueError) as error:
+            print(f"mutants: {error}", file=sys.stderr)
+            return 2
+    console.print(f"{len(chosen) - survivors} of {len(chosen)} mutants found")
+    if args.json:
+        write_result({"tool": "mutants"}, rows, args.json)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Every command of the lab refuses numbers that cannot be: exit code 2, and one line that names the flag."""
+
+from __future__ import annotations
+
+import math
+import sys
+from argparse import Action, ArgumentParser, ArgumentTypeError
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab import flag_types
+from lab.bench import BENCHMARKS
+from lab.faults import FAULTS
+from lab.simulator.command import main as simulate
+from lab.simulator.config import SimConfig
+from lab.tools import TOOLS
+
+OTHERS = {
+    "ablate": "lab.ablations.command",
+    "playground": "lab.playground.command",
+    "reproduce": "lab.ablations.reproduce",
+    "simulate": "lab.simulator.command",
+}
+COMMANDS = BENCHMARKS | FAULTS | TOOLS | OTHERS
+RULES = {
+    flag_types.positive: lambda value: value >= 1,
+    flag_types.natural: lambda value: value >= 0,
+    flag_types.port: lambda value: 0 <= value < 65_536,
+    flag_types.above_zero: lambda value: 0 < value < math.inf,
+    flag_types.above_zero_or_inf: lambda value: value > 0,
+    flag_types.not_negative: lambda value: 0 <= value < math.inf,
+    flag_types.share: lambda value: 0 <= value <= 1,
+    flag_types.some_of_all: lambda value: 0 < value <= 1,
+    flag_types.part: lambda value: 0 < value < 1,
+    flag_types.percent: lambda value: 0 < value < 100,
+}
+WHOLE = (flag_types.positive, flag_types.natural, flag_types.port)
+NUMBERS = st.integers().map(str) | st.floats().map(repr) | st.sampled_from(["nan", "inf", "-inf", "-0", "1e400", ""])
+SIMULATED = {field.name for field in fields(SimConfig)}
+
+
+class Parsing(Exception):
+    """Raised in place of parsing."""
+
+
+@pytest.fixture(params=COMMANDS)
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ArgumentParser:
+    """The parser of a command, as its main() makes it."""
+    made: list[ArgumentParser] = []
+
+    def parse(self: ArgumentParser, *_: object) -> None:
+        made.append(self)
+        raise Parsing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArgumentParser, "parse_known_args", parse)
+        patch.setattr(sys, "argv", [request.param])
+        with pytest.raises(Parsing):
+            import_module(COMMANDS[request.param]).main()
+    return made[0]
+
+
+def numeric(parser: ArgumentParser) -> list[Action]:
+    return [action for action in parser._actions if action.type in (int, float, *RULES)]
+
+
+def test_impossible_numbers_are_refused(parser: ArgumentParser, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in numeric(parser):
+        if action.type in (int, float) and action.dest in SIMULATED:
+            continue  # below
+        flag = action.option_strings[0]
+        assert action.type in RULES or action.choices, f"{flag} accepts every number: use a type of lab/flag_types.py"
+        for wrong in ("nan", "-1", "-inf", "1,5"):
+            with pytest.raises(SystemExit) as stopped:
+                parser.parse_args([f"{flag}={wrong}"])
+            assert stopped.value.code == 2
+            last = capsys.readouterr().err.splitlines()[-1]
+            assert flag in last and wrong in last, last
+
+
+@given(st.sampled_from(list(RULES)), NUMBERS)
+def test_a_type_accepts_what_its_rule_allows(kind, text):
+    try:
+        value = (int if kind in WHOLE else float)(text)
+        allowed = RULES[kind](value) and (kind not in WHOLE or value <= flag_types.MOST)
+    except ValueError:
+        allowed = False
+    if allowed:
+        assert kind(text) == value
+    else:
+        with pytest.raises(ArgumentTypeError, match="must be"):
+            kind(text)
+
+
+NUMERIC = [field for field in fields(SimConfig) if type(field.default) in (int, float)]
+
+
+@pytest.mark.parametrize("field", NUMERIC, ids=lambda field: field.name)
+def test_the_simulator_refuses_impossible_numbers(field, capsys):
+    wrong = ["-1"] if type(field.default) is int else ["-1", "nan", "-inf"]
+    for text in wrong:
+        flag = "--" + field.name.replace("_", "-")
+        try:
+            code = simulate([f"{flag}={text}", "--requests", "1"])
+        except SystemExit as stopped:
+            code = stopped.code
+        error = capsys.readouterr().err
+        assert code == 2 and flag in " ".join(error.split()) and "Traceback" not in error, error
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gossip_s": 0.0}, {"digest_s": 0.0}, {"retry_s": 0.0}, {"block_tokens": 0}, {"decode": 0}, {"prefill": 0},
+        {"gossip_loss": 1.0}, {"entry_skew": 1.5}, {"kv_scale": 0.0}, {"kv_scale": math.inf}, {"max_waiting": 0},
+        {"slo": "interactive:ttft=nan"}, {"slo": "interactive:tbt=-1"}, {"slo": "nobody:ttft=1"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_simulator_refuses_what_would_hang_or_mean_nothing(wrong, capsys):
+    ((name, value),) = wrong.items()
+    flag = "--" + name.replace("_", "-")
+    assert simulate([f"{flag}={value}", "--requests", "1"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "Traceback" not in error and (flag in error or str(value).split(":")[0] in error), error
