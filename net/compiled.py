@@ -82,14 +82,29 @@ def run(*commands: Sequence[str]) -> None:
             raise NotCompiled(f"compiling failed ({' '.join(command)}):\n{tail}")
 
 
-def library(source: Path) -> ctypes.CDLL:
-    """The C code of `source`; compiling it takes half a second. Raises NotCompiled."""
+def library(source: Path, headers: Sequence[Path] = (), for_this_cpu: bool = False) -> ctypes.CDLL:
+    """The C code of `source`, which includes `headers`; compiling it takes half a second. `for_this_cpu`: with all its
+    instructions; signed integers then wrap around, too. Raises NotCompiled."""
+    flags = [*C_FLAGS, *(("-march=native", "-fwrapv") if for_this_cpu else ())]
 
     def make(path: Path) -> None:
-        run([c_compiler(), *C_FLAGS, str(source), "-o", str(path)])
+        run([c_compiler(), *flags, str(source), "-o", str(path)])
 
-    decides = (source.read_bytes(), repr((C_FLAGS, os.uname().machine)).encode())
+    decides = [source.read_bytes(), repr((C_FLAGS, os.uname().machine)).encode()]
+    decides += [header.read_bytes() for header in headers]
+    if for_this_cpu:
+        decides.append(_cpu())
     return opened(kept("cache", source.stem, decides, make))
+
+
+def _cpu() -> bytes:
+    """What tells this kind of CPU from others: a cache may lie on a disk that several machines share."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return b""
+    kinds = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)})).encode()
 
 
 def held(library: ctypes.CDLL) -> ctypes.CDLL:

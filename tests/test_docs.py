@@ -132,6 +132,7 @@ def flags_of(program: str) -> set[str]:
 
 
 STARTED_BY_OTHERS = {
+    "lab.bench.collectives.rank_program",
     "lab.bench.connect.client_program",
     "lab.bench.connect.engine_program",
     "lab.bench.transfer.agent",

@@ -168,6 +168,13 @@ class ModelFields:
         least=1,
         most=1024,
     )
+    collectives: str = flag(
+        "gloo",
+        "engine",
+        "how the ranks of --tensor-parallel-size add up their results on a CPU: gloo, or mooncake = through shared "
+        "memory (net/collectives/); on GPUs it is NCCL",
+        ("gloo", "mooncake"),
+    )
     num_threads: int = flag(
         0,
         "engine",

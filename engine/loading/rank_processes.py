@@ -32,7 +32,7 @@ from cache.block import BlockGeometry
 from engine.checkpoint.model_source import ModelSource
 from engine.config.config import Config
 from engine.model.model_error import ModelError
-from engine.model.parallel import ProcessRanks
+from engine.model.parallel import OwnRanks, ProcessRanks, connected
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.sampling.token_logprobs import PromptLogprobs
@@ -86,12 +86,13 @@ class RankProcesses:
     def __init__(self, config: Config, geometry: BlockGeometry, source: ModelSource, kv: Region | None) -> None:
         """kv: the arena that all ranks share; None: each makes its own (`parts`)."""
         self._size, self._device = config.tensor_parallel_size, torch.device(config.device)
+        self._collectives = config.collectives
         self._directory = PrivateDirectory()
         self._store = str(self._directory.path / "store")
         self._lock = threading.Lock()
         self.lost: str | None = None  # why the ranks are out of step
         self.parts: list[Tensor] = []  # of the other ranks, once they have joined
-        self._ranks: ProcessRanks | None = None
+        self._ranks: ProcessRanks | OwnRanks | None = None
         self._closing = False
         self._links: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -113,7 +114,7 @@ class RankProcesses:
         theirs.close()
         ours.send(start)
 
-    def join(self) -> ProcessRanks:
+    def join(self) -> ProcessRanks | OwnRanks:
         """Wait until the others have loaded and connect to them. Raises ModelError with the error of one of them."""
         for rank, link in enumerate(self._links, 1):
             try:
@@ -125,7 +126,8 @@ class RankProcesses:
                 raise ModelError(f"--tensor-parallel-size {self._size}: rank {rank}: {loaded.error}")
             if loaded.part is not None:
                 self.parts.append(loaded.part)
-        self._ranks = ranks = ProcessRanks(FileStore(self._store, self._size), 0, self._size, self._device)
+        store = FileStore(self._store, self._size)
+        self._ranks = ranks = connected(store, 0, self._size, self._device, self._collectives)
         if self._device.type == "cpu":  # NCCL's threads may look into the store as long as they live
             self._directory.close()
         for rank, process in enumerate(self._processes, 1):
@@ -179,5 +181,5 @@ class RankProcesses:
             with suppress(ProcessLookupError):
                 process.kill()
         if self._ranks is not None and self._device.type != "cpu":
-            self._ranks.abort()  # gloo sees by itself that a rank is gone
+            self._ranks.abort()  # on a CPU, the calls see by themselves that a rank is gone
         os.kill(os.getpid(), signal.SIGTERM)

@@ -23,7 +23,7 @@ from engine.loading import rank_arenas
 from engine.loading.load_model import blocks_in, device_of, load_rank
 from engine.loading.rank_processes import Loaded, Start
 from engine.model.model_error import ModelError
-from engine.model.parallel import ProcessRanks, Shard
+from engine.model.parallel import OwnRanks, ProcessRanks, Shard, connected
 from engine.observe import logs
 from net.transfer.common.memory import Region
 
@@ -43,10 +43,11 @@ def main(descriptor: int) -> int:
         step_back(start.config.engine_nice)  # before any thread of the model starts
         part: Tensor | None = None
 
-        def join() -> ProcessRanks:
+        def join() -> ProcessRanks | OwnRanks:
             link.send(Loaded(part=part))
             size = start.config.tensor_parallel_size
-            return ProcessRanks(FileStore(start.store, size), start.rank, size, device)
+            store = FileStore(start.store, size)
+            return connected(store, start.rank, size, device, start.config.collectives)
 
         try:
             kv, part = arena(start)

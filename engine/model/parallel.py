@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.model.model_config import ModelConfig
+from net.collectives.group import RankGroup
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 """Ranks run the same step concurrently; a rank that is this late is considered dead."""
@@ -91,6 +92,41 @@ class ProcessRanks:
     def abort(self) -> None:
         """With NCCL, from any thread: end collectives that wait on the GPU for a lost rank, without a result."""
         self._group.abort()
+
+
+class OwnRanks:
+    """Our collectives (net/collectives/) between ranks on CPUs: shared memory. Blocks and raises as ProcessRanks."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._group = RankGroup(store, rank, size, timeout_s=COLLECTIVE_TIMEOUT.total_seconds())
+        self.sum(torch.zeros(1))  # nobody reads the store any more once this returns
+
+    def sum(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._group.all_reduce(x.data_ptr(), x.data_ptr(), x.numel(), dtype_name(x.dtype), "sum")
+        return x
+
+    def gather(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
+        self._group.gather(part.data_ptr(), [one.data_ptr() for one in parts], part.nbytes, 0)
+        return torch.cat(parts, dim=-1) if parts else part
+
+    def abort(self) -> None:
+        """From any thread: end the calls, which fail."""
+        self._group.close()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def connected(store: Any, rank: int, size: int, device: torch.device, collectives: str) -> ProcessRanks | OwnRanks:
+    """The ranks of a node by --collectives, which concerns CPUs."""
+    if device.type == "cpu" and collectives == "mooncake":
+        return OwnRanks(store, rank, size)
+    return ProcessRanks(store, rank, size, device)
 
 
 @dataclass(frozen=True, slots=True)

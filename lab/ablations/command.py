@@ -4,8 +4,8 @@
   scripts/ablate.py scheduling                        # FAST'25 Fig. 5
   scripts/ablate.py regret --seeds 5 --json regret.json --plot regret.svg
   scripts/ablate.py pool --requests 2000              # a short run
-  scripts/ablate.py ratio --model-geometry Kimi-K2 --hardware 16xh200   # the same with another model, by formula
   scripts/ablate.py scheduling --placement mine.py:X  # and a case with your own policy (docs/hacking.md)
+  scripts/ablate.py ratio --model-geometry Kimi-K2 --hardware 16xh200   # the same with another model, by formula
   scripts/ablate.py goals                             # all ablations with goals: the goal, our value, met or not
   scripts/ablate.py overlap --live --seconds 20       # on nodes of the embedded model, started here
   scripts/ablate.py scheduling --live --url a=http://127.0.0.1:8000 --url b=http://127.0.0.1:8100
@@ -92,7 +92,6 @@ def run_all(
     """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run. Raises OSError,
     ValueError."""
     with Progress(console=console) as bar:
-        ablations = [with_own(one, args) for one in ablations]
         total = sum(len(one.cases(args.requests)) for one in ablations) * args.seeds
         task = bar.add_task("", total=total)
         for one in ablations:
@@ -101,11 +100,11 @@ def run_all(
 
 
 def chosen(name: str, args: Namespace) -> Ablation[Case]:
-    """The ablation, with another model if --model-geometry says so."""
+    """The ablation, with another model if --model-geometry says so, and a case with the user's policies."""
+    ablation = with_own(ABLATIONS[name], args)
     if not args.model_geometry:
-        return ABLATIONS[name]
-    geometry = (args.model_geometry, args.hardware, args.pool_windows, args.state_every)
-    return with_geometry(ABLATIONS[name], *geometry)
+        return ablation
+    return with_geometry(ablation, args.model_geometry, args.hardware, args.pool_windows, args.state_every)
 
 
 def reached(outcome: Outcome[Any]) -> list[Goal]:

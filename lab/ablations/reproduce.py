@@ -30,6 +30,7 @@ from rich.console import Console
 from lab.ablations import command as ablate
 from lab.ablations import curve
 from lab.ablations.common.ablation import Case, Goal, Outcome
+from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import goal_table, section
@@ -150,7 +151,7 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         reached = [f"## Goals\n\n{goal_table(goals)}\n"] if goals else []
         report.write_text("\n".join([title(names, came, args.seeds, took), *reached, *parts]))
 
-    for outcome in ablate.run_all([ABLATIONS[name] for name in names], args, console, runs):
+    for outcome in ablate.run_all([with_own(ABLATIONS[name], args) for name in names], args, console, runs):
         name = outcome.ablation.name
         goals += ablate.reached(outcome)
         plot = args.out / f"{name}.svg"

@@ -16,6 +16,7 @@ Files:
     stalls         How long events wait for the event loop of a serving node, and why
     start          The time from start to first token, and the cost of splitting one node into processes
     attention/     The parts of scripts/bench.py attention
+    collectives/   The parts of scripts/bench.py collectives
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
     connect/       Measures our pool as other engines use it, next to upstream's wheel: the Python calls, and vLLM
                    with both
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "attention": "lab.bench.attention.command",
     "backends": "lab.bench.backends",
     "burst": "lab.bench.burst",
+    "collectives": "lab.bench.collectives.command",
     "connect": "lab.bench.connect.command",
     "connect-vllm": "lab.bench.connect.vllm_command",
     "engine": "lab.bench.engine.command",

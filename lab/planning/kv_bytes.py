@@ -117,8 +117,11 @@ def table(found: Sequence[Line]) -> str:
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
-    """Positive numbers joined by commas. Raises ArgumentTypeError."""
-    return tuple(map(positive, text.split(",")))
+    """Positive numbers joined by commas. Raises ValueError."""
+    found = tuple(int(part) for part in text.split(","))
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
 
 
 def parser() -> ArgumentParser:
@@ -145,6 +148,8 @@ def show(name: str, source: str, parts: Sequence[Part], found: Sequence[Line]) -
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
+        if args.block_size < 1 or args.chunk_tokens < 1:
+            raise ValueError("--block-size and --chunk-tokens must be at least 1")
         rules = Rules(args.block_size, args.chunk_tokens, pool_rule(args))
         models = [find(name) for name in args.models] or list(PUBLISHED)
         types = Types(args.kv_type, args.state_type)

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from sched.classes import with_objectives
 
 LEAST = {
-    "block_tokens": 1, "prefill_chunk_tokens": 1, "step_prompts": 1, "max_waiting": 1, "threshold": 1, "guard_slack": 1,
-    "state_every": 1,
+    "block_tokens": 1, "prefill_chunk_tokens": 1, "step_prompts": 1, "max_waiting": 1, "threshold": 1, "guard_slack": 1
 }  # fmt: skip
 """The least value of a number; of all others 0."""
 ABOVE_ZERO = {"kv_scale", "gossip_s", "digest_s", "cell_s", "retry_s", "crash_down_s", "slo_scale"}

@@ -70,10 +70,12 @@ TOGETHER: dict[str, Flags] = {
     "store-2": {"placement": "least-load", "cache_admission": "tinylfu"},
     "store-3": {"placement": "round-robin", "cache_admission": "class-aware"},
     "store-4": {"placement": "random", "cache_admission": "always"},
+    "store-5": {"placement": "llm-d", "cache_admission": "always"},
+    "store-6": {"placement": "preble", "cache_admission": "always"},
 }
 """One cluster. Requests are placed by the node that accepts them; store nodes load no weights and start fast."""
 
-NODES = "prefill=2,prefill+decode=2,store=5"
+NODES = "prefill=2,prefill+decode=2,store=7"
 PREFILLS = {"prefill-0", "prefill-1", "prefill+decode-0"}
 DECODE = "prefill+decode-1"
 

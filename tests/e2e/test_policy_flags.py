@@ -352,6 +352,10 @@ def test_admission_to_a_full_share(together):
     assert later["store-0"] > 0 and later["store-3"] > 0 and later["store-2"] == later["store-1"] == 0, later
 
 
+STICKY = ("local-cache", "dynamo-cost", "llm-d", "preble")
+"""Policies that ask everybody, and send a known prompt where it is known."""
+
+
 @pytest.mark.parametrize("name", TOGETHER)
 def test_placement(together, name):
     """Whom it asks, whether it goes where the prompt is known, and whether KV may come from elsewhere."""
@@ -360,7 +364,7 @@ def test_placement(together, name):
     prompt = ids(number, 400)
     found = decisions(together[name].url, prompt, 1)
     settled(together)  # its blocks are cached: the others are placed with the same knowledge
-    if policy in ("local-cache", "dynamo-cost"):
+    if policy in STICKY:
         for _ in range(12):
             settled(together)  # the load of the last one, told late on a busy machine, outweighs so small a prompt
             found += decisions(together[name].url, prompt, 1)
@@ -376,7 +380,7 @@ def test_placement(together, name):
         assert asked == {0} and where[:3] == where[3:] and set(where) == PREFILLS
     elif policy == "power-of-two":
         assert asked == {3}, "two that prefill and the only one that decodes"
-    elif policy in ("local-cache", "dynamo-cost"):
+    elif policy in STICKY:
         assert asked == {ENGINES} and set(where[1:]) == {where[0]}
         assert {one["prefix_source"] for one in found} <= {"none", "local"}
     elif policy == "mooncake-central-greedy":

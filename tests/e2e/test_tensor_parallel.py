@@ -81,8 +81,9 @@ def test_blocks_of_two_ranks_are_whole(start: Start, tiny_model, expected):
 
 
 @pytest.mark.expects_error("tensor-parallel rank 1 ended with exit code -9")
-def test_a_node_that_lost_a_rank_ends(start: Start, tiny_model, expected):
-    with start("mixed=1", *tiny_model, *TWO_RANKS) as cluster:
+@pytest.mark.parametrize("collectives", ["gloo", "mooncake"])
+def test_a_node_that_lost_a_rank_ends(start: Start, tiny_model, expected, collectives):
+    with start("mixed=1", *tiny_model, *TWO_RANKS, "--collectives", collectives) as cluster:
         node = cluster.nodes[0]
         assert texts(node.url) == expected
         settled(cluster)

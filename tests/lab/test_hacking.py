@@ -45,9 +45,8 @@ def mine(tmp_path):
 
 
 def test_every_example_has_a_test():
-    assert set(EXAMPLES) == {
-        "kernel", "placement", "steps", "eviction", "transport", "transfer", "model", "geometry"
-    }  # fmt: skip
+    examples = {"kernel", "placement", "steps", "eviction", "transport", "transfer", "model", "geometry"}
+    assert set(EXAMPLES) == examples
 
 
 def test_a_kernel(mine):
