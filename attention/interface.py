@@ -7,6 +7,8 @@ q_len > 1, and a prefix hit is ctx_len > q_len. One contract covers all of them.
 KV is in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]. block_tables lists the blocks of
 each request in order. A pool of int8 or float8_e4m3fn is quantized: attention/codes.py defines its layout, and reads
 and writes it in torch. Only backends with `reads_codes = True` get such a pool.
+
+A model with a latent keeps one row per token instead of K and V: attention/latent.py shows it to a backend.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ Measured (bfloat16, 9/3 heads of 64, chunk 512, one thread, ms): past 1536 merge
 20.0, bool mask 29.1. The mask also costs chunk x context bytes. torch returns the log-sum-exp on the CPU only, so other
 devices use the mask.
 
+A latent (attention/latent.py) is gathered once: its K and V are the same rows.
+
 With a window it gathers only the blocks that a row sees, and a mask hides older keys; it cuts a long chunk into pieces
 of about a window, so that the work grows with chunk x window. There is no fused kernel for soft caps: they use plain
 products.
@@ -136,14 +138,18 @@ class TorchBackend(RotateThenWrite):
             out.index_copy_(0, group.rows, attend_group(q.index_select(0, group.rows), kv, group, scale, soft_cap))
         for chunk in cut.chunks:
             rows = slice(chunk.first_row, chunk.first_row + chunk.q_len)
-            k, v = gather(kv, chunk.blocks, q.dtype)[:, None, :, : chunk.kv_len]
+            gathered = gather(kv, chunk.blocks, q.dtype)[:, None, :, : chunk.kv_len]
+            k, v = gathered[0], gathered[-1]
             attended = attend_chunk(q[rows].transpose(0, 1)[None], k, v, scale, chunk.visible, soft_cap)
             out[rows] = attended[0].transpose(0, 1)
         return out
 
 
 def gather(kv: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """K and V of whole blocks, token-contiguous: [2, num_kv_heads, blocks * block_size, head_size]."""
+    """K and V of whole blocks, token-contiguous: [2, num_kv_heads, blocks * block_size, head_size]; [1, ...] if both
+    are the same memory."""
+    if kv.stride(1) == 0:
+        kv = kv[:, :1]
     return rows_of(kv, lambda pool: pool.permute(1, 2, 0, 3, 4).index_select(2, blocks).flatten(2, 3), dtype)
 
 
@@ -222,7 +228,8 @@ def attend_group(q: Tensor, kv: Tensor, group: DecodeGroup, scale: float, soft_c
     if group.unused is not None:
         # The mask alone is not enough: 0 * NaN in a slot without a token is NaN.
         gathered.index_fill_(2, group.unused, 0)
-    k, v = gathered.unflatten(2, (size, -1))[:, :, :, : group.max_len]
+    gathered = gathered.unflatten(2, (size, -1))[:, :, :, : group.max_len]
+    k, v = gathered[0], gathered[-1]
     q = q.view(size, num_kv_heads, num_heads // num_kv_heads, head_size).transpose(0, 1)
     if soft_cap:
         out = attend_capped(q, k, v, group.visible, scale, soft_cap)

@@ -27,6 +27,7 @@ Files:
                    whose it is
     homes/         Decides which node keeps a key, which home is asked next, and which of two contents stays
     index/         The locations of blocks in DRAM, readable by other processes of the host
+    named/         Values and tensors under names of any length, as programs put them and nodes read them
     pool/          Decides who uses which slot of an arena, and which content stays
     quick/         Gets and puts of a thread that waits for them: no event loop, no switch of threads
     server/        Answers peers that use this node's share of the pooled store

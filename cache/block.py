@@ -1,12 +1,15 @@
 """Block geometry and block keys: the layout of one unit of KV, and its name derived from its content.
 
-A block holds the KV of `block_size` consecutive tokens for all layers, K and V, as one contiguous span
+A block holds the KV of `block_size` consecutive tokens for all layers as one contiguous span
 
-    [num_layers, 2, num_kv_heads, block_size, head_size]
+    full      [num_layers, 2, num_kv_heads, block_size, head_size]      K and V of each head
+    latent    [num_layers, 1, 1, block_size, row]                       one row for all heads (attention/latent.py)
 
 so one layer's part is contiguous (pushed while later layers still compute) and the whole block is too (one span for
 pool, wire and SSD). In a quantized arena elements are codes of one byte; the codes of each head are followed by the
 scales of its tokens (attention/codes.py), within the layer's part.
+
+All layers of a model have one kind. Every number of bytes in the system follows from BlockGeometry.
 
 A block key is a 128-bit chained hash: root -> parent key -> token ids. Two nodes with equal roots agree on every
 key; the root covers everything that makes KV bytes interchangeable.
@@ -33,6 +36,9 @@ BlockKey = bytes
 """16 bytes."""
 
 KEY_BYTES = 16
+PLANES = {"full": 2, "latent": 1}
+"""Kinds of KV -> what a layer keeps of a token: K and V, or the one row that is both."""
+
 LAYOUT = "layer,kv,head,token,dim/1"
 """Names the order of axes inside a block and its version; part of the root."""
 
@@ -48,23 +54,29 @@ class BlockGeometry:
     dtype: str  # in the arena: a key of type_bytes, or one of `encodings`
     pool_dtype: str = ""  # in the pool: one of `encodings`; any other value = as in the arena
     wire_dtype: str = ""  # the same for the way from a prefill node to a decode node
+    kind: str = "full"  # a key of PLANES
+
+    @property
+    def planes(self) -> int:
+        """2: K and V. 1: one row that is both."""
+        return PLANES[self.kind]
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """[num_layers, 2, num_kv_heads, block_size, head_size]"""
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_size)
+        """[num_layers, planes, num_kv_heads, block_size, head_size]"""
+        return (self.num_layers, self.planes, self.num_kv_heads, self.block_size, self.head_size)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the key or the value of one token and head in the arena, its scale included."""
+        """Bytes of the key or the value (or the latent row) of one token and head in the arena, its scale included."""
         if self.dtype in encodings:
             return self.head_size + SCALE_BYTES
         return self.head_size * type_bytes[self.dtype]
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of one layer's K and V inside a block; the layer's part starts at layer * layer_bytes."""
-        return 2 * self.num_kv_heads * self.block_size * self.row_bytes
+        """Bytes of one layer's part of a block, which starts at layer * layer_bytes."""
+        return self.planes * self.num_kv_heads * self.block_size * self.row_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -83,7 +95,7 @@ class BlockGeometry:
     @property
     def encoded_layer_bytes(self) -> int:
         """Bytes of one layer of a converted block; its part starts at layer * encoded_layer_bytes."""
-        return 2 * self.num_kv_heads * (self.block_size * self.head_size + SCALE_BYTES)
+        return self.planes * self.num_kv_heads * (self.block_size * self.head_size + SCALE_BYTES)
 
     @property
     def encoded_bytes(self) -> int:
@@ -105,6 +117,8 @@ def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
     """The root of all keys of a cluster; nodes with another root cannot join."""
     g = geometry
     text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
+    if g.kind != "full":
+        text += f"|{g.kind}"
     if g.encoded:
         text += f"|{g.pool_dtype}"
     if g.wire_encoded:
@@ -117,6 +131,14 @@ def salted_root(root: BlockKey, salt: str) -> BlockKey:
     if not salt:
         return root
     return blake2b(root + salt.encode(), digest_size=KEY_BYTES, person=b"mooncake-salt").digest()
+
+
+def weights_root(root: BlockKey, weights: bytes) -> BlockKey:
+    """Root of the keys of a request that is computed with replaced weights (engine/update/): `weights` identifies their
+    content; b"" = those with which the cluster began. `root` may be salted."""
+    if not weights:
+        return root
+    return blake2b(root + weights, digest_size=KEY_BYTES, person=b"mooncake-weights").digest()
 
 
 def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:

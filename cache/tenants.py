@@ -1,6 +1,6 @@
 """Tenants of the pool: a key of named values begins with the space of its tenant, so the key tells whose it is. Pure.
 
-connect/store/names.py makes such keys. The other keys, of KV and of values that programs put under keys of their own,
+cache/named/names.py makes such keys. The other keys, of KV and of values that programs put under keys of their own,
 have no tenant.
 """
 

@@ -136,6 +136,7 @@ STARTED_BY_OTHERS = {
     "lab.bench.connect.client_program",
     "lab.bench.connect.engine_program",
     "lab.bench.transfer.agent",
+    "lab.bench.weights.trainer_program",
     "lab.clients.libraries.run",
     "lab.clients.openai_checks",
     "lab.conformance.engine_cases",

@@ -33,14 +33,16 @@ def choose(
     *,
     num_heads: int = 9,
     num_kv_heads: int = 3,
+    rank: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     cpu_level: str = "auto",
 ) -> AttentionBackend:
     """The backend called `name`, or the user's class from 'FILE.py:NAME'; 'auto' is the fastest one that runs on
     `device` ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in
-    attention.codes.DTYPES, anything else is a float type. On a CPU 'auto' measures, with the model's heads in its
-    `dtype`, on one rank; its kernels are those of `cpu_level` (attention/cpu/level.py). Raises ValueError."""
-    backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype), cpu_level)
+    attention.codes.DTYPES, anything else is a float type. `rank`: of a latent (attention/latent.py), which `head_size`
+    contains; 0: K and V of heads. On a CPU 'auto' measures, with the model's heads in its `dtype`, on one rank; its
+    kernels are those of `cpu_level` (attention/cpu/level.py). Raises ValueError."""
+    backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype, rank), cpu_level)
     if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":
             raise ValueError(
@@ -99,7 +101,10 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
     CPU lacks."""
     size = heads.head_size
     if device != "cpu":
+        rope = size - heads.rank
         takes = size % 16 == 0 and size <= 256  # attention/triton/tiles.py
+        if heads.rank:
+            takes = heads.rank % 16 == 0 and heads.rank <= 512 and rope % 16 == 0  # attention/triton/latent_tiles.py
         return made("triton") if takes and runs_triton() else TorchBackend()
     try:
         check_head_size(size)

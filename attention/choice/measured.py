@@ -17,6 +17,7 @@ import torch
 
 from attention.cpu.level import levels_here
 from attention.interface import AttentionBackend, RaggedBatch
+from attention.latent import attend_latent
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Heads:
     num_kv_heads: int
     head_size: int
     dtype: torch.dtype
+    rank: int = 0  # elements of the value of a latent row (attention/latent.py), which head_size contains; 0: no latent
 
 
 def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads) -> AttentionBackend:
@@ -63,14 +65,18 @@ def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads)
 def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: Heads) -> list[float]:
     """Seconds of one layer with each backend: the best of ROUNDS, in turns, after one uncounted round."""
     num_blocks = int(batch.block_tables.max()) + 1
-    kv = torch.ones(num_blocks, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
+    planes = 1 if heads.rank else 2
+    kv = torch.ones(num_blocks, planes, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
     q = torch.ones(len(batch.slot_mapping), heads.num_heads, heads.head_size, dtype=heads.dtype)
     plans = [backend.plan(batch) for backend in backends]
     best = [math.inf] * len(backends)
     for turn in range(ROUNDS + 1):
         for i, (backend, plan) in enumerate(zip(backends, plans, strict=True)):
             began = time.perf_counter()
-            backend.attend(q, kv, batch, plan, heads.head_size**-0.5)
+            if heads.rank:
+                attend_latent(backend, q, kv, batch, plan, heads.head_size**-0.5, heads.rank)
+            else:
+                backend.attend(q, kv, batch, plan, heads.head_size**-0.5)
             took = time.perf_counter() - began
             best[i] = min(best[i], took) if turn else math.inf
     return best

@@ -11,6 +11,9 @@ over a quantized pool (codes.h), and with tiles also decodes; its values are rou
 On x86, other decodes of 16-bit rows over int8 codes are multiplied in 16-bit integers (decode_codes.h). All other
 combinations are computed in float32. The rotary embedding is computed in float32 and rounded once.
 
+A latent row (attention/latent.py) is a head of K whose V has the same address: a run of keys is read from memory once
+for all query heads, and its values come from the core's cache.
+
 Threads: torch.get_num_threads() at each call, in torch's own OpenMP pool.
 """
 

@@ -18,10 +18,11 @@ static inline void store_as(Dtype dtype, void *p, int64_t at, Vec v) {
   else store((Fp16 *)p + at, v);
 }
 
-// kv [num_blocks, 2, num_kv_heads, block_size, head_size]; strides in elements, head_size contiguous.
+// kv [num_blocks, 2, num_kv_heads, block_size, head_size]; strides in elements, head_size contiguous. K and V may be the
+// same memory.
 struct Pool {
   void *data;
-  int64_t block, kind, head, token;  // strides; `kind` leads from K to V
+  int64_t block, kind, head, token;  // strides; `kind` leads from K to V, 0: they are the same
   int32_t num_kv_heads, block_size, head_size;
   Dtype dtype;
 

@@ -11,6 +11,7 @@ A model whose layers alternate between a sliding window and none has its work cu
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -20,6 +21,10 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from attention.triton.decode import decode, plan_decode
+from attention.triton.latent_decode import latent_decode, plan_latent_decode
+from attention.triton.latent_prefill import latent_prefill, plan_latent_prefill
+from attention.triton.latent_tiles import LatentGeometry, find_latent_tiles
+from attention.triton.latent_write import write_latent
 from attention.triton.prefill import plan_prefill, prefill
 from attention.triton.tiles import SM90, Geometry, Tiles, find_tiles
 from attention.triton.work import Work
@@ -44,15 +49,16 @@ class Cut:
 
 @dataclass(slots=True)
 class Plan:
-    """The step's work by (geometry, window), cut at the first such layer and used by the later ones."""
+    """The step's work by (geometry, window) or latent geometry, cut at the first such layer and used by the later
+    ones."""
 
     batch: RaggedBatch
-    cuts: dict[tuple[Geometry, int], Cut] = field(default_factory=dict)
+    cuts: dict[Hashable, Cut] = field(default_factory=dict)
 
 
 class TritonBackend:
-    """float32, bfloat16, float16, and quantized pools; head sizes that are multiples of 16 up to 256; any block size
-    and grouping.
+    """float32, bfloat16, float16, and quantized pools; head sizes that are multiples of 16 up to 256; latent rows
+    (attention/latent.py) of multiples of 16, up to 512 for the value; any block size and grouping.
 
     tiles: replaces the row of attention/triton/tiles.py (experiments, tests).
     """
@@ -128,6 +134,39 @@ class TritonBackend:
                 window=window,
                 soft_cap=soft_cap,
             )
+        return out
+
+    def write_latent(self, rows: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan) -> None:
+        """See attention/latent.py."""
+        if len(rows):
+            write_latent(rows, kv, batch.slot_mapping)
+
+    def attend_latent(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan, scale: float, rank: int) -> Tensor:
+        """See attention/latent.py."""
+        geometry, limits = LatentGeometry.of(q, kv, rank), limits_of(q.device)
+        tiles = self._tiles or find_latent_tiles(
+            geometry.dtype.itemsize, limits.shared_bytes, quantized=geometry.codes > 0
+        )
+        tables, ctx_lens, decodes = batch.block_tables, batch.ctx_lens, batch.num_decodes
+        cut = plan.cuts.get(geometry)
+        if cut is None:
+            cut = plan.cuts[geometry] = Cut(None, None)
+            if decodes:
+                programs = 2 * limits.multiprocessors
+                cut.decode = plan_latent_decode(ctx_lens[:decodes], geometry, tiles.decode, programs)
+            if batch.num_requests > decodes:
+                cut.prefill = plan_latent_prefill(batch.cu_q[decodes:], len(q) - decodes, geometry, tiles.prefill)
+        out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
+        if cut.decode is not None:
+            latent_decode(
+                q[:decodes], kv, out[:decodes], tables[:decodes], ctx_lens[:decodes], cut.decode, scale, tiles.decode,
+                geometry,
+            )  # fmt: skip
+        if cut.prefill is not None:
+            latent_prefill(
+                q, kv, out, tables[decodes:], ctx_lens[decodes:], batch.cu_q[decodes:], cut.prefill, scale,
+                tiles.prefill, geometry,
+            )  # fmt: skip
         return out
 
     def tiles(self, geometry: Geometry, device: torch.device) -> Tiles:

@@ -6,8 +6,6 @@ Files:
     codes              The codes that upstream's calls answer, as far as ours do
     distributed_store  MooncakeDistributedStore: upstream's store calls, answered by our pool
     named_values       Values of any size under names of any length, in the pool of one tenant
-    names              Names of any length in the pool: the keys of named values and the head that keeps the name with
-                       the value
     nodes              Finds the node through which a program enters the pool: named by the program, running on this
                        host, or started
     quick_values       Puts and gets of named values in the calling thread (cache/quick/), as far as that is possible
@@ -17,7 +15,5 @@ Files:
     sessions           Several values that are read or written in ranges, layer by layer, with one entry each
     settings           The settings that engines give: setup's arguments in all their forms, and MooncakeConfig
     tensor_calls       Upstream's calls for torch's tensors
-    tensor_format      The bytes of a tensor in the pool, as upstream writes them: a head of HEAD_BYTES, then the
-                       elements in C order
     tensor_memory      torch's tensors as values of the pool, and back
 """

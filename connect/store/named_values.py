@@ -1,4 +1,4 @@
-"""NamedValues: values of any size under names of any length, in the pool of one tenant (connect/store/names.py).
+"""NamedValues: values of any size under names of any length, in the pool of one tenant (cache/named/names.py).
 
 Every method takes many names and makes few calls: one for the heads of all, and one for the parts of all values that do
 not fit into a slot. The first writer of a name wins, like everywhere in the pool (docs/store.md).
@@ -14,11 +14,11 @@ from ctypes import string_at
 from functools import partial
 
 from cache.block import BlockKey
+from cache.named.names import OUTSET_BYTES, WHOLE, Head, NotAHead, Space
 from cache.store.scattered import NO_ROOM, OVER_QUOTA, PRESENT, STORED, UNPINNED, UNREACHABLE, Scatter
 from cache.store.store import Store
 from connect.common.raw_memory import Pieces
 from connect.store import codes
-from connect.store.names import OUTSET_BYTES, WHOLE, Head, NotAHead, Space
 
 Target = Callable[[int, int], Pieces | int]
 """(position, bytes of the value) -> where it goes, or a code if it goes nowhere."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from cache.named.names import HEAD, Head, Space
 from cache.protocol import OVER
 from cache.quick.quick_get import QuickGet
 from cache.quick.quick_put import QuickPut
@@ -17,7 +18,6 @@ from cache.store.remote import Remote
 from connect.common.raw_memory import Pieces
 from connect.store import codes
 from connect.store.named_values import Target
-from connect.store.names import HEAD, Head, Space
 from net.transfer.tcp.blocking_calls import BlockingCalls
 from net.transfer.tcp.transport import BUSY_POLL_US
 

@@ -1,6 +1,6 @@
 """TensorCalls: upstream's calls for torch's tensors. docs/connect.md lists what differs.
 
-A tensor is one value (connect/store/tensor_format.py). With `tp_size` above 1 it is cut into as many equal parts along
+A tensor is one value (cache/named/tensor_format.py). With `tp_size` above 1 it is cut into as many equal parts along
 `split_dim`, and part r is the value NAME_tp_r; every rank may put all parts, `tp_rank` changes nothing there.
 """
 

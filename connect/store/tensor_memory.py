@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from cache.named.tensor_format import HEAD_BYTES, NotATensor, TensorHead, shards
 from connect.common.raw_memory import Pieces
-from connect.store.tensor_format import HEAD_BYTES, NotATensor, TensorHead, shards
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,14 @@ Files:
                          memory map
     gguf_weights         Tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order
     hf_config            from_hf(): config.json of a Hugging Face directory -> ModelConfig
+    hf_deepseek          The keys of config.json that only DeepSeek-V2, DeepSeek-V3 (R1, Kimi-K2, Moonlight) have ->
+                         fields of ModelConfig
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     loop_calls           Runs coroutines on an event loop for threads that wait for their results
     model_source         describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
     mxfp4_weights        A Hugging Face directory with matrices in MXFP4
+    named_weights        Weights as tensors that a program put into the pool, each under a prefix and the name that
+                         checkpoints have for it
     packed_weights       A Hugging Face directory with matrices in 4 bits
     pooled_weights       Weights as objects of the pooled store (--weights-from-store): a node without weights reads
                          them from its peers

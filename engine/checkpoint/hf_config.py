@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.checkpoint.hf_deepseek import V2_IMPLEMENTED, V3_IMPLEMENTED, deepseek_v2, deepseek_v3
 from engine.model.model_config import ModelConfig, check, token_ids
 from engine.model.model_error import ModelError
 
@@ -59,11 +60,19 @@ def _by_type(config: Json, default: Callable[[int], bool]) -> tuple[int, ...]:
     return tuple(window if kind == names[True] else 0 for kind in types)
 
 
+def no_more(config: Json) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One architecture."""
 
     windows: Callable[[Json], tuple[int, ...]] = no_windows
+    more: Callable[[Json], dict[str, Any]] = no_more
+    """Fields from keys that only this family has."""
+    implemented: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """In addition to IMPLEMENTED."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of keys that config.json may omit."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -102,6 +111,8 @@ FAMILIES: dict[str, Family] = {
         defaults=GEMMA_DEFAULTS | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
         fixed=GEMMA_FIXED | {"qk_norm": True},
     ),
+    "DeepseekV2ForCausalLM": Family(more=deepseek_v2, implemented=V2_IMPLEMENTED),
+    "DeepseekV3ForCausalLM": Family(more=deepseek_v3, implemented=V3_IMPLEMENTED),
 }
 """By the names in `architectures` of config.json."""
 
@@ -141,6 +152,7 @@ def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
             **_rope(config),
             **(_experts(config) if "num_experts_per_tok" in family.defaults else {}),
             **(_gemma(config) if "query_pre_attn_scalar" in family.defaults else {}),
+            **family.more(config),
         }
         return ModelConfig(**(fields | dict(family.fixed)))
     except KeyError as error:
@@ -159,10 +171,10 @@ def _family(config: Json) -> Family:
         )
     # Gemma's configurations name two activations, and its code reads the second.
     ignored = "hidden_act" if "hidden_activation" in known.defaults else "hidden_activation"
-    for key, implemented in IMPLEMENTED.items():
+    for key, implemented in (IMPLEMENTED | dict(known.implemented)).items():
         value = config.get(key)
         ok = value is None or value in implemented or key == ignored
-        only = f"; only {implemented[0]!r} is" if implemented else ""
+        only = f"; only {' or '.join(map(repr, implemented))} is" if implemented else ""
         check(ok, f"{key} {value!r} in config.json is not supported{only}")
     return known
 

@@ -28,6 +28,10 @@ HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 HUB_SKIPPED = ("original/*", "consolidated*", "onnx/*")
 """Copies of the weights in formats of other programs."""
 
+ADDED = ("latent", "routing", "shared_size", "num_draft_layers")
+"""Fields of ModelConfig that count only if a model has them, so that other models keep their fingerprints, and the KV
+that an earlier version has stored."""
+
 SAMPLE_BYTES = 4096
 NUM_SAMPLES = 64
 
@@ -204,6 +208,9 @@ def _fingerprint(config: ModelConfig, files: Iterable[Path], seed: int = 0) -> s
     of each weight file (256 KiB instead of the whole file: 1 ms instead of minutes)."""
     hasher = blake2b(digest_size=16, person=b"mooncake-model")
     shape = {key: value for key, value in asdict(config).items() if key not in ("bos_token_id", "eos_token_ids")}
+    for key in ADDED:
+        if not shape[key]:
+            del shape[key]
     hasher.update(json.dumps([shape, seed], sort_keys=True).encode())
     for path in sorted(files, key=lambda path: path.name):
         size = path.stat().st_size

@@ -22,7 +22,7 @@ from torch import Tensor
 from cache.results import StoreError
 from cache.store.objects import Objects
 from engine.checkpoint.loop_calls import LoopCalls
-from engine.checkpoint.weights import Reader
+from engine.checkpoint.weights import Reader, type_of
 from engine.model.model_error import ModelError
 
 log = logging.getLogger("mooncake.weights")
@@ -61,7 +61,7 @@ class PooledWeights:
 
     def read(self, name: str) -> Tensor:
         """Raises ModelError if the pool no longer has a part of the tensor."""
-        out = torch.empty(math.prod(self._shapes[name]), dtype=self._dtype)
+        out = torch.empty(math.prod(self._shapes[name]), dtype=type_of(name, self._dtype))
         memory = bytes_of(out)
         found = self._calls.wait(self._objects.get_into(f"{self._name}/{name}", memory))
         if found != len(memory):
@@ -78,7 +78,7 @@ async def publish(objects: Objects, fingerprint: str, dtype: str, opened: Abstra
     name, loop = prefix(fingerprint, dtype), asyncio.get_running_loop()
 
     def read(reader: Reader, tensor: str) -> memoryview:
-        return bytes_of(reader.read(tensor).to(getattr(torch, dtype)).contiguous())
+        return bytes_of(reader.read(tensor).to(type_of(tensor, getattr(torch, dtype))).contiguous())
 
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="publish-weights") as thread, opened as reader:

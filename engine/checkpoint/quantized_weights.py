@@ -18,6 +18,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 import gguf
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from engine.checkpoint.gguf_weights import GGUFWeights
 from engine.checkpoint.model_source import ModelSource
-from engine.checkpoint.weights import Reader, open_quantized, open_weights, read_all, shapes
+from engine.checkpoint.weights import Reader, open_quantized, open_weights, read_all, shapes, type_of
 from engine.model.model_error import ModelError
 from engine.model.quantized import GROUP, KINDS, TOGETHER, Quantized, Scaled, Weight
 
@@ -62,13 +63,15 @@ def load_quantized(
     weight_dtype: str,
     dtype: torch.dtype,
     progress: Callable[[int, int], None] | None = None,
+    opened: AbstractContextManager[Reader] | None = None,
 ) -> dict[str, Weight]:
-    """All weights on the CPU: matrices as Quantized or Scaled for products in `dtype`, others in `dtype`. `progress` as
-    weights.load has it. Raises ModelError, also for a model or a file that --weight-dtype cannot serve."""
+    """All weights on the CPU: matrices as Quantized or Scaled for products in `dtype`, others in `dtype`. `progress`
+    and `opened` as weights.load has them; nothing is `stored` in the latter. Raises ModelError, also for a model or a
+    file that --weight-dtype cannot serve."""
     if weight_dtype == "stored":
         weights = _as_stored(source, dtype, progress)
     else:
-        weights = _quantize_all(source, weight_dtype, dtype, progress)
+        weights = _quantize_all(source, weight_dtype, dtype, progress, opened or open_weights(source, dtype, None))
     found = [weight for weight in weights.values() if isinstance(weight, Quantized | Scaled)]
     log.info(
         "%d weight matrices in %s: %d MB, %d MB in %s",
@@ -95,7 +98,9 @@ def _as_stored(
     _report({name: found[name] for name in matrices(found) if name not in kinds}, dtype)
 
     def take(reader: StoredReader, name: str) -> Weight:
-        return reader.stored(name, dtype) if name in kinds else reader.read(name).to(dtype).contiguous()
+        if name in kinds:
+            return reader.stored(name, dtype)
+        return reader.read(name).to(type_of(name, dtype)).contiguous()
 
     return read_all(source, file, take, dtype, progress)
 
@@ -108,7 +113,11 @@ def open_stored(source: ModelSource) -> StoredReader | None:
 
 
 def _quantize_all(
-    source: ModelSource, weight_dtype: str, dtype: torch.dtype, progress: Callable[[int, int], None] | None
+    source: ModelSource,
+    weight_dtype: str,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] | None,
+    opened: AbstractContextManager[Reader],
 ) -> dict[str, Weight]:
     wanted = shapes(source.config)
     of_layers, of_vocabulary = WHILE_LOADING[weight_dtype]
@@ -118,9 +127,9 @@ def _quantize_all(
 
     def take(reader: Reader, name: str) -> Weight:
         values = reader.read(name)
-        return quantized(values, kinds[name], dtype) if name in kinds else values.to(dtype).contiguous()
+        return quantized(values, kinds[name], dtype) if name in kinds else values.to(type_of(name, dtype)).contiguous()
 
-    return read_all(source, open_weights(source, dtype, None), take, dtype, progress)
+    return read_all(source, opened, take, dtype, progress)
 
 
 def matrices(names: Mapping[str, object]) -> list[str]:
@@ -137,9 +146,10 @@ def kept(found: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]]) -> set[
         for group in TOGETHER:
             together = [f"{layer}.{name}" for name in group]
             types = {found.get(name, "") for name in together}
+            if not types <= KINDS:
+                continue
             # q, k and v may be of several types, if each is whole blocks of the kernels.
-            fit = len(types) == 1 or (group[0] == "q" and not any(sizes[name][0] % OUTPUTS for name in together))
-            if types <= KINDS and fit:
+            if len(types) == 1 or (group[0] == "q" and not any(sizes[name][0] % OUTPUTS for name in together)):
                 names.update(together)
     return names
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +33,16 @@ layer_names = {
     "self_attn.k_norm.weight": "k_norm",
     "mlp.gate.weight": "router",
     "block_sparse_moe.gate.weight": "router",
+    "self_attn.q_a_proj.weight": "q_a",
+    "self_attn.q_a_layernorm.weight": "q_a_norm",
+    "self_attn.q_b_proj.weight": "q_b",
+    "self_attn.kv_a_proj_with_mqa.weight": "kv_a",
+    "self_attn.kv_a_layernorm.weight": "kv_a_norm",
+    "self_attn.kv_b_proj.weight": "kv_b",
+    "mlp.gate.e_score_correction_bias": "router_bias",
+    "mlp.shared_experts.gate_proj.weight": "shared.gate",
+    "mlp.shared_experts.up_proj.weight": "shared.up",
+    "mlp.shared_experts.down_proj.weight": "shared.down",
 }
 
 gemma_names = layer_names | {
@@ -62,6 +72,7 @@ class SafetensorsWeights:
     def __init__(self, files: Sequence[Path], config: ModelConfig) -> None:
         self._stack = ExitStack()
         names = gemma_names if config.post_norms else layer_names
+        drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_draft_layers))
         self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
         for path in files:
             try:
@@ -70,7 +81,7 @@ class SafetensorsWeights:
                 self._stack.close()
                 raise ModelError(f"{path} is not a whole safetensors file ({error}): fetch it again") from None
             for name in file.keys():  # noqa: SIM118 - not a mapping
-                if not name.endswith(COMPUTED):
+                if not name.endswith(COMPUTED) and not name.startswith(drafts):
                     self._where[our_name(name, names)] = (file, name)
 
     def __enter__(self) -> Self:
@@ -87,6 +98,37 @@ class SafetensorsWeights:
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
         return tensor.clone()
+
+
+def checkpoint_names(ours: Iterable[str], post_norms: bool) -> dict[str, tuple[str, ...]]:
+    """The names that checkpoints have for weights with these names of ours: several where families differ."""
+    whole = _inverse(whole_names)
+    layer, expert = _inverse(gemma_names if post_norms else layer_names), _inverse(expert_names)
+    found: dict[str, tuple[str, ...]] = {}
+    for name in ours:
+        if name in whole:
+            found[name] = whole[name]
+            continue
+        _, number, part = name.split(".", 2)
+        _, experts, inner = part.partition("experts.")
+        index, _, matrix = inner.partition(".")
+        at = f"model.layers.{number}."
+        if experts:
+            theirs = [each for each in expert[matrix] if each.startswith("w")]
+            found[name] = (
+                *(f"{at}mlp.experts.{index}.{each}" for each in expert[matrix] if each not in theirs),
+                *(f"{at}block_sparse_moe.experts.{index}.{each}" for each in theirs),
+            )
+        else:
+            found[name] = tuple(at + each for each in layer[part])
+    return found
+
+
+def _inverse(names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for theirs, ours in names.items():
+        found[ours] = (*found.get(ours, ()), theirs)
+    return found
 
 
 def our_name(name: str, names: Mapping[str, str] = layer_names) -> str:

@@ -17,7 +17,19 @@ and, if the configuration requires them:
     layers.{i}.q_norm, .k_norm                        [head_size]
     layers.{i}.attn_post_norm, .mlp_post_norm         [hidden]
     layers.{i}.router                                 [num_experts, hidden]
+    layers.{i}.router_bias                            [num_experts] float32
     layers.{i}.experts.{e}.gate, .up, .down           as the MLP's, with expert_size for intermediate
+    layers.{i}.shared.gate, .up, .down                the same, with shared_size
+
+A latent (engine/model/latent.py) replaces q, k, v, and the inputs of o; without query_rank q stays, with q_b's rows:
+
+    layers.{i}.q_a             [query_rank, hidden]
+    layers.{i}.q_a_norm        [query_rank]
+    layers.{i}.q_b             [num_heads * (nope_size + rope_size), query_rank]
+    layers.{i}.kv_a            [rank + rope_size, hidden]
+    layers.{i}.kv_a_norm       [rank]
+    layers.{i}.kv_b            [num_heads * (nope_size + value_size), rank]; of a head first K's rows, then V's
+    layers.{i}.o               [hidden, num_heads * value_size]
 
 Rows of q and k are in Hugging Face's half-split RoPE order for every file format.
 """
@@ -46,6 +58,9 @@ from engine.checkpoint.weight_cache import WeightCache
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 from engine.model.parallel import Shard
+
+EXACT = ("router_bias",)
+"""Weights that stay in float32: the differences between these numbers are what counts."""
 
 EMBED_STD = 0.02
 """Of dummy embeddings; other dummy matrices have std 1 / sqrt(in), which keeps activations near 1 at any size."""
@@ -102,7 +117,7 @@ def _load(
     def take(reader: Reader, name: str) -> Tensor:
         whole = reader.read(name)
         part = whole if shard is None else shard.cut(name, whole).clone()  # frees the rest of `whole`
-        return part.to(device=device, dtype=dtype).contiguous()
+        return part.to(device=device, dtype=type_of(name, dtype)).contiguous()
 
     weights = read_all(source, opened, take, dtype, progress)
     if shard is not None and source.config.tie_word_embeddings:
@@ -133,15 +148,7 @@ def read_all(
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight of a model, in the order of the forward pass."""
     hidden, vocab = config.hidden_size, config.vocab_size
-    q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-    layer: dict[str, tuple[int, ...]] = {
-        "attn_norm": (hidden,),
-        "q": (q, hidden),
-        "k": (kv, hidden),
-        "v": (kv, hidden),
-        "o": (hidden, q),
-        "mlp_norm": (hidden,),
-    }
+    layer: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), **_attention(config), "mlp_norm": (hidden,)}
     biased = (*("qkv" if config.qkv_bias else ""), *("o" if config.o_bias else ""))
     layer |= {f"{name}_bias": layer[name][:1] for name in biased}
     if config.qk_norm:
@@ -150,8 +157,12 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         layer |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     dense = _mlp("", hidden, config.intermediate_size)
     sparse: dict[str, tuple[int, ...]] = {"router": (config.num_experts, hidden)}
+    if config.routing is not None and config.routing.biased:
+        sparse["router_bias"] = (config.num_experts,)
     for expert in range(config.num_experts):
         sparse |= _mlp(f"experts.{expert}.", hidden, config.expert_size)
+    if config.shared_size:
+        sparse |= _mlp("shared.", hidden, config.shared_size)
     layers = {
         f"layers.{i}.{name}": shape
         for i in range(config.num_layers)
@@ -159,6 +170,29 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
     return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
+
+
+def _attention(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, latent = config.hidden_size, config.latent
+    if latent is None:
+        q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        return {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
+    heads, rank, query_rank = config.num_heads, latent.rank, latent.query_rank
+    q = heads * latent.query_size
+    query: dict[str, tuple[int, ...]] = {"q": (q, hidden)}
+    if query_rank:
+        query = {"q_a": (query_rank, hidden), "q_a_norm": (query_rank,), "q_b": (q, query_rank)}
+    return query | {
+        "kv_a": (latent.row_size, hidden),
+        "kv_a_norm": (rank,),
+        "kv_b": (heads * (latent.nope_size + latent.value_size), rank),
+        "o": (hidden, heads * latent.value_size),
+    }
+
+
+def type_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Of a weight of a model in `dtype`."""
+    return torch.float32 if name.rpartition(".")[2] in EXACT else dtype
 
 
 class KeptWeights:

@@ -53,6 +53,10 @@ class ModelSizes(Protocol):
     def head_size(self) -> int: ...
 
     @property
+    def kv_kind(self) -> str:
+        """A key of cache.block.PLANES."""
+
+    @property
     def max_position_embeddings(self) -> int: ...
 
     @property
@@ -127,7 +131,7 @@ def _max_connections(config: Config, machine: Machine) -> int:
 def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
     """Shape of this node's KV blocks."""
     sizes = model.num_layers, model.num_kv_heads, model.head_size, config.block_size
-    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype)
+    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype, model.kv_kind)
 
 
 def _runs_model(config: Config) -> bool:

@@ -7,10 +7,12 @@ Files:
     costs          The cost models of this node's steps, fitted to the measured steps
     emissions      The results of a step, handed out to their requests in pieces that leave the event loop to others
     engine_load    The load of this node's engine, as gossip, load words and probes report it
+    held_weights   The weights that an engine has in memory, and which of them a request may use
     kv_ready       Decides which bytes of a prompt's KV may be sent to the decode node, and when
     kv_transfer    Moves one prompt's KV from the prefill node to the decode node while the prefill node computes the
                    rest
     layered_load   Loads a prefix layer by layer while the engine computes with it
+    model_steps    Computes a step in the engine thread
     prefix_loads   Loads of prefixes from lower tiers and other nodes: which requests load one, and which loads a step
                    waits for
     priority       Lowers the priority of the model's threads, so that the event loop runs first if both need the same

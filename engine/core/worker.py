@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cache.block import BlockKey
 from cache.pool.policy import Facts
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
 from engine.core.emissions import Emission, Emit, hand_out
+from engine.core.held_weights import WRONG_WEIGHTS, HeldWeights
 from engine.core.kv_transfer import KvTransfer
+from engine.core.model_steps import ModelSteps
 from engine.core.prefix_loads import Loader, PrefixLoads
 from engine.core.priority import step_back
 from engine.core.step_recorder import StepRecorder
@@ -30,7 +32,6 @@ from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
 from engine.step.request import Request, RequestState
-from engine.step.rows import row_of
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
 from net.errors import RemoteError
@@ -41,6 +42,8 @@ from net.metrics.events import Metrics
 log = logging.getLogger("mooncake.engine")
 
 BLOCKED_RETRY_S = 0.02
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,40 +105,55 @@ class Worker:
         thread: StepThread = OWN_THREAD,
     ) -> None:
         self.batcher = batcher
-        self.runner = runner
+        self.weights = HeldWeights(runner)
         self.costs = costs
         self._loads = PrefixLoads(batcher, reuse.loader, self.wake)
         self._publisher = reuse.publisher
         self._metrics = metrics
-        self._speculator, self._draft = drafts.speculator, drafts.model
+        self._speculator = drafts.speculator
         self._recorder = thread.recorder
         self._idle = True  # since the last step
         self._transfers: dict[str, KvTransfer] = {}
-        self._eos_token_ids = tuple(batcher.eos_token_ids)
+        eos_token_ids = tuple(batcher.eos_token_ids)
+        self._model = ModelSteps(self.weights, drafts.model, eos_token_ids, self._loads.arriving, self._transfers)
         self._preemptions_seen = 0
-        self._ran = (0.0, 0.0)  # begin and end of the last step in the engine thread, monotonic
-        self._waited = False  # the last step had to wait for a prefix
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (thread.nice,))
         self._loop_task: asyncio.Task[None] | None = None
         self._in_flight: tuple[Step, asyncio.Future[list[list[Sampled]]]] | None = None
         self.lost: str | None = None  # why the loop ended
 
+    @property
+    def runner(self) -> Runner:
+        """Computes new requests."""
+        return self.weights.runner(self.weights.current)
+
     # --- requests
 
     def add(self, request: Request, transfer: KvTransfer | None = None) -> None:
-        """Queue a request; `transfer` sends its KV while the steps compute it. Raises RemoteError when the loop has
-        ended."""
-        self.check()
+        """Queue a request; `transfer` sends its KV while the steps compute it. Raises RemoteError as `check` does."""
+        self.check(request)
         self.batcher.add(time.monotonic(), request)
         if transfer is not None:
             self._transfers[request.request_id] = transfer
         self.wake()
 
-    def check(self) -> None:
-        """Raises RemoteError when the loop has ended."""
+    def check(self, request: Request | None = None) -> None:
+        """Raises RemoteError when the loop has ended, or if this node may not compute `request` with its weights."""
         if self.lost is not None:
             raise RemoteError(self._farewell, "lost")
+        if request is not None and not self.weights.serves(request.weights, begun=request.first_output_index > 0):
+            raise RemoteError(
+                f"this node does not serve weights {request.weights.hex() or 'of the start'}: it has "
+                f"{self.weights.current.hex() or 'those of the start'}",
+                WRONG_WEIGHTS,
+            )
+
+    def uses(self, weights: bytes) -> bool:
+        """Whether a request of this node, or the running step, needs these weights."""
+        running = self._in_flight[0].rows if self._in_flight is not None else ()
+        requests = (*self.batcher.requests.values(), *self.batcher.seats.claims, *(row.request for row in running))
+        return any(request.weights == weights for request in requests)
 
     def wake(self) -> None:
         """Tell the loop that a request may have become runnable."""
@@ -172,8 +190,8 @@ class Worker:
         self._emit = emit
         self._loop_task = keep(self._run, "engine loop", Restarts(0))
 
-    async def before_start(self, work: Callable[[], int]) -> int:
-        """Run in the engine thread."""
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run in the engine thread, between two steps."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def close(self) -> None:
@@ -228,7 +246,7 @@ class Worker:
         while True:
             self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
-            running = None if step is None else loop.run_in_executor(self._executor, self._compute, step, loop)
+            running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
             self.costs.started(step, time.monotonic())
             if produced is not None:
@@ -258,36 +276,6 @@ class Worker:
             async with asyncio.timeout(BLOCKED_RETRY_S if self.batcher.waiting else None):
                 await self._wake.wait()
 
-    def _compute(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
-        """Runs in the engine thread. The tokens and blocks of the step's requests do not change while it runs: only
-        commit, fail and schedule change them, and an abort leaves both until the step has ended."""
-        proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
-        begin = time.monotonic()
-        rows = [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in step.rows]
-        gates = self._loads.arriving.gates(row.request for row in step.rows)
-        transfers = [
-            # A prefix that is still arriving leaves layer by layer, like the layers that the step computes.
-            (
-                transfer,
-                list(row.request.block_ids),
-                0 if row.request.request_id in gates else row.start,
-                row.start + row.num_tokens,
-            )
-            for row in step.rows
-            if (transfer := self._transfers.get(row.request.request_id)) is not None
-        ]
-
-        def on_layer(layer: int) -> None:
-            loop.call_soon_threadsafe(_layer_done, transfers, layer)
-
-        def before_layer(layer: int) -> None:
-            for gate in gates.values():
-                gate.wait(layer)
-
-        sampled = self.runner.step(rows, on_layer if transfers else None, before_layer if gates else None)
-        self._ran, self._waited = (begin, time.monotonic()), bool(gates)
-        return sampled
-
     async def _settle(self, step: Step) -> list[Emission]:
         """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix."""
         return [
@@ -297,12 +285,13 @@ class Worker:
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: error emissions of requests that cannot continue."""
-        begin, end = self._ran
-        # The times of steps that waited for a prefix, or computed the logits of a prompt, do not predict other steps.
-        if not self._waited and not any(row.request.scores_prompt for row in step.rows):
+        begin, end = self._model.ran
+        # The times of steps that waited for a prefix, used several weights or computed the logits of a prompt do not
+        # predict other steps.
+        if not self._model.unusual and not any(row.request.scores_prompt for row in step.rows):
             self.costs.observe(step, end - begin)
         if self._recorder is not None:
-            self._recorder.add(step, begin, end, self._idle, self._waited)
+            self._recorder.add(step, begin, end, self._idle, self._model.unusual)
         self._idle = False
         others_s = [(end - begin) * share for share in step.other_prompts()]
         for row, seconds in zip(step.rows, others_s, strict=True):
@@ -354,9 +343,3 @@ class Worker:
         self._metrics.set_load(running, waiting, usage["held"] / usage["total"])
         self._metrics.count("vllm:num_preemptions", self.batcher.num_preemptions - self._preemptions_seen)
         self._preemptions_seen = self.batcher.num_preemptions
-
-
-def _layer_done(transfers: Sequence[tuple[KvTransfer, Sequence[int], int, int]], layer: int) -> None:
-    """Runs on the event loop, once per layer for all (transfer, block ids, start, end) of a step."""
-    for transfer, block_ids, start, end in transfers:
-        transfer.layer_done(block_ids, layer, start, end)

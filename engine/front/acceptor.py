@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -31,6 +33,7 @@ from net.http.common.frontend import Output, Overloaded, Unavailable
 log = logging.getLogger("mooncake.acceptor")
 
 DRAIN_POLL_S = 0.02
+REPLACED_REASON = "the model's weights were replaced since this answer began: send the request again as a new one"
 PLACE_RETRY_INTERVAL_S = 2.0
 """A request that waits for a missing role tries placement at this interval even if gossip shows no node with the role:
 placement also asks nodes of other cells and nodes without a load record."""
@@ -99,6 +102,8 @@ class Acceptor:
         self._placer = placer
         self._attempts = attempts
         self._waiting = 0  # requests that wait for the next try
+        self._flights: set[Flight] = set()  # unfinished
+        self._weights, self._renewed = b"", -math.inf  # of new requests; when they were replaced, monotonic seconds
         self._closing = self._over = False
         self._gate = Gate(placer.room)
 
@@ -126,14 +131,16 @@ class Acceptor:
         if self._closing:
             raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
+        flight.resumed = again
+        self._flights.add(flight)
         self._log.accepted(flight)
         text = OutputText(self._tokenizer, flight)
         reason: str | None = None
         try:
-            if again:
-                await self._attempts.adopt(flight)
-            else:
+            if not again:
                 self._gate.enter(flight)
+            elif not await self._attempts.adopt(flight) and self._may_have_begun_on_others():
+                raise Unavailable(REPLACED_REASON, retry_after_s=1.0)
             while reason is None:
                 output = await self._output(flight, text)
                 self._gate.leave(flight)
@@ -143,6 +150,7 @@ class Acceptor:
             self._log.rejected(flight, error)
             raise
         finally:
+            self._flights.discard(flight)
             self._gate.leave(flight)
             self._attempts.abort(flight)
             self._log.over(flight, reason)
@@ -174,7 +182,23 @@ class Acceptor:
             deadline=now + timeout_s,
             accepted=now,
             persistence=Persistence(now, now + timeout_s, self._limits.role_wait_s),
+            weights=self._weights,
         )
+
+    # --- weights
+
+    def renew(self, weights: bytes) -> None:
+        """The cluster serves other weights: requests without a token begin with them, others end with theirs."""
+        if weights != self._weights:
+            self._weights, self._renewed = weights, time.monotonic()
+
+    def open_by_weights(self) -> Counter[bytes]:
+        """Number of unfinished requests, by the weights that compute them."""
+        return Counter(flight.weights for flight in self._flights)
+
+    def _may_have_begun_on_others(self) -> bool:
+        """Whether a client that continues an answer may have tokens of weights that were replaced since."""
+        return time.monotonic() - self._renewed < self._limits.timeout_s
 
     async def _output(self, flight: Flight, text: OutputText) -> Output:
         """The next output. If an attempt ends without one, the acceptor starts the next attempt."""
@@ -211,6 +235,8 @@ class Acceptor:
         missing role. A request that has begun waits for both until its deadline, because its client was promised an
         answer. Returns False if the deadline passes and the client already has a part of the answer."""
         while True:
+            if not flight.num_output_tokens and not flight.resumed:
+                flight.weights = self._weights
             try:
                 await self._attempts.start(flight)
             except (NotPlaced, Overloaded, Unavailable, NodeUnreachable) as error:

@@ -37,8 +37,8 @@ class Adoption:
             found = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
             if not found:
                 return False
-            node, (attempt_id, made) = max(found, key=lambda one: len(one[1][1]))
-            flight.adopted = attempt_id
+            node, (attempt_id, made, weights) = max(found, key=lambda one: len(one[1][1]))
+            flight.adopted, flight.weights = attempt_id, weights
             flight.nodes, flight.watched = {node}, {node}
             flight.timeline.nodes |= {"prefill": node, "decode": node}
             flight.items = asyncio.Queue()
@@ -50,11 +50,12 @@ class Adoption:
             if not self._asking:
                 self._early.clear()
 
-    async def _ask(self, node: str, question: Adopt) -> tuple[str, list[Update]] | None:
-        """Returns (attempt id, its tokens so far), or None if the node does not keep the request."""
+    async def _ask(self, node: str, question: Adopt) -> tuple[str, list[Update], bytes] | None:
+        """Returns (attempt id, its tokens so far, the weights that compute it); None if the node does not keep it."""
         try:
             body, _ = await self._channel.call(node, messages.ADOPT, encode(question), timeout_s=ANSWER_TIMEOUT_S)
             answer = decode(Adopted, body)
-            return answer.attempt_id, [update for _, update in decode_all({"updates": answer.updates})]
+            made = [update for _, update in decode_all({"updates": answer.updates})]
+            return answer.attempt_id, made, answer.weights
         except (PeerLost, RemoteError, BodyError, TimeoutError):
             return None

@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import Any
 
+from engine.core.held_weights import WRONG_WEIGHTS
 from engine.core.kv_ready import KvTarget
 from engine.front.adoption import Adoption
 from engine.front.flight import Flight, OutputText
@@ -116,6 +117,8 @@ class Attempts:
             if error.code == "overloaded":
                 self._log.refused(flight, asked, {"reason": str(error)} | error.facts)
                 raise Overloaded(str(error), error.facts["retry_after_s"]) from None
+            if error.code == WRONG_WEIGHTS and not (flight.num_output_tokens or flight.resumed):
+                raise NodeUnreachable(str(error)) from None  # one of the two nodes has not learnt of a replacement yet
             if error.code == "unknown kind":  # it has restarted and is still loading its model
                 raise NodeUnreachable(str(error)) from None
             raise AttemptFailed(str(error)) from None

@@ -39,10 +39,12 @@ class Flight:
     deadline: float  # monotonic seconds
     accepted: float  # monotonic seconds
     persistence: Persistence
+    weights: bytes = b""  # that compute it; they may change until the first token
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
     begun: float = 0.0  # when the current attempt was placed; before last_token if the attempt has made a token
+    resumed: bool = False  # its client may have tokens from a lost acceptor
     adopted: str | None = None  # the attempt of another acceptor that this flight continues
     incomplete: bool = False  # the prefix of an attempt arrived incomplete
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
@@ -77,6 +79,7 @@ class Flight:
             arrival=self.accepted,
             root=self.root,
             service_class=self.service_class,
+            weights=self.weights,
             fetches=not self.incomplete and not self.persistence.last,
         )
 

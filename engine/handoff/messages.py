@@ -54,6 +54,7 @@ class WireRequest:
     root: bytes
     age_s: float  # time since acceptance: an age needs no common clock
     fetches: bool = True  # as in Request
+    weights: bytes = b""  # as in Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class Adopted:
 
     attempt_id: str
     updates: Sequence[Any]
+    weights: bytes = b""  # that compute it
 
 
 @dataclass(slots=True)
@@ -247,6 +249,7 @@ def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, lis
         request.root,
         age_s,
         request.fetches,
+        request.weights,
     )
     return wire, [array("I", request.token_ids).tobytes()]
 
@@ -267,6 +270,7 @@ def unpack_request(wire: WireRequest, data: memoryview, now: float, handover: bo
         root=wire.root,
         service_class=wire.service_class,
         fetches=wire.fetches,
+        weights=wire.weights,
         first_output_index=len(tokens) - wire.num_prompt_tokens,
         handover=handover,
     )

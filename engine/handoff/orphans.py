@@ -72,7 +72,7 @@ class Orphans:
                 if not request.finished:
                     self._drop_lease(attempt_id)
                     self._adopted(attempt_id, peer)
-                return Adopted(attempt_id, [encode(attempt_id, token) for token in made(request)])
+                return Adopted(attempt_id, [encode(attempt_id, token) for token in made(request)], request.weights)
         raise RemoteError("this node does not keep that request", code="gone")
 
     def _expire(self, attempt_id: str) -> None:

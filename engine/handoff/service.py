@@ -132,8 +132,8 @@ class EngineService:
     # --- decode side
 
     async def _on_reserve(self, peer: str, body: Reserve, data: memoryview) -> KvTarget:
-        self._worker.check()
         request = unpack_request(body.request, data, time.monotonic())
+        self._worker.check(request)
         self._incoming.check_room(self._own_load.blocks_in_s)
         self._acceptors[request.request_id] = peer
         return await self._incoming.reserve(request, body.prefill_node)
@@ -150,8 +150,8 @@ class EngineService:
     # --- prefill side
 
     async def _on_prefill(self, peer: str, body: Prefill, data: memoryview) -> None:
-        self._worker.check()
         request = unpack_request(body.request, data, time.monotonic(), handover=body.target is not None)
+        self._worker.check(request)
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
         self._own_load.keep(body.promise, request)

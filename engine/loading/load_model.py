@@ -226,6 +226,7 @@ def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBack
             kv_dtype,
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
+            rank=0 if model.latent is None else model.latent.rank,
             dtype=getattr(torch, config.dtype),
             cpu_level=config.cpu_level,
         )

@@ -1,14 +1,15 @@
 """The decoder: its shape from any configuration file, its operations on CPU and GPU, its parts on several ranks.
 
 Files:
-    decoder           One config-driven decoder for the Llama, Mistral, Qwen and Gemma families
+    decoder           One config-driven decoder for the Llama, Mistral, Qwen, Gemma and DeepSeek families
     gpu               The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads
     graphs            CUDA graphs: a small step needs one launch instead of about ten per layer
     huge_pages        Memory for packed weights, which every step reads from start to end
+    latent            Multi-head latent attention: all heads share one row per token
+    latent_config     The part of a ModelConfig about latent attention
     layers_cpu        All layers of a step in one C call
     model_config      The shape of a decoder, read from any kind of file
     model_error       The exception for every problem with a model that the user named
-    moe               Mixture of experts: every token passes through its top k of E small MLPs, weighted by a router
     ops               The small operations between attention and the matrix products, one class per kind of hardware
     ops_choice        Chooses the operations of a model; on a CPU it measures which matrix products are fastest
     ops_cpu           The operations of a model on a CPU: kernels of engine/model/cpu, called through ctypes
@@ -22,4 +23,5 @@ Files:
     rope_scaling      Context extension of rotary position embedding: the divisor of each frequency, and the scale of
                       the result
     cpu/              The operations of a model on CPUs in C++; engine/model/ops_cpu.py compiles and calls them
+    experts/          Mixture of experts: the experts of a layer, and which of them a token passes through
 """

@@ -1,4 +1,4 @@
-"""One config-driven decoder for the Llama, Mistral, Qwen and Gemma families.
+"""One config-driven decoder for the Llama, Mistral, Qwen, Gemma and DeepSeek families.
 
 T is the step's tokens of all requests, H the hidden size. Products are fused where inputs are shared: q, k and v in one
 matrix, gate and up in one, so a dense layer is four matrix products.
@@ -8,8 +8,8 @@ matrix, gate and up in one, so a dense layer is four matrix products.
 
 An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
 optional parts of some families: biases, norms of q and k, windows and soft caps, norms before the additions, experts
-instead of the MLP (moe.py). Under tensor parallelism, every rank has some heads and some columns of each MLP; the two
-results that are added to x are summed over the ranks (engine/model/parallel.py).
+instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every rank has
+some heads and some columns of each MLP; the two results that are added to x are summed over the ranks (parallel.py).
 
 The order of casts follows transformers, so that bfloat16 rounds at the same places.
 """
@@ -24,9 +24,12 @@ import torch
 from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
+from engine.model.experts.moe import Experts
+from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
+from engine.model.latent import LatentAttention, halves_of
+from engine.model.latent_config import Latent
 from engine.model.layers_cpu import all_in_one
 from engine.model.model_config import ModelConfig
-from engine.model.moe import Experts
 from engine.model.ops import Linear, Ops, Tail, TorchOps
 from engine.model.parallel import Alone, Ranks
 from engine.model.quantized import Weight, stacked, widened
@@ -52,15 +55,16 @@ class Layer:
     """Weights of one decoder layer; the shapes of products are [out, in]. None: the model has no such norm."""
 
     attn_norm: Tensor  # [H]
-    qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]
+    qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]; with a latent, LatentAttention's first product
     q_norm: Tensor | None  # [head_size], of every head
     k_norm: Tensor | None
-    o: Linear  # [H, num_heads * head_size]
+    o: Linear  # [H, num_heads * head_size (or value_size)]
     attn_post_norm: Tensor | None  # [H]
     mlp_norm: Tensor  # [H]
     mlp: Mlp | Experts
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens that a row sees, including itself; 0: all
+    latent: LatentAttention | None = None
 
 
 @dataclass(slots=True)
@@ -118,10 +122,14 @@ class Model:
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails)
         if weights:
             raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
-        self.rope = Rope(config.head_size, config.rope_theta, config.rope_scaling, self.device)
+        self.rope = Rope(config.rope_size, config.rope_theta, config.rope_scaling, self.device)
         self.local_rope = self.rope
         if config.local_rope_theta:
             self.local_rope = Rope(config.head_size, config.local_rope_theta, None, self.device)
+
+    def close(self) -> None:
+        """Give the memory of the layers back at once: a tail may refer to its model. No step may run, now or later."""
+        self.layers, self.tails, self.layers_at_once = [], [], None
 
     # --- weights
 
@@ -151,9 +159,12 @@ class Model:
         def norm(name: str) -> Tensor:
             return self._norm(weights, at + name)
 
+        first: tuple[str, ...] = ("q", "k", "v")
+        if config.latent is not None:
+            first = ("q_a" if config.latent.query_rank else "q", "kv_a")
         return Layer(
             attn_norm=norm("attn_norm"),
-            qkv=linear("q", "k", "v", bias=config.qkv_bias),
+            qkv=linear(*first, bias=config.qkv_bias),
             q_norm=norm("q_norm") if config.qk_norm else None,
             k_norm=norm("k_norm") if config.qk_norm else None,
             o=linear("o", bias=config.o_bias),
@@ -162,6 +173,22 @@ class Model:
             mlp=self._experts(weights, at) if config.has_experts(index) else self._mlp(weights, at),
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
+            latent=None if config.latent is None else self._latent(weights, at, config.latent),
+        )
+
+    def _latent(self, weights: dict[str, Any], at: str, sizes: Latent) -> LatentAttention:
+        to_latent, to_value = halves_of(self._take(weights, at + "kv_b"), sizes, self.config.num_heads)
+        return LatentAttention(
+            sizes=sizes,
+            num_heads=self.config.num_heads,
+            scale=self.config.attention_scale,
+            q_norm=self._take(weights, at + "q_a_norm") if sizes.query_rank else None,
+            q_b=self.ops.linear(self._matrix(weights, at + "q_b")) if sizes.query_rank else None,
+            norm=self._take(weights, at + "kv_a_norm"),
+            to_latent=to_latent,
+            to_value=to_value,
+            ops=self.ops,
+            backend=self.backend,
         )
 
     def _mlp(self, weights: dict[str, Any], at: str) -> Mlp:
@@ -173,14 +200,22 @@ class Model:
     def _experts(self, weights: dict[str, Any], at: str) -> Experts:
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
         return Experts(
-            router=self.ops.linear(self._take(weights, at + "router")),
+            router=self._router(weights, at),
             gate_up=self.ops.grouped_linear([self._matrix(weights, name + "gate", name + "up") for name in each]),
             down=self.ops.grouped_linear([self._matrix(weights, name + "down") for name in each]),
             gate={"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation],
             num_experts=self.config.num_experts,
             experts_per_token=self.config.experts_per_token,
-            normalize=self.config.normalize_experts,
+            shared=self._mlp(weights, at + "shared.") if self.config.shared_size else None,
         )
+
+    def _router(self, weights: dict[str, Any], at: str) -> Router:
+        weight, routing = self._take(weights, at + "router"), self.config.routing
+        chosen = self.config.experts_per_token, self.config.normalize_experts
+        if routing is None:
+            return PlainRouter(self.ops.linear(weight), *chosen)
+        bias = self._take(weights, at + "router_bias") if routing.biased else None
+        return RoutedRouter(weight.float(), bias, routing, *chosen)
 
     def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
         """The operations after attention in this layer, through the next layer's q, k and v."""
@@ -212,7 +247,7 @@ class Model:
     ) -> Tensor:
         """Compute one step: writes its KV to the pool; returns logits [R, vocab_size] float32 of `rows`.
 
-        token_ids [T] int64; kv_pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size];
+        token_ids [T] int64; kv_pool [num_blocks, *BlockGeometry.shape] (cache/block.py);
         rows [R] int64, R may be 0. on_layer(l) is called, in order, when layer l's KV of this step is in the pool, on
         every rank (on a GPU: when its write is queued on the current stream). before_layer(l) is called before layer l
         reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
@@ -271,7 +306,9 @@ class Model:
         return x, projected
 
     def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
-        """Attention [T, num_heads * head_size] of layer.qkv's output; writes this step's k and v to the pool."""
+        """layer.qkv's output -> layer.o's input; writes this step's KV to the pool."""
+        if layer.latent is not None:
+            return layer.latent(qkv, kv, step.batch, step.plan, step.angles)
         config, heads = self.config, self.config.num_heads
         qkv = qkv.view(len(qkv), -1, config.head_size)
         if layer.q_norm is not None and layer.k_norm is not None:

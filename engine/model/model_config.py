@@ -1,7 +1,7 @@
 """ModelConfig: the shape of a decoder, read from any kind of file (hf_config.py, gguf_config.py).
 
-Model families differ only in these fields: the Llama, Mistral, Qwen and Gemma families, dense or with experts, share
-one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the geometry.
+Model families differ only in these fields: the Llama, Mistral, Qwen, Gemma and DeepSeek families, dense or with
+experts, share one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the geometry.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.model.experts.routing_config import Routing
+from engine.model.latent_config import Latent
 from engine.model.model_error import ModelError
 from engine.model.rope_scaling import problem
 
@@ -23,7 +25,9 @@ class ModelConfig:
     hidden_size: int
     num_heads: int
     num_kv_heads: int
+    """Heads of K and V; 1 if a latent serves all heads."""
     head_size: int
+    """Of a head of K and V, or of the latent row."""
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int = 2048
@@ -49,6 +53,8 @@ class ModelConfig:
     """Per layer, the tokens that a row sees, including itself; 0: all. Empty: all tokens in every layer."""
     query_scale_size: int = 0
     """Scores are multiplied by query_scale_size**-0.5; 0: the head size."""
+    latent: Latent | None = None
+    """Keys and values of all heads follow from one row per token; None: K and V per head are kept."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     """Scores and logits become cap * tanh(x / cap); 0: unchanged."""
@@ -72,6 +78,12 @@ class ModelConfig:
     """The weights of a token's experts sum to one; otherwise they are their softmax among all experts."""
     dense_layers: tuple[int, ...] = ()
     """Layers with a dense MLP although num_experts > 0."""
+    routing: Routing | None = None
+    """How experts are chosen; None: those with the largest shares of a softmax."""
+    shared_size: int = 0
+    """intermediate_size of the expert that every token also passes through; 0: none."""
+    num_draft_layers: int = 0
+    """Layers of the checkpoint after the last one, which predict further tokens. They are not loaded."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "intermediate_size"):
@@ -81,7 +93,14 @@ class ModelConfig:
             self.num_heads % self.num_kv_heads == 0,
             f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly",
         )
-        check(self.head_size % 2 == 0, f"head size {self.head_size} is odd: RoPE rotates pairs")
+        check(self.rope_size % 2 == 0, f"head size {self.rope_size} is odd: RoPE rotates pairs")
+        if self.latent is not None:
+            wrong = self.latent.problem()
+            check(wrong is None, str(wrong))
+            check(
+                (self.num_kv_heads, self.head_size) == (1, self.latent.row_size),
+                f"{self.num_kv_heads} KV heads of {self.head_size} are not one latent row of {self.latent.row_size}",
+            )
         if self.rope_scaling is not None:
             wrong = problem(self.rope_scaling)
             check(wrong is None, str(wrong))
@@ -94,6 +113,9 @@ class ModelConfig:
                 f"num_experts_per_tok is {self.experts_per_token}, the model has {self.num_experts} experts",
             )
             check(self.expert_size >= 1, f"moe_intermediate_size is {self.expert_size}, must be positive")
+            if self.routing is not None:
+                wrong = self.routing.problem(self.num_experts, self.experts_per_token)
+                check(wrong is None, str(wrong))
 
     def window(self, layer: int) -> int:
         """Tokens that a row of this layer sees, including itself; 0: all."""
@@ -109,6 +131,7 @@ class ModelConfig:
             sizes["MLP columns"] = self.intermediate_size
         if self.num_experts:
             sizes["columns of an expert"] = self.expert_size
+            sizes["columns of the shared expert"] = self.shared_size
         for what, size in sizes.items():
             if size % ranks:
                 return f"the model's {size} {what} do not divide by {ranks}"
@@ -117,18 +140,40 @@ class ModelConfig:
         return None
 
     @property
+    def kv_kind(self) -> str:
+        """The kind of its KV blocks (cache/block.py)."""
+        return "full" if self.latent is None else "latent"
+
+    @property
+    def rope_size(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.head_size if self.latent is None else self.latent.rope_size
+
+    @property
     def attention_scale(self) -> float:
+        if self.latent is not None:
+            return float(self.latent.query_size**-0.5 * self.latent.sharpness)
         return float((self.query_scale_size or self.head_size) ** -0.5)
 
     @property
     def num_parameters(self) -> int:
         """The number of weights, without norms and biases."""
-        attention = 2 * self.hidden_size * (self.num_heads + self.num_kv_heads) * self.head_size
+        attention = self._attention_parameters
         mlp = 3 * self.hidden_size * self.intermediate_size
-        experts = self.num_experts * self.hidden_size * (3 * self.expert_size + 1)
+        experts = self.hidden_size * (self.num_experts * (3 * self.expert_size + 1) + 3 * self.shared_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         sparse = sum(self.has_experts(layer) for layer in range(self.num_layers))
         return self.num_layers * attention + sparse * experts + (self.num_layers - sparse) * mlp + embeddings
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Of one layer's matrices."""
+        hidden, heads, latent = self.hidden_size, self.num_heads, self.latent
+        if latent is None:
+            return 2 * hidden * (heads + self.num_kv_heads) * self.head_size
+        query = latent.query_rank * (hidden + heads * latent.query_size) or hidden * heads * latent.query_size
+        values = heads * latent.value_size
+        return query + hidden * (latent.row_size + values) + latent.rank * (heads * latent.nope_size + values)
 
 
 def check(ok: bool, message: str) -> None:

@@ -3,13 +3,15 @@
 Rank r of n computes num_heads / n heads and 1 / n of the columns of every MLP and expert (Megatron's split):
 
     qkv, gate, up     rows of the weight [out, in]        no communication
+    q_b, kv_b         rows: the heads of latent attention no communication
     o, down           columns of the weight               partial results, summed over the ranks
     lm_head           rows, padded to a multiple of n     logits, gathered on rank 0
-    embed, norms, router                                  whole on every rank
+    embed, norms, router, q_a, kv_a                       whole on every rank
 
-KV heads are split with the query heads that use them; with fewer KV heads than ranks, neighbours have the same one. For
-transfers, the pool and other nodes, a KV block stays whole: [num_layers, 2, num_kv_heads, block_size, head_size]. Ranks
-on CPUs share the arena's memory and write their heads to it; two ranks with the same KV head write the same bytes.
+KV heads are split with the query heads that use them; with fewer KV heads than ranks, neighbours have the same one, as
+all ranks have the row of a latent. For transfers, the pool and other nodes, a KV block stays whole (cache/block.py).
+Ranks on CPUs share the arena's memory and write their heads to it; two ranks with the same KV head write the same
+bytes.
 Ranks on GPUs have separate arenas, which rank 0 combines (engine/loading/rank_arenas.py).
 """
 
@@ -31,7 +33,7 @@ from net.collectives.group import RankGroup
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 """Ranks run the same step concurrently; a rank that is this late is considered dead."""
 
-BY_OUTPUT = ("q", "gate", "up", "q_bias")
+BY_OUTPUT = ("q", "q_b", "kv_b", "gate", "up", "q_bias")
 BY_KV_HEAD = ("k", "v", "k_bias", "v_bias")
 BY_INPUT = ("o", "down")
 
@@ -146,6 +148,7 @@ class Shard:
             num_kv_heads=self._num_kv_heads,
             intermediate_size=max(1, self.whole.intermediate_size // self.size),
             expert_size=self.whole.expert_size // self.size,
+            shared_size=self.whole.shared_size // self.size,
             tie_word_embeddings=False,
         )
 

@@ -18,8 +18,8 @@ from torch import Tensor
 GROUP = 32
 """Inputs of a group of the types to which weights are rounded while loading."""
 
-TOGETHER = (("q", "k", "v"), ("gate", "up"), ("o",), ("down",))
-"""Matrices of a layer, as the decoder multiplies them."""
+TOGETHER = (("q", "k", "v"), ("q", "kv_a"), ("q_a", "kv_a"), ("q_b",), ("gate", "up"), ("o",), ("down",))
+"""Matrices of a layer, as the decoder multiplies them. With a latent (latent.py) others replace q, k and v."""
 
 BLOCKS = {
     "q8_0": (32, 34),

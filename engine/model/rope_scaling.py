@@ -60,11 +60,12 @@ def magnitude(scaling: Mapping[str, Any] | None) -> float:
         return float(scaling["attention_factor"])
     factor, all_dims = scaling["factor"], scaling.get("mscale_all_dim")
     if scaling.get("mscale") and all_dims:
-        return _mscale(factor, scaling["mscale"]) / _mscale(factor, all_dims)
-    return _mscale(factor, 1.0)
+        return mscale(factor, scaling["mscale"]) / mscale(factor, all_dims)
+    return mscale(factor, 1.0)
 
 
-def _mscale(factor: float, weight: float) -> float:
+def mscale(factor: float, weight: float) -> float:
+    """YaRN's growth of attention with the logarithm of the context."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -26,4 +26,6 @@ Files:
     role_changes      The shell of sched/role_change.py: reads the gossiped records every few seconds and sets the
                       engine's role
     scrape            The parts of a node that a scrape reads
+    weights           The weights of a node, assembled: what it serves, how it follows the cluster, and what it
+                      replaces itself
 """

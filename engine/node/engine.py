@@ -167,7 +167,7 @@ class Engine:
         room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
         try:
-            return await self.worker.before_start(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+            return await self.worker.in_thread(partial(calibrate, self.worker.runner, self.costs, room, seconds))
         finally:
             self._calibrated = []
             self.pool.release(lent)

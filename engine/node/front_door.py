@@ -30,6 +30,7 @@ from engine.node.frontend import Answers, Compiler, Served, ServingFrontend, Sto
 from engine.node.leaving import Leaving
 from engine.node.parts import Blocks, Measures, Serving
 from engine.node.prefix_reset import PrefixReset
+from engine.node.weights import NodeWeights
 from engine.observe.live import Live
 from engine.observe.otlp import OtlpError, SpanExport
 from engine.observe.trace_recorder import TraceRecorder
@@ -60,6 +61,8 @@ class FrontDoor:
         self._config, self._source = config, source
         self._cluster, self._blocks, self._serving, self._leaving = cluster, blocks, serving, leaving
         self._measures = measures
+        self.weights = NodeWeights(config, source, cluster, blocks.root, serving)
+        serving.weights = self.weights.member
         self._rng = random.Random()
         self._policy = placement_policy(config, self._rng)
         self._keys = api_keys(config)
@@ -157,7 +160,7 @@ class FrontDoor:
         own = identity(config, blocks.geometry, blocks.root.hex()) | {"fingerprint": self._source.fingerprint}
 
         def members() -> dict[str, Any]:
-            return node_report.cluster(own, cluster.gossip, cluster.transfer)
+            return node_report.cluster(own | self.weights.told(), cluster.gossip, cluster.transfer)
 
         live = Live(
             cluster.channel,
@@ -170,11 +173,12 @@ class FrontDoor:
         return Answers(
             members,
             lambda: node_report.state(config, serving, cluster, blocks, stalls),
-            lambda: serving.unready,
+            lambda: serving.not_ready,
             self._metrics_text,
             live,
             self._leaving,
             PrefixReset(cluster.channel, serving, blocks, lambda: [one["node_id"] for one in members()["members"]]),
+            self.weights,
         )
 
     async def _metrics_text(self) -> bytes:
@@ -183,6 +187,8 @@ class FrontDoor:
         roles = Counter(role for member in self._cluster.gossip.members for role in member.roles)
         for role in ROLES:
             metrics.set("mooncake:cluster_members", roles[role], role=role)
+        metrics.set("mooncake:weights_generation", self.weights.member.served.generation)
+        metrics.set("mooncake:weights_held", len(self.weights.member.held))
         metrics.set("mooncake:event_loop_longest_stall_seconds", self._measures.stalls.longest_s)
         if engine is not None:
             for name, count in engine.load.waiting_by_class().items():

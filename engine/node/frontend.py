@@ -13,6 +13,7 @@ from engine.config.config import NO_MODEL
 from engine.front.acceptor import Acceptor
 from engine.node.leaving import Leaving
 from engine.node.prefix_reset import PrefixReset
+from engine.node.weights import NodeWeights
 from engine.observe.live import Live
 from engine.text.tokenizer import Tokenizer
 from net.http.common.frontend import Output, Unavailable
@@ -31,6 +32,7 @@ class Answers:
     live: Live
     leaving: Leaving
     reset: PrefixReset
+    weights: NodeWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class ServingFrontend:
     def _answer(self, answers: Answers) -> None:
         self.cluster, self.state, self.healthy = answers.cluster, answers.state, answers.healthy
         self._metrics, self._live, self._leaving = answers.metrics, answers.live, answers.leaving
-        self._reset = answers.reset
+        self._reset, self._weights = answers.reset, answers.weights
+        self.weights = answers.weights.state
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -128,6 +131,9 @@ class ServingFrontend:
 
     async def reset_prefix_cache(self) -> dict[str, dict[str, Any]]:
         return await self._reset.cluster()
+
+    async def update_weights(self, prefix: str, version: str, tenant: str, timeout_s: float) -> dict[str, Any]:
+        return await self._weights.update(prefix, version, tenant, timeout_s)
 
     async def find_timeline(self, request_id: str) -> dict[str, Any] | None:
         return await self._live.timeline(request_id)

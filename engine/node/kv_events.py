@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cache.block import BlockKey
+from cache.block import BlockGeometry, BlockKey
 from engine.config.flags import UsageError
 from engine.node.engine import Engine
 from engine.step.arena_events import ArenaEvents
@@ -23,14 +23,14 @@ from net.kv_events.wire import AllBlocksCleared, Event
 class KvEvents:
     """The events of one engine."""
 
-    def __init__(self, settings: EventSettings, engine: Engine, block_size: int, root: BlockKey) -> None:
+    def __init__(self, settings: EventSettings, engine: Engine, geometry: BlockGeometry, root: BlockKey) -> None:
         """Raises UsageError if an endpoint cannot be opened."""
         try:
             self._publisher = EventPublisher(settings)
         except OSError as error:
             raise UsageError(f"--kv-events-config: {error}") from None
         self._waiting: list[Event] = []
-        self._events = ArenaEvents(block_size, root, self._add)
+        self._events = ArenaEvents(geometry.block_size, root, self._add, geometry.kind)
         self._engine = engine
 
     def start(self) -> None:
@@ -40,6 +40,10 @@ class KvEvents:
         self._engine.batcher.blocks.watch(self._events.named)
         self._engine.pool.watch(self._events.changed)
         self._engine.on_forgotten(self._events.cleared)
+
+    def renewed(self, root: BlockKey) -> None:
+        """Requests without a cache salt have keys of this root from now on."""
+        self._events.renewed(root)
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""

@@ -136,6 +136,7 @@ class Node:
         blocks = Blocks(self.geometry, self.root, self.share)
         self.leaving = Leaving(config, self.gossip, self.serving)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
+        self.weights = self.door.weights
         watch(metrics, peers, blocks)
         self._recorder = HistoryRecorder(history, self.serving, peers, blocks)
         self.supervisor = Supervisor(
@@ -178,6 +179,7 @@ class Node:
         if self._cluster is not None:
             await self._join(self._cluster)
             await common_transport.check(self.config.transport, self.channel, self.transfer, self.gossip.members)
+        self.weights.start(self._cluster)
         if self.store.keeper is not None:
             self.store.keeper.start()
         self.measures.phase("HTTP and joining")
@@ -185,6 +187,7 @@ class Node:
             assert self.door.grammars is not None, "a node with a model has a tokenizer"
             engine, _ = await asyncio.gather(self._load_engine(), asyncio.to_thread(self.door.grammars.prepare))
             self.serving.engine = engine
+            await self.weights.hold()
             engine.pool.watch(self.gossip.cached)
             self._tell_kv_events(engine)
             log.info("calibrated by %d steps", await engine.calibrate())
@@ -229,6 +232,7 @@ class Node:
             self.channel.leave()
             await self.gossip.leave()
         await self._recorder.close()
+        await self.weights.close()
         if self._role_changes is not None:
             await self._role_changes.close()
         if self.engine is not None:
@@ -311,7 +315,7 @@ class Node:
         if self.config.kv_events_config and (settings := event_settings(self.config.kv_events_config)) is not None:
             from engine.node.kv_events import KvEvents
 
-            self.serving.kv_events = KvEvents(settings, engine, self.geometry.block_size, self.root)
+            self.serving.kv_events = KvEvents(settings, engine, self.geometry, self.weights.root)
             self.serving.kv_events.start()
 
     def _find_weights(self, calls: LoopCalls) -> Callable[[], PooledWeights | None]:
@@ -383,4 +387,5 @@ class Node:
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""
-        return self.engine.load.record() if self.engine is not None else self.use.onto(NodeRecord())
+        record = self.engine.load.record() if self.engine is not None else self.use.onto(NodeRecord())
+        return self.weights.onto(record)

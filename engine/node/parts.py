@@ -11,6 +11,7 @@ from cache.tiers.local_store import LocalStore
 from engine.front.acceptor import Acceptor
 from engine.node.phases import Phases
 from engine.observe.history import History
+from engine.update.member import WeightsMember
 from net.loop.stalls import StallMonitor
 from net.metrics.events import Metrics
 
@@ -47,12 +48,18 @@ class Measures:
 class Serving:
     """The parts that serve; the node fills this in during its start."""
 
-    unready: str | None = "starting"  # the reason in /health; None: ready
+    unready: str | None = "starting"  # why it does not serve yet, or no longer
     gave_up: str | None = None  # why the node decided to leave
     engine: Engine | None = None  # of a prefill or decode node
     acceptor: Acceptor | None = None  # of a node with a model
     kv_events: KvEvents | None = None  # of a node with --kv-events-config
     fleet: Fleet | None = None  # of a node with --backend
+    weights: WeightsMember | None = None
+
+    @property
+    def not_ready(self) -> str | None:
+        """The reason in /health; None: ready."""
+        return self.unready or (None if self.weights is None else self.weights.behind)
 
     @property
     def lost(self) -> str | None:

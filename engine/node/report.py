@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from cache.messages import PoolMembers
@@ -64,11 +65,14 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
     """GET /debug/state."""
     return {
         "node_id": config.node_id,
-        "loading": serving.unready,
+        "loading": serving.not_ready,
         "config": as_dict(config),
         "engine": None if serving.engine is None else serving.engine.state(),
         "store": None if blocks.share is None else blocks.share.stats(),
         "backends": None if serving.fleet is None else serving.fleet.state(),
+        "weights": None
+        if serving.weights is None
+        else {"served": asdict(serving.weights.served), "held": serving.weights.held},
         "kv_events": None if serving.kv_events is None else serving.kv_events.state(),
         "paths": cluster.transfer.snapshot(),
         "regions": cluster.transfer.regions(),
@@ -88,7 +92,8 @@ def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonito
     record = None if engine is None else engine.load.record()
     return {
         "version": __version__,
-        "loading": serving.unready,
+        "loading": serving.not_ready,
+        "weights": None if serving.weights is None else serving.weights.served.version or None,
         "load": None
         if record is None
         else {

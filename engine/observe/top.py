@@ -120,7 +120,8 @@ def nodes_table(nodes: Iterable[Json]) -> Table:
             fill(tiers[tier]["blocks"] * slot, tiers[tier]["capacity"] * slot) if tier in tiers else ""
             for tier in ("dram", "ssd")
         ]
-        table.add_row(name, roles, status, *map(str, busy), arena, *shares, node["loading"] or "")
+        weights = f"weights {node['weights']}" if node.get("weights") else ""
+        table.add_row(name, roles, status, *map(str, busy), arena, *shares, node["loading"] or weights)
     return table
 
 

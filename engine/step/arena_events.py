@@ -2,7 +2,8 @@
 
 The hash of a block is the last 8 bytes of its key as a number: indexers of others keep hashes of 64 bits. A block of a
 request with a cache salt names the salted root as an extra key of its first block, so that it is not taken for a block
-of the same tokens without salt. The salt itself is not on this node.
+of the same tokens without salt. The salt itself is not on this node. So does a request that still runs on weights that
+have been replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from net.kv_events.wire import ARENA, AllBlocksCleared, BlockRemoved, BlockStore
 GROUP = 0
 """All layers are of one group."""
 
-KIND = "full_attention"
+KINDS = {"full": "full_attention", "latent": "mla_attention"}
+"""Kinds of KV (cache/block.py) -> their names in vLLM."""
 
 
 def hash_of(key: BlockKey) -> int:
@@ -26,9 +28,11 @@ def hash_of(key: BlockKey) -> int:
 class ArenaEvents:
     """`send` gets events in the order of the changes."""
 
-    def __init__(self, block_size: int, root: BlockKey, send: Callable[[Sequence[Event]], None]) -> None:
-        """root: of requests without a cache salt."""
-        self._block_size, self._root, self._send = block_size, root, send
+    def __init__(
+        self, block_size: int, root: BlockKey, send: Callable[[Sequence[Event]], None], kind: str = "full"
+    ) -> None:
+        """root: of requests without a cache salt, with the weights that the cluster serves; kind: a key of KINDS."""
+        self._block_size, self._root, self._send, self._kind = block_size, root, send, KINDS[kind]
 
     def named(self, request: Request, positions: Sequence[int]) -> None:
         """Blocks of the request at these positions, ascending, became reusable."""
@@ -38,8 +42,8 @@ class ArenaEvents:
         size = self._block_size
         keys = request.block_keys(size)
         extra: list[list[str] | None] | None = None
-        if first == 0 and request.root != self._root:
-            extra = [[request.root.hex()], *[None] * (end - 1)]
+        if first == 0 and request.key_root != self._root:
+            extra = [[request.key_root.hex()], *[None] * (end - 1)]
         return BlockStored(
             block_hashes=[hash_of(key) for key in keys[first:end]],
             parent_block_hash=hash_of(keys[first - 1]) if first else None,
@@ -50,7 +54,7 @@ class ArenaEvents:
             lora_name=None,
             extra_keys=extra,
             group_idx=GROUP,
-            kv_cache_spec_kind=KIND,
+            kv_cache_spec_kind=self._kind,
         )
 
     def changed(self, key: BlockKey, held: bool) -> None:
@@ -58,8 +62,13 @@ class ArenaEvents:
         if not held:
             self._send([BlockRemoved([hash_of(key)], ARENA, GROUP)])
 
+    def renewed(self, root: BlockKey) -> None:
+        """The cluster serves other weights: no new request finds what the arena holds."""
+        self._root = root
+        self.cleared()
+
     def cleared(self) -> None:
-        """The arena holds no key at all."""
+        """The arena holds no key that a new request could have."""
         self._send([AllBlocksCleared()])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cache.block import BlockKey, extend_keys
+from cache.block import BlockKey, extend_keys, weights_root
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
 from engine.step.block_table import BlockTable
@@ -48,8 +48,9 @@ class Request:
     num_prompt_tokens: int
     sampling: SamplingParams
     arrival: float  # time of acceptance, seconds on this node's monotonic clock
-    root: BlockKey
+    root: BlockKey  # of the cluster and the request's salt, whatever the weights
     service_class: str = STANDARD.name
+    weights: bytes = b""  # that compute it, from its first token to its last; b"": those with which the cluster began
     fetches: bool = True  # may load its prefix from the pool or another arena; else the node computes it
     state: RequestState = RequestState.WAITING
     num_computed: int = 0  # tokens whose KV is in `block_ids`
@@ -117,9 +118,14 @@ class Request:
             return "length"
         return "handover" if self.handover else None
 
+    @property
+    def key_root(self) -> BlockKey:
+        """The root of its blocks' keys: KV of other weights is never found."""
+        return weights_root(self.root, self.weights)
+
     def block_keys(self, block_size: int) -> list[BlockKey]:
         """Keys of all full blocks of the known tokens."""
-        return extend_keys(self.root, self.keys, self.token_ids, block_size)
+        return extend_keys(self.key_root, self.keys, self.token_ids, block_size)
 
     def block_table(self) -> np.ndarray:
         """block_ids as int32; the returned view is valid until the next call."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
+from cache.block import PLANES
 from engine.model.decoder import Model
 from engine.model.gpu import Gpu, gpu_of
 from engine.model.graphs import GraphedModel, Recorder
@@ -39,7 +40,7 @@ class StepTime:
 
 
 class Runner:
-    """Runs the model over a KV pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]."""
+    """Runs the model over a KV pool [num_blocks, *BlockGeometry.shape] (cache/block.py)."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Runner:
         around_forward: makes a context entered around each forward pass with its rows, so that other ranks compute the
         same pass (RankProcesses.step)."""
         config = model.config
-        shape = (config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
+        shape = (config.num_layers, PLANES[config.kv_kind], config.num_kv_heads, block_size, config.head_size)
         if kv_pool.dim() != 6 or tuple(kv_pool.shape[1:]) != shape:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
@@ -66,6 +67,10 @@ class Runner:
         self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
         self._masks = masks
         self._around_forward = around_forward
+
+    def with_model(self, model: Model) -> Runner:
+        """A runner of another model of the same shape over the same pool, on one rank and without recordings."""
+        return Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)
 
     def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
         """Record small steps now and replay the recordings from now on (engine/model/graphs.py). No other code may use

@@ -9,6 +9,8 @@ Files:
     host           Host time of a decode step: the engine's work without the model, on one thread
     interference   How long running streams stall while a long prompt arrives: batching policies on one node, and two
                    nodes
+    latent         A latent instead of K and V: steps of a random model, and the bytes of its KV, next to the same
+                   model with K and V
     requests       How long the largest allowed API requests block the event loop of a serving node for others
     serve          Open-loop serving benchmark against any OpenAI server; metrics and flags as in `vllm bench serve`
     speculative    Decoding with and without speculation, in one run: tokens per step, acceptance, time per output
@@ -25,6 +27,7 @@ Files:
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
     sched/         The parts of scripts/bench.py sched, one question each
     transfer/      Parts of scripts/bench.py transfer: contenders in pairs of processes over the same two arenas
+    weights/       The parts of scripts/bench.py weights
 """
 
 BENCHMARKS = {
@@ -39,6 +42,7 @@ BENCHMARKS = {
     "gossip": "lab.bench.gossip",
     "host": "lab.bench.host",
     "interference": "lab.bench.interference",
+    "latent": "lab.bench.latent",
     "ops": "lab.bench.ops.command",
     "quantization": "lab.bench.quantization.command",
     "requests": "lab.bench.requests",
@@ -50,5 +54,6 @@ BENCHMARKS = {
     "store": "lab.bench.transfer.store_command",
     "transfer": "lab.bench.transfer.command",
     "tune-attention": "lab.bench.attention.tune",
+    "weights": "lab.bench.weights.command",
 }
 """Name on the command line (scripts/bench.py) -> module whose main() runs it."""

@@ -7,10 +7,10 @@
 A prefill, a decode and a store node with a tiny random model. Failures are the findings of schemathesis (answers that
 contradict the document, invalid bodies that are accepted), bodies that the document allows and a node refuses, every
 5xx except a 503 that says when to try again, errors without an error body, requests without an answer, nodes that died,
-and anything still held afterwards; then the exit code is 1. `POST /drain`, which ends the node, is excluded. A rule
-that JSON Schema cannot express, for example that a regex must compile or a text must fit into the context, is no
-failure: UNSAID in net/http/openai/rules.py lists these rules, and this script recognizes the refusals by their
-messages. Further flags go to every node.
+and anything still held afterwards; then the exit code is 1. `POST /drain`, which ends the node, is excluded, and
+`/v1/update_weights`, which needs tensors in the pool. A rule that JSON Schema cannot express, for example that a regex
+must compile or a text must fit into the context, is no failure: UNSAID in net/http/openai/rules.py lists these rules,
+and this script recognizes the refusals by their messages. Further flags go to every node.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def fuzz(python: str, url: str, examples: int, seed: int, scratch: Path) -> tupl
         "--continue-on-failure",
     ]
     command += ["--max-examples", str(examples), "--seed", str(seed), "--phases", PHASES, "--checks", "all"]
-    command += ["--exclude-checks", NOT_CHECKED, "--exclude-path", "/drain"]
+    command += ["--exclude-checks", NOT_CHECKED]
+    command += ["--exclude-path", "/drain", "--exclude-path", "/v1/update_weights"]
     command += ["--request-timeout", str(TIMEOUT_S), "--max-response-time", str(TIMEOUT_S)]
     command += ["--generation-database", "none", "--suppress-health-check", "all"]
     command += ["--report", "har", "--report-har-path", str(scratch / "answers.har")]

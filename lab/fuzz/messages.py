@@ -16,6 +16,8 @@ from engine.core.kv_ready import KvTarget
 from engine.handoff import messages as handoff
 from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Token, Update, decode_all, encode_all
 from engine.sampling.params import SamplingParams, TokenLogprobs
+from engine.update import messages as weights
+from engine.update.served import ServedWeights
 from net.bodies import BodyError, Nothing, decode, encode
 from net.gossip.load_words import Amount, Previous
 from net.transfer.device.peers import IsDevice, Moved, MoveThere, StopMove
@@ -37,6 +39,7 @@ UPDATES: tuple[Update, ...] = (
 
 SAMPLING = SamplingParams(max_tokens=9, seed=-1, stop=("x", "y"), stop_token_ids=(3,), logit_bias={5: -1.5}, logprobs=2)
 REQUEST = handoff.WireRequest("a/r#0", 3, SAMPLING, "standard", b"\x01" * 16, 0.25, fetches=False)
+SERVED = ServedWeights(2, "ab" * 16, "step-40/", "default", "40")
 CONTENTS = Contents([2**64 - 1, 5], [32, 7])
 OFFER = Offer(True, "h", True, True, [True, False], CONTENTS, BlockFacts([0, 1], [0.5, 1.0], ["batch", ""]))
 PLACE = Place("arena", 4096, "e")
@@ -95,6 +98,12 @@ BODIES: tuple[Any, ...] = (
     handoff.Returned(True),
     Offers({"tcp": {}, "shm": {"refused": "no"}}, "e"),
     Nothing(),
+    weights.Prepare("ab", 2, "step-40/", "default", 605.0),
+    weights.Prepared("ab" * 16, 1 << 28, 0.5, 0.75),
+    weights.Abandon("ab"),
+    weights.Switch(SERVED),
+    weights.Told(SERVED, {"": 1, "ab" * 16: 2}),
+    weights.Release(["ab" * 16]),
     *STORE,
     Amount(1000),
     Previous(0),

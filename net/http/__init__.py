@@ -8,6 +8,8 @@ Files:
     openapi       GET /openapi.json: the routes of the app as an OpenAPI 3.1 document
     prefix_cache  POST /reset_prefix_cache: all nodes of the cluster forget cached KV
     server        The HTTP server of a node: routes, limits, start and stop
+    weights       POST and GET /v1/update_weights: the cluster serves other weights, which a program put into the pool
+                  as tensors
     anthropic/    The Messages API, as Anthropic's clients speak it
     common/       The common parts of all routes of the HTTP API: errors, limits, bodies, connections
     openai/       The OpenAI API: bodies, rules, answers, streams

@@ -150,4 +150,5 @@ class Info:
             "root": frontend.model_root,
             "parent": None,
             "max_model_len": frontend.max_model_len,
+            "weights_version": frontend.weights()["version"] or None,
         }

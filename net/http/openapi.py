@@ -24,6 +24,7 @@ from net.http.openai.responses_schema import ResponsesBody
 from net.http.openai.routes import CLASS_HEADER, RESUME_HEADER
 from net.http.openai.rules import FIELDS, REFERENCE, RULES
 from net.http.openai.schema import SERVICE_CLASSES, Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from net.http.weights import UpdateWeightsBody
 
 Json = dict[str, Any]
 
@@ -84,6 +85,8 @@ OPERATIONS = {
     "POST /drain": Operation("Leave the cluster without dropping a request", DrainBody, answer="Drain"),
     "GET /drain": Operation("Progress of leaving", answer="Drain"),
     "POST /reset_prefix_cache": Operation("All nodes forget cached KV that no request uses"),
+    "POST /v1/update_weights": Operation("Serve other weights, from tensors in the pool", UpdateWeightsBody),
+    "GET /v1/update_weights": Operation("Which weights the cluster serves, as this node knows", answer="Weights"),
     "GET /": Operation("The live page", types=("text/html",), open=True),
 } | {
     f"GET /{name}": Operation("A file of the live page", types=(TYPES[name[name.rindex("."):]],), open=True)

@@ -32,6 +32,7 @@ from net.http.openai.responses import Responses
 from net.http.openai.routes import OpenAI
 from net.http.openai.serving import Serving
 from net.http.prefix_cache import PrefixCache
+from net.http.weights import Weights
 
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 KiB = 1 << 10
@@ -104,6 +105,7 @@ def create_app(
             web.get("/live/requests/{request_id}", info.live_request),
             web.post("/reset_prefix_cache", PrefixCache(frontend, keyed=bool(keys)).reset),
             *Drain(frontend, keyed=bool(keys)).routes(),
+            *Weights(frontend, keyed=bool(keys)).routes(),
             *page.routes(),
         ]
     )

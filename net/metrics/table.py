@@ -116,6 +116,12 @@ REQUESTS = (
 
 CLUSTER = (
     Declared(Gauge, "mooncake:cluster_members", "Members considered alive, by role", ("role",)),
+    Declared(Gauge, "mooncake:weights_generation", "Replacements of the weights since the cluster began"),
+    Declared(
+        Gauge,
+        "mooncake:weights_held",
+        "Sets of weights in this node's memory: those it serves, prepared ones, and replaced ones that requests use",
+    ),
     Declared(Counter, "mooncake:transfer_bytes", "KV bytes moved", ("direction", "transport")),
     Declared(Counter, "mooncake:transfer_seconds", "Time spent in transfers", ("direction", "transport")),
     Declared(Counter, "mooncake:transfer_failures", "Failed transfers", ("transport",)),

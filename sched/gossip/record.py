@@ -53,7 +53,7 @@ _BEYOND = [
     ("nic_in", "u1"),
     ("nic_out", "u1"),
     ("health", "u1"),
-    ("spare", "u1"),
+    ("weights", "u1"),
 ]
 RECORD = np.dtype(LOAD_WORD + _BEYOND)
 RECORD_BYTES = RECORD.itemsize
@@ -127,6 +127,7 @@ class NodeRecord:
     digest_epoch: int = 0  # of its cache digest, the low 16 bits
     settled: int = 0  # as in the load word
     written_ms: int = 0  # as in the load word
+    weights: int = 0  # one byte that differs for other weights (engine/update/served.py)
 
     @property
     def order(self) -> Version:
@@ -176,7 +177,6 @@ class NodeRecord:
         values["waiting"] = values["waiting_interactive"] + values.pop("waiting_standard") + values["waiting_batch"]
         for name in ("dram_fill", "ssd_fill", "nic_in", "nic_out"):
             values[name] /= 255
-        del values["spare"]
         return cls(**values)
 
 

@@ -268,4 +268,5 @@ def _differs(published: NodeRecord, fresh: NodeRecord) -> bool:
 def _counts(record: NodeRecord) -> tuple[int, ...]:
     """The fields of which every change matters."""
     waiting = (record.waiting, record.waiting_interactive, record.waiting_batch)
-    return (*waiting, record.running, record.max_running, record.blocks_total, record.health, record.flags)
+    rest = (record.blocks_total, record.health, record.flags, record.weights)
+    return (*waiting, record.running, record.max_running, *rest)

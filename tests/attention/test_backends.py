@@ -166,3 +166,6 @@ def test_auto_takes_triton_on_a_gpu_that_runs_it(monkeypatch, capability, instal
     monkeypatch.setattr(choosing, "made", lambda name: {"triton": "the kernels"}[name])
     assert (choose("auto", "cuda") == "the kernels") is expected
     assert choose("auto", "cuda", head_size=72).name == "torch", "no tile for it"
+    latent = {"num_heads": 128, "num_kv_heads": 1, "rank": 512}
+    assert (choose("auto", "cuda", 576, **latent) == "the kernels") is expected
+    assert choose("auto", "cuda", 536, **latent).name == "torch", "nor for a rotary part of 24"

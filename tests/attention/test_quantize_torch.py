@@ -38,6 +38,18 @@ def test_a_round_trip_is_within_the_bound(source, dtype, layers, size, head_size
 
 
 @pytest.mark.parametrize("dtype", LARGEST, ids=str)
+def test_a_latent_has_one_scale_for_each_layer(dtype):
+    block = block_of(torch.float32, heads=2)[:, :1, 1:]  # one plane, one head
+    geometry = BlockGeometry(5, 1, 64, 16, "float32", FORMATS[dtype], kind="latent")
+    out, back = torch.empty(geometry.pool_bytes, dtype=torch.uint8), torch.full(block.shape, torch.nan)
+    encode_block(block, dtype, out)
+    decode_block(out, dtype, back)
+    scale = block.abs().amax((-1, -2), keepdim=True) / LARGEST[dtype]
+    bound = scale / 2 if dtype == torch.int8 else torch.maximum(block.abs() / 16, scale / 1024)
+    assert ((back - block).abs() <= bound * 1.001).all()
+
+
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
 def test_zeros_stay_zeros_and_the_largest_is_kept(dtype):
     block = torch.zeros(2, 2, 1, 4, 8)
     block[1, 0, 0, 2, 3] = -7.5

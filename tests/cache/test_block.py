@@ -29,6 +29,16 @@ def test_what_is_encoded_moves_fewer_bytes():
     assert quantized.wire_bytes == quantized.pool_bytes == quantized.block_bytes, "blocks move as they are"
 
 
+def test_a_latent_is_one_row_for_all_heads():
+    """DeepSeek-V3: 61 layers of 512 + 64 elements for each token, instead of K and V of 128 heads."""
+    latent = BlockGeometry(61, 1, 576, 16, "bfloat16", pool_dtype="int8", kind="latent")
+    assert latent.shape == (61, 1, 1, 16, 576)
+    assert latent.block_bytes == 16 * 70_272
+    assert latent.layer_bytes * 61 == latent.block_bytes == latent.wire_bytes
+    assert latent.pool_bytes == 61 * (16 * 576 + 4)
+    assert replace(latent, dtype="int8").row_bytes == 580
+
+
 def test_geometry_of_an_unknown_type():
     with pytest.raises(KeyError):
         _ = BlockGeometry(1, 1, 1, 1, "int3").block_bytes
@@ -46,6 +56,7 @@ def test_geometry_of_an_unknown_type():
         {"pool_dtype": "int8"},
         {"wire_dtype": "fp8"},
         {"wire_dtype": "int8"},
+        {"kind": "latent"},
     ],
 )
 def test_every_part_of_the_geometry_changes_the_root(change):

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention.choice.choose import choose
+from cache.block import PLANES
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.model.decoder import Model
@@ -38,6 +39,21 @@ SIZES: dict[str, Any] = {
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LATENT = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 40,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+V3 = LATENT | {"num_nextn_predict_layers": 0, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-bias": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
@@ -66,17 +82,38 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3": ("Gemma3", {"sliding_window": 20, "query_pre_attn_scalar": 32, "num_hidden_layers": 7}),
+    "deepseek2-lite": ("DeepseekV2", LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.0}),
+    "deepseek2": (
+        "DeepseekV2",
+        LATENT
+        | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "routed_scaling_factor": 4.0}
+        | {"rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        V3
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "kimi-k2": (
+        "DeepseekV3",
+        V3
+        | {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "first_k_dense_replace": 2, "q_lora_rank": None}
+        | {"rope_parameters": YARN | {"factor": 32.0, "rope_theta": 5e4, "beta_fast": 1.0, "mscale_all_dim": 1.0}}
+        | {"rope_interleave": False, "norm_topk_prob": False},
+    ),
 }
 """Our name of the case -> (transformers' prefix, changes to SIZES)."""
 
 
-def save(name: str, directory: Path, shard: str = "1GB") -> PreTrainedModel:
-    """The family's model in float32 as transformers made and saved it; norms and biases random too."""
+def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrainedModel:
+    """The family's model in float32 as transformers made and saved it; norms and biases random too. `more` replaces
+    values of its configuration."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     prefix, changes = FAMILIES[name]
     kind = "Gemma3Text" if prefix == "Gemma3" else prefix
-    sizes = {key: value for key, value in (SIZES | changes).items() if key != "head_dim" or value is not None}
+    sizes = {key: value for key, value in (SIZES | changes | more).items() if key != "head_dim" or value is not None}
     config = getattr(transformers, kind + "Config")(
         **sizes, attn_implementation="eager", experts_implementation="eager"
     )
@@ -86,6 +123,9 @@ def save(name: str, directory: Path, shard: str = "1GB") -> PreTrainedModel:
             parameter.add_(torch.randn_like(parameter) * 0.2)
         elif "embed" not in parameter_name:
             torch.nn.init.normal_(parameter, std=0.15)  # transformers leaves the routers at zero
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(directory, max_shard_size=shard)
     return model
 
@@ -99,5 +139,5 @@ def ours(directory: Path, dtype: torch.dtype = torch.float32, backend: str = "to
 
 def empty_pool(source: ModelSource, dtype: torch.dtype, num_blocks: int = 64) -> Tensor:
     config = source.config
-    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
+    shape = (num_blocks, config.num_layers, PLANES[config.kv_kind], config.num_kv_heads, BLOCK_SIZE, config.head_size)
     return torch.full(shape, torch.nan, dtype=dtype)

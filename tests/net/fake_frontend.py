@@ -37,6 +37,8 @@ class FakeFrontend:
         self.drained: tuple[float | None, float] | None = None
         self.sick: str | None = None
         self.resets = 0
+        self.version = ""  # of the weights
+        self.update_error: Exception | None = None
         self.places = 10_000  # requests that may be open
         self.produced = 0  # outputs taken by the HTTP layer
 
@@ -180,6 +182,16 @@ class FakeFrontend:
     async def reset_prefix_cache(self) -> dict[str, dict[str, Any]]:
         self.resets += 1
         return {"fake": {"arena_blocks": 3, "pooled_blocks": 2, "error": self.sick}}
+
+    async def update_weights(self, prefix: str, version: str, tenant: str, timeout_s: float) -> dict[str, Any]:
+        if self.update_error is not None:
+            raise self.update_error
+        self.version = version
+        return {"version": version, "prefix": prefix, "tenant": tenant, "timeout_s": timeout_s}
+
+    def weights(self) -> dict[str, Any]:
+        told = {"generation": 0, "key": "", "prefix": "", "tenant": "", "version": self.version, "root": "ab"}
+        return told | {"updating": False, "behind": None, "held": [""]}
 
     def healthy(self) -> str | None:
         return self.sick

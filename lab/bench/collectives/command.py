@@ -22,6 +22,7 @@ from typing import Any
 
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.conformance.answers import ours
+from lab.flag_types import positive
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 SIZES = tuple(4096 << shift for shift in range(0, 15, 2))  # 4K, 16K, ... 64M
@@ -32,9 +33,9 @@ TIMEOUT_S = 1800.0
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add_result_flags(parser)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="bytes per rank and call")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of each contender")
+    parser.add_argument("--ranks", type=positive, nargs="+", default=[2, 4], help="numbers of ranks")
+    parser.add_argument("--sizes", type=positive, nargs="+", default=list(SIZES), help="bytes per rank and call")
+    parser.add_argument("--rounds", type=positive, default=9, help="rounds of each contender")
     args = parser.parse_args(arguments)
     if args.quick:
         args.sizes, args.rounds = [4096, 1 << 20, 16 << 20], 3

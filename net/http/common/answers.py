@@ -102,6 +102,7 @@ MODEL = _object(
     root=TEXT,
     parent={"type": "null"},
     max_model_len=COUNT,
+    weights_version=TEXT_OR_NULL,
 )
 
 ANSWERS: dict[str, Json] = {
@@ -119,6 +120,17 @@ ANSWERS: dict[str, Json] = {
     "Version": _object(version=TEXT),
     "Drain": _object(
         node_id=TEXT, draining={"type": "boolean"}, accepted=COUNT, computing=COUNT, left_s={"type": ["number", "null"]}
+    ),
+    "Weights": _object(
+        generation=COUNT,
+        key=TEXT,
+        prefix=TEXT,
+        tenant=TEXT,
+        version=TEXT,
+        root=TEXT,
+        updating={"type": "boolean"},
+        behind=TEXT_OR_NULL,
+        held=_list(TEXT),
     ),
     "Error": _object(
         type={"const": "error"}, error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)

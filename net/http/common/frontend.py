@@ -155,6 +155,16 @@ class Frontend(Protocol):
         """All nodes forget cached KV: {node: {"arena_blocks", "pooled_blocks", "error": None or the reason}}."""
         ...
 
+    async def update_weights(self, prefix: str, version: str, tenant: str, timeout_s: float) -> dict[str, Any]:
+        """All nodes that compute read the tensors of `tenant` under `prefix`; then the cluster serves them. Returns
+        figures. Raises ValueError (the tensors are not the model's), Refused or Unavailable; then nothing has
+        changed."""
+        ...
+
+    def weights(self) -> dict[str, Any]:
+        """Which weights the cluster serves, as this node knows."""
+        ...
+
     def healthy(self) -> str | None:
         """None if this node can serve, else the reason why not."""
         ...

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from connect.store.tensor_format import DTYPES, HEAD_BYTES
+from cache.named.tensor_format import DTYPES, HEAD_BYTES
 from connect.store.tensor_memory import tensor_at, tensor_in, value_of, values_of_shards
 
 WHOLE = torch.arange(24.0).reshape(4, 6)

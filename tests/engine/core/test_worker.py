@@ -19,6 +19,7 @@ from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
 from engine.step.request import Request
+from net.errors import RemoteError
 from net.metrics.events import Metrics
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
@@ -186,3 +187,38 @@ async def test_preempted_requests_start_over_with_their_new_blocks():
     assert runner.tables == lists
     await worker.close()
     worker.batcher.check_integrity()
+
+
+async def test_a_step_runs_the_model_once_for_each_of_the_weights():
+    """Rows keep their order, whatever weights they use; other weights are refused."""
+    worker, old = make()
+    new, other = Counting(), b"n" * 16
+    got: list[Emission] = []
+    old.gate.clear()
+    worker.start(got.extend)
+    worker.add(request("old"))
+    await until(lambda: old.begun)
+    with pytest.raises(RemoteError, match="does not serve weights 6e6e"):
+        worker.add(_with(request("early", token=2), other))
+    worker.weights.add(other, new)  # type: ignore[arg-type]
+    worker.weights.switch(0.0, other)
+    worker.add(_with(request("new", token=2), other))
+    with pytest.raises(RemoteError, match="does not serve weights of the start"):
+        worker.add(request("late", token=3))
+    assert worker.uses(b"") and worker.uses(other) and not worker.uses(b"x")
+    old.gate.set()
+    await until(lambda: len(got) == 8)
+    assert [e.token_id for e in got if e.request.request_id == "old"] == [101, 102, 103, 104]
+    assert [e.token_id for e in got if e.request.request_id == "new"] == [101, 102, 103, 104]
+    assert old.begun == [[0], [5], [6], [7]] and new.begun == [[0], [5], [6], [7]]
+    observed = worker.costs.decode.regression.observations
+    assert observed <= 3, "the time of a step with two models predicts no other"
+    await until(lambda: not worker.uses(b""))
+    assert worker.weights.drop(b"") is old
+    await worker.close()
+    worker.batcher.check_integrity()
+
+
+def _with(one: Request, weights: bytes) -> Request:
+    one.weights = weights
+    return one

@@ -12,6 +12,7 @@ import pytest
 from cache.block import BlockGeometry, root_key
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
+from engine.core.held_weights import WRONG_WEIGHTS
 from engine.front import silence
 from engine.front.acceptor import Acceptor, RequestLimits
 from engine.front.attempts import Attempts
@@ -24,7 +25,7 @@ from engine.handoff import messages
 from engine.handoff.updates import Failed, Token, encode_all
 from engine.observe.history import History
 from engine.text.tokenizer import Tokenizer
-from net.errors import PeerLost
+from net.errors import PeerLost, RemoteError
 from net.http.common.frontend import Overloaded, Unavailable
 from net.metrics.events import Metrics
 from sched.placement.choice import Placement, Rejected
@@ -45,6 +46,7 @@ class Nodes:
         self.clocks, self.links = Clocks(), MeasuredLinks()
         self.placed: list[list[int]] = []  # the tokens of each request that was placed
         self.fetches: list[bool] = []  # whether each may load its prefix
+        self.weights: list[bytes] = []  # that compute each
         self.doubted: set[str] = set()
         self.places = 100  # requests that may wait
         self.learnt: list[tuple[str, float]] = []  # node and time to the first token
@@ -57,6 +59,7 @@ class Nodes:
         number = len(self.placed)
         self.placed.append(list(request.token_ids))
         self.fetches.append(request.fetches)
+        self.weights.append(request.weights)
         return Placed(Placement(f"p{number}", f"d{number}", "none", 0, ESTIMATES), [], 0, 0.0)
 
     def suspects(self, node: str) -> bool:
@@ -90,6 +93,7 @@ class Peers(Wires):
         self.hanging: set[str] = set()
         self.called: list[tuple[str, str]] = []
         self.down: set[str] = set()
+        self.serves: bytes | None = None  # the only weights of all nodes
 
     async def call(self, peer, kind, body, data=(), timeout_s=10.0):
         self.called.append((peer, kind))
@@ -97,6 +101,8 @@ class Peers(Wires):
             raise PeerLost(f"cannot reach {peer}: connection refused")
         if peer in self.hanging:
             await asyncio.sleep(3600)
+        if self.serves is not None and body["request"].get("weights", "") != self.serves.hex():
+            raise RemoteError("this node does not serve these weights", WRONG_WEIGHTS)
         return {"node": peer, "region": "kv", "block_ids": [0], "first_missing": 0, "epoch": ""}, memoryview(b"")
 
     @property
@@ -404,3 +410,48 @@ async def test_a_burst_keeps_those_that_came_first(world):
     world.acceptor.check_room(0)
     await tell(world, 0, 1, 12, "stop")
     assert await task == "stop"
+
+
+NEW = b"n" * 16
+
+
+async def test_a_request_without_a_token_begins_with_the_new_weights(world):
+    """Also if the nodes have switched before this acceptor: it waits until it has learnt of it."""
+    world.channel.serves = NEW
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.nodes.placed) == 2)
+    assert not work.done() and world.acceptor.open_by_weights() == {b"": 1}
+    world.acceptor.renew(NEW)
+    await until(lambda: ("p", messages.PREFILL) in {(peer[0], kind) for peer, kind in world.channel.called})
+    assert world.nodes.weights[-1] == NEW and world.acceptor.open_by_weights() == {NEW: 1}
+    await tell(world, len(world.nodes.placed) - 1, 0, 10, "stop")
+    assert await work == "stop" and tokens == [10] and not world.acceptor.open_by_weights()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_request_with_tokens_ends_with_its_weights_or_not_at_all(world, kept):
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await until(lambda: tokens)
+    world.acceptor.renew(NEW)
+    world.channel.serves = None if kept else NEW
+    world.channel.lost("d0")
+    if kept:
+        await until(lambda: len(world.channel.called) == 4)
+        await tell(world, 1, 1, 11, "stop")
+        assert await work == "stop" and tokens == [10, 11]
+    else:
+        with pytest.raises(Unavailable, match="does not serve these weights"):
+            await work
+    assert set(world.nodes.weights) == {b""} and not world.acceptor.open_by_weights()
+
+
+async def test_an_answer_that_nobody_kept_is_not_continued_with_other_weights(world):
+    world.acceptor.renew(NEW)
+    stream = world.acceptor.generate(list(PROMPT), {"max_tokens": 6}, "r", "standard", "", again=True)
+    with pytest.raises(Unavailable, match="weights were replaced"):
+        await collect(stream, [])
+    assert world.nodes.placed == [] and not world.acceptor.open_by_weights()

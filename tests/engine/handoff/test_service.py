@@ -98,8 +98,8 @@ class IdleWorker:
     def abort(self, request_id):
         return self.batcher.abort(0.0, request_id)
 
-    def check(self) -> None:
-        """It lives."""
+    def check(self, request=None) -> None:
+        """It lives, and has the weights of every request."""
 
     def take_transfer(self, request_id):
         return self.transfers.pop(request_id, None)

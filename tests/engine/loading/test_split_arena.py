@@ -18,7 +18,7 @@ from engine.model.parallel import Shard
 
 BLOCKS, LAYERS, HEAD_SIZE, BLOCK_SIZE = 6, 3, 16, 8
 SHARES = [(4, 2), (4, 4), (2, 4), (1, 2), (6, 3)]
-"""(KV heads, ranks); with fewer heads than ranks neighbours hold the same."""
+"""(KV heads, ranks); with fewer heads than ranks neighbours hold the same. One head is a latent row, on every rank."""
 
 
 def shards_of(num_kv_heads: int, ranks: int) -> list[Shard]:
@@ -37,7 +37,8 @@ def shards_of(num_kv_heads: int, ranks: int) -> list[Shard]:
 
 
 def geometry_of(num_kv_heads: int, dtype: str) -> BlockGeometry:
-    return BlockGeometry(LAYERS, num_kv_heads, HEAD_SIZE, BLOCK_SIZE, dtype)
+    kind = "latent" if num_kv_heads == 1 else "full"
+    return BlockGeometry(LAYERS, num_kv_heads, HEAD_SIZE, BLOCK_SIZE, dtype, kind=kind)
 
 
 def random_bytes(count: int, seed: int) -> torch.Tensor:

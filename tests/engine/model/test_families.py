@@ -93,7 +93,8 @@ def test_each_family_is_what_its_case_says(saved):
     """The cases reach what they are named after: nothing above passes because a feature was off in both."""
     name, _, directory = saved
     config = ours(directory)[0].config
-    assert (config.num_experts > 0) == ("mixtral" in name or "moe" in name)
+    latent = "deepseek" in name or "kimi" in name
+    assert (config.num_experts > 0) == ("mixtral" in name or "moe" in name or latent)
     assert config.qk_norm == ("qwen3" in name or "gemma3" in name)
     assert config.qkv_bias == ("qwen2" in name or name in ("llama-bias", "qwen3-window"))
     assert config.post_norms == config.norm_plus_one == ("gemma" in name)
@@ -107,7 +108,17 @@ def test_each_family_is_what_its_case_says(saved):
         "gemma3": (20, 20, 20, 20, 20, 0, 20),
     }
     assert tuple(map(config.window, range(config.num_layers))) == windows.get(name, (0,) * config.num_layers)
-    assert config.dense_layers == ((0,) if name == "qwen3moe-mixed" else ())
+    dense = {"qwen3moe-mixed": (0,), "kimi-k2": (0, 1)}
+    assert config.dense_layers == dense.get(name, (0,) if latent else ())
+    assert (config.latent is not None) == (config.routing is not None) == (config.shared_size > 0) == latent
+    if config.latent is not None and config.routing is not None:
+        assert (config.latent.query_rank > 0) == (name in ("deepseek2", "deepseek3"))
+        assert config.latent.sharpness == pytest.approx(
+            {"deepseek2": 1.2056, "deepseek3": 1.2965, "kimi-k2": 1.8133}.get(name, 1), abs=1e-4
+        )
+        assert config.latent.interleaved == (name != "kimi-k2")
+        assert config.routing.groups == {"deepseek2": 3, "deepseek3": 4}.get(name, 1)
+        assert config.routing.biased == ("3" in name or "kimi" in name)
     assert bool(config.local_rope_theta) == (name == "gemma3")
 
 

@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from cache.block import BlockGeometry
 from engine.checkpoint.gguf_config import from_gguf
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.checkpoint.hf_config import from_hf
+from engine.checkpoint.model_source import _fingerprint as fingerprint
 from engine.checkpoint.model_source import describe, no_model
 from engine.checkpoint.weights import shapes
 from engine.model.model_error import ModelError
-from engine.model.rope_scaling import llama3_divisors
+from engine.model.rope_scaling import llama3_divisors, magnitude
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,6 +45,23 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+
+V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "kv_lora_rank": 32,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+}
+LAYERS = {"num_hidden_layers": 61, "intermediate_size": 128, "vocab_size": 100}
+V2 = V3 | {"architectures": ["DeepseekV2ForCausalLM"]}
 
 
 def write_config(path, **changes: object):
@@ -112,6 +131,17 @@ def test_stop_tokens_of_generation_config_come_first():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "lacks high_freq_factor, low_freq_factor"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
         ({"head_dim": 15}, "odd"),
+        (V2 | {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' .* only 'greedy' or 'group_limited_greedy' is"),
+        (V2 | {"norm_topk_prob": True}, "norm_topk_prob True"),
+        (V3 | {"scoring_func": "softmax"}, "scoring_func 'softmax' in config.json is not supported; only 'sigmoid' is"),
+        (V3 | {"attention_bias": True}, "attention_bias True"),
+        (V3 | {"moe_layer_freq": 2}, "moe_layer_freq 2"),
+        (V3 | {"n_group": 3}, "8 experts cannot be split into n_group 3"),
+        (V3 | {"topk_group": 3}, "topk_group is 3, the model has 2 groups"),
+        (V3 | {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, the chosen groups have 4"),
+        (V3 | {"qk_rope_head_dim": 7}, "odd"),
+        (V3 | {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
+        ({k: v for k, v in V3.items() if k != "kv_lora_rank"}, "no 'kv_lora_rank'"),
         ({"num_hidden_layers": 0}, "num_layers is 0"),
         ({"num_attention_heads": 0}, "impossible value"),
         ({"hidden_size": "big"}, "impossible value.*big"),
@@ -128,6 +158,7 @@ def test_a_missing_size_is_named():
         from_hf({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
 
 
+MLA = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 MODELS = {
     # architecture, hidden, MLP, layers, heads, KV heads, vocabulary, more of its config.json, published parameters
     "Llama-3-8B": ("Llama", 4096, 14336, 32, 32, 8, 128256, {}, 8_030_261_248),
@@ -142,6 +173,28 @@ MODELS = {
     ),
     "gemma-2-2b": ("Gemma2", 2304, 9216, 26, 8, 4, 256000, {}, 2_614_341_888),
     "gemma-3-1b": ("Gemma3", 1152, 6912, 26, 4, 1, 262144, {"sliding_window": 512}, 999_885_952),
+    "DeepSeek-V2-Lite": (
+        *("DeepseekV2", 2048, 10944, 27, 16, 16, 102400),
+        MLA
+        | {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1408}
+        | {"first_k_dense_replace": 1},
+        15_706_484_224,
+    ),
+    "DeepSeek-V2": (
+        *("DeepseekV2", 5120, 12288, 60, 128, 128, 102400),
+        MLA
+        | {"n_routed_experts": 160, "num_experts_per_tok": 6, "n_shared_experts": 2, "moe_intermediate_size": 1536}
+        | {"q_lora_rank": 1536, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 3}
+        | {"topk_method": "group_limited_greedy"},
+        235_741_434_880,
+    ),
+    "DeepSeek-V3": (
+        *("DeepseekV3", 7168, 18432, 61, 128, 128, 129280),
+        MLA
+        | {"n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 2048}
+        | {"q_lora_rank": 1536, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4},
+        671_026_419_200,
+    ),
 }
 
 
@@ -163,6 +216,39 @@ def test_models_of_every_family_have_their_published_size(name):
     assert sum(math.prod(shape) for shape in shapes(config).values()) == parameters
     assert 0.999 * parameters < config.num_parameters <= parameters
     assert config.indivisible(2) is None
+
+
+def yarn(factor: float, mscale: float, beta_fast: float = 32) -> dict[str, object]:
+    """As these models' config.json has it."""
+    rest = {"beta_fast": beta_fast, "beta_slow": 1, "original_max_position_embeddings": 4096}
+    return {"type": "yarn", "factor": factor, "mscale": mscale, "mscale_all_dim": mscale, **rest}
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "scaling", "sharpness"),
+    [
+        ("DeepSeek-V2", 128, yarn(40, 0.707), 1.5896),
+        ("DeepSeek-V3", 128, yarn(40, 1.0), 1.8739),
+        ("Kimi-K2", 64, yarn(32, 1.0, beta_fast=1.0), 1.8133),
+        ("Kimi-K2, 256K", 64, yarn(64, 1.0, beta_fast=1.0), 2.0047),
+    ],
+)
+def test_a_latent_keeps_one_row_of_a_token(name, heads, scaling, sharpness):
+    """YaRN multiplies the scores, not cos and sin; a block has the published bytes per token and layer."""
+    sizes = MLA | {"q_lora_rank": 1536, "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": 7168}
+    config = from_hf(
+        V3 | LAYERS | sizes | {"rope_scaling": scaling, "rope_theta": 5e4, "max_position_embeddings": 163840}
+    )
+    assert config.attention_scale == pytest.approx(192**-0.5 * sharpness, rel=1e-4)
+    assert magnitude(config.rope_scaling) == 1.0
+    geometry = BlockGeometry(61, config.num_kv_heads, config.head_size, 16, "bfloat16", kind=config.kv_kind)
+    assert (config.kv_kind, config.head_size, config.rope_size) == ("latent", 576, 64)
+    assert geometry.block_bytes == 16 * 70_272
+
+
+def test_other_models_keep_their_fingerprint():
+    """It names KV that an earlier version has stored: fields that a model does not use must not change it."""
+    assert fingerprint(from_hf(LLAMA), ()) == "05fc3c96b4c65a9c69c4d7471055641b"
 
 
 def test_llama3_rule_is_that_of_transformers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 
+from cache.block import weights_root
 from cache.keys import chain
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.sampling.params import SamplingParams
@@ -86,3 +87,18 @@ def test_random_requests_in_a_small_arena():
 def test_runs_of_positions():
     assert runs([]) == []
     assert runs([2, 3, 5, 8, 9, 10]) == [(2, 4), (5, 6), (8, 11)]
+
+
+def test_after_new_weights_only_their_blocks_are_taken_for_those_of_a_prompt():
+    """A request on the old weights is told as one with a salt."""
+    told, weights = [], b"w" * 16
+    events = ArenaEvents(SIZE, ROOT, told.extend)
+    new_root = weights_root(ROOT, weights)
+    requests = {w: Request("r", [1] * SIZE, SIZE, SamplingParams(), 0.0, ROOT, weights=w) for w in (b"", weights)}
+    assert requests[b""].block_keys(SIZE) != requests[weights].block_keys(SIZE)
+    events.renewed(new_root)
+    for request in requests.values():
+        events.named(request, [0])
+    assert told[0] == AllBlocksCleared()
+    assert [event.extra_keys for event in told[1:]] == [[[ROOT.hex()]], None]
+    assert told[2].block_hashes == [hash_of(chain(new_root, array("I", [1] * SIZE), SIZE)[0])]

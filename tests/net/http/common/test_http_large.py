@@ -106,6 +106,7 @@ LARGEST = {
     "messages streamed": ("/v1/messages", TURNS | {"max_tokens": 9, "stream": True}),
     "count_tokens": ("/v1/messages/count_tokens", TURNS),
     "drain": ("/drain", {"timeout_s": 86_400, "grace_s": 3_600, "force": True}),
+    "new weights": ("/v1/update_weights", {"prefix": "p" * 100, "version": "v" * 100, "tenant": "t" * 100}),
 }
 READS_NO_BODY = {"/v1/embeddings", "/ping", "/reset_prefix_cache"}
 

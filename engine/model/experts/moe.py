@@ -1,10 +1,11 @@
 """Mixture of experts: every token passes through its top k of E small MLPs, weighted by a router.
 
-    share = softmax(router(x))                 [T, E] float32
-    out[t] = sum over the k largest e of  weight[t, e] * down_e( act(gate_e x) * up_e x )
+A model may have one more expert, shared by all tokens:
 
-weight is the share, or the share among the k. Rows are sorted by expert, so that all experts are one grouped matrix
-product over E ragged groups for any number of tokens; an expert that no token chose costs nothing.
+    out[t] = sum over the k chosen e of  weight[t, e] * down_e( act(gate_e x) * up_e x )   (+ shared(x))
+
+routing.py chooses. Rows are sorted by expert, so that all experts are one grouped matrix product over E ragged groups
+for any number of tokens; an expert that no token chose costs nothing.
 """
 
 from __future__ import annotations
@@ -15,28 +16,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.model.experts.routing import Router
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Called with x [T, H]; returns [T, H]."""
 
-    router: Callable[[Tensor], Tensor]  # [T, H] -> [T, E]
+    router: Router
     gate_up: Callable[[Tensor, Tensor], Tensor]  # Ops.grouped_linear of E [2 * expert size, H]
     down: Callable[[Tensor, Tensor], Tensor]  # of E [H, expert size]
     gate: Callable[[Tensor], Tensor]  # Ops.silu_mul or another
     num_experts: int
     experts_per_token: int
-    normalize: bool
+    shared: Callable[[Tensor], Tensor] | None = None  # [T, H] -> [T, H]
 
     def __call__(self, x: Tensor) -> Tensor:
-        share = self.router(x).softmax(-1, dtype=torch.float32)
-        weight, chosen = share.topk(self.experts_per_token)  # [T, k] each
-        if self.normalize:
-            weight = weight / weight.sum(-1, keepdim=True)
+        weight, chosen = self.router(x)  # [T, k] each
         order = chosen.flatten().argsort(stable=True)  # of the T * k (token, expert) pairs, by expert
         ends = chosen.flatten().bincount(minlength=self.num_experts).cumsum(0).to(torch.int32)
         out = self.down(self.gate(self.gate_up(x[order // self.experts_per_token], ends)), ends)
         by_token: Tensor = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, chosen.shape)
         # Summed in float32; transformers rounds after every expert.
-        summed = (by_token.float() * weight[..., None]).sum(1)
-        return summed.to(x.dtype)
+        summed = (by_token.float() * weight[..., None]).sum(1).to(x.dtype)
+        return summed if self.shared is None else summed + self.shared(x)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connect.store.names import HEAD, WHOLE, Head, NotAHead, Space
+from cache.named.names import HEAD, WHOLE, Head, NotAHead, Space
 
 
 @given(st.text(max_size=400), st.integers(1, 1 << 40), st.binary(min_size=16, max_size=16))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connect.store.tensor_format import DTYPES, HEAD_BYTES, NotATensor, Shard, TensorHead, shards
+from cache.named.tensor_format import DTYPES, HEAD_BYTES, NotATensor, Shard, TensorHead, shards
 
 SHAPES = st.lists(st.integers(0, 100), max_size=8).map(tuple)
 

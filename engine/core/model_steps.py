@@ -1,0 +1,93 @@
+"""ModelSteps: computes a step in the engine thread.
+
+The model runs once for each of the weights that the step's requests use: once, except while requests finish on weights
+that have been replaced (engine/core/held_weights.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from engine.core.held_weights import HeldWeights
+from engine.core.kv_transfer import KvTransfer
+from engine.core.layered_load import Arriving, LayerGate
+from engine.sampling.sampler import Sampled
+from engine.speculation.draft import DraftModel
+from engine.step.rows import row_of
+from engine.step.runner import Runner
+from engine.step.step import ScheduledRow, Step
+
+Transfers = Sequence[tuple[KvTransfer, Sequence[int], int, int]]
+Gates = Mapping[str, LayerGate]
+
+
+class ModelSteps:
+    """`transfers`: of requests whose KV leaves while it is computed, by request id; `arriving`: prefixes that arrive
+    during the step."""
+
+    def __init__(
+        self,
+        weights: HeldWeights[Runner],
+        draft: DraftModel | None,
+        eos_token_ids: tuple[int, ...],
+        arriving: Arriving,
+        transfers: Mapping[str, KvTransfer],
+    ) -> None:
+        self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
+        self.unusual = False  # the last step had to wait for a prefix, or used several weights
+        self._weights, self._draft, self._eos_token_ids = weights, draft, eos_token_ids
+        self._arriving, self._transfers = arriving, transfers
+
+    def run(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
+        """The tokens and blocks of the step's requests do not change while it runs: only commit, fail and schedule
+        change them, and an abort leaves both until the step has ended."""
+        proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
+        begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
+        parts = by_weights(step.rows)
+        for weights, places in parts.items():
+            rows = [step.rows[place] for place in places]
+            gates = self._arriving.gates(row.request for row in rows)
+            transfers = [
+                # A prefix that is still arriving leaves layer by layer, like the layers that the step computes.
+                (
+                    transfer,
+                    list(row.request.block_ids),
+                    0 if row.request.request_id in gates else row.start,
+                    row.start + row.num_tokens,
+                )
+                for row in rows
+                if (transfer := self._transfers.get(row.request.request_id)) is not None
+            ]
+
+            def on_layer(layer: int, transfers: Transfers = transfers) -> None:
+                loop.call_soon_threadsafe(_layer_done, transfers, layer)
+
+            def before_layer(layer: int, gates: Gates = gates) -> None:
+                for gate in gates.values():
+                    gate.wait(layer)
+
+            results = self._weights.runner(weights).step(
+                [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in rows],
+                on_layer if transfers else None,
+                before_layer if gates else None,
+            )
+            waited = waited or bool(gates)
+            sampled.update(zip(places, results, strict=True))
+        self.ran, self.unusual = (begin, time.monotonic()), waited or len(parts) > 1
+        return [sampled[place] for place in range(len(step.rows))]
+
+
+def by_weights(rows: Sequence[ScheduledRow]) -> dict[bytes, list[int]]:
+    """The places of a step's rows by the weights that they use; the order of rows stays."""
+    parts: dict[bytes, list[int]] = {}
+    for place, row in enumerate(rows):
+        parts.setdefault(row.request.weights, []).append(place)
+    return parts
+
+
+def _layer_done(transfers: Transfers, layer: int) -> None:
+    """Runs on the event loop, once per layer for all (transfer, block ids, start, end) of a step."""
+    for transfer, block_ids, start, end in transfers:
+        transfer.layer_done(block_ids, layer, start, end)
