@@ -20,7 +20,7 @@ from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.common.looks import answer_times
 from lab.ablations.common.metrics import metric, metrics
 
-GBIT = (25, 50, 100, 200, 400, 800, 1600)
+GBIT = (100, 200, 400, 800, 1600, 3200)
 
 
 def label(model: str, gbit: int) -> str:

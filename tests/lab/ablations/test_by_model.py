@@ -17,9 +17,10 @@ def values(metric: str, numbers: dict[str, float]) -> dict[str, dict[str, Estima
     return {label: {metric: Estimated(number, 0.0)} for label, number in numbers.items()}
 
 
-def splits(best: dict[str, int]) -> dict[str, dict[str, Estimated]]:
+def splits(best: dict[str, tuple[int, ...]]) -> dict[str, dict[str, Estimated]]:
+    """Shares that are the same for the splits of `best`, and two points less for the others."""
     shares = {
-        split.label(model, prefill): 0.99 - 0.01 * abs(prefill - wanted)
+        split.label(model, prefill): 0.99 - 0.02 * (prefill not in wanted)
         for model, wanted in best.items()
         for prefill in split.SPLITS
     }
@@ -27,14 +28,11 @@ def splits(best: dict[str, int]) -> dict[str, dict[str, Estimated]]:
 
 
 def test_the_sentence_about_splits_follows_the_numbers():
-    said = split.reading(splits({"Llama-3-70B": 13, "Kimi-K2": 11, "Qwen3-Next-80B": 14}))
-    assert "Llama-3-70B 13P3D (99.0%), Kimi-K2 11P5D (99.0%), Qwen3-Next-80B 14P2D" in said
-    assert (
-        "Compared with Llama-3-70B, Kimi-K2 wants 2 prefill nodes fewer; Qwen3-Next-80B wants 1 prefill node more."
-        in said
-    )
-    equal = split.reading(splits({"Llama-3-70B": 10, "Kimi-K2": 10, "Qwen3-Next-80B": 8}))
-    assert "Kimi-K2 wants as many prefill nodes; Qwen3-Next-80B wants 2 prefill nodes fewer." in equal
+    said = split.reading(splits({"Llama-3-70B": (13,), "Kimi-K2": (10, 11, 12), "Qwen3-Next-80B": (14, 15)}))
+    assert "Llama-3-70B 13 to 13, Kimi-K2 10 to 12, Qwen3-Next-80B 14 to 15." in said
+    assert said.endswith("with Llama-3-70B, Kimi-K2 gets by with 3 fewer; Qwen3-Next-80B gets by with 1 more.")
+    equal = split.reading(splits({"Llama-3-70B": (10,), "Kimi-K2": (10,), "Qwen3-Next-80B": (8, 10)}))
+    assert "Kimi-K2 gets by with as many, no fewer; Qwen3-Next-80B gets by with 2 fewer." in equal
 
 
 def answers(needed: dict[str, int]) -> dict[str, dict[str, Estimated]]:
@@ -49,11 +47,11 @@ def answers(needed: dict[str, int]) -> dict[str, dict[str, Estimated]]:
 
 
 def test_the_sentence_about_networks_follows_the_numbers():
-    said = network.reading(answers({"Llama-3-70B": 200, "Kimi-K2": 50, "Qwen3-Next-80B": 400}))
-    assert "Llama-3-70B 200 Gbit/s, Kimi-K2 50 Gbit/s, Qwen3-Next-80B 400 Gbit/s." in said
+    said = network.reading(answers({"Llama-3-70B": 400, "Kimi-K2": 100, "Qwen3-Next-80B": 800}))
+    assert "Llama-3-70B 400 Gbit/s, Kimi-K2 100 Gbit/s, Qwen3-Next-80B 800 Gbit/s." in said
     assert "Kimi-K2 0.25 times and Qwen3-Next-80B 2 times that of Llama-3-70B." in said
-    other = network.reading(answers({"Llama-3-70B": 25, "Kimi-K2": 1600, "Qwen3-Next-80B": 25}))
-    assert "Kimi-K2 64 times and Qwen3-Next-80B 1 times" in other
+    other = network.reading(answers({"Llama-3-70B": 100, "Kimi-K2": 1600, "Qwen3-Next-80B": 100}))
+    assert "Kimi-K2 16 times and Qwen3-Next-80B 1 times" in other
 
 
 def hits(enough: dict[tuple[str, int], int], most: dict[tuple[str, int], float]) -> dict[str, dict[str, Estimated]]:
