@@ -28,8 +28,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.model.model_config import ModelConfig
-from net.collectives.epochs import GroupOptions
-from net.collectives.group import RankGroup
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 """Ranks run the same step concurrently; a rank that is this late is considered dead."""
@@ -101,6 +99,9 @@ class OwnRanks:
     """Our collectives (net/collectives/) between ranks on CPUs: shared memory. Blocks and raises as ProcessRanks."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
+        from net.collectives.epochs import GroupOptions  # kernels on a bare GPU machine lack what these import
+        from net.collectives.group import RankGroup
+
         self.rank, self.size = rank, size
         self._group = RankGroup(store, rank, size, GroupOptions(COLLECTIVE_TIMEOUT.total_seconds()))
         self.sum(torch.zeros(1))  # nobody reads the store any more once this returns

@@ -31,7 +31,7 @@ from lab.faults.histories import Operation, linearizable
 from lab.faults.namespaces import Namespaces
 from lab.faults.put_client import Row as Seen
 from lab.faults.runner import API_KEY, Run, Scenario, run
-from lab.flag_types import above_zero, positive
+from lab.flag_types import not_negative, positive
 from lab.launch.cluster import LocalCluster
 
 NODES = "store=3"
@@ -98,7 +98,7 @@ def add_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cut-s",
-        type=above_zero,
+        type=not_negative,
         default=8.0,
         help="minimum length of the cut, which also waits for the clients; 0 = no cut, and no namespaces",
     )

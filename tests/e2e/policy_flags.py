@@ -160,6 +160,7 @@ OTHERS = {
     "pool_dtype": "a number format: test_pool_contents.py",
     "wire_dtype": "a number format: test_wire_dtype.py",
     "device": "a machine",
+    "collectives": "an implementation: tests/e2e/test_tensor_parallel.py, tests/net/collectives",
     "attention_backend": "an implementation: tests/attention",
     "cpu_level": "an implementation: tests/attention",
     "unknown_fields": "what the API refuses: tests/net/http",

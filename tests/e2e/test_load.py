@@ -19,7 +19,7 @@ from lab.launch import rest
 from tests.e2e.conftest import Start, complete, model_of, settled
 
 SEED = 20261121
-TRIES = 4
+TRIES = 8
 
 
 async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any], hang_up_after: int | None) -> str:
@@ -104,7 +104,7 @@ def test_death_of_a_decode_node_is_a_pause(start: Start, tiny_model):
 
 def test_death_of_a_prefill_node_in_the_middle_of_a_prompt_is_a_pause(start: Start, tiny_model):
     """On a machine that stops now and then the prompt may be done when the node dies: then with another prompt."""
-    with start("prefill=2,decode=1,store=1", *tiny_model, "--max-num-batched-tokens", "32") as cluster:
+    with start("prefill=2,decode=1,store=1", *tiny_model, "--max-num-batched-tokens", "16") as cluster:
         url = cluster["store-0"].url
         for number in range(TRIES):
             prompt = [3 + number + i * 7 % 40000 for i in range(1900)]

@@ -135,7 +135,7 @@ def test_a_node_that_refuses_its_flags_is_reported(fake, tmp_path):
         (["--role", "store"], "say --nodes"),
         (["--join", "a:1"], "start mooncake.py yourself"),
         (["--port", "x"], "--port"),
-        (["--port", "70000"], "give 0 to 65533"),
+        (["--port", "70000"], "a port from 0 to 65535"),
         (["--nodes", "mixed=2", "--port", "65535"], "give 0 to 65534"),
     ],
 )

@@ -120,7 +120,7 @@ async def test_chat_backend_sends_text():
         (["--random-range-ratio", "1.5"], "--random-range-ratio"),
         (["--metric-percentiles", "101"], "0..100"),
         (["--percentile-metrics", "ttft,speed"], "speed"),
-        (["--num-prompts", "0"], "positive"),
+        (["--num-prompts", "0"], "at least 1"),
         (["--extra-body", "[]"], "JSON object"),
     ],
 )
