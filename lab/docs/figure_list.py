@@ -247,6 +247,18 @@ FIGURES = (
         compared_with=("goal",),
     ),
     Figure(
+        "backends",
+        {
+            "hit_rate": "hit rate",
+            "median_ttft": "TTFT, median",
+            "p99_ttft": "TTFT, p99",
+            "mean_tpot": "TPOT, mean",
+            "failed": "failed",
+        },
+        command="scripts/bench.py backends --vllm VENV/bin/python",
+        compared_with=("round-robin", "random"),
+    ),
+    Figure(
         "overload",
         {
             "goodput": "good requests/s",
