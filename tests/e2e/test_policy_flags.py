@@ -121,13 +121,25 @@ def cached(url: str, prompt: list[int], service_class: str = "interactive") -> i
 
 @contextmanager
 def endless(node: Node, name: int) -> Iterator[None]:
-    """A stream that decodes until the block ends: then its client hangs up."""
+    """A stream that decodes until the block ends: then its client hangs up. It is sent again while it is refused: for
+    some milliseconds the prompt of the stream before it counts as work, although it is computed."""
     body = {"model": model_of(node.url), "prompt": ids(name, 20), "max_tokens": 3000, "temperature": 0}
     body |= {"ignore_eos": True, "stream": True, "service_class": "interactive"}
     with closing(http.client.HTTPConnection(node.url.removeprefix("http://"), timeout=60)) as connection:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        assert response.status == 200 and response.readline().startswith(b"data: ")
+
+        def accepted() -> bool:
+            nonlocal response
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            refused = response.status == 429
+            if refused:
+                response.read()
+            return not refused
+
+        response: http.client.HTTPResponse
+        wait_until(accepted, "accepted")
+        assert response.status == 200, response.read()
+        assert response.readline().startswith(b"data: ")
         yield
         response.close()
 
@@ -224,7 +236,7 @@ def test_chunks_of_a_prompt(alone, steps, name):
     (node,) = alone[name].nodes
     before = len(lines(steps / name))
     with endless(node, 40):
-        complete(node.url, ids(41, 2000), 1, service_class="interactive")
+        complete(node.url, ids(41, 2000), 1, service_class="batch")  # interactive ones may be refused
     settled(alone[name])
     found = [step["rows"] for step in lines(steps / name)[before:]]
     with_prompt = [rows for rows in found if any(tokens >= LEAST_PROMPT_ROW for tokens, _ in rows)]
