@@ -1,6 +1,6 @@
 """Decides when experts move, and where: loads by the choices that were counted since the last look.
 
-Every so many steps, one layer per step gets the placement that EPLB computes from its counts, if the busiest rank
+After every `steps` steps, one layer per step gets the placement that EPLB computes from its counts, if the busiest rank
 would then have clearly less to do. A move costs a copy of the expert's weights.
 """
 

@@ -1,6 +1,6 @@
 """Decides which experts get more than one copy, and on which ranks the copies lie: DeepSeek's EPLB. Pure.
 
-After the algorithm of https://github.com/deepseek-ai/EPLB (rebalance_experts), written anew:
+After the algorithm of https://github.com/deepseek-ai/EPLB (rebalance_experts), written again from its description:
 
     1. groups of experts are packed onto nodes, equally many per node (one node if the groups do not divide)
     2. on each node, experts get one copy each, and the expert with the largest load per copy gets one more, until the

@@ -43,7 +43,7 @@ class Silence:
         self._round = 0.0  # the one under way
 
     def begin(self, now: float, beats: Mapping[int, int]) -> None:
-        """A round waits for these ranks, which have beaten so often."""
+        """A round waits for these ranks, with their beats so far."""
         self._ranks = {rank: _Rank(count, pause_s=self._pauses.get(rank, 0.0)) for rank, count in beats.items()}
         self._looked, self._round = now, 0.0
 

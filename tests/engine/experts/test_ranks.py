@@ -19,6 +19,7 @@ from engine.checkpoint.model_source import ModelSource, describe
 from engine.config.config import Config
 from engine.experts.group import ExpertGroup
 from engine.experts.loading import load_rest
+from engine.experts.placement import imbalance
 from engine.experts.processes import ExpertProcesses
 from engine.model.decoder import Model
 from engine.step.runner import Row, Runner
@@ -135,3 +136,86 @@ def test_a_stopped_rank_is_masked_and_continues(saved):
         for logits, one in zip(all_logits(made.logits), wanted, strict=True):
             torch.testing.assert_close(logits, one, **TOLERANCE)
         assert made.processes.state()["restarts"] == 0
+
+
+@pytest.mark.parametrize("rule", ["fail", "drop", "wait"])
+def test_experts_without_a_copy_are_lost_by_the_chosen_rule(saved, rule):
+    path = saved("mixtral")
+    with ranks(path, expert_loss=rule) as made:
+        kill(made, 1)
+        made.processes.group.died(1)  # as the watcher will say
+        found = all_logits(made.logits)
+        losses = made.group.take_losses()
+        if rule == "wait":  # the process is started again, and loads from the checkpoint: nothing is missing
+            for logits, wanted in zip(found, expected(path), strict=True):
+                torch.testing.assert_close(logits, wanted, **TOLERANCE)
+            assert not losses.tokens and made.group.num_dropped == 0
+            assert made.processes.restarts == 1
+            return
+        assert losses.masked == (1,) and losses.tokens
+        rows = losses.by_row([0], [105])
+        assert rows[0].fails == (rule == "fail") and rows[0].dropped == sum(losses.tokens.values())
+        assert made.group.num_dropped >= rows[0].dropped
+        made.until(lambda state: not state["masked"])
+        for logits, wanted in zip(all_logits(made.logits), expected(path), strict=True):
+            torch.testing.assert_close(logits, wanted, **TOLERANCE)
+
+
+def kill(made: Ranks, rank: int) -> None:
+    os.kill(made.processes.state()["processes"][str(rank)], signal.SIGKILL)
+
+
+def test_the_weights_of_the_other_experts_keep_their_sum(saved):
+    """Of a token that lost one of its two experts, the other one counts fully: Mixtral's weights sum to one."""
+    path = saved("mixtral")
+    with ranks(path, expert_loss="drop") as made:
+        layer = made.model.layers[0].mlp
+        x = torch.randn(40, 96)
+        weights, chosen = layer.router(x)
+        here = made.group.placement.layers[0][0]
+        kill(made, 1)
+        made.group.died(1)
+        made.group.begin()
+        found = layer(x)
+        for token, (of_token, row) in enumerate(zip(chosen.tolist(), found, strict=True)):
+            kept = [(w, e) for w, e in zip(weights[token], of_token, strict=True) if e in here]
+            share = made.processes.shares[0]
+            alone = sum(w * share.expert(0, here.index(e), x[token : token + 1])[0] for w, e in kept)
+            wanted = alone / sum(w for w, _ in kept) if kept else torch.zeros(96)
+            torch.testing.assert_close(row, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_int8_rows_are_close_and_the_same_on_every_rank(saved):
+    path = saved("qwen3moe")
+    with ranks(path, expert_dispatch_dtype="int8") as two, ranks(path, expert_parallel_size=3) as exact:
+        x = torch.randn(30, 96)
+        coded, wanted = (one.model.layers[1].mlp(x) for one in (two, exact))
+        error = (coded - wanted).norm() / wanted.norm()
+        assert 0 < error < 0.02
+        scale = x.abs().amax(1, keepdim=True) / 127
+        rounded = (x / scale).round() * scale
+        router = exact.model.layers[1].mlp.router
+        weights, chosen = router(x)
+        same, _ = exact.group.compute(1, rounded, chosen, weights, lambda: None)
+        torch.testing.assert_close(coded, same, rtol=1e-3, atol=1e-4)
+
+
+def test_experts_move_while_the_model_computes(saved):
+    path = saved("qwen3moe")
+    wanted = expected(path)
+    with ranks(path, expert_parallel_size=3, num_redundant_experts=3, expert_balance_steps=2) as made:
+        made.group.counts[:] = torch.tensor([900, 5, 5, 800, 5, 5])
+        before = made.group.placement
+        for logits, one in zip(all_logits(made.logits), wanted, strict=True):
+            torch.testing.assert_close(logits, one, **TOLERANCE)
+        made.group.begin()  # looks at the last layer
+        made.group.balance = None
+        assert made.group.num_moved > 0
+        after = made.group.placement
+        assert after != before
+        loads = [900, 5, 5, 800, 5, 5]
+        assert all(imbalance(layer, loads) < imbalance(before.layers[0], loads) for layer in after.layers)
+        kill(made, 2)  # its successor takes the moved experts from where they are now
+        made.until(lambda state: state["restarts"] == 1 and not state["masked"])
+        for logits, one in zip(all_logits(made.logits), wanted, strict=True):
+            torch.testing.assert_close(logits, one, **TOLERANCE)
