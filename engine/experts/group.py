@@ -91,9 +91,10 @@ class ExpertGroup:
         self._arrivals.append((rank, desk))
 
     def missing(self) -> dict[str, str]:
-        """The ranks that steps do without, and why."""
+        """The ranks that the next step does without, and why."""
         masked = dict.fromkeys(set(self._dead), "its process has ended") | dict(self.masked)
-        return {str(rank): why for rank, why in sorted(masked.items())}
+        back = {rank for rank, _ in list(self._arrivals)}
+        return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
@@ -105,6 +106,7 @@ class ExpertGroup:
             "moved_experts": self.num_moved,
             "waited_s": self._collector.waited_s,
             "pairs_by_rank": self.loads(),
+            "choices_by_expert": self.counts.sum(0).tolist(),
         }
 
     def loads(self) -> list[int]:
@@ -262,16 +264,21 @@ class ExpertGroup:
             self._dead.discard(rank)
             self._unmask(rank, "a new process has its place")
         for rank in list(self.masked):
-            desk = self._desks[rank]
-            if rank not in self._dead and desk.idle and desk.beats > self._beats[rank] + 1:
+            if self._answers(rank):
                 self._unmask(rank, "it answers again")
         for rank in self._dead & self.alive:
             self._mask(rank, "its process has ended")
+
+    def _answers(self, rank: int) -> bool:
+        """Whether a masked rank lives and has answered everything."""
+        desk, beats = self._desks[rank], self._beats.get(rank)
+        return rank not in self._dead and beats is not None and desk.idle and desk.beats > beats + 1
 
     def _unmask(self, rank: int, why: str) -> None:
         log.info("rank %d of the experts is back: %s", rank, why)
         self._collector.silence.forget([rank])
         self.masked.pop(rank, None)
+        self._beats.pop(rank, None)
         self.alive.add(rank)
         self._tabulate()
 

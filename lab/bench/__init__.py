@@ -19,6 +19,7 @@ Files:
     start          The time from start to first token, and the cost of splitting one node into processes
     attention/     The parts of scripts/bench.py attention
     collectives/   The parts of scripts/bench.py collectives
+    experts/       The parts of scripts/bench.py experts
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
     connect/       Measures our pool as other engines use it, next to upstream's wheel: the Python calls, and vLLM
                    with both
@@ -35,6 +36,7 @@ BENCHMARKS = {
     "backends": "lab.bench.backends",
     "burst": "lab.bench.burst",
     "collectives": "lab.bench.collectives.command",
+    "experts": "lab.bench.experts.command",
     "connect": "lab.bench.connect.command",
     "connect-vllm": "lab.bench.connect.vllm_command",
     "engine": "lab.bench.engine.command",
