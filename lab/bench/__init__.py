@@ -19,11 +19,11 @@ Files:
     start          The time from start to first token, and the cost of splitting one node into processes
     attention/     The parts of scripts/bench.py attention
     collectives/   The parts of scripts/bench.py collectives
-    experts/       The parts of scripts/bench.py experts
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
     connect/       Measures our pool as other engines use it, next to upstream's wheel: the Python calls, and vLLM
                    with both
     engine/        The parts of scripts/bench.py engine
+    experts/       The parts of scripts/bench.py experts
     ops/           The parts of scripts/bench.py ops
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
     sched/         The parts of scripts/bench.py sched, one question each

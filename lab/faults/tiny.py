@@ -25,7 +25,7 @@ CONFIG = {
 EXPERTS = {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
-    "num_local_experts": 8,
+    "num_local_experts": 12,
     "num_experts_per_tok": 2,
     "sliding_window": None,
 }

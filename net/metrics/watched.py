@@ -187,13 +187,13 @@ def of_experts(state: Callable[[], Mapping[str, Any]]) -> list[Watched]:
 
     def masked() -> Rows:
         now = state()
-        return [((str(rank),), float(str(rank) in now["masked"])) for rank in range(now["ranks"])]
+        return [((str(rank),), float(str(rank) in now["masked"])) for rank in range(now.get("ranks", 0))]
 
     def each(field: str) -> Callable[[], Rows]:
-        return lambda: [((str(place),), count) for place, count in enumerate(state()[field])]
+        return lambda: [((str(place),), count) for place, count in enumerate(state().get(field, ()))]
 
     def one(field: str) -> Callable[[], Rows]:
-        return lambda: [((), state()[field])]
+        return lambda: [((), state().get(field, 0))]
 
     counter, gauge = CounterMetricFamily, GaugeMetricFamily
     return [

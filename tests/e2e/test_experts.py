@@ -59,7 +59,7 @@ def get(url: str) -> dict:
 
 def test_ranks_prefill_and_one_process_decodes(start: Start, moe, expected):
     """Then the node is killed, and its ranks end with it."""
-    flags = ["--expert-parallel-size", "3", "--num-redundant-experts", "1"]
+    flags = ["--expert-parallel-size", "3", "--num-redundant-experts", "3"]
     with start("prefill=1,decode=1", *moe, role_flags={"prefill": flags}) as cluster:
         assert texts(cluster["decode-0"].url) == expected
         assert texts(cluster["prefill-0"].url) == expected  # prefixes are found now
