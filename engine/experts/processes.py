@@ -171,11 +171,13 @@ class ExpertProcesses:
                 living = tuple(sorted(self.group.alive - {rank}))
                 desk = self._start(rank, living)
             except (OSError, ModelError) as error:
+                if self._closing.is_set():
+                    return
                 log.error("expert rank %d cannot be started: %s", rank, error)
                 continue
             if (reason := self._loaded(rank)) is None:
                 self.group.arrived(rank, desk)
-            else:
+            elif not self._closing.is_set():
                 log.error("expert rank %d cannot load: %s", rank, reason)
 
     def _watch(self, rank: int) -> int:

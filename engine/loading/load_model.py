@@ -140,7 +140,10 @@ def _load_experts(
     torch.set_num_threads(max(1, config.num_threads // config.expert_parallel_size))
     torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
-    processes = ExpertProcesses(config, source)
+    try:
+        processes = ExpertProcesses(config, source)
+    except OSError as error:
+        raise UsageError(f"--expert-parallel-size {config.expert_parallel_size}: no shared memory: {error}") from error
     try:
         cache = weight_cache(config)
         weights = load_rest(source, dtype, cache, progress)

@@ -28,7 +28,6 @@ HALF_LIFE_S = 30.0
 class _Rank:
     beats: int
     silent_s: float = 0.0  # since the last beat, in counted time
-    pause_s: float = 0.0  # the longest lately
     waits_s: float = 0.0  # for its answer
 
 
@@ -37,14 +36,14 @@ class Silence:
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
-        self._pauses: dict[int, float] = {}
+        self._pauses: dict[int, float] = {}  # the longest between two beats lately
         self._looked: float | None = None
         self._round_s = 0.0  # the longest lately
         self._round = 0.0  # the one under way
 
     def begin(self, now: float, beats: Mapping[int, int]) -> None:
         """A round waits for these ranks, with their beats so far."""
-        self._ranks = {rank: _Rank(count, pause_s=self._pauses.get(rank, 0.0)) for rank, count in beats.items()}
+        self._ranks = {rank: _Rank(count) for rank, count in beats.items()}
         self._looked, self._round = now, 0.0
 
     def look(self, now: float, beats: Mapping[int, int]) -> list[int]:
@@ -57,13 +56,10 @@ class Silence:
         for rank, count in beats.items():
             one = self._ranks[rank]
             one.waits_s += passed
+            one.silent_s += passed
             if count != one.beats:
+                self._pauses[rank] = max(self._pauses.get(rank, 0.0) * fade, one.silent_s)
                 one.beats, one.silent_s = count, 0.0
-                one.pause_s *= fade
-            else:
-                one.silent_s += passed
-                one.pause_s = max(one.pause_s * fade, min(one.silent_s, MOST_S / BEATS))
-            self._pauses[rank] = one.pause_s
             if one.silent_s > self.limit_s(rank) or one.waits_s > self.answer_limit_s:
                 late.append(rank)
         return late

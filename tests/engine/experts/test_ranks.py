@@ -187,23 +187,29 @@ def test_the_weights_of_the_other_experts_keep_their_sum(saved):
 
 def test_int8_rows_are_close_and_the_same_on_every_rank(saved):
     path = saved("qwen3moe")
-    with ranks(path, expert_dispatch_dtype="int8") as two, ranks(path, expert_parallel_size=3) as exact:
-        x = torch.randn(30, 96)
-        coded, wanted = (one.model.layers[1].mlp(x) for one in (two, exact))
-        error = (coded - wanted).norm() / wanted.norm()
+    with ranks(path, expert_dispatch_dtype="int8") as made:
+        layer, x = made.model.layers[1].mlp, torch.randn(30, 96)
+        weights, chosen = layer.router(x)
+
+        def by_hand(rows: Tensor) -> Tensor:
+            out = torch.zeros(rows.shape)
+            for token, experts in enumerate(chosen.tolist()):
+                for weight, expert in zip(weights[token], experts, strict=True):
+                    rank, slot = made.group.placement.holders(1, expert)[0]
+                    out[token] += weight * made.processes.shares[rank].expert(1, slot, rows[token : token + 1])[0]
+            return out
+
+        coded = layer(x)
+        error = (coded - by_hand(x)).norm() / by_hand(x).norm()
         assert 0 < error < 0.02
         scale = x.abs().amax(1, keepdim=True) / 127
-        rounded = (x / scale).round() * scale
-        router = exact.model.layers[1].mlp.router
-        weights, chosen = router(x)
-        same, _ = exact.group.compute(1, rounded, chosen, weights, lambda: None)
-        torch.testing.assert_close(coded, same, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(coded, by_hand((x / scale).round() * scale), rtol=1e-3, atol=1e-4)
 
 
 def test_experts_move_while_the_model_computes(saved):
     path = saved("qwen3moe")
     wanted = expected(path)
-    with ranks(path, expert_parallel_size=3, num_redundant_experts=3, expert_balance_steps=2) as made:
+    with ranks(path, expert_parallel_size=2, num_redundant_experts=2, expert_balance_steps=2) as made:
         made.group.counts[:] = torch.tensor([900, 5, 5, 800, 5, 5])
         before = made.group.placement
         for logits, one in zip(all_logits(made.logits), wanted, strict=True):
@@ -215,7 +221,7 @@ def test_experts_move_while_the_model_computes(saved):
         assert after != before
         loads = [900, 5, 5, 800, 5, 5]
         assert all(imbalance(layer, loads) < imbalance(before.layers[0], loads) for layer in after.layers)
-        kill(made, 2)  # its successor takes the moved experts from where they are now
+        kill(made, 1)  # its successor takes the moved experts from where they are now
         made.until(lambda state: state["restarts"] == 1 and not state["masked"])
         for logits, one in zip(all_logits(made.logits), wanted, strict=True):
             torch.testing.assert_close(logits, one, **TOLERANCE)
