@@ -75,9 +75,11 @@ PROMPTS = {
 
 LOOKUPS: dict[str, Callable[[], Lookups]] = {
     "ngram": lambda: NgramLookups(2, 4),
-    "suffix": lambda: SuffixLookups(SuffixRules()),
+    "suffix": lambda: SuffixLookups(SuffixRules(kept_tokens=0)),
+    "suffix again": lambda: SuffixLookups(SuffixRules()),
 }
-"""With the defaults of a node."""
+"""Methods with the defaults of a node. Rounds repeat the prompts, so only `again` may remember earlier answers: it has
+seen each answer before, except in the first round."""
 
 
 @dataclass(slots=True)
