@@ -25,6 +25,6 @@ def settle_losses(now: float, batcher: Batcher, step: Step, losses: Mapping[int,
             batcher.abort(now, request.request_id)
             ended.append(Emission(request, None, error=loss.reason))
         else:
-            request.private = True
+            batcher.keep_private(request)
             request.journal.note(now, "experts_dropped", {"pairs": loss.dropped, "ranks": list(loss.ranks)})
     return ended

@@ -64,6 +64,7 @@ class ExpertGroup:
         self.alive = set(range(plan.ranks))
         self.masked: dict[int, str] = {}  # why
         self.counts = torch.zeros(len(plan.layers), plan.num_experts, dtype=torch.int64)
+        self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
         self.num_masked = self.num_dropped = self.num_moved = 0
         self.balance: Balance | None = None
         self._plan, self._desks, self._shares, self._rule = plan, desks, shares, rule
@@ -105,21 +106,9 @@ class ExpertGroup:
             "dropped_pairs": self.num_dropped,
             "moved_experts": self.num_moved,
             "waited_s": self._collector.waited_s,
-            "pairs_by_rank": self.loads(),
+            "pairs_by_rank": list(self.pairs),
             "choices_by_expert": self.counts.sum(0).tolist(),
         }
-
-    def loads(self) -> list[int]:
-        """Chosen (token, expert) pairs so far, by the rank that has the expert now; copies share them evenly."""
-        counts, loads = self.counts.tolist(), [0.0] * self._plan.ranks
-        for layer, of_layer in enumerate(self.placement.layers):
-            copies = [0] * self._plan.num_experts
-            for experts in of_layer:
-                for expert in experts:
-                    copies[expert] += 1
-            for rank, experts in enumerate(of_layer):
-                loads[rank] += sum(counts[layer][expert] / copies[expert] for expert in experts)
-        return [round(load) for load in loads]
 
     # --- steps
 
@@ -206,6 +195,7 @@ class ExpertGroup:
         native.library().mr_dispatch(ctypes.addressof(d))
         rows, pairs = d.rows[: self._plan.ranks], d.pairs[: self._plan.ranks]
         asked = [rank for rank in range(1, self._plan.ranks) if rows[rank]]
+        self.pairs = [sum(both) for both in zip(self.pairs, pairs, strict=True)]
         for rank in asked:
             self._desks[rank].ask(COMPUTE, layer, rows[rank], pairs[rank])
         if rows[0]:

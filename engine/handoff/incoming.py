@@ -183,8 +183,7 @@ class Incoming:
         request = reservation.request
         if request.finished:
             raise RemoteError("the request has ended on the decode node", code="gone")
-        request.private = private
-        self._worker.batcher.arrived(time.monotonic(), request, first_token)
+        self._worker.batcher.arrived(time.monotonic(), request, first_token, private)
         self._worker.wake()
 
     def request(self, request_id: str) -> Request | None:

@@ -199,8 +199,8 @@ def of_experts(state: Callable[[], Mapping[str, Any]]) -> list[Watched]:
     return [
         Watched(gauge, "mooncake:expert_rank_masked", "1 while steps do without the experts of this rank", ("rank",),
                 masked),
-        Watched(counter, "mooncake:expert_pairs", "(token, expert) pairs by the rank that has the expert now; copies "
-                "share them evenly", ("rank",), each("pairs_by_rank")),
+        Watched(counter, "mooncake:expert_pairs", "(token, expert) pairs that each rank was asked for", ("rank",),
+                each("pairs_by_rank")),
         Watched(counter, "mooncake:expert_choices", "Choices of an expert by its number, over all layers", ("expert",),
                 each("choices_by_expert")),
         Watched(counter, "mooncake:expert_ranks_masked", "How often a rank with experts was given up", (),

@@ -27,11 +27,11 @@ class Output:
     finish_reason: str | None  # stop, length or abort on the last Output, else None
     num_prompt_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV was found instead of computed
-    num_dropped_experts: int = 0  # (token, expert) pairs without a result, because a rank with experts was lost
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
     prompt_logprobs: Sequence[LogprobItem] | None = (
         None  # of prompt tokens 1, 2, ...: on the first Output, if requested
     )
+    num_dropped_experts: int = 0  # (token, expert) pairs without a result, because a rank with experts was lost
 
 
 class _Retry(Exception):
