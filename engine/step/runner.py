@@ -17,6 +17,7 @@ from torch import Tensor
 from attention.interface import RaggedBatch
 from cache.block import PLANES
 from engine.model.decoder import Model
+from engine.model.experts.losses import Loss
 from engine.model.gpu import Gpu, gpu_of
 from engine.model.graphs import GraphedModel, Recorder
 from engine.sampling.logit_rules import Masks, SamplingRow
@@ -61,6 +62,7 @@ class Runner:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
+        self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
         self._forward = model.forward
         self._gpu = gpu or gpu_of(self.device)
         self._inputs = InputBuilder(block_size, self.device, self._gpu)
@@ -119,6 +121,8 @@ class Runner:
                     before_layer,
                     self._scores(PromptScorer, rows, inputs),
                 )
+            if self.model.experts is not None:
+                self.losses = self.model.experts.take_losses().by_row(inputs.order, inputs.batch.q_lens)
             chosen = sample(logits, [sampling for _, sampling in wanted], self._masks)
             if not wanted:
                 # No code has waited for the device yet. When a step returns, its KV must be in the pool, because it is
