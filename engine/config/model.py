@@ -317,8 +317,8 @@ class ModelFields:
     suffix_decoding_cached_tokens: int = flag(
         100_000,
         "engine",
-        "with suffix, tokens of earlier answers to remember, about 250 bytes each; 0 = guess from the request's own text "
-        "only",
+        "with suffix, tokens of earlier answers to remember, about 250 bytes each; 0 = guess from the request's own "
+        "text only",
         unit="tokens",
         least=0,
     )
