@@ -45,7 +45,7 @@ def found_by(mutant: Mutant | None, kernel: str, copy: Path) -> str | None:
     if mutant is not None:
         (copy / mutant.file).write_text(mutant.applied(ROOT))
     try:
-        return _grid(copy) if kernel == CPU else _tests(copy)
+        return _grid(copy) if kernel == CPU else _tests(copy, Path(mutant.file).stem if mutant else "")
     finally:
         if mutant is not None:
             shutil.copy(ROOT / mutant.file, copy / mutant.file)
@@ -59,8 +59,10 @@ def _grid(copy: Path) -> str | None:
     return fault and ": ".join(fault)
 
 
-def _tests(copy: Path) -> str | None:
-    which = [f"tests/attention/interpreted/test_{name}.py" for name in ("decode", "prefill", "backend", "codes")]
+def _tests(copy: Path, kernel: str) -> str | None:
+    """The kernel's own tests come first."""
+    names = sorted(("decode", "prefill", "short", "hopper", "backend", "codes"), key=lambda name: name != kernel)
+    which = [f"tests/attention/interpreted/test_{name}.py" for name in names]
     command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--skip-heavy", *which]
     done = _run(copy, command, {"TRITON_INTERPRET": "1"})
     if done.returncode == 0:

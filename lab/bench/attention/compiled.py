@@ -7,7 +7,15 @@ from attention.triton import aot
 from attention.triton.backend import TritonBackend
 from attention.triton.tiles import find_tiles
 from lab.bench.attention.cases import Case, batch_of, cases, tensors_of
-from lab.bench.attention.every_tile import KERNELS, LLAMA, SHARED_BYTES, attention_launches, every_pair, shortfall
+from lab.bench.attention.every_tile import (
+    BLOCKS,
+    KERNELS,
+    LLAMA,
+    SHARED_BYTES,
+    attention_launches,
+    every_pair,
+    shortfall,
+)
 from lab.bench.attention.quantized_products import every_product
 from lab.bench.common.results import Row
 
@@ -46,8 +54,9 @@ def tile_rows(capability: int) -> tuple[list[Row], list[str]]:
     notes; and what any of them lacks."""
     rows, lacking = [], []
     for head_size, dtype, kv_dtype, tiles in every_pair(capability):
-        launches = attention_launches(head_size, dtype, tiles, LLAMA, kv_dtype)
-        for name in KERNELS:
+        launches = attention_launches(head_size, dtype, tiles, BLOCKS, kv_dtype)
+        launches |= attention_launches(head_size, dtype, tiles, LLAMA, kv_dtype)
+        for name in KERNELS.keys() & launches:
             used = aot.resources(launches[name], capability)
             types = f"{str(dtype).removeprefix('torch.')} over {kv_dtype or 'the same'}"
             case = f"{name} D{head_size} {types} sm_{capability}"

@@ -1,5 +1,6 @@
 """Every row of the tile table computes what it should, in every type of its size and over codes. Compiling a row ahead
-of time (tests/attention/triton) shows that it fits a GPU, not that it is right."""
+of time (tests/attention/triton) shows that it fits a GPU, not that it is right. test_hopper.py has its tiles of long
+chunks."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 from attention.codes import DTYPES as CODES
-from attention.triton.backend import TritonBackend
-from attention.triton.tiles import OVER_CODES, TABLE, Tiles
-from lab.bench.attention.grid import LONG, Point, find_fault
+from attention.triton import backend as backend_file
+from attention.triton import short
+from attention.triton.backend import Limits, TritonBackend
+from attention.triton.tiles import OVER_CODES, SM90, TABLE, Tiles
+from lab.bench.attention.grid import LONG, Mix, Point, find_fault
 from lab.bench.attention.quantized import find_quantized_fault
 from tests.attention.interpreted.cases import DEVICE
 
@@ -40,16 +43,25 @@ def rows() -> list[object]:
     return found
 
 
+def check(tiles: Tiles, mix: Mix, size: int, block_size: int, dtype: torch.dtype, kv_dtype: str = "") -> None:
+    backend = TritonBackend(tiles=tiles)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LONG, "a row", mix)
+        point = Point("a row", 2, 1, size, block_size, dtype)
+        if kv_dtype:
+            assert find_quantized_fault(backend, point, kv_dtype, DEVICE) is None
+        else:
+            assert find_fault(backend, point, DEVICE) is None
+
+
 @pytest.mark.parametrize(("tiles", "size", "dtype", "kv_dtype"), rows())
 def test_a_row_of_the_table(
     tiles: Tiles, size: int, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two splits of a decode, and a chunk of more rows than a tile, whose keys end inside a tile."""
-    chunk = tiles.prefill.rows // 2 + 3
-    monkeypatch.setitem(LONG, "two tiles", [(1, tiles.decode.min_chunk + tiles.decode.keys + 5), (chunk, 37)])
-    point = Point("two tiles", 2, 1, size, 16, dtype)
-    backend = TritonBackend(tiles=tiles)
-    if kv_dtype:
-        assert find_quantized_fault(backend, point, kv_dtype, DEVICE) is None
-    else:
-        assert find_fault(backend, point, DEVICE) is None
+    """Two splits of a decode, and a chunk of more rows than a tile, whose keys end inside a tile; then a draft against
+    two splits."""
+    two_splits = tiles.decode.min_chunk + tiles.decode.keys + 5
+    check(tiles, [(5, two_splits)], size, 16, dtype, kv_dtype)
+    monkeypatch.setattr(short, "SHORT", 0)
+    monkeypatch.setattr(backend_file, "limits_of", lambda device: Limits(SM90, 1, hopper=True))
+    check(tiles, [(1, two_splits), (tiles.prefill.rows // 2 + 3, 37)], size, 16, dtype, kv_dtype)
