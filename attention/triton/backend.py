@@ -65,14 +65,15 @@ class TritonBackend:
     """float32, bfloat16, float16, and quantized pools; head sizes that are multiples of 16 up to 256; latent rows
     (attention/latent.py) of multiples of 16, up to 512 for the value; any block size and grouping.
 
-    tiles: replaces the row of attention/triton/tiles.py (experiments, tests).
+    tiles: replaces the row of attention/triton/tiles.py (experiments, tests). limits: replace those of the device
+    (kernels compiled without it, tests).
     """
 
     name = "triton"
     reads_codes = True
 
-    def __init__(self, *, tiles: Tiles | None = None) -> None:
-        self._tiles = tiles
+    def __init__(self, *, tiles: Tiles | None = None, limits: Limits | None = None) -> None:
+        self._tiles, self._limits = tiles, limits
 
     def plan(self, batch: RaggedBatch) -> Plan:
         if batch.cu_q.device.type == "cpu" and not triton.knobs.runtime.interpret:
@@ -141,7 +142,7 @@ class TritonBackend:
 
     def attend_latent(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan, scale: float, rank: int) -> Tensor:
         """See attention/latent.py."""
-        geometry, limits = LatentGeometry.of(q, kv, rank), limits_of(q.device)
+        geometry, limits = LatentGeometry.of(q, kv, rank), self._limits or limits_of(q.device)
         tiles = self._tiles or find_latent_tiles(
             geometry.dtype.itemsize, limits.shared_bytes, quantized=geometry.codes > 0
         )
@@ -171,11 +172,11 @@ class TritonBackend:
         """The row of the tile table for `geometry` on `device`. Raises ValueError if there is none."""
         if self._tiles is not None:
             return self._tiles
-        shared = limits_of(device).shared_bytes
+        shared = (self._limits or limits_of(device)).shared_bytes
         return find_tiles(geometry.head_size, geometry.dtype.itemsize, shared, quantized=geometry.codes > 0)
 
     def _cut(self, batch: RaggedBatch, geometry: Geometry, tiles: Tiles, q: Tensor, kv: Tensor, window: int) -> Cut:
-        decodes, limits, cut = batch.num_decodes, limits_of(q.device), Cut(None, None)
+        decodes, limits, cut = batch.num_decodes, self._limits or limits_of(q.device), Cut(None, None)
         programs = 2 * limits.multiprocessors  # two per multiprocessor hide each other's latency
         if decodes:
             cut.decode = plan_decode(batch.ctx_lens[:decodes], geometry, tiles.decode, programs, window)

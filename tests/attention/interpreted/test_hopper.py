@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attention.triton import backend as backend_file
 from attention.triton import hopper
 from attention.triton.backend import Limits, TritonBackend
 from attention.triton.hopper import LONG, LongWork, long, long_keys, plan_long
@@ -104,10 +103,9 @@ def test_the_backend_computes_the_rest_elsewhere() -> None:
 
 
 @pytest.mark.usefixtures("early")
-def test_an_older_gpu_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_file, "limits_of", lambda device: Limits(SM90, 4, hopper=False))
+def test_an_older_gpu_gathers() -> None:
     case = case_of((4, 2), 64, 32)
-    backend = TritonBackend(tiles=Tiles(SMALL.decode, Tile(64, 32, 4, 2), TILE))
+    backend = TritonBackend(tiles=Tiles(SMALL.decode, Tile(64, 32, 4, 2), TILE), limits=Limits(SM90, 4, hopper=False))
     plan = backend.plan(case.batch)
     out = backend.attend(case.q, case.kv, case.batch, plan, case.scale)
     assert_close(out, attend(case, torch.float64), attend(case, torch.bfloat16))

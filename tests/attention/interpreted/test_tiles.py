@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from attention.codes import DTYPES as CODES
-from attention.triton import backend as backend_file
 from attention.triton import short
 from attention.triton.backend import Limits, TritonBackend
 from attention.triton.tiles import OVER_CODES, SM90, TABLE, Tiles
@@ -43,11 +42,11 @@ def rows() -> list[object]:
     return found
 
 
-def check(tiles: Tiles, mix: Mix, size: int, block_size: int, dtype: torch.dtype, kv_dtype: str = "") -> None:
-    backend = TritonBackend(tiles=tiles)
+def check(tiles: Tiles, mix: Mix, size: int, dtype: torch.dtype, kv_dtype: str, limits: Limits | None = None) -> None:
+    backend = TritonBackend(tiles=tiles, limits=limits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LONG, "a row", mix)
-        point = Point("a row", 2, 1, size, block_size, dtype)
+        point = Point("a row", 2, 1, size, 16, dtype)
         if kv_dtype:
             assert find_quantized_fault(backend, point, kv_dtype, DEVICE) is None
         else:
@@ -61,7 +60,8 @@ def test_a_row_of_the_table(
     """Two splits of a decode, and a chunk of more rows than a tile, whose keys end inside a tile; then a draft against
     two splits."""
     two_splits = tiles.decode.min_chunk + tiles.decode.keys + 5
-    check(tiles, [(5, two_splits)], size, 16, dtype, kv_dtype)
+    check(tiles, [(5, two_splits)], size, dtype, kv_dtype)
     monkeypatch.setattr(short, "SHORT", 0)
-    monkeypatch.setattr(backend_file, "limits_of", lambda device: Limits(SM90, 1, hopper=True))
-    check(tiles, [(1, two_splits), (tiles.prefill.rows // 2 + 3, 37)], size, 16, dtype, kv_dtype)
+    check(
+        tiles, [(1, two_splits), (tiles.prefill.rows // 2 + 3, 37)], size, dtype, kv_dtype, Limits(SM90, 1, hopper=True)
+    )
