@@ -6,14 +6,17 @@ of whole tiles, and the loop is warp-specialized: Triton gives the copies to one
 one of two others. They meet only at the buffers, so one multiplies while the other makes weights.
 
 Triton 3.6 specializes on sm_90 only what this kernel has: descriptors made on the device, no gathered operand, one loop
-and no product outside of it, no early return. So a program owns ROWS tokens of one head, and computes whole tiles only:
+with products and none outside of it, no early return. So a tile is ROWS tokens of one head, and all are whole:
 
     lead_s    = the queries of request s in whole tiles of ROWS that see only whole tiles of KEYS held tokens
               = min(q_len, ctx_len // KEYS KEYS - past) // ROWS ROWS
     the rest  = fewer than ROWS + KEYS queries per request: attention/triton/short.py
 
-A slot without a token is thus never read. Masks are applied in every turn: they cost issue slots of warps that wait for
-the tensor cores anyway (`scripts/bench.py attention --aot` prints both).
+As many programs as multiprocessors run, if shared memory has room for a second tile of queries: each takes one tile
+after the other, and copies the next one's queries and keys while it stores the last one.
+
+A slot without a token is never read. Masks are applied in every turn: they cost issue slots of warps that wait for the
+tensor cores anyway (`scripts/bench.py attention --aot` prints both).
 
 We have not measured this kernel on a GPU yet: scripts/bench.py attention prints TFLOP/s and the share of the ceiling.
 """
@@ -50,6 +53,7 @@ class LongWork:
     lead: Tensor  # [S] int32: queries in whole tiles
     rest: Chunks
     keys: int  # per turn
+    processors: int
 
 
 @triton.jit(do_not_specialize_on_alignment=LEADING)
@@ -74,7 +78,67 @@ def lead_kernel(
     tl.store(rest + s, q_len - queries)
 
 
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=LEADING)
+@triton.jit
+def long_tile(
+    item: tl.tensor,  # tiles of queries from the longest context to the shortest, for one head after the other
+    num_pieces: tl.tensor,
+    rows: tl.tensor,  # descriptor of q as rows of all heads, boxes [ROWS, HEAD_SIZE]
+    pool: tl.tensor,  # descriptor of the pool as rows of one head, boxes [KEYS, HEAD_SIZE]
+    out: tl.tensor,  # these as in long_kernel
+    tables: tl.tensor,
+    ctx_lens: tl.tensor,
+    cu_q: tl.tensor,
+    lead: tl.tensor,
+    first_piece: tl.tensor,
+    request: tl.tensor,
+    unit: tl.tensor,  # paging.unit_of
+    scale: tl.tensor,
+    out_row: tl.tensor,
+    out_head: tl.tensor,
+    block_rows: tl.tensor,
+    table_stride: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+) -> None:
+    """Computes one tile. One that does not exist makes no turn and stores nothing."""
+    head = item // num_pieces
+    piece = num_pieces - 1 - item % num_pieces
+    found = tl.load(request + piece)
+    s = tl.maximum(found, 0)
+    query = (piece - tl.load(first_piece + s)) * ROWS
+    exists = (found >= 0) & (query < tl.load(lead + s))
+    begin = tl.load(cu_q + s)
+    lowest = tl.load(ctx_lens + s) - (tl.load(cu_q + s + 1) - begin) + query
+    end = tl.where(exists, lowest + ROWS, 0)
+    position = lowest + tl.arange(0, ROWS)
+    token_of = tl.arange(0, KEYS)
+
+    table = tables + s.to(tl.int64) * table_stride
+    first_row = head // GROUP * BLOCK_SIZE
+    q_tile = rows.load([begin + query, head * HEAD_SIZE])
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_SIZE], tl.float32)
+    for token in tl.range(0, end, KEYS, warp_specialize=True):
+        row = tl.load(table + token // BLOCK_SIZE) * block_rows + first_row + token % BLOCK_SIZE
+        scores = capped(tl.dot(q_tile, tl.trans(pool.load([row, 0]))), scale, SOFT_CAP, False)
+        scores = tl.where((token + token_of)[None, :] <= position[:, None], scores, float("-inf"))
+        top, total, weights, shrink = weigh(scores, top, total, unit)
+        values = pool.load([row + NUM_KV_HEADS * BLOCK_SIZE, 0])
+        acc = tl.dot(weights.to(q_tile.dtype), values, acc * shrink[:, None])
+
+    acc = acc / tl.where(total == 0, 1.0, total)[:, None]
+    at = (begin + query + tl.arange(0, ROWS)).to(tl.int64)
+    place = out + at[:, None] * out_row + head * out_head + tl.arange(0, HEAD_SIZE)[None, :]
+    tl.store(place, acc.to(out.dtype.element_ty), mask=exists & (position < end)[:, None])
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_pieces"], do_not_specialize_on_alignment=LEADING)
 def long_kernel(
     q: tl.tensor,  # [T, num_heads, HEAD_SIZE], heads dense
     kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as tiles.is_dense_within_block
@@ -85,6 +149,7 @@ def long_kernel(
     lead: tl.tensor,  # [S] int32
     first_piece: tl.tensor,  # [S + 1] int32
     request: tl.tensor,  # [pieces] int32
+    num_pieces: tl.tensor,
     scale: tl.tensor,
     q_rows: tl.tensor,  # T
     q_row: tl.tensor,  # strides, elements
@@ -100,45 +165,29 @@ def long_kernel(
     BLOCK_SIZE: tl.constexpr,  # a multiple of KEYS
     KEYS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    PERSISTENT: tl.constexpr,
 ) -> None:
-    """Grid (pieces, NUM_KV_HEADS * GROUP). A program without a tile makes no turn and stores nothing."""
-    piece = tl.num_programs(0) - 1 - tl.program_id(0)
-    found = tl.load(request + piece)
-    s = tl.maximum(found, 0)
-    head = tl.program_id(1)
-    query = (piece - tl.load(first_piece + s)) * ROWS
-    exists = (found >= 0) & (query < tl.load(lead + s))
-    begin = tl.load(cu_q + s)
-    lowest = tl.load(ctx_lens + s) - (tl.load(cu_q + s + 1) - begin) + query
-    end = tl.where(exists, lowest + ROWS, 0)
-    position = lowest + tl.arange(0, ROWS)
-    token_of = tl.arange(0, KEYS)
-
+    """Grid (programs,): PERSISTENT: each computes every num_programs-th tile; otherwise one."""
     rows = tl.make_tensor_descriptor(
         q, shape=[q_rows, NUM_KV_HEADS * GROUP * HEAD_SIZE], strides=[q_row, 1], block_shape=[ROWS, HEAD_SIZE]
     )
     pool = tl.make_tensor_descriptor(
         kv, shape=[pool_rows, HEAD_SIZE], strides=[HEAD_SIZE, 1], block_shape=[KEYS, HEAD_SIZE]
     )
-    table = tables + s.to(tl.int64) * table_stride
-    first_row = head // GROUP * BLOCK_SIZE
-    q_tile = rows.load([begin + query, head * HEAD_SIZE])
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_SIZE], tl.float32)
     unit = unit_of(scale, SOFT_CAP)
-    for token in tl.range(0, end, KEYS, warp_specialize=True):
-        row = tl.load(table + token // BLOCK_SIZE) * block_rows + first_row + token % BLOCK_SIZE
-        scores = capped(tl.dot(q_tile, tl.trans(pool.load([row, 0]))), scale, SOFT_CAP, False)
-        scores = tl.where((token + token_of)[None, :] <= position[:, None], scores, float("-inf"))
-        top, total, weights, shrink = weigh(scores, top, total, unit)
-        values = pool.load([row + NUM_KV_HEADS * BLOCK_SIZE, 0])
-        acc = tl.dot(weights.to(q_tile.dtype), values, acc * shrink[:, None])
-
-    acc = acc / tl.where(total == 0, 1.0, total)[:, None]
-    at = (begin + query + tl.arange(0, ROWS)).to(tl.int64)
-    place = out + at[:, None] * out_row + head * out_head + tl.arange(0, HEAD_SIZE)[None, :]
-    tl.store(place, acc.to(out.dtype.element_ty), mask=exists & (position < end)[:, None])
+    if PERSISTENT:
+        for item in range(tl.program_id(0), num_pieces * NUM_KV_HEADS * GROUP, tl.num_programs(0)):
+            long_tile(
+                item, num_pieces, rows, pool, out, tables, ctx_lens, cu_q, lead, first_piece, request, unit, scale,
+                out_row, out_head, block_rows, table_stride,
+                NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, BLOCK_SIZE, KEYS, SOFT_CAP,
+            )  # fmt: skip
+    else:
+        long_tile(
+            tl.program_id(0), num_pieces, rows, pool, out, tables, ctx_lens, cu_q, lead, first_piece, request, unit,
+            scale, out_row, out_head, block_rows, table_stride,
+            NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, BLOCK_SIZE, KEYS, SOFT_CAP,
+        )  # fmt: skip
 
 
 def long_keys(tiles: Tiles, geometry: Geometry, q: Tensor, kv: Tensor, window: int, longest: int) -> int:
@@ -159,14 +208,15 @@ def pool_rows(kv: Tensor) -> int:
     return (num_blocks - 1) * kv.stride(0) // head_size + 2 * num_kv_heads * block_size
 
 
-def plan_long(cu_q: Tensor, ctx_lens: Tensor, num_rows: int, tile: Tile, keys: int) -> LongWork:
-    """cu_q [S + 1], ctx_lens [S] int32; num_rows bounds the rows of all requests together; `keys` from `long_keys`."""
+def plan_long(cu_q: Tensor, ctx_lens: Tensor, num_rows: int, tile: Tile, keys: int, processors: int) -> LongWork:
+    """cu_q [S + 1], ctx_lens [S] int32; num_rows bounds the rows of all requests together; `keys` from `long_keys`;
+    `processors`: the number of programs that the device runs at the same time."""
     requests = ctx_lens.shape[0]
     lead, starts, rest = torch.empty(3, requests, dtype=torch.int32, device=cu_q.device)
     lead_kernel[(requests,)](lead, starts, rest, ctx_lens, cu_q, ROWS=tile.rows, KEYS=keys, num_warps=1)
     bound = requests + num_rows // tile.rows
     tiles = cut(lead, requests, bound, wanted=UNBOUNDED, min_chunk=tile.rows, align=1, window=0)
-    return LongWork(tiles, lead, Chunks(starts, rest, min(num_rows, requests * (tile.rows + keys))), keys)
+    return LongWork(tiles, lead, Chunks(starts, rest, min(num_rows, requests * (tile.rows + keys))), keys, processors)
 
 
 def long(
@@ -186,7 +236,8 @@ def long(
     geometry = Geometry.of(q, kv)
     if q.is_cuda:
         triton.set_allocator(scratch)
-    long_kernel[(work.tiles.num_pieces, geometry.num_heads)](
+    items = work.tiles.num_pieces * geometry.num_heads
+    long_kernel[(min(items, work.processors) if tile.persistent else items,)](
         q,
         kv,
         out,
@@ -196,6 +247,7 @@ def long(
         work.lead,
         work.tiles.first_piece,
         work.tiles.request,
+        work.tiles.num_pieces,
         scale,
         q.shape[0],
         q.stride(0),
@@ -211,6 +263,7 @@ def long(
         BLOCK_SIZE=geometry.block_size,
         KEYS=work.keys,
         SOFT_CAP=soft_cap,
+        PERSISTENT=tile.persistent,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -38,6 +38,7 @@ class Tile:
     # The precision of float32 products. One pass of TF32 has 10 bits; three passes give float32 on tensor cores, but
     # take more registers than plain float32 ("ieee"). Half types ignore it.
     precision: str = "tf32x3"
+    persistent: bool = False  # long chunks: a program computes several tiles of queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,10 @@ SM86, SM80, SM90 = 99 * KIB, 163 * KIB, 227 * KIB
 
 TABLE: dict[tuple[int, int, int], Tiles] = {
     # (maximum head size, bytes per element, minimum shared memory)
-    (64, 2, SM90): Tiles(Tile(64, 128, 4, 4), Tile(128, 128, 8, 3), Tile(128, 128, 4, 3)),
+    (64, 2, SM90): Tiles(Tile(64, 128, 4, 4), Tile(128, 128, 8, 3), Tile(128, 128, 4, 3, persistent=True)),
     (64, 2, SM80): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
     (64, 2, SM86): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
-    (128, 2, SM90): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3), Tile(128, 128, 4, 2)),
+    (128, 2, SM90): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3), Tile(128, 128, 4, 2, persistent=True)),
     (128, 2, SM80): Tiles(Tile(64, 64, 4, 3), Tile(128, 32, 8, 4)),
     (128, 2, SM86): Tiles(Tile(64, 32, 4, 3), Tile(128, 32, 8, 3)),
     (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 32, 8, 3), Tile(128, 64, 4, 2)),

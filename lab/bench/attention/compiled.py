@@ -67,7 +67,7 @@ def tile_rows(capability: int) -> tuple[list[Row], list[str]]:
     for head_size, dtype, kv_dtype, tiles in every_pair(capability):
         launches = attention_launches(head_size, dtype, tiles, BLOCKS, kv_dtype)
         launches |= attention_launches(head_size, dtype, tiles, LLAMA, kv_dtype)
-        for name in KERNELS.keys() & launches:
+        for name in (name for name in KERNELS if name in launches):
             used = aot.resources(launches[name], capability)
             types = f"{str(dtype).removeprefix('torch.')} over {kv_dtype or 'the same'}"
             case = f"{name} D{head_size} {types} sm_{capability}"

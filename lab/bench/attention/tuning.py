@@ -156,6 +156,8 @@ def source_of(tile: Tile) -> str:
         parts.append(f"min_chunk={tile.min_chunk}")
     if tile.precision != Tile.__dataclass_fields__["precision"].default:
         parts.append(f'precision="{tile.precision}"')
+    if tile.persistent:
+        parts.append("persistent=True")
     return f"Tile({', '.join(parts)})"
 
 

@@ -31,7 +31,7 @@ def case_of(heads: tuple[int, int], head_size: int, block_size: int, dtype: torc
 
 def run(case: Case, tile: Tile, soft_cap: float = 0.0) -> tuple[torch.Tensor, LongWork]:
     batch, out = case.batch, torch.full_like(case.q, 7.0)
-    work = plan_long(batch.cu_q, batch.ctx_lens, len(case.q), tile, tile.keys)
+    work = plan_long(batch.cu_q, batch.ctx_lens, len(case.q), tile, tile.keys, processors=5)
     rows = (batch.block_tables, batch.ctx_lens, batch.cu_q)
     long(case.q, case.kv, out, *rows, work, case.scale, tile, soft_cap=soft_cap)
     return out, work
@@ -65,7 +65,12 @@ def test_head_groups(heads: tuple[int, int]) -> None:
 @pytest.mark.parametrize("block_size", [32, 96, 256])
 def test_block_sizes(block_size: int) -> None:
     """Blocks of one tile of keys, of three, and of eight."""
-    check(case_of((4, 2), 64, block_size, torch.float16), TILE)
+    check(case_of((4, 2), 64, block_size, torch.float16), replace(TILE, persistent=block_size == 96))
+
+
+def test_persistent_programs_compute_every_tile() -> None:
+    """Five programs for 36 tiles of four heads."""
+    check(case_of((4, 2), 64, 32), replace(TILE, persistent=True))
 
 
 def test_soft_cap() -> None:
