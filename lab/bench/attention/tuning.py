@@ -81,9 +81,10 @@ def candidates(kind: str, target: Target) -> list[Tile]:
     half = target.dtype.itemsize == 2
     keys = (16, 32, 64, 128) if half else (16, 32)
     rows = {"decode": (shipped.rows,), "prefill": (64, 128) if half else (16, 32, 64), "long": (shipped.rows,)}[kind]
-    stages, warps = (2, 3, 4, 5) if half else (2, 3), (4, 8)
-    if kind == "long":  # four warps become two groups of four and one that copies
-        keys, warps = (64, 128), (4,)
+    stages = (2, 3, 4, 5) if half else (2, 3)
+    # Of a long one, four warps become two groups of four and one that copies.
+    warps: tuple[int, ...] = (4,) if kind == "long" else (4, 8)
+    keys = (64, 128) if kind == "long" else keys
     tried = [
         replace(shipped, rows=r, keys=k, warps=w, stages=s)
         for r, k, w, s in itertools.product(rows, keys, warps, stages)

@@ -4,6 +4,8 @@ chunks."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ LIGHT = {(64, 2), (128, 4)}
 """(head size, bytes per element) whose first type is not heavy: a row takes seconds interpreted."""
 
 
-def rows() -> list[object]:
+def rows() -> list[Any]:
     """(tiles, head size, type, KV in): every row of both tables in every type that it serves."""
     found = []
     for key, tiles in TABLE.items():
