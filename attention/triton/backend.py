@@ -185,8 +185,10 @@ class TritonBackend:
             longest = max(batch.q_lens[decodes:])
             keys = long_keys(tiles, geometry, q, kv, window, longest) if limits.hopper else 0
             if keys and tiles.long is not None:
-                cut.long = plan_long(cu_q, ctx_lens, rows, tiles.long, keys, limits.multiprocessors)
-                cut.short = plan_short(cut.long.rest, cu_q, ctx_lens, geometry, tiles.short, programs, window)
+                lens = (batch.q_lens[decodes:], batch.kv_lens[decodes:])
+                cut.long = plan_long(cu_q, ctx_lens, *lens, tiles.long, keys, limits.multiprocessors)
+                if cut.long.rest.num_rows:
+                    cut.short = plan_short(cut.long.rest, cu_q, ctx_lens, geometry, tiles.short, programs, window)
             elif is_short(requests, rows, longest, geometry, tiles.prefill, limits.multiprocessors):
                 chunks = Chunks(cu_q, cu_q, rows)
                 cut.short = plan_short(chunks, cu_q, ctx_lens, geometry, tiles.short, programs, window)

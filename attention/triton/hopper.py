@@ -208,15 +208,18 @@ def pool_rows(kv: Tensor) -> int:
     return (num_blocks - 1) * kv.stride(0) // head_size + 2 * num_kv_heads * block_size
 
 
-def plan_long(cu_q: Tensor, ctx_lens: Tensor, num_rows: int, tile: Tile, keys: int, processors: int) -> LongWork:
-    """cu_q [S + 1], ctx_lens [S] int32; num_rows bounds the rows of all requests together; `keys` from `long_keys`;
-    `processors`: the number of programs that the device runs at the same time."""
-    requests = ctx_lens.shape[0]
+def plan_long(
+    cu_q: Tensor, ctx_lens: Tensor, q_lens: list[int], kv_lens: list[int], tile: Tile, keys: int, processors: int
+) -> LongWork:
+    """cu_q [S + 1], ctx_lens [S] int32, with the same lengths as host numbers: no recorded step has long chunks. `keys`
+    from `long_keys`; `processors`: the number of programs that the device runs at the same time."""
+    requests, rows = ctx_lens.shape[0], tile.rows
+    leading = [max(0, min(q, n // keys * keys - (n - q))) // rows * rows for q, n in zip(q_lens, kv_lens, strict=True)]
     lead, starts, rest = torch.empty(3, requests, dtype=torch.int32, device=cu_q.device)
-    lead_kernel[(requests,)](lead, starts, rest, ctx_lens, cu_q, ROWS=tile.rows, KEYS=keys, num_warps=1)
-    bound = requests + num_rows // tile.rows
-    tiles = cut(lead, requests, bound, wanted=UNBOUNDED, min_chunk=tile.rows, align=1, window=0)
-    return LongWork(tiles, lead, Chunks(starts, rest, min(num_rows, requests * (tile.rows + keys))), keys, processors)
+    lead_kernel[(requests,)](lead, starts, rest, ctx_lens, cu_q, ROWS=rows, KEYS=keys, num_warps=1)
+    bound = sum(max(1, count // rows) for count in leading)
+    tiles = cut(lead, requests, bound, wanted=UNBOUNDED, min_chunk=rows, align=1, window=0)
+    return LongWork(tiles, lead, Chunks(starts, rest, sum(q_lens) - sum(leading)), keys, processors)
 
 
 def long(

@@ -31,7 +31,8 @@ def case_of(heads: tuple[int, int], head_size: int, block_size: int, dtype: torc
 
 def run(case: Case, tile: Tile, soft_cap: float = 0.0) -> tuple[torch.Tensor, LongWork]:
     batch, out = case.batch, torch.full_like(case.q, 7.0)
-    work = plan_long(batch.cu_q, batch.ctx_lens, len(case.q), tile, tile.keys, processors=5)
+    lens = (batch.q_lens, batch.kv_lens)
+    work = plan_long(batch.cu_q, batch.ctx_lens, *lens, tile, tile.keys, processors=5)
     rows = (batch.block_tables, batch.ctx_lens, batch.cu_q)
     long(case.q, case.kv, out, *rows, work, case.scale, tile, soft_cap=soft_cap)
     return out, work
@@ -105,6 +106,16 @@ def test_the_backend_computes_the_rest_elsewhere() -> None:
     assert_close(out, attend(case, torch.float64), attend(case, torch.bfloat16))
     (cut,) = plan.cuts.values()
     assert cut.decode is not None and cut.long is not None and cut.short is not None and cut.prefill is None
+
+
+@pytest.mark.usefixtures("early")
+def test_a_chunk_of_whole_tiles_leaves_nothing() -> None:
+    case = make_case([128, 64], [256, 64], heads=(2, 1), head_size=64, block_size=32, dtype=torch.bfloat16)
+    backend = TritonBackend(tiles=Tiles(SMALL.decode, SMALL.prefill, TILE))
+    plan = backend.plan(case.batch)
+    out = backend.attend(case.q, case.kv, case.batch, plan, case.scale)
+    assert_close(out, attend(case, torch.float64), attend(case, torch.bfloat16))
+    assert next(iter(plan.cuts.values())).short is None
 
 
 @pytest.mark.usefixtures("early")
