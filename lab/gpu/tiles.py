@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -34,7 +35,7 @@ def measure() -> Iterator[Check]:
     own = target()
     for kind in own.kinds:
         fitting = [one.tile for one in compile_all(kind, own, near(kind, own), JOBS) if not one.problem]
-        yield compared(kind, getattr(own.current, kind), fitting, lambda tile, kind=kind: seconds_of(kind, own, tile))
+        yield compared(kind, getattr(own.current, kind), fitting, partial(seconds_of, kind, own))
 
 
 def near(kind: str, own: Target) -> list[Tile]:
