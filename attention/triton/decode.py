@@ -119,7 +119,7 @@ def merge_parts(
     D: tl.constexpr,
     WIDTH: tl.constexpr,  # splits per turn
 ) -> tl.tensor:
-    """The row's output [D] float32 from its splits, of which one at least has a key for it."""
+    """The row's output [D] float32 from its splits, of which one of the first WIDTH at least has a key for it."""
     d = tl.arange(0, D)
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
@@ -130,9 +130,8 @@ def merge_parts(
         held = piece < last
         weight = tl.load(lse + row, mask=held, other=float("-inf"))
         new_top = tl.maximum(top, tl.max(weight, 0))
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf - -inf is NaN
-        weight = tl.exp2(weight - anchor)
-        shrink = tl.exp2(top - anchor)
+        weight = tl.exp2(weight - new_top)
+        shrink = tl.exp2(top - new_top)
         mine = held[:, None] & (d < HEAD_SIZE)[None, :]
         part = tl.load(parts + row[:, None] * HEAD_SIZE + d[None, :], mask=mine, other=0.0)
         total = total * shrink + tl.sum(weight, 0)

@@ -11,7 +11,8 @@ of the group into ROWS rows), and the keys that the tiles see into splits of equ
     splits    = spans cut into about as many pieces as the device runs programs (attention/triton/work.py)
 
 A row may see no key of a split: the one on the diagonal, or, with a window, the first. Its part has a log-sum-exp of
--inf there, and no weight. A tile of one split is written directly to the output.
+-inf there, and no weight. The windows of a tile's rows begin within QUERIES keys of each other, so each row has a key
+in one of the first few splits. A tile of one split is written directly to the output.
 
 We have not measured this kernel on a GPU yet: scripts/bench.py attention prints GB/s and the share of the ceiling.
 """

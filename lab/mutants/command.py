@@ -37,7 +37,7 @@ CHECK_S = 900.0
 TESTS = {
     "decode": ("decode", "both"),
     "prefill": ("prefill",),
-    "short": ("short", "merge"),
+    "short": ("short",),
     "hopper": ("long",),
     "backend": (),
     "codes": (),

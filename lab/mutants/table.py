@@ -174,13 +174,6 @@ MUTANTS = (
     ),
     Mutant(
         TRITON,
-        "merge: a split without a visible key has weight NaN",
-        SPLIT,
-        'anchor = tl.where(new_top == float("-inf"), 0.0, new_top)',
-        "anchor = new_top",
-    ),
-    Mutant(
-        TRITON,
         "short: a split runs over its end",
         SHORT,
         "end = tl.minimum(start + tokens, past",
