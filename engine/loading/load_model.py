@@ -192,7 +192,8 @@ def record_graphs(config: Config, runner: Runner) -> None:
     if (reason := obstacle(runner.model)) is not None:
         log.info("no CUDA graphs: %s", reason)
         return
-    runner.record(CudaRecorder(), config.max_num_seqs, config.max_model_len)
+    drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
+    runner.record(CudaRecorder(), config.max_num_seqs, config.max_model_len, drafts)
 
 
 def load_rank(

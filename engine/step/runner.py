@@ -74,10 +74,11 @@ class Runner:
         """A runner of another model of the same shape over the same pool, on one rank and without recordings."""
         return Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)
 
-    def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
+    def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int, max_drafts: int = 0) -> None:
         """Record small steps now and replay the recordings from now on (engine/model/graphs.py). No other code may use
-        the device during the call. Only for models without an `obstacle`."""
-        sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+        the device during the call. Only for models without an `obstacle`. max_drafts: tokens that a step verifies per
+        request."""
+        sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "max_drafts": max_drafts}
         self._forward = GraphedModel(self.model, self.kv_pool, self.block_size, recorder, **sizes).forward
 
     def follow(self, rows: Sequence[Row]) -> None:
