@@ -166,6 +166,19 @@ class Batcher:
             request.count_cached()
             request.move(now, RequestState.WAITING, cached_tokens=request.num_computed)
 
+    # --- parts of long prompts (engine/pipeline/)
+
+    def begin_part(self, request: Request, start: int, sizes: Sequence[int] = ()) -> None:
+        """All stages of the request have the KV of its first `start` tokens, whole blocks; see Part.start."""
+        assert request.part is not None
+        self._changes += 1
+        self.blocks.cut(request, start)
+        request.part.start(start, sizes)
+
+    def lost_parts(self) -> list[Request]:
+        """Requests with a part whose blocks went to others: what was computed here is gone, so they must end."""
+        return [r for r in self.requests.values() if r.part is not None and r.part.lost]
+
     # --- steps
 
     def schedule(self, now: float) -> Step | None:
@@ -202,10 +215,10 @@ class Batcher:
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
-        for request in [r for r in self.running if r.num_uncomputed == 1]:
+        for request in [r for r in self.running if r.decodes]:
             if len(rows) >= self.max_num_batched_tokens:
                 break
-            if request.state is RequestState.RUNNING and request.num_uncomputed == 1:  # not preempted in this loop
+            if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
                 self._decode_one(now, request, rows)
         ready = set(self.seats.ready())
         seats = blocks = 0  # which earlier requests in the order wait for
@@ -215,7 +228,7 @@ class Batcher:
             if request not in ready:
                 seats += request.request_id in self.requests  # a claim needs no seat yet
                 blocks += max(0, self.blocks.lacks(request))
-            elif request.num_uncomputed != 1:  # it lost its blocks to an earlier request
+            elif not request.decodes:  # it lost its blocks to an earlier request
                 continue
             elif self.seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
                 self.seats.start(now, request, seats if in_turn else 0)
@@ -270,7 +283,7 @@ class Batcher:
 
     def _computing_for(self, request: Request) -> Request | None:
         """The running prompt that will compute the next block of `request`."""
-        begun = (other for other in self.running if other.num_uncomputed > 1)
+        begun = (other for other in self.running if other.num_uncomputed > 1 and other.part is None)
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
@@ -286,7 +299,7 @@ class Batcher:
     def _chunk(self, request: Request, budget: int, whole: bool) -> int:
         """Tokens of `request` for a step with `budget` left. A chunk that does not finish the prompt ends at a block
         border; with `whole`, even if that wastes the rest of the budget. The first chunk of a step always advances."""
-        need = request.num_uncomputed
+        need = request.num_ready
         if need <= budget:
             return need
         aligned = (request.num_computed + budget) // self.block_size * self.block_size - request.num_computed
@@ -294,7 +307,8 @@ class Batcher:
 
     def _row(self, request: Request, count: int) -> ScheduledRow:
         end = request.num_computed + count
-        return ScheduledRow(request, request.num_computed, count, samples=end == request.num_tokens)
+        samples = end == request.num_tokens and (request.part is None or request.part.last)
+        return ScheduledRow(request, request.num_computed, count, samples)
 
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
         """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
@@ -312,6 +326,9 @@ class Batcher:
             written = row.start + row.num_tokens
             request.num_computed = min(written, request.num_tokens - 1) if row.samples else written
             done.named += self.blocks.name_full(request)
+            if request.part is not None and not request.part.last:
+                done.passed.append(index)
+                reason = "passed" if request.num_computed == request.num_tokens else None
             if reason:
                 self._finish(now, request, reason)
             if kept:

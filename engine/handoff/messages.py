@@ -15,6 +15,7 @@ from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from engine.core.kv_ready import KvTarget
+from engine.pipeline.messages import StageOf
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
 from engine.step.journal import Entry
@@ -72,16 +73,17 @@ class Reserve:
     """RESERVE; the answer is a KvTarget."""
 
     request: WireRequest
-    prefill_node: str
+    prefill_nodes: Sequence[str]  # one, or the stages of a pipeline (engine/pipeline/): the last one hands over
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """PREFILL. `target` is None if the prefill node also decodes."""
+    """PREFILL. `target` is None if the prefill node also decodes; `stage`: if the node computes some of the layers."""
 
     request: WireRequest
     promise: Promise
     target: KvTarget | None = None
+    stage: StageOf | None = None
 
 
 @dataclass(frozen=True, slots=True)

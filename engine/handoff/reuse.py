@@ -119,7 +119,7 @@ class PrefixLoader:
             before = len(request.block_ids)
             if request.finished:
                 break
-            if self._layers is not None and source.name == POOL:
+            if self._layers is not None and source.name == POOL and request.part is None:
                 load = await self._start(self._layers, request, source)
                 if load is not None or request.finished or len(request.block_ids) > before:
                     return load
