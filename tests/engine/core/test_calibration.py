@@ -117,7 +117,7 @@ def test_the_residual_shows_a_machine_that_became_slow():
     machine, costs = Machine(), StepCosts()
     calibrate(machine, costs, ROOM, 5.0, machine.clock)
     assert costs.residual == 1.0
-    request = SimpleNamespace()
+    request = SimpleNamespace(part=None)
     rows = [ScheduledRow(request, 63, 1, samples=True) for _ in range(4)]
     for _ in range(RESIDUAL_STEPS):
         costs.observe(SimpleNamespace(rows=rows), 3 * costs.decode.estimate(4, 256))

@@ -101,6 +101,9 @@ class IdleWorker:
     def check(self, request=None) -> None:
         """It lives, and has the weights of every request."""
 
+    def follow_parts(self, parts):
+        return {}
+
     def take_transfer(self, request_id):
         return self.transfers.pop(request_id, None)
 
