@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
+import aiohttp
 import pytest
 
 from lab.launch import rest
-from tests.e2e.conftest import Start, complete, settled, timeline
+from lab.launch.cluster import LocalCluster
+from tests.e2e.conftest import Start, complete, model_of, settled, timeline
 
 GROUPS = (
     "--prefill-parallel",
@@ -75,3 +81,101 @@ def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, n
         settled(cluster)
         short = complete(url, prompt(2)[:100], 8)
         assert not events(url, short, "stage")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kv-transfer", "pull", "--kv-overlap", "chunk"),
+        pytest.param(("--kv-overlap", "none", "--no-enable-prefix-caching"), marks=pytest.mark.heavy),
+        pytest.param(("--transport", "tcp", "--max-num-seqs", "1"), marks=pytest.mark.heavy),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_however_kv_moves(start: Start, tiny_model, right, flags):
+    with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *flags) as cluster:
+        url = cluster["decode-0"].url
+        answers = list(ThreadPoolExecutor(3).map(lambda number: complete(url, prompt(number), 8), range(3)))
+        assert [text(answer) for answer in answers] == right[:3]
+        grouped = [answer for answer in answers if events(url, answer, "stage")]
+        assert grouped, "none of three long prompts was computed by a group"
+        for answer in grouped:
+            moved = events(url, answer, "kv_moved")
+            assert len(moved) == 2
+            assert {one["detail"]["how"] for one in moved} == {flags[1] if flags[0] == "--kv-transfer" else "push"}
+        settled(cluster)
+
+
+SLOW = ("--max-num-batched-tokens", "32", "--block-size", "32")
+"""Many steps per prompt: it is still computed when something happens to it."""
+
+
+def begun(cluster: LocalCluster, answer: Future[Any]) -> bool:
+    """Wait until every prefill node has a stage of the prompt; False if the answer came first."""
+    while not answer.done():
+        states = [rest.get(f"{node.url}/debug/state") for node in cluster.nodes if node.name.startswith("prefill")]
+        if all(state["engine"]["held_for_requests"]["stages"] for state in states):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("victim", [pytest.param("prefill-0", marks=pytest.mark.heavy), "prefill-1"])
+def test_a_stage_that_dies_is_a_pause(start: Start, tiny_model, right, victim):
+    """The acceptor places the prompt again, on what is left; the client gets the whole answer."""
+    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+        url = cluster["store-0"].url
+        for number in range(4):
+            with ThreadPoolExecutor(1) as client:
+                answer = client.submit(complete, url, prompt(number), 8)
+                if begun(cluster, answer):
+                    cluster.kill(victim, signal.SIGKILL)
+                assert text(answer.result()) == right[number]
+            if failed := events(url, answer.result(), "attempt_failed"):
+                assert victim in failed[0]["detail"]["reason"]
+                break
+            cluster.restart(victim)
+        else:
+            raise AssertionError("no stage could be killed in the middle of a prompt")
+        settled(cluster)
+
+
+def test_a_stage_that_hangs_is_a_pause(start: Start, tiny_model, right):
+    """SIGSTOP: its connections stay open; gossip suspects it, and the acceptor does not wait for it."""
+    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+        url, stopped = cluster["store-0"].url, cluster["prefill-1"]
+        with ThreadPoolExecutor(1) as client:
+            answer = client.submit(complete, url, prompt(0), 8)
+            caught = begun(cluster, answer)
+            os.kill(stopped.pid, signal.SIGSTOP)
+            try:
+                assert text(answer.result()) == right[0]
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+        if caught and events(url, answer.result(), "attempt_failed"):
+            assert len(events(url, answer.result(), "placed")) > 1
+        settled(cluster)
+
+
+def test_an_abort_frees_every_node(start: Start, tiny_model):
+    """A client that hangs up in the middle of a long prompt: nothing of it stays on any stage or on the decode node."""
+    with start("prefill=3,decode=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+        url = cluster["decode-0"].url
+        for number in range(3):
+            with pytest.raises(TimeoutError):
+                asyncio.run(hang_up(cluster, url, prompt(number), 0.05 * number))
+            settled(cluster)
+
+
+async def hang_up(cluster: LocalCluster, url: str, ids: list[int], after_s: float) -> None:
+    """Ask, and close the connection `after_s` seconds after some node has a stage."""
+    body = {"model": model_of(url), "prompt": ids, "max_tokens": 400, "temperature": 0}
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60) as patience:
+        asked = asyncio.ensure_future(session.post(f"{url}/v1/completions", json=body))
+        prefills = [node.url for node in cluster.nodes if node.name.startswith("prefill")]
+        while not asked.done():
+            states = [await asyncio.to_thread(rest.get, f"{one}/debug/state") for one in prefills]
+            if any(state["engine"]["held_for_requests"]["stages"] for state in states):
+                break
+        patience.reschedule(asyncio.get_running_loop().time() + after_s)
+        await asked
+        await asyncio.sleep(60)

@@ -28,6 +28,7 @@ from tests.e2e.policy_flags import (
     DECODE,
     EVERY_ALONE,
     EVERY_TOGETHER,
+    GROUPED,
     LEAST_PROMPT_ROW,
     NODES,
     OTHERS,
@@ -317,6 +318,17 @@ def test_how_kv_moved(together):
         node = record["summary"]["nodes"]["prefill"]
         (moved,) = [event["detail"] for event in record["events"] if event["event"] == "kv_moved"]
         assert (moved["how"], moved["overlap"]) == (value(node, "kv_transfer"), value(node, "kv_overlap"))
+
+
+def test_groups_of_prefill_nodes(together):
+    """The node that accepts a long prompt decides; what a group does is in test_pipeline.py."""
+    for node, several in (("store-3", False), ("store-4", True)):
+        prompt = ids(70 + several, GROUPED + 100)
+        record = timeline(together[node].url, complete(together[node].url, prompt, 2, ignore_eos=True)["id"])
+        computed = {event["node"] for event in record["events"] if event["event"] == "computed"}
+        assert len(computed & PREFILLS) > 1 if several else len(computed & PREFILLS) == 1
+        assert (record["summary"]["placement"]["group"] is not None) == several
+        settled(together)
 
 
 def test_prefixes_from_the_pool(together):
