@@ -166,8 +166,8 @@ class Worker:
             )
 
     def follow_parts(self, parts: Parts) -> dict[str, HiddenQueue]:
-        """`parts` hears of every request with a part. Returns the inputs of later stages by request id, for whoever
-        receives them."""
+        """`parts` hears of every request with a part. Returns the inputs of later stages by request id; the caller
+        adds what arrives."""
         self._parts = parts
         return self._model.hidden
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 KNOWN = "engine.stage.known"  # stage -> first stage: my blocks hold so much of the prompt's prefix
 HIDDEN = "engine.stage.hidden"  # stage -> next stage: the hidden states of a chunk; answered when they are computed
-LANDED = "engine.stage.landed"  # stage -> decode node: my layers of so many tokens are in your blocks
+LANDED = "engine.stage.landed"  # stage -> decode node: my layers of the first tokens are in your blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "collectives": "lab.bench.collectives.command",
     "connect": "lab.bench.connect.command",
     "connect-vllm": "lab.bench.connect.vllm_command",
+    "cpp": "lab.bench.pipeline",
     "engine": "lab.bench.engine.command",
     "estimates": "lab.bench.estimates",
     "gossip": "lab.bench.gossip",
