@@ -19,6 +19,7 @@ from engine.step.block_book import BlockBook
 from engine.step.request import Request, RequestState
 from engine.step.step import Committed, ScheduledRow, Step
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
+from sched.classes import RANK
 from sched.queueing import FCFS, QueueOrder
 from sched.stretch import Waiting
 
@@ -61,6 +62,7 @@ class Batcher:
         self._speculator = rules.speculator
         self._in_step: dict[str, Request] = {}
         self._changes = 0
+        self._part_ran = False  # in the last step
 
     @property
     def version(self) -> int:
@@ -194,7 +196,11 @@ class Batcher:
         ):  # no request can start in turn: start any that can, which frees what the others wait for
             rows = self._choose(now, in_turn=False)
         self._in_step = {row.request.request_id: row.request for row in rows}
-        return Step(rows) if rows else None
+        if not rows:
+            return None
+        step = Step(rows)
+        self._part_ran = step.has_parts
+        return step
 
     def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """in_turn: a request that lacks seats or blocks keeps later requests in the order from taking them."""
@@ -247,13 +253,13 @@ class Batcher:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
-        queue = self._order.order(now, self.seats.prompts())
+        queue, behind = self._turns(self._order.order(now, self.seats.prompts()))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
         blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
-        for request in queue:
-            if budget <= 0:
+        for request in (*queue, *behind):
+            if budget <= 0 or (rows and request in behind):
                 break
             waits = request.state is RequestState.WAITING
             if waits and first is not None and not blocked:
@@ -275,6 +281,19 @@ class Batcher:
                 rows.append(self._row(request, count))
                 budget -= count
         return rows
+
+    def _turns(self, queue: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
+        """(prompts of the next step, prompts that get it if none of these can run).
+
+        A part of a long prompt passes the model by itself, so it gains nothing from other prompts in its step, and they
+        would wait for it. The two take turns; a higher class does not wait for its turn."""
+        parts = [request for request in queue if request.part is not None]
+        others = [request for request in queue if request.part is None]
+        if not parts or not others:
+            return queue, ()
+        ranks = [min(RANK[request.service_class] for request in some) for some in (parts, others)]
+        parts_first = ranks[0] < ranks[1] if ranks[0] != ranks[1] else not self._part_ran
+        return (parts, others) if parts_first else (others, parts)
 
     def _served(self, request: Request, num_tokens: int) -> None:
         if num_tokens > request.num_served:

@@ -69,7 +69,7 @@ class BlockBook:
 
     def _reuses(self, request: Request) -> bool:
         """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
-        return self.prefix_caching and not request.scores_prompt
+        return self.prefix_caching and not request.scores_prompt and not _has_some_layers(request)
 
     def computes_next(self, request: Request, other: Request) -> bool:
         """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next."""

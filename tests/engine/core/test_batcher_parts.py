@@ -125,3 +125,28 @@ def test_nobody_waits_for_a_prefix_that_a_stage_computes():
     r.part.unread = 9
     run_dry(b)
     assert same.finished and not r.finished
+
+
+@pytest.mark.parametrize("short_class", ["standard", "interactive", "batch"])
+def test_a_stage_and_other_prompts_take_turns_and_classes_hold(short_class):
+    b = batcher(blocks=64, budget=16)
+    r = stage(0, 2)
+    b.add(0, r)
+    b.begin_part(r, 0, [8] * 5)
+    run_step(b, 0, b.schedule(0))
+    shorts = [request(f"short-{i}", [9 + i] * 12, max_tokens=1) for i in range(3)]
+    for short in shorts:
+        short.service_class = short_class
+        b.add(1, short)
+    ran = []
+    while (step := b.schedule(1)) is not None:
+        assert len({row.request.part is None for row in step.rows}) == 1, "a step of both makes the short ones wait"
+        ran.append(step.rows[0].request.request_id)
+        run_step(b, 1, step)
+    turns = {
+        "interactive": ["short-0", "short-1", "short-2", *["long"] * 4],
+        "standard": ["short-0", "long", "short-1", "long", "short-2", "long", "long"],
+        "batch": [*["long"] * 4, "short-0", "short-1", "short-2"],
+    }
+    assert ran == turns[short_class]
+    assert not b.requests
