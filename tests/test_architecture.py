@@ -139,6 +139,7 @@ PURE = (
     "lab.simulator.models.step_models",
     "lab.simulator.models.network",
     "lab.simulator.node",
+    "lab.formulas.long_prompts",
     "lab.formulas.plan",
     "lab.simulator.refusals",
     "lab.simulator.result",
