@@ -17,7 +17,7 @@ from engine.core.seats import Seats
 from engine.speculation.speculative import Speculator
 from engine.step.block_book import BlockBook
 from engine.step.request import Request, RequestState
-from engine.step.step import Committed, ScheduledRow, Step
+from engine.step.step import Committed, Named, ScheduledRow, Step
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.classes import RANK
 from sched.queueing import FCFS, QueueOrder
@@ -128,6 +128,13 @@ class Batcher:
         """Call it when the request has its blocks or has ended. Idempotent."""
         if request in self.seats.claims:
             self.seats.claims.remove(request)
+
+    def delivered(self, request: Request, num_tokens: int) -> list[Named]:
+        """The first `num_tokens` tokens of a reserved prompt have arrived with all layers. Returns the full blocks that
+        got their names now."""
+        self._changes += 1
+        request.num_computed = num_tokens
+        return self.blocks.name_full(request)
 
     def arrived(self, now: float, request: Request, first_token: int) -> None:
         """The KV and the first token of a reserved prompt have arrived: decode from the next step on."""

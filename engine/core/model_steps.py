@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.core.held_weights import HeldWeights
@@ -95,17 +94,20 @@ class ModelSteps:
         request, part = row.request, row.request.part
         assert part is not None
         transfer, end = self._transfers.get(request.request_id), row.start + row.num_tokens
-        on_layer = None
-        if transfer is not None:
-            leaves = [(transfer, list(request.block_ids), row.start, end)]
-            on_layer = partial(loop.call_soon_threadsafe, _layer_done, leaves)
+        leaves: Transfers = [] if transfer is None else [(transfer, list(request.block_ids), row.start, end)]
+
+        def on_layer(layer: int) -> None:
+            loop.call_soon_threadsafe(_layer_done, leaves, layer)
+
         hidden = None
         if not part.first:
             if (arrived := self.hidden.get(request.request_id)) is None:
                 return []  # the request ended after this step was chosen
             hidden = arrived.take(row.start, row.num_tokens)
         runner, layers = self._weights.runner(request.weights), range(part.begin, part.end)
-        passed, chosen = runner.step_part(row_of(row, self._eos_token_ids), layers, hidden, on_layer)
+        passed, chosen = runner.step_part(
+            row_of(row, self._eos_token_ids), layers, hidden, on_layer if leaves else None
+        )
         if passed is not None:
             self.passed[place] = passed
         return chosen

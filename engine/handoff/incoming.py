@@ -193,8 +193,7 @@ class Incoming:
         reservation.arrival.landed(node, tokens)
         reservation.moved.set()
         if not request.finished and (whole := reservation.arrival.tokens) > request.num_computed:
-            request.num_computed = whole
-            named = self._worker.batcher.blocks.name_full(request)
+            named = self._worker.batcher.delivered(request, whole)
             if self._form.decoder is None:  # encoded KV is not what a node would compute: it stays here
                 self._worker.publish(named)
 

@@ -161,7 +161,8 @@ class EngineService:
     # --- prefill side
 
     async def _on_prefill(self, peer: str, body: Prefill, data: memoryview) -> None:
-        request = unpack_request(body.request, data, time.monotonic(), handover=body.target is not None)
+        part = None if body.stage is None else self._stages.part_of(body.stage)
+        request = unpack_request(body.request, data, time.monotonic(), body.target is not None, part)
         self._worker.check(request)
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
@@ -173,9 +174,6 @@ class EngineService:
                 {"retry_after_s": self._own_load.room_in_s()},
             )
         transfer = None
-        if body.stage is not None:
-            self._stages.check(body.stage)
-            request.part = self._stages.part_of(body.stage)
         if (target := body.target) is not None:
             layers = None if request.part is None else range(request.part.begin, request.part.end)
             ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap, layers)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.core.costs import StepCosts
 from engine.core.worker import Worker
@@ -79,16 +79,14 @@ class Stages:
     def _costs(self) -> StepCosts:
         return self._worker.costs
 
-    def check(self, place: StageOf) -> None:
+    def part_of(self, place: StageOf) -> Part:
         """Raises RemoteError if this node cannot compute that stage."""
         model, i = self._worker.runner.model, place.index
         if not model.alone:
             raise RemoteError("the ranks of --tensor-parallel-size compute all layers of a prompt", "bad_request")
         if place.cuts[-1] != model.config.num_layers or place.nodes[i] != self._channel.node_id:
             raise RemoteError(f"stage {i} of layers {list(place.cuts)} is not for this node", "bad_request")
-
-    def part_of(self, place: StageOf) -> Part:
-        return Part(place.cuts[place.index], place.cuts[place.index + 1], place.cuts[-1])
+        return Part(place.cuts[i], place.cuts[i + 1], place.cuts[-1])
 
     def add(self, request: Request, place: StageOf) -> None:
         """The request, which has a part, joins the batcher now."""
@@ -227,8 +225,8 @@ class Stages:
                 answer.set_exception(RemoteError("the request has ended on the next stage", "gone"))
                 answer.exception()  # the caller may be gone as well
 
-    def _spawn(self, work: object) -> None:
-        task = spawn(work, "hidden states for the next stage")  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = spawn(work, "hidden states for the next stage")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def to_bytes(hidden: Tensor) -> memoryview:
     """The bytes of hidden states [T, H] on the CPU, without a copy."""
-    return memoryview(hidden.contiguous().view(torch.uint8).numpy()).cast("B")
+    return hidden.contiguous().view(torch.uint8).numpy().data.cast("B")
 
 
 def from_bytes(data: memoryview, count: int, hidden_size: int, dtype: torch.dtype) -> Tensor:

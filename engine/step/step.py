@@ -58,6 +58,10 @@ class Step:
         return any(row.request.part is not None for row in self.rows)
 
 
+Named = tuple[BlockKey, int, Facts]
+"""A full block: (key, block id, facts)."""
+
+
 @dataclass(slots=True)
 class Committed:
     """The changes made by a finished step."""
@@ -65,5 +69,5 @@ class Committed:
     emitted: list[tuple[Request, int, int]] = field(default_factory=list)
     """(request, index into the step's rows, number of sampled tokens kept from that row, at least one)."""
 
-    named: list[tuple[BlockKey, int, Facts]] = field(default_factory=list)  # blocks that became full: (key, id, facts)
+    named: list[Named] = field(default_factory=list)  # blocks that became full
     passed: list[int] = field(default_factory=list)  # indices of rows whose hidden states go to the next stage
