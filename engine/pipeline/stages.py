@@ -40,6 +40,9 @@ HIDDEN_TIMEOUT_S = 60.0
 """For the next stage to compute a chunk. Two groups whose nodes have blocks for only one of them each would wait for
 one another: after this time one of them gives up."""
 
+MAX_HIDDEN_BYTES = 64 << 20
+"""Of one chunk. Messages are not split, and the next one to the same node waits for it."""
+
 
 @dataclass(slots=True)
 class _Stage:
@@ -86,7 +89,8 @@ class Stages:
             raise RemoteError("the ranks of --tensor-parallel-size compute all layers of a prompt", "bad_request")
         if place.cuts[-1] != model.config.num_layers or place.nodes[i] != self._channel.node_id:
             raise RemoteError(f"stage {i} of layers {list(place.cuts)} is not for this node", "bad_request")
-        return Part(place.cuts[i], place.cuts[i + 1], place.cuts[-1])
+        most = MAX_HIDDEN_BYTES // (model.config.hidden_size * model.dtype.itemsize)
+        return Part(place.cuts[i], place.cuts[i + 1], place.cuts[-1], max(self._worker.batcher.block_size, most))
 
     def add(self, request: Request, place: StageOf) -> None:
         """The request, which has a part, joins the batcher now."""
@@ -165,7 +169,7 @@ class Stages:
             return
         size = self._worker.batcher.block_size
         start = min(min(stage.known.values()), request.num_computed) // size * size
-        stages, most = len(stage.place.nodes), self._worker.batcher.max_num_batched_tokens
+        stages, most = len(stage.place.nodes), min(request.part.most, self._worker.batcher.max_num_batched_tokens)
         sizes = plan(request.num_tokens, start, stages, self._costs.prefill.coefficients, most, size)
         self._begin(stage, start)
         self._worker.batcher.begin_part(request, start, sizes)

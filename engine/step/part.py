@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-MAX_UNREAD = 2
-"""Chunks that a stage may be ahead of the next one: one that is computed there and one that waits."""
+MAX_UNREAD = 3
+"""Chunks that a stage may be ahead of the next one: one that is computed there, one that waits, and one whose answer is
+on its way."""
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Part:
     begin: int  # the layers [begin, end) of `num_layers`
     end: int
     num_layers: int
+    most: int  # tokens in one step: their hidden states must fit into a message
     available: int = 0
     begun: bool = False  # the stages agree on the known prefix
     lost: bool = False  # its blocks went to other requests; nothing can be computed any more
@@ -49,7 +51,7 @@ class Part:
         if self.lost or not self.begun or self.unread >= MAX_UNREAD:
             return 0
         end = next((end for end in self.ends if end > num_computed), self.available)
-        return max(0, min(end, self.available) - num_computed)
+        return max(0, min(end, self.available, num_computed + self.most) - num_computed)
 
     def start(self, start: int, sizes: Sequence[int] = ()) -> None:
         """All stages have the KV of the first `start` tokens. `sizes`: of the chunks, on the first stage, where the

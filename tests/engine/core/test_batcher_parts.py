@@ -11,7 +11,7 @@ from tests.engine.toy_model import batcher, request, run_dry, run_step
 
 def stage(begin: int, end: int, tokens: int = 40, name: str = "long", **more) -> Request:
     found = request(name, list(range(1, tokens + 1)), **more)
-    found.part = Part(begin, end, 4)
+    found.part = Part(begin, end, 4, 1000)
     found.handover = True
     return found
 

@@ -10,7 +10,7 @@ from engine.step.part import MAX_UNREAD, Part
 
 
 def test_the_first_stage_computes_its_planned_chunks():
-    part = Part(0, 2, 4)
+    part = Part(0, 2, 4, 100)
     assert part.room(0) == 0, "nobody has said where to begin"
     part.start(32, [64, 48, 6])
     assert [part.room(done) for done in (32, 60, 96, 144, 150)] == [64, 36, 48, 6, 0]
@@ -18,7 +18,7 @@ def test_the_first_stage_computes_its_planned_chunks():
 
 
 def test_a_later_stage_computes_what_has_arrived():
-    part = Part(2, 4, 4)
+    part = Part(2, 4, 4, 100)
     part.start(32)
     assert part.room(32) == 0
     part.available += 64
@@ -26,9 +26,15 @@ def test_a_later_stage_computes_what_has_arrived():
     assert part.last and not part.first
 
 
+def test_a_chunk_fits_into_a_message():
+    part = Part(0, 2, 4, 100)
+    part.start(0, [256, 30])
+    assert [part.room(done) for done in (0, 100, 200, 256)] == [100, 100, 56, 30]
+
+
 @pytest.mark.parametrize("change", [{"lost": True}, {"unread": MAX_UNREAD}])
 def test_a_part_that_lost_its_blocks_or_is_far_ahead_stands_still(change):
-    part = Part(0, 2, 4)
+    part = Part(0, 2, 4, 100)
     part.start(0, [64, 64])
     for name, value in change.items():
         setattr(part, name, value)
