@@ -45,10 +45,14 @@ class GroupRules:
         size = demand.block_size
         prompt = Prompt(demand.num_tokens, self.num_layers, self.chunk_tokens, size, self.max_nodes)
         group = best_group(first, list(helpers.values()), prompt)
-        estimates = decision.estimates
-        if group is None or not worth_it(group, estimates["wait_s"] + estimates["prefill_s"]):
-            return decision
-        return _on_group(decision, group)
+        alone_s = decision.estimates["wait_s"] + self._alone_s(decision, choice)
+        return _on_group(decision, group) if group is not None and worth_it(group, alone_s) else decision
+
+    def _alone_s(self, decision: Placement, choice: Choice) -> float:
+        """Seconds of the prompt on one node: the estimate has one step, and the chunks of a group are many."""
+        steps = -(-(choice.demand.num_tokens - decision.prefix_tokens) // self.chunk_tokens)
+        fixed_s = float(choice.view.a0[choice.view.index[decision.prefill]])
+        return decision.estimates["prefill_s"] + (steps - 1) * fixed_s
 
     def _helpers(self, choice: Choice, known: Known, pooled: int, decision: Placement) -> dict[str, Helper]:
         """All prefill nodes with room for the prompt's blocks, except the decode node: by their answers, else by
