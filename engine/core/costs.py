@@ -42,7 +42,11 @@ class StepCosts:
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn from a step. In a step with prefill, a draft counts as a decode; other steps with drafts update only
-        the cost of drafts."""
+        the cost of drafts. A part of a long prompt takes its share of the layers; decodes with one teach nothing."""
+        if step.has_parts:
+            if not any(row.decodes for row in step.rows):
+                self.prefill.regression.observe(_of_parts(step), seconds)
+            return
         chunks = [(row.num_tokens, row.start) for row in step.rows if not row.decodes]
         contexts = [row.start + 1 for row in step.rows if row.decodes]
         decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
@@ -130,6 +134,14 @@ class StepCosts:
         chunks, tokens, pairs = prefill_features(left, done, chunks=-(-left // chunk_tokens))
         share = 1.0 if request.part is None else request.part.share
         return chunks, tokens * share, pairs * share
+
+
+def _of_parts(step: Step) -> tuple[float, float, float]:
+    """The features of a step of stages of long prompts."""
+    shares = [1.0 if row.request.part is None else row.request.part.share for row in step.rows]
+    each = [prefill_features(row.num_tokens, row.start) for row in step.rows]
+    chunks, tokens, pairs = (sum(s * f[i] for s, f in zip(shares, each, strict=True)) for i in range(3))
+    return chunks, tokens, pairs
 
 
 def _together(chunks: Sequence[tuple[int, int]]) -> tuple[float, float, float]:

@@ -42,7 +42,7 @@ class ModelSteps:
         transfers: Mapping[str, KvTransfer],
     ) -> None:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
-        self.unusual = False  # the last step had to wait for a prefix, used several weights, or computed parts
+        self.unusual = False  # the last step had to wait for a prefix, or used several weights
         self.hidden: dict[str, HiddenQueue] = {}  # the inputs of parts, by request id; the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
         self._weights, self._draft, self._eos_token_ids = weights, draft, eos_token_ids
@@ -87,7 +87,7 @@ class ModelSteps:
             )
             waited = waited or bool(gates)
             sampled.update(zip(places, results, strict=True))
-        self.ran, self.unusual = (begin, time.monotonic()), waited or len(parts) > 1 or step.has_parts
+        self.ran, self.unusual = (begin, time.monotonic()), waited or len(parts) > 1
         return [sampled[place] for place in range(len(step.rows))]
 
     def _run_part(self, place: int, row: ScheduledRow, loop: asyncio.AbstractEventLoop) -> list[Sampled]:

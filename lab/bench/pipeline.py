@@ -4,7 +4,7 @@
   scripts/bench.py cpp --rounds 3 --prompt-tokens 4000 --json out.json
 
 Real node processes, HTTP, streaming clients: two prefill nodes with one thread, each pinned to a core, a decode node
-and two store nodes that accept requests. One acceptor forms groups (--prefill-parallel cpp), the other does not, so
+and store nodes that accept requests. One acceptor forms groups (--prefill-parallel cpp), the other does not, so
 both ways run on the same processes, in turn. Each round of each way sends a prompt of --prompt-tokens tokens that is
 not cached, alone and then together with short prompts every --short-every-ms. The short prompts also run without a long
 one. The target is 0.6 of the time to first token of one node; two cores could at best give 0.5.
@@ -31,15 +31,18 @@ from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import pin
 
-NODES = "prefill=2,decode=1,store=2"
+NODES = "prefill=2,decode=1,store=3"
 NODE_FLAGS = ("--kv-cache-bytes", "500M", "--dram-bytes", "32M", "--num-threads", "1")
 WAYS = {"one node": "store-0", "pipeline of two": "store-1"}
 """Way -> the node that accepts the requests. Ratios refer to the first."""
 
+WARM = "store-2"
+"""The node that accepts the first prompts, and gives them to both prefill nodes, which learn their step times."""
+
 SHORT_ALONE_S = 5.0
 """How long short prompts run without a long one."""
 
-WARM_TOKENS = 2000
+WARM_TOKENS, WARM_PROMPTS = 2000, 4
 PATIENCE_S = 600.0
 
 
@@ -75,7 +78,8 @@ def flags(argv: Sequence[str] | None) -> Namespace:
 def start(args: Namespace, run_dir: Path) -> LocalCluster:
     groups = ("--prefill-parallel", "cpp", "--cpp-min-tokens", str(args.prompt_tokens // 2), "--cpp-max-nodes", "2")
     budget = ("--max-num-batched-tokens", str(args.chunk_tokens))
-    return LocalCluster(NODES, (*NODE_FLAGS, *budget), run_dir=run_dir, role_flags={WAYS["pipeline of two"]: groups})
+    flags_of = {WAYS["pipeline of two"]: groups, WARM: ("--placement", "round-robin")}
+    return LocalCluster(NODES, (*NODE_FLAGS, *budget), run_dir=run_dir, role_flags=flags_of)
 
 
 class Play:
@@ -141,8 +145,9 @@ async def measure(args: Namespace) -> tuple[list[Round], dict[str, Any]]:
             pin(cluster[f"prefill-{core}"].pid, core)
         async with open_session() as session:
             clients = {way: await greedy_client(session, way, cluster[node].url) for way, node in WAYS.items()}
-            for client in clients.values():
-                await client.ask(play.prompt(min(WARM_TOKENS, args.prompt_tokens)))
+            warm = await greedy_client(session, WARM, cluster[WARM].url)
+            for _ in range(WARM_PROMPTS):
+                await warm.ask(play.prompt(min(WARM_TOKENS, args.prompt_tokens)))
             for number in range(args.rounds):
                 for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
                     rounds.append(await play.round(clients[way], way))

@@ -179,3 +179,32 @@ async def hang_up(cluster: LocalCluster, url: str, ids: list[int], after_s: floa
         patience.reschedule(asyncio.get_running_loop().time() + after_s)
         await asked
         await asyncio.sleep(60)
+
+
+def free(cluster: LocalCluster) -> list[int]:
+    """Blocks that the prefill nodes could hand out."""
+    states = [rest.get(f"{node.url}/debug/state") for node in cluster.nodes if node.name.startswith("prefill")]
+    return [state["engine"]["blocks"]["free"] + state["engine"]["blocks"]["cached"] for state in states]
+
+
+def test_a_stage_gives_its_blocks_to_a_higher_class(start: Start, tiny_model, right):
+    """Arenas with room for one long prompt: an interactive prompt takes the blocks of a batch prompt's stage. That
+    prompt begins again and ends with the same tokens."""
+    arenas = {"prefill": ["--kv-cache-bytes", str(1600 * 768)]}
+    with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *SLOW, role_flags=arenas) as cluster:
+        url = cluster["decode-0"].url
+        for number in range(4):
+            with ThreadPoolExecutor(2) as clients:
+                batch = clients.submit(complete, url, prompt(number), 8, service_class="batch")
+                while begun(cluster, batch) and min(free(cluster)) >= 12:
+                    pass
+                if not batch.done():
+                    short = prompt(10 + number)[:390]
+                    assert complete(url, short, 1, service_class="interactive")["usage"]["completion_tokens"] == 1
+                assert text(batch.result()) == right[number]
+            failed = events(url, batch.result(), "attempt_failed")
+            if any("went to other requests" in event["detail"]["reason"] for event in failed):
+                break
+        else:
+            raise AssertionError("no stage lost its blocks")
+        settled(cluster)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core.costs import StepCosts
 from engine.step.part import Part
 from engine.step.request import Request, RequestState
+from engine.step.step import ScheduledRow, Step
+from sched.cost import prefill_seconds
 from tests.engine.toy_model import batcher, request, run_dry, run_step
 
 
@@ -150,3 +153,17 @@ def test_a_stage_and_other_prompts_take_turns_and_classes_hold(short_class):
     }
     assert ran == turns[short_class]
     assert not b.requests
+
+
+def test_a_node_learns_its_step_times_from_stages_too():
+    """A stage takes its share of the layers of a step, so the model of whole steps fits."""
+    costs, truth = StepCosts(), (0.004, 2e-4, 3e-8)
+    for begin in (1, 2):
+        for done in range(0, 4000, 400):
+            r = stage(0, begin, tokens=4400)
+            row = ScheduledRow(r, done, 400, samples=False)
+            costs.observe(Step([row]), r.part.share * prefill_seconds(truth, 400, done))
+    for tokens, context in ((400, 0), (200, 3000)):
+        assert costs.prefill.estimate(tokens, context) == pytest.approx(
+            prefill_seconds(truth, tokens, context), rel=0.1
+        )
