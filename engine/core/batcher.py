@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.core.seats import Seats
@@ -278,7 +279,10 @@ class Batcher:
                 request, waits = ahead, False
             if request.request_id in taken:
                 continue
-            count = self._chunk(request, budget, whole=bool(rows))
+            share = (
+                1.0 if request.part is None else request.part.share
+            )  # the budget bounds time: fewer layers, more tokens
+            count = self._chunk(request, min(int(budget / share), self.max_num_batched_tokens), whole=bool(rows))
             if not count:
                 break
             if waits:
@@ -286,7 +290,7 @@ class Batcher:
             taken.add(request.request_id)
             if self.seats.grow(now, request, count):
                 rows.append(self._row(request, count))
-                budget -= count
+                budget -= ceil(count * share)
         return rows
 
     def _turns(self, queue: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:

@@ -8,6 +8,7 @@ from engine.core.costs import StepCosts
 from engine.step.part import Part
 from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow, Step
+from sched.batching import MixedChunks
 from sched.cost import prefill_seconds
 from tests.engine.toy_model import batcher, request, run_dry, run_step
 
@@ -115,6 +116,17 @@ def test_a_stage_loses_its_blocks_only_to_a_class_before_it(priority):
     run_dry(b)
     assert not b.requests
     b.check_integrity()
+
+
+def test_a_stage_gets_more_tokens_in_the_same_time():
+    b = batcher(blocks=64, budget=64, policy=MixedChunks(8))
+    r, whole = stage(0, 2), request("whole", [3] * 40, max_tokens=1)
+    b.add(0, r)
+    b.begin_part(r, 0, [24, 16])
+    assert [row.num_tokens for row in b.schedule(0).rows] == [16], "half of the layers, twice 8 tokens"
+    other = batcher(blocks=64, budget=64, policy=MixedChunks(8))
+    other.add(0, whole)
+    assert [row.num_tokens for row in other.schedule(0).rows] == [8]
 
 
 def test_nobody_waits_for_a_prefix_that_a_stage_computes():
