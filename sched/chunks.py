@@ -66,10 +66,10 @@ def chunk_sizes(
 
 
 def stage_seconds(sizes: Sequence[int], done: int, cost: Coefficients, share: float) -> list[float]:
-    """Seconds of each chunk on a stage with `share` of the layers. The fixed time of a step is mostly that of its
-    layers too: their launches, and the read of their weights."""
+    """Seconds of each chunk on a stage with `share` of the layers. The fixed time of a step is paid on every stage."""
     starts = accumulate(sizes, initial=done)
-    return [share * prefill_seconds(cost, size, start) for size, start in zip(sizes, starts, strict=False)]
+    fixed, rest = cost[0], (0.0, cost[1], cost[2])
+    return [fixed + share * prefill_seconds(rest, size, start) for size, start in zip(sizes, starts, strict=False)]
 
 
 def makespan(seconds: Sequence[float], stages: int) -> float:

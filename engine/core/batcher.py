@@ -279,9 +279,7 @@ class Batcher:
                 request, waits = ahead, False
             if request.request_id in taken:
                 continue
-            share = (
-                1.0 if request.part is None else request.part.share
-            )  # the budget bounds time: fewer layers, more tokens
+            share = request.share  # the budget bounds time: fewer layers, more tokens
             count = self._chunk(request, min(int(budget / share), self.max_num_batched_tokens), whole=bool(rows))
             if not count:
                 break

@@ -137,11 +137,11 @@ class StepCosts:
 
 
 def _of_parts(step: Step) -> tuple[float, float, float]:
-    """The features of a step of stages of long prompts."""
-    shares = [1.0 if row.request.part is None else row.request.part.share for row in step.rows]
+    """The features of a step of stages of long prompts: less work per token, the same fixed time."""
+    shares = [row.request.share for row in step.rows]
     each = [prefill_features(row.num_tokens, row.start) for row in step.rows]
-    chunks, tokens, pairs = (sum(s * f[i] for s, f in zip(shares, each, strict=True)) for i in range(3))
-    return chunks, tokens, pairs
+    tokens, pairs = (sum(s * f[i] for s, f in zip(shares, each, strict=True)) for i in (1, 2))
+    return 1.0, tokens, pairs
 
 
 def _together(chunks: Sequence[tuple[int, int]]) -> tuple[float, float, float]:

@@ -87,6 +87,11 @@ class Request:
         return self.num_uncomputed if self.part is None else self.part.room(self.num_computed)
 
     @property
+    def share(self) -> float:
+        """Of the layers, that this node computes."""
+        return 1.0 if self.part is None else self.part.share
+
+    @property
     def decodes(self) -> bool:
         """Whether only its last known token lacks KV, and all layers of it are computed here."""
         return self.part is None and self.num_uncomputed == 1

@@ -27,7 +27,7 @@ GROUPS = (
     "32",
 )
 EVERY = ("--calibration-ms", "0", "--num-threads", "1", "--kv-cache-bytes", "16M", "--prefix-fetch", "always")
-LONG = 1500
+LONG, BASE = 1500, 700
 
 
 def prompt(number: int) -> list[int]:
@@ -42,13 +42,20 @@ def events(url: str, answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [event for event in timeline(url, answer["id"])["events"] if event["event"] == name]
 
 
+def longer(number: int) -> list[int]:
+    """A prompt that begins as `prompt(number)` for BASE tokens."""
+    return prompt(number)[:BASE] + prompt(number + 1)[: LONG - 300]
+
+
 @pytest.fixture(scope="module")
-def right(start: Start, tiny_model: list[str]) -> list[str]:
-    """The answers of one node to some prompts."""
+def right(start: Start, tiny_model: list[str]) -> dict[str, list[str]]:
+    """The answers of one node."""
     with start("mixed=1", *tiny_model, *EVERY) as cluster:
         url = cluster.nodes[0].url
-        longer = prompt(0) + prompt(1)[:450]
-        return [text(complete(url, ids, 8)) for ids in [*map(prompt, range(4)), longer]]
+        return {
+            "prompt": [text(complete(url, prompt(number), 8)) for number in range(4)],
+            "longer": [text(complete(url, longer(number), 8)) for number in range(3)],
+        }
 
 
 def stages_of(url: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -58,13 +65,16 @@ def stages_of(url: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.heavy)])
 def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, nodes):
-    """Every stage computes its own layers and sends their KV itself; the decode node publishes the whole blocks, so a
-    longer prompt finds them: each stage loads all layers of the known part, and computes its own of the rest."""
+    """Every stage computes its own layers and sends their KV itself; the decode node publishes the whole blocks.
+
+    A group forms when it promises to be faster, so on a busy machine a prompt may be computed by one node."""
     with start(f"prefill={nodes},decode=1,store=1", *tiny_model, *EVERY, *GROUPS) as cluster:
         url = cluster["decode-0"].url
-        answer = complete(url, prompt(0), 8)
-        assert text(answer) == right[0]
-        stages = stages_of(url, answer)
+        for number in range(4):
+            answer = complete(url, prompt(number), 8)
+            assert text(answer) == right["prompt"][number]
+            if len(stages := stages_of(url, answer)) == nodes:
+                break
         assert [stage["index"] for stage in stages] == list(range(nodes))
         layers = [stage["layers"] for stage in stages]
         assert layers[0][0] == 0 and layers[-1][1] == 3 and all(a[1] == b[0] for a, b in pairwise(layers))
@@ -73,14 +83,26 @@ def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, n
         assert sum(stage["chunks"] for stage in stages) >= nodes * (LONG // 128)
         settled(cluster)
         assert rest.get(f"{cluster['store-0'].url}/debug/state")["store"]["dram"]["blocks"] > 0
-        longer = prompt(0) + prompt(1)[:450]
-        again = complete(url, longer, 8)
-        assert text(again) == right[4]
-        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == LONG // 32 * 32
-        assert [stage["prefix_tokens"] for stage in stages_of(url, again)] == nodes * [LONG // 32 * 32]
-        settled(cluster)
         short = complete(url, prompt(2)[:100], 8)
         assert not events(url, short, "stage")
+
+
+def test_the_stages_load_what_is_known(start: Start, tiny_model, right):
+    """Each loads all layers of the known part from the pool, where the decode node has put it, and computes its own
+    layers of the rest."""
+    known = BASE // 32 * 32
+    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS) as cluster:
+        url = cluster["decode-0"].url
+        for number in range(3):
+            complete(url, prompt(number)[:BASE], 1)
+            settled(cluster)
+            answer = complete(url, longer(number), 8)
+            assert text(answer) == right["longer"][number]
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == known
+            if stages := stages_of(url, answer):
+                break
+        assert [stage["prefix_tokens"] for stage in stages] == [known, known]
+        settled(cluster)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +118,7 @@ def test_however_kv_moves(start: Start, tiny_model, right, flags):
     with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *flags) as cluster:
         url = cluster["decode-0"].url
         answers = list(ThreadPoolExecutor(3).map(lambda number: complete(url, prompt(number), 8), range(3)))
-        assert [text(answer) for answer in answers] == right[:3]
+        assert [text(answer) for answer in answers] == right["prompt"][:3]
         grouped = [answer for answer in answers if events(url, answer, "stage")]
         assert grouped, "none of three long prompts was computed by a group"
         for answer in grouped:
@@ -129,7 +151,7 @@ def test_a_stage_that_dies_is_a_pause(start: Start, tiny_model, right, victim):
                 answer = client.submit(complete, url, prompt(number), 8)
                 if begun(cluster, answer):
                     cluster.kill(victim, signal.SIGKILL)
-                assert text(answer.result()) == right[number]
+                assert text(answer.result()) == right["prompt"][number]
             if failed := events(url, answer.result(), "attempt_failed"):
                 assert victim in failed[0]["detail"]["reason"]
                 break
@@ -148,7 +170,7 @@ def test_a_stage_that_hangs_is_a_pause(start: Start, tiny_model, right):
             caught = begun(cluster, answer)
             os.kill(stopped.pid, signal.SIGSTOP)
             try:
-                assert text(answer.result()) == right[0]
+                assert text(answer.result()) == right["prompt"][0]
             finally:
                 os.kill(stopped.pid, signal.SIGCONT)
         if caught and events(url, answer.result(), "attempt_failed"):
@@ -201,7 +223,7 @@ def test_a_stage_gives_its_blocks_to_a_higher_class(start: Start, tiny_model, ri
                 if not batch.done():
                     short = prompt(10 + number)[:390]
                     assert complete(url, short, 1, service_class="interactive")["usage"]["completion_tokens"] == 1
-                assert text(batch.result()) == right[number]
+                assert text(batch.result()) == right["prompt"][number]
             failed = events(url, batch.result(), "attempt_failed")
             if any("went to other requests" in event["detail"]["reason"] for event in failed):
                 break

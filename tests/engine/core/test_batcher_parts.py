@@ -168,13 +168,14 @@ def test_a_stage_and_other_prompts_take_turns_and_classes_hold(short_class):
 
 
 def test_a_node_learns_its_step_times_from_stages_too():
-    """A stage takes its share of the layers of a step, so the model of whole steps fits."""
+    """A stage takes its share of the work of a step, and the whole fixed time; so the model of whole steps fits."""
     costs, truth = StepCosts(), (0.004, 2e-4, 3e-8)
     for begin in (1, 2):
         for done in range(0, 4000, 400):
             r = stage(0, begin, tokens=4400)
             row = ScheduledRow(r, done, 400, samples=False)
-            costs.observe(Step([row]), r.part.share * prefill_seconds(truth, 400, done))
+            work_s = prefill_seconds(truth, 400, done) - truth[0]
+            costs.observe(Step([row]), truth[0] + r.part.share * work_s)
     for tokens, context in ((400, 0), (200, 3000)):
         assert costs.prefill.estimate(tokens, context) == pytest.approx(
             prefill_seconds(truth, tokens, context), rel=0.1
