@@ -26,7 +26,7 @@ GROUPS = (
     "--block-size",
     "32",
 )
-EVERY = ("--calibration-ms", "0", "--num-threads", "1", "--kv-cache-bytes", "16M", "--prefix-fetch", "always")
+EVERY = ("--calibration-ms", "300", "--num-threads", "1", "--kv-cache-bytes", "16M", "--prefix-fetch", "always")
 LONG, BASE = 1500, 700
 
 
@@ -98,7 +98,6 @@ def test_the_stages_load_what_is_known(start: Start, tiny_model, right):
             settled(cluster)
             answer = complete(url, longer(number), 8)
             assert text(answer) == right["longer"][number]
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == known
             if stages := stages_of(url, answer):
                 break
         assert [stage["prefix_tokens"] for stage in stages] == [known, known]
@@ -215,7 +214,7 @@ def test_a_stage_gives_its_blocks_to_a_higher_class(start: Start, tiny_model, ri
     arenas = {"prefill": ["--kv-cache-bytes", str(1600 * 768)]}
     with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *SLOW, role_flags=arenas) as cluster:
         url = cluster["decode-0"].url
-        for number in range(4):
+        for number in (0, 1, 2, 3, 0, 1, 2, 3):
             with ThreadPoolExecutor(2) as clients:
                 batch = clients.submit(complete, url, prompt(number), 8, service_class="batch")
                 while begun(cluster, batch) and min(free(cluster)) >= 12:
