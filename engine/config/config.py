@@ -62,6 +62,27 @@ class Config(CacheFields):
     prefix_intents: bool = flag(
         True, "scheduling", "announce a new prefix before computing it, so that a burst of requests computes it once"
     )
+    prefill_parallel: str = flag(
+        "none",
+        "scheduling",
+        "whether several prefill nodes compute one long prompt: none; cpp = chunked pipeline: each node computes some "
+        "of the layers, for one chunk while the others compute other chunks. The node that accepts the request decides",
+        ("none", "cpp"),
+    )
+    cpp_min_tokens: int = flag(
+        4096,
+        "scheduling",
+        "shortest prompt, without the part that is known, for --prefill-parallel cpp",
+        unit="tokens",
+        least=2,
+    )
+    cpp_max_nodes: int = flag(
+        4,
+        "scheduling",
+        "maximum number of nodes that compute one prompt with --prefill-parallel cpp",
+        unit="nodes",
+        least=2,
+    )
     rejection: str = flag(
         "none",
         "scheduling",

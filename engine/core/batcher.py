@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.core.seats import Seats
 from engine.speculation.speculative import Speculator
 from engine.step.block_book import BlockBook
 from engine.step.request import Request, RequestState
-from engine.step.step import Committed, ScheduledRow, Step
+from engine.step.step import Committed, Named, ScheduledRow, Step
 from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
+from sched.classes import RANK
 from sched.queueing import FCFS, QueueOrder
 from sched.stretch import Waiting
 
@@ -61,6 +63,7 @@ class Batcher:
         self._speculator = rules.speculator
         self._in_step: dict[str, Request] = {}
         self._changes = 0
+        self._part_ran = False  # in the last step
 
     @property
     def version(self) -> int:
@@ -131,6 +134,13 @@ class Batcher:
         """No other request may find the KV that it computes from now on."""
         request.private = True
 
+    def delivered(self, request: Request, num_tokens: int) -> list[Named]:
+        """The first `num_tokens` tokens of a reserved prompt have arrived with all layers. Returns the full blocks that
+        got their names now."""
+        self._changes += 1
+        request.num_computed = num_tokens
+        return self.blocks.name_full(request)
+
     def arrived(self, now: float, request: Request, first_token: int, private: bool = False) -> None:
         """The KV and the first token of a reserved prompt have arrived: decode from the next step on. `private`: as
         after keep_private."""
@@ -172,6 +182,19 @@ class Batcher:
             request.count_cached()
             request.move(now, RequestState.WAITING, cached_tokens=request.num_computed)
 
+    # --- parts of long prompts (engine/pipeline/)
+
+    def begin_part(self, request: Request, start: int, sizes: Sequence[int] = ()) -> None:
+        """All stages of the request have the KV of its first `start` tokens, whole blocks; see Part.start."""
+        assert request.part is not None
+        self._changes += 1
+        self.blocks.cut(request, start)
+        request.part.start(start, sizes)
+
+    def lost_parts(self) -> list[Request]:
+        """Requests with a part whose blocks went to others: what was computed here is gone, so they must end."""
+        return [r for r in self.requests.values() if r.part is not None and r.part.lost]
+
     # --- steps
 
     def schedule(self, now: float) -> Step | None:
@@ -187,7 +210,11 @@ class Batcher:
         ):  # no request can start in turn: start any that can, which frees what the others wait for
             rows = self._choose(now, in_turn=False)
         self._in_step = {row.request.request_id: row.request for row in rows}
-        return Step(rows) if rows else None
+        if not rows:
+            return None
+        step = Step(rows)
+        self._part_ran = step.has_parts
+        return step
 
     def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """in_turn: a request that lacks seats or blocks keeps later requests in the order from taking them."""
@@ -208,10 +235,10 @@ class Batcher:
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
-        for request in [r for r in self.running if r.num_uncomputed == 1]:
+        for request in [r for r in self.running if r.decodes]:
             if len(rows) >= self.max_num_batched_tokens:
                 break
-            if request.state is RequestState.RUNNING and request.num_uncomputed == 1:  # not preempted in this loop
+            if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
                 self._decode_one(now, request, rows)
         ready = set(self.seats.ready())
         seats = blocks = 0  # which earlier requests in the order wait for
@@ -221,7 +248,7 @@ class Batcher:
             if request not in ready:
                 seats += request.request_id in self.requests  # a claim needs no seat yet
                 blocks += max(0, self.blocks.lacks(request))
-            elif request.num_uncomputed != 1:  # it lost its blocks to an earlier request
+            elif not request.decodes:  # it lost its blocks to an earlier request
                 continue
             elif self.seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
                 self.seats.start(now, request, seats if in_turn else 0)
@@ -240,13 +267,13 @@ class Batcher:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
-        queue = self._order.order(now, self.seats.prompts())
+        queue, behind = self._turns(self._order.order(now, self.seats.prompts()))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
         blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
-        for request in queue:
-            if budget <= 0:
+        for request in (*queue, *behind):
+            if budget <= 0 or (rows and request in behind):
                 break
             waits = request.state is RequestState.WAITING
             if waits and first is not None and not blocked:
@@ -258,7 +285,8 @@ class Batcher:
                 request, waits = ahead, False
             if request.request_id in taken:
                 continue
-            count = self._chunk(request, budget, whole=bool(rows))
+            share = request.share  # the budget bounds time: fewer layers, more tokens
+            count = self._chunk(request, min(int(budget / share), self.max_num_batched_tokens), whole=bool(rows))
             if not count:
                 break
             if waits:
@@ -266,8 +294,21 @@ class Batcher:
             taken.add(request.request_id)
             if self.seats.grow(now, request, count):
                 rows.append(self._row(request, count))
-                budget -= count
+                budget -= ceil(count * share)
         return rows
+
+    def _turns(self, queue: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
+        """(prompts of the next step, prompts that get it if none of these can run).
+
+        A part of a long prompt passes the model by itself, so it gains nothing from other prompts in its step, and they
+        would wait for it. The two take turns; a higher class does not wait for its turn."""
+        parts = [request for request in queue if request.part is not None]
+        others = [request for request in queue if request.part is None]
+        if not parts or not others:
+            return queue, ()
+        ranks = [min(RANK[request.service_class] for request in some) for some in (parts, others)]
+        parts_first = ranks[0] < ranks[1] if ranks[0] != ranks[1] else not self._part_ran
+        return (parts, others) if parts_first else (others, parts)
 
     def _served(self, request: Request, num_tokens: int) -> None:
         if num_tokens > request.num_served:
@@ -276,7 +317,7 @@ class Batcher:
 
     def _computing_for(self, request: Request) -> Request | None:
         """The running prompt that will compute the next block of `request`."""
-        begun = (other for other in self.running if other.num_uncomputed > 1)
+        begun = (other for other in self.running if other.num_uncomputed > 1 and other.part is None)
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
@@ -292,7 +333,7 @@ class Batcher:
     def _chunk(self, request: Request, budget: int, whole: bool) -> int:
         """Tokens of `request` for a step with `budget` left. A chunk that does not finish the prompt ends at a block
         border; with `whole`, even if that wastes the rest of the budget. The first chunk of a step always advances."""
-        need = request.num_uncomputed
+        need = request.num_ready
         if need <= budget:
             return need
         aligned = (request.num_computed + budget) // self.block_size * self.block_size - request.num_computed
@@ -300,7 +341,8 @@ class Batcher:
 
     def _row(self, request: Request, count: int) -> ScheduledRow:
         end = request.num_computed + count
-        return ScheduledRow(request, request.num_computed, count, samples=end == request.num_tokens)
+        samples = end == request.num_tokens and (request.part is None or request.part.last)
+        return ScheduledRow(request, request.num_computed, count, samples)
 
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
         """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
@@ -318,6 +360,9 @@ class Batcher:
             written = row.start + row.num_tokens
             request.num_computed = min(written, request.num_tokens - 1) if row.samples else written
             done.named += self.blocks.name_full(request)
+            if request.part is not None and not request.part.last:
+                done.passed.append(index)
+                reason = "passed" if request.num_computed == request.num_tokens else None
             if reason:
                 self._finish(now, request, reason)
             if kept:

@@ -42,7 +42,11 @@ class StepCosts:
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn from a step. In a step with prefill, a draft counts as a decode; other steps with drafts update only
-        the cost of drafts."""
+        the cost of drafts. A part of a long prompt takes its share of the layers; decodes with one teach nothing."""
+        if step.has_parts:
+            if not any(row.decodes for row in step.rows):
+                self.prefill.regression.observe(_of_parts(step), seconds)
+            return
         chunks = [(row.num_tokens, row.start) for row in step.rows if not row.decodes]
         contexts = [row.start + 1 for row in step.rows if row.decodes]
         decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
@@ -63,7 +67,7 @@ class StepCosts:
     def started(self, step: Step | None, now: float) -> None:
         """The engine thread runs this step now; None: it runs none."""
         rows = [] if step is None else step.rows
-        chunks = [(row.num_tokens, row.start) for row in rows if not row.decodes]
+        chunks = [(row.num_tokens, row.start) for row in rows if not row.decodes and row.request.part is None]
         contexts = [row.start + 1 for row in rows if row.decodes]
         self._started = now
         self._prompts_s = self._step_s = self.prefill.regression.estimate(_together(chunks)) if chunks else 0.0
@@ -71,12 +75,16 @@ class StepCosts:
             decodes, context = len(contexts), sum(contexts)
             mixed = self.mixed.estimate(decodes, context, *_as_one(chunks)) if chunks else None
             self._step_s = self.decode.estimate(decodes, context) if mixed is None else mixed
+        for row in rows:
+            if row.request.part is not None:
+                part_s = row.request.part.share * self.prefill.estimate(row.num_tokens, row.start)
+                self._prompts_s, self._step_s = self._prompts_s + part_s, self._step_s + part_s
 
     def ran(self, step: Step, begin: float, others_s: Sequence[float]) -> None:
         """A step computed prompts; `others_s`: for each row the part of it that went to other prompts. Call this before
         it is committed."""
         for row, seconds in zip(step.rows, others_s, strict=True):
-            if not row.decodes:
+            if not row.decodes and row.request.part is None:
                 left = row.request.num_tokens - row.start
                 self.served.began(row.request.request_id, begin, self.prefill.estimate(left, row.start))
                 self.served.shared(row.request.request_id, seconds)
@@ -123,7 +131,17 @@ class StepCosts:
         left = request.num_tokens - done
         if left <= 1:
             return 0.0, 0.0, 0.0
-        return prefill_features(left, done, chunks=-(-left // chunk_tokens))
+        chunks, tokens, pairs = prefill_features(left, done, chunks=-(-left // chunk_tokens))
+        share = 1.0 if request.part is None else request.part.share
+        return chunks, tokens * share, pairs * share
+
+
+def _of_parts(step: Step) -> tuple[float, float, float]:
+    """The features of a step of stages of long prompts: less work per token, the same fixed time."""
+    shares = [row.request.share for row in step.rows]
+    each = [prefill_features(row.num_tokens, row.start) for row in step.rows]
+    tokens, pairs = (sum(s * f[i] for s, f in zip(shares, each, strict=True)) for i in (1, 2))
+    return 1.0, tokens, pairs
 
 
 def _together(chunks: Sequence[tuple[int, int]]) -> tuple[float, float, float]:

@@ -183,7 +183,7 @@ class EngineLoad:
         """(the number of leading tokens that queued requests compute for a request behind them (Batcher._prefill), the
         depths of its compared blocks). It compares a few blocks of each prompt, so the number is accurate to a
         sixth."""
-        if counted.queued >= COMPARED_PROMPTS or not self._batcher.blocks.prefix_caching:
+        if counted.queued >= COMPARED_PROMPTS or not self._batcher.blocks.prefix_caching or request.part is not None:
             return 0, []
         size = self._config.block_size
         keys = request.block_keys(size)

@@ -30,6 +30,7 @@ class KvTarget:
     block_ids: Sequence[int]  # one per block of the prompt
     first_missing: int  # number of leading blocks that the decode node already has
     epoch: str  # of the decode node's hold on the prefill node: see TransferEngine.epoch_of
+    epochs: Sequence[str] = ()  # the same for each stage of a pipeline, if several nodes compute the prompt
 
 
 class Piece(NamedTuple):
@@ -48,14 +49,18 @@ class KvReady:
     A block that a chunk leaves half full is handed out again when the next chunk has filled it.
     """
 
-    def __init__(self, geometry: BlockGeometry, target: KvTarget, num_tokens: int, overlap: str) -> None:
-        """num_tokens: length of the prompt; when the last token is computed, all pieces have been handed out."""
+    def __init__(
+        self, geometry: BlockGeometry, target: KvTarget, num_tokens: int, overlap: str, layers: range | None = None
+    ) -> None:
+        """num_tokens: length of the prompt; when the last token is computed, all pieces have been handed out. layers:
+        those that this node computes and hands out; None = all."""
         if overlap not in OVERLAPS:
             raise ValueError(f"--kv-overlap must be one of {', '.join(OVERLAPS)}, not {overlap!r}")
         self._geometry = geometry
         self._target = target
         self._num_tokens = num_tokens
         self._overlap = overlap
+        self._layers = range(geometry.num_layers) if layers is None else layers
         self._complete: set[int] = set()  # indices of blocks handed out full, with all their layers
 
     @property
@@ -68,7 +73,7 @@ class KvReady:
         request. The blocks before `start` were cached and are complete."""
         if self._overlap == "layer":
             return self._layer(block_ids, layer, start, end)
-        if layer < self._geometry.num_layers - 1 or (self._overlap == "none" and end < self._num_tokens):
+        if layer < self._layers[-1] or (self._overlap == "none" and end < self._num_tokens):
             return []
         size = self._geometry.block_size
         pieces = self._whole(block_ids, range(self._target.first_missing, -(-end // size)), end)
@@ -77,18 +82,23 @@ class KvReady:
 
     def _layer(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
         size, first = self._geometry.block_size, self._target.first_missing
-        found = self._whole(block_ids, range(first, start // size), start) if layer == 0 else []
+        found = self._whole(block_ids, range(first, start // size), start) if layer == self._layers[0] else []
         touched = range(max(start // size, first), -(-end // size))
         nbytes = self._geometry.layer_bytes
         pieces = [self._piece(block_ids, i, layer * nbytes, nbytes, end) for i in touched]
-        if layer == self._geometry.num_layers - 1:
+        if layer == self._layers[-1]:
             self._complete.update(i for i in touched if (i + 1) * size <= end)
         return found + pieces
 
     def _whole(self, block_ids: Sequence[int], indices: Iterable[int], end: int) -> list[Piece]:
         missing = [i for i in indices if i not in self._complete]
         self._complete.update(missing)
-        return [self._piece(block_ids, i, 0, self._geometry.block_bytes, end) for i in missing]
+        nbytes, layers = self._geometry.layer_bytes, self._layers
+        return [self._piece(block_ids, i, layers[0] * nbytes, len(layers) * nbytes, end) for i in missing]
+
+    def completes(self, layer: int, end: int) -> bool:
+        """Whether with layer `layer` of the tokens before `end` all pieces of these tokens have been handed out."""
+        return layer == self._layers[-1] and (self._overlap != "none" or end >= self._num_tokens)
 
     def _piece(self, block_ids: Sequence[int], index: int, offset: int, nbytes: int, end: int) -> Piece:
         size, block_id = self._geometry.block_bytes, block_ids[index]

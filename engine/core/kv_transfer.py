@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,7 +69,14 @@ class KvTransfer:
         self._moving: list[Piece] = []
         self._wake = asyncio.Event()
         self._closed = False
+        self._taken = self._landed = 0  # pieces so far
+        self._marks: deque[tuple[int, int]] = deque()  # (pieces up to the end of a chunk, tokens up to its end)
+        self._on_landed: Callable[[int], None] | None = None
         self._sender = awaited(self._send())
+
+    def watch(self, landed: Callable[[int], None]) -> None:
+        """Call `landed(tokens)` when this node's layers of the first `tokens` tokens are on the decode node."""
+        self._on_landed = landed
 
     def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> None:
         """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request."""
@@ -78,6 +85,10 @@ class KvTransfer:
         pieces = self._ready.layer_done(block_ids, layer, start, end)
         self._pool.hold([piece.block_id for piece in pieces])
         self._waiting.extend(pieces)
+        self._taken += len(pieces)
+        if self._ready.completes(layer, end):
+            self._marks.append((self._taken, end))
+            self._tell()
         self._wake.set()
 
     async def _send(self) -> None:
@@ -100,6 +111,14 @@ class KvTransfer:
             self.report.seconds += done.seconds
             self.report.batches += 1
             self.report.transport = done.transport
+            self._landed += len(batch)
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._marks and self._marks[0][0] <= self._landed:
+            _, tokens = self._marks.popleft()
+            if self._on_landed is not None:
+                self._on_landed(tokens)
 
     async def _move(self, batch: Sequence[Piece]) -> Completion:
         if self._encoder is not None:

@@ -1,7 +1,8 @@
 """ModelSteps: computes a step in the engine thread.
 
 The model runs once for each of the weights that the step's requests use: once, except while requests finish on weights
-that have been replaced (engine/core/held_weights.py).
+that have been replaced (engine/core/held_weights.py). A part of a long prompt (engine/pipeline/) runs by itself,
+because its rows pass other layers than those of the other requests.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from engine.core.held_weights import HeldWeights
 from engine.core.kv_transfer import KvTransfer
@@ -16,9 +18,13 @@ from engine.core.layered_load import Arriving, LayerGate
 from engine.model.experts.losses import Loss
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
+from engine.step.hidden import HiddenQueue
 from engine.step.rows import row_of
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Transfers = Sequence[tuple[KvTransfer, Sequence[int], int, int]]
 Gates = Mapping[str, LayerGate]
@@ -39,6 +45,8 @@ class ModelSteps:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
         self.unusual = False  # the last step had to wait for a prefix, or used several weights
+        self.hidden: dict[str, HiddenQueue] = {}  # the inputs of parts, by request id; the event loop fills them
+        self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
         self._weights, self._draft, self._eos_token_ids = weights, draft, eos_token_ids
         self._arriving, self._transfers = arriving, transfers
 
@@ -48,6 +56,10 @@ class ModelSteps:
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
         self.losses = {}
+        self.passed = {}
+        for place, row in enumerate(step.rows):
+            if row.request.part is not None:
+                sampled[place] = self._run_part(place, row, loop)
         parts = by_weights(step.rows)
         for weights, places in parts.items():
             rows = [step.rows[place] for place in places]
@@ -83,12 +95,35 @@ class ModelSteps:
         self.ran, self.unusual = (begin, time.monotonic()), waited or len(parts) > 1
         return [sampled[place] for place in range(len(step.rows))]
 
+    def _run_part(self, place: int, row: ScheduledRow, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
+        request, part = row.request, row.request.part
+        assert part is not None
+        transfer, end = self._transfers.get(request.request_id), row.start + row.num_tokens
+        leaves: Transfers = [] if transfer is None else [(transfer, list(request.block_ids), row.start, end)]
+
+        def on_layer(layer: int) -> None:
+            loop.call_soon_threadsafe(_layer_done, leaves, layer)
+
+        hidden = None
+        if not part.first:
+            if (arrived := self.hidden.get(request.request_id)) is None:
+                return []  # the request ended after this step was chosen
+            hidden = arrived.take(row.start, row.num_tokens)
+        runner, layers = self._weights.runner(request.weights), range(part.begin, part.end)
+        passed, chosen = runner.step_part(
+            row_of(row, self._eos_token_ids), layers, hidden, on_layer if leaves else None
+        )
+        if passed is not None:
+            self.passed[place] = passed
+        return chosen
+
 
 def by_weights(rows: Sequence[ScheduledRow]) -> dict[bytes, list[int]]:
-    """The places of a step's rows by the weights that they use; the order of rows stays."""
+    """The places of a step's rows with all layers by the weights that they use; the order of rows stays."""
     parts: dict[bytes, list[int]] = {}
     for place, row in enumerate(rows):
-        parts.setdefault(row.request.weights, []).append(place)
+        if row.request.part is None:
+            parts.setdefault(row.request.weights, []).append(place)
     return parts
 
 

@@ -34,12 +34,12 @@ class Loader(Protocol):
 
 class PrefixLoads:
     """The loads of the batcher's requests by `loader`; `arriving`: those that a step may use before they end. It calls
-    `wake` when a request may have become runnable."""
+    `loaded(request)` when the request may have become runnable."""
 
-    def __init__(self, batcher: Batcher, loader: Loader, wake: Callable[[], None]) -> None:
+    def __init__(self, batcher: Batcher, loader: Loader, loaded: Callable[[Request], None]) -> None:
         self._batcher = batcher
         self.loader = loader
-        self._wake = wake
+        self._loaded = loaded
         self.arriving = Arriving()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,7 +60,7 @@ class PrefixLoads:
         except Exception:
             log.exception("the prefix load of %s failed; the node will compute it", request.request_id)
         self._batcher.loaded(time.monotonic(), request)
-        self._wake()
+        self._loaded(request)
 
     async def settle(self, requests: Iterable[Request]) -> list[Request]:
         """Wait for the end of the loads that a step over `requests` used, and name their blocks. Returns the requests

@@ -48,13 +48,14 @@ class Seats:
     def ready(self) -> list[Request]:
         """Waiting requests with the KV of all tokens except the last, pushed here or computed before they lost their
         seat. They decode as soon as they have a seat."""
-        return [r for r in self.waiting if r.resumes and r.state is RequestState.WAITING and r.num_uncomputed == 1]
+        return [r for r in self.waiting if r.resumes and r.state is RequestState.WAITING and r.decodes]
 
     def prompts(self) -> list[Request]:
         """Running and waiting requests with prompt tokens left that could run now."""
         ready = set(self.ready())
         waiting = [r for r in self.waiting if r.state is RequestState.WAITING and r not in ready]
-        return [r for r in self.running if r.num_uncomputed > 1] + waiting
+        found = [r for r in self.running if not r.decodes] + waiting
+        return [r for r in found if r.num_ready > 0]
 
     def queue(self, now: float) -> list[Request]:
         """All requests and claims that wait for a seat or blocks, next first."""
@@ -127,8 +128,7 @@ class Seats:
     def lose(self, now: float, request: Request) -> None:
         """Take the request's blocks, and its seat if it has one. Later it reuses the blocks still in the prefix
         cache."""
-        self.blocks.release(request)
-        request.looked_up = request.paused = False
+        self._strip_one(request)
         self._count(request)
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
@@ -178,9 +178,14 @@ class Seats:
         none."""
         holders = [r for r in waiting if r.state is RequestState.WAITING and r.block_ids]
         for request in holders:
-            self.blocks.release(request)
-            request.looked_up = request.paused = False
+            self._strip_one(request)
         return bool(holders)
+
+    def _strip_one(self, request: Request) -> None:
+        self.blocks.release(request)
+        request.looked_up = request.paused = False
+        if request.part is not None:
+            request.part.lost = True
 
     def leave(self, now: float, request: Request, reason: str) -> None:
         """The request ends. The caller releases its blocks, because a running step may still write to them."""

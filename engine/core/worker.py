@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cache.block import BlockKey
 from cache.pool.policy import Facts
@@ -32,6 +32,7 @@ from engine.core.step_recorder import StepRecorder
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
+from engine.step.hidden import HiddenQueue
 from engine.step.request import Request, RequestState
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
@@ -39,6 +40,9 @@ from net.errors import RemoteError
 from net.loop.restarts import Restarts
 from net.loop.tasks import keep
 from net.metrics.events import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("mooncake.engine")
 
@@ -84,6 +88,17 @@ class Publisher(Protocol):
         """Block ids, one item per transfer reference held here."""
 
 
+class Parts(Protocol):
+    """Follows requests of which this node computes some layers (engine/pipeline/stages.py)."""
+
+    def found(self, request: Request) -> None:
+        """The request's prefix has been looked up: its blocks hold the first `num_computed` tokens."""
+
+    def computed(self, row: ScheduledRow, begin: float, end: float, hidden: Tensor | None) -> None:
+        """A step, from `begin` to `end` in monotonic seconds, has computed this row. `hidden`: for the next stage; None
+        on the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reuse:
     """Loads known prefixes and publishes full blocks."""
@@ -108,7 +123,7 @@ class Worker:
         self.batcher = batcher
         self.weights = HeldWeights(runner)
         self.costs = costs
-        self._loads = PrefixLoads(batcher, reuse.loader, self.wake)
+        self._loads = PrefixLoads(batcher, reuse.loader, self._loaded)
         self._publisher = reuse.publisher
         self._metrics = metrics
         self._speculator = drafts.speculator
@@ -117,6 +132,7 @@ class Worker:
         self._transfers: dict[str, KvTransfer] = {}
         eos_token_ids = tuple(batcher.eos_token_ids)
         self._model = ModelSteps(self.weights, drafts.model, eos_token_ids, self._loads.arriving, self._transfers)
+        self._parts: Parts | None = None
         self._preemptions_seen = 0
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (thread.nice,))
@@ -149,6 +165,27 @@ class Worker:
                 f"{self.weights.current.hex() or 'those of the start'}",
                 WRONG_WEIGHTS,
             )
+
+    def follow_parts(self, parts: Parts) -> dict[str, HiddenQueue]:
+        """`parts` hears of every request with a part. Returns the inputs of later stages by request id; the caller
+        adds what arrives."""
+        self._parts = parts
+        return self._model.hidden
+
+    def _loaded(self, request: Request) -> None:
+        if self._parts is not None and request.part is not None and not request.finished:
+            self._parts.found(request)
+        self.wake()
+
+    def fail(self, request: Request, reason: str) -> None:
+        """End a request that cannot go on; its acceptor places it again."""
+        if not request.finished:
+            self.abort(request.request_id)
+            self._emit([Emission(request, None, error=reason)])
+
+    def publish(self, named: Sequence[tuple[BlockKey, int, Facts]]) -> None:
+        """See Publisher.publish."""
+        self._publisher.publish(named)
 
     def uses(self, weights: bytes) -> bool:
         """Whether a request of this node, or the running step, needs these weights."""
@@ -247,6 +284,8 @@ class Worker:
         while True:
             self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
+            for request in self.batcher.lost_parts():
+                self.fail(request, "its blocks on a node of its pipeline went to other requests")
             running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
             self.costs.started(step, time.monotonic())
@@ -308,6 +347,9 @@ class Worker:
                 emissions.append(Emission(request, token.token_id, token.logprobs, num_behind=kept - i))
         # This holds the blocks before the next schedule, which may preempt their request and reuse them.
         self._publisher.publish(done.named)
+        for index, row in enumerate(step.rows):
+            if self._parts is not None and row.request.part is not None:
+                self._parts.computed(row, begin, end, self._model.passed.get(index))
         return _Produced(emissions, step.num_tokens)
 
     def _kept(self, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:

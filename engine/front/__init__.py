@@ -18,6 +18,8 @@ Files:
     flight_log        Records the timelines and metrics of accepted requests
     gate              Refuses requests on the acceptor while the requests without a first token would fill the queues
                       of the nodes
+    groups            Groups of prefill nodes for long prompts (--prefill-parallel cpp): formed for each request, from
+                      gossip and load
     known             The nodes that this acceptor knows, as a view for placement
     persistence       Decides whether and when to retry a request
     placed            A placement with its inputs: the answers of the asked nodes, and the time of the decision

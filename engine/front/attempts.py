@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from engine.core.held_weights import WRONG_WEIGHTS
@@ -15,10 +17,20 @@ from engine.core.kv_ready import KvTarget
 from engine.front.adoption import Adoption
 from engine.front.flight import Flight, OutputText
 from engine.front.flight_log import FlightLog
+from engine.front.groups import MAX_FAILED_GROUPS
 from engine.front.placing import Placer
 from engine.front.silence import Silence, Silent
 from engine.handoff import messages
-from engine.handoff.messages import Abort, Prefill, Reserve, ScoredPrompt, pack_request, unpack_prompt_logprobs
+from engine.handoff.messages import (
+    Abort,
+    Prefill,
+    Promise,
+    Reserve,
+    ScoredPrompt,
+    WireRequest,
+    pack_request,
+    unpack_prompt_logprobs,
+)
 from engine.handoff.updates import (
     Closing,
     Ended,
@@ -31,9 +43,11 @@ from engine.handoff.updates import (
     decode_all,
     ends_there,
 )
+from engine.pipeline.messages import StageOf
 from net.bodies import answered, encode, typed
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.http.common.frontend import Output, Overloaded, Unavailable
+from sched.placement.choice import Placement
 
 MAX_REDIRECTS = 2
 CLOSING_REASON = "this node is shutting down"
@@ -87,13 +101,15 @@ class Attempts:
         """Place the request, reserve blocks on its decode node, then start its prefill. Raises NotPlaced, Overloaded,
         Unavailable, AttemptFailed, NodeUnreachable or Redirected."""
         request = flight.as_request()
-        placed = await self._placer.place(request, flight.avoid, new=not flight.persistence.promised)
+        one_node = flight.failed_groups >= MAX_FAILED_GROUPS
+        placed = await self._placer.place(request, flight.avoid, not flight.persistence.promised, one_node)
         placement = placed.placement
         self._log.placed(flight, placed)
         flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
-        flight.nodes = {placement.prefill, placement.decode}
+        flight.prefills = placement.prefills
+        flight.nodes = {*placement.prefills, placement.decode}
         flight.watched = set(flight.nodes)
         wire, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
@@ -102,13 +118,13 @@ class Attempts:
         promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
         try:
             if placement.decode != placement.prefill:
-                reserve = encode(Reserve(wire, placement.prefill))
+                reserve = encode(Reserve(wire, placement.prefills))
                 reply = await self._silence.ask(flight, placement.decode, messages.RESERVE, reserve, data, left)
                 target = answered(KvTarget, reply)
                 self._log.reserved(flight, placement.decode)
-            prefill = encode(Prefill(wire, promise, target))
-            asked = placement.prefill
-            await self._silence.ask(flight, placement.prefill, messages.PREFILL, prefill, data, left)
+            for node, prefill in _prefills(wire, promise, target, placement):
+                asked = node
+                await self._silence.ask(flight, node, messages.PREFILL, encode(prefill), data, left)
             flight.persistence.begun()
         except RemoteError as error:
             if error.code == "redirect":
@@ -196,7 +212,7 @@ async def next_output(flight: Flight, text: OutputText, log: FlightLog) -> Outpu
             case Landed(report):
                 log.reported(flight, report)
             case HandedOver():
-                flight.watched.discard(flight.timeline.nodes["prefill"])
+                flight.watched -= set(flight.prefills)
             case Failed(reason, report, incomplete):
                 flight.incomplete = flight.incomplete or incomplete
                 if report is not None:
@@ -214,6 +230,20 @@ async def next_output(flight: Flight, text: OutputText, log: FlightLog) -> Outpu
                 return text.end(finish)
             case Closing():
                 raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
+
+
+def _prefills(
+    wire: WireRequest, promise: Promise, target: KvTarget | None, placement: Placement
+) -> Iterator[tuple[str, Prefill]]:
+    """What to ask of each prefill node, the first stage of a group first: the others report to it."""
+    group = placement.group
+    if group is None or target is None:
+        yield placement.prefill, Prefill(wire, promise, target)
+        return
+    for i, (node, epoch) in enumerate(zip(group.nodes, target.epochs, strict=True)):
+        own = replace(target, epoch=epoch, epochs=())
+        later = replace(promise, claim=0, redirects_left=0)  # only the first stage was announced, and may redirect
+        yield node, Prefill(wire, later if i else promise, own, StageOf(i, group.nodes, group.cuts))
 
 
 def runs(flight: Flight) -> None:

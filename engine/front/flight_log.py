@@ -111,7 +111,11 @@ class FlightLog:
         timeline.nodes |= {"prefill": placement.prefill, "decode": placement.decode}
         timeline.decisions.append(placed.kept())
         timeline.clocks = self._placer.clocks.of(timeline.nodes.values())
-        self._add(flight, "placed", prefill=placement.prefill, decode=placement.decode, attempt=flight.attempt)
+        where: dict[str, Any] = {"prefill": placement.prefill, "decode": placement.decode}
+        if placement.group is not None:
+            where["group"] = placement.group.as_dict()
+            self._metrics.count("mooncake:grouped_prompts")
+        self._add(flight, "placed", **where, attempt=flight.attempt)
 
     def reserved(self, flight: Flight, decode: str) -> None:
         self._add(flight, "reserved", on=decode)

@@ -71,6 +71,7 @@ class Placed:
         return {
             "prefill": placement.prefill,
             "decode": placement.decode,
+            "group": None if placement.group is None else placement.group.as_dict(),
             "prefix_source": placement.prefix_source,
             "prefix_tokens": placement.prefix_tokens,
             "estimates": placement.estimates,

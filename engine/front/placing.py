@@ -20,6 +20,7 @@ from engine.front.clocks import Clocks
 from engine.front.cluster import Cluster
 from engine.front.declined import no_placement, turned_away
 from engine.front.demands import Demands
+from engine.front.groups import GroupRules
 from engine.front.known import Known, Neighbours
 from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
@@ -38,13 +39,15 @@ from sched.rejection import Estimate, Refusal, Rejection
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """How to place requests. `intents`: avoid computing the same prefix on two nodes at the same time."""
+    """How to place requests. `intents`: avoid computing the same prefix on two nodes at the same time; `groups`: when
+    several nodes compute a long prompt, None = never."""
 
     policy: PlacementPolicy
     rejection: Rejection
     max_waiting: int
     prefix_caching: bool
     intents: bool
+    groups: GroupRules | None = None
 
 
 class Placer:
@@ -67,16 +70,19 @@ class Placer:
         self._prober = Prober(cluster, self.clocks, rules.rejection.forecasts, self.links)
         self._bursts = Bursts(cluster.channel, gossip)
         self._intents = rules.intents and rules.prefix_caching
+        self._groups = rules.groups
         gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
 
     @property
     def block_size(self) -> int:
         return self._geometry.block_size
 
-    async def place(self, request: Request, avoid: Collection[str] = (), new: bool = True) -> Placed:
-        """`avoid`: nodes that have sent this prompt away (see Choice); `new`: no node has begun the request yet.
-        Raises NotPlaced when every node is full, a role is missing, the prompt fits on no node, or a new request would
-        miss its objectives."""
+    async def place(
+        self, request: Request, avoid: Collection[str] = (), new: bool = True, one_node: bool = False
+    ) -> Placed:
+        """`avoid`: nodes that have sent this prompt away (see Choice); `new`: no node has begun the request yet;
+        `one_node`: one node computes the prompt, however long it is. Raises NotPlaced when every node is full, a role
+        is missing, the prompt fits on no node, or a new request would miss its objectives."""
         begun = time.monotonic()
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
@@ -103,10 +109,13 @@ class Placer:
         decision = choice.decide()
         if isinstance(decision, Rejected):
             raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
+        if not one_node and not request.scores_prompt and self._groups is not None:
+            decision = self._groups.grouped(decision, choice, known, request.fetches)
         if new and (found := refusal(self._rejection, decision, request.service_class, view)) is not None:
             raise turned_away(found, decision, list(answers.values()), len(members), time.monotonic() - begun)
         alone = False
-        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S:
+        # What a group computes is on none of its nodes in the end: others do better to find it in the pool.
+        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S and decision.group is None:
             first = decision
             decision = await self._joined(first, choice, question, known, answers)
             alone = decision is first
@@ -116,7 +125,8 @@ class Placer:
             await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
-        self._neighbours.charge(known, now, decision.prefill, decision.estimates["prefill_s"], request.num_tokens)
+        for node in decision.prefills:
+            self._neighbours.charge(known, now, node, decision.estimates["prefill_s"], request.num_tokens)
         return placed
 
     async def _joined(

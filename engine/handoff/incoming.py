@@ -3,6 +3,7 @@
 reserve    waits for blocks in queue order, then holds them with transfer references
 pull       reads a part of the KV from the prefill node's blocks (with --kv-transfer push, that node writes it)
 decode     with --wire-dtype and push: decodes the bytes that the prefill node has written
+landed     a stage of a pipeline has delivered its layers of a part of the prompt; whole blocks can be reused now
 arrive     handover: all KV has landed, and the request decodes
 give_up    the request has ended: frees the blocks once no node can write to them
 """
@@ -13,8 +14,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from cache.pool.block_pool import OutOfBlocks
 from engine.core.kv_ready import KV_REGION, KvTarget
@@ -22,6 +23,7 @@ from engine.core.worker import Worker
 from engine.handoff import messages
 from engine.handoff.messages import Decode, Fence, Pull, Pulled
 from engine.handoff.pull import Decoder, KvPull
+from engine.pipeline.arrival import Arrival
 from engine.step.request import Request
 from net.bodies import encode, typed
 from net.channel.channel import Channel
@@ -51,8 +53,9 @@ class Reservation:
 
     request: Request
     held: list[int]
-    prefill_node: str
-    pull: KvPull
+    pulls: dict[str, KvPull]  # by the prefill node: one, or the stages of a pipeline
+    arrival: Arrival | None = None  # from the stages of a pipeline
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set when a stage has delivered something, or the end
 
 
 class Incoming:
@@ -102,8 +105,9 @@ class Incoming:
                 {"retry_after_s": retry_after_s()},
             )
 
-    async def reserve(self, request: Request, prefill_node: str) -> KvTarget:
-        """Wait for the prompt's blocks and hold them. Raises RemoteError if the request ends while it waits."""
+    async def reserve(self, request: Request, prefill_nodes: Sequence[str]) -> KvTarget:
+        """Wait for the prompt's blocks and hold them. prefill_nodes: one, or the stages of a pipeline. Raises
+        RemoteError if the request ends while it waits."""
         self._num_waiting += 1
         try:
             first_missing = await self._blocks_for(request)
@@ -112,10 +116,15 @@ class Incoming:
         held = request.block_ids[first_missing:]
         self._worker.batcher.pool.hold(held)
         form = self._form
-        pull = KvPull(self._transfer, KV_REGION, form.block_bytes, prefill_node, held, form.decoder)
-        self._reservations[request.request_id] = Reservation(request, held, prefill_node, pull)
-        epoch = self._transfer.epoch_of(prefill_node)
-        return KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epoch)
+        pulls = {
+            node: KvPull(self._transfer, KV_REGION, form.block_bytes, node, held, form.decoder)
+            for node in prefill_nodes
+        }
+        arrival = Arrival(prefill_nodes, request.num_tokens) if len(pulls) > 1 else None
+        self._reservations[request.request_id] = Reservation(request, held, pulls, arrival)
+        epochs = [self._transfer.epoch_of(node) for node in prefill_nodes]
+        target = KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epochs[-1])
+        return target if arrival is None else replace(target, epochs=epochs)
 
     async def _blocks_for(self, request: Request) -> int:
         batcher = self._worker.batcher
@@ -170,9 +179,31 @@ class Incoming:
     def _pull(self, request_id: str, prefill_node: str) -> KvPull:
         """The request's KvPull. Raises RemoteError if the request no longer expects KV from this node."""
         reservation = self._reservations.get(request_id)
-        if reservation is None or reservation.prefill_node != prefill_node:
+        if reservation is None or prefill_node not in reservation.pulls:
             raise RemoteError("the request has ended on the decode node", code="gone")
-        return reservation.pull
+        return reservation.pulls[prefill_node]
+
+    def landed(self, request_id: str, node: str, tokens: int) -> None:
+        """The stage on `node` has delivered its layers of the first `tokens` tokens. Blocks that are whole now get
+        their names and go to the pool, so that a new attempt finds them if a stage is lost."""
+        reservation = self._reservations.get(request_id)
+        if reservation is None or reservation.arrival is None:
+            return
+        request = reservation.request
+        reservation.arrival.landed(node, tokens)
+        reservation.moved.set()
+        if not request.finished and (whole := reservation.arrival.tokens) > request.num_computed:
+            named = self._worker.batcher.delivered(request, whole)
+            if self._form.decoder is None:  # encoded KV is not what a node would compute: it stays here
+                self._worker.publish(named)
+
+    async def all_landed(self, request_id: str) -> None:
+        """Wait until all stages of a pipeline have delivered everything. Raises RemoteError if the request ends."""
+        reservation = self._reservations.get(request_id)
+        while reservation is not None and reservation.arrival is not None and not reservation.arrival.complete:
+            reservation.moved.clear()
+            await reservation.moved.wait()
+            reservation = self._reservations.get(request_id)
 
     def arrive(self, request_id: str, first_token: int, private: bool = False) -> None:
         """All KV has landed: start decoding. Raises RemoteError if the request has ended."""
@@ -193,26 +224,30 @@ class Incoming:
 
     def of_node(self, prefill_node: str) -> list[Request]:
         """Requests whose KV comes from that node."""
-        return [one.request for one in self._reservations.values() if one.prefill_node == prefill_node]
+        return [one.request for one in self._reservations.values() if prefill_node in one.pulls]
 
     def take(self, request_id: str) -> Reservation | None:
         """The request has ended: no further read starts. The caller passes the reservation to `give_up`."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is not None:
             self._ending[id(reservation)] = reservation
+            reservation.moved.set()
         return reservation
 
     async def give_up(self, reservation: Reservation) -> None:
         """Release the blocks after our own reads have stopped and the prefill node has confirmed that it writes no
         more. A node that does not confirm is disconnected; later writes by it carry an old epoch and are refused."""
-        await reservation.pull.stop()
-        node, request_id = reservation.prefill_node, reservation.request.request_id
+        await asyncio.gather(*(self._stopped(node, pull, reservation) for node, pull in reservation.pulls.items()))
+        self._let_go(reservation)
+
+    async def _stopped(self, node: str, pull: KvPull, reservation: Reservation) -> None:
+        await pull.stop()
+        request_id = reservation.request.request_id
         try:
             await self._channel.call(node, messages.FENCE, encode(Fence(request_id)), timeout_s=FENCE_REPLY_TIMEOUT_S)
         except (ConnectionError, RemoteError, TimeoutError) as error:
             self._channel.drop(node, f"it did not confirm that it has stopped writing KV of {request_id}: {error}")
             await self._behind_fence(node, len(reservation.held))
-        self._let_go(reservation)
 
     async def _behind_fence(self, node: str, num_blocks: int) -> None:
         """A stopped process on this host may write when it resumes, so wait until it has ended or resumed."""
@@ -232,5 +267,5 @@ class Incoming:
         for request_id in list(self._reservations):
             self.take(request_id)
         for reservation in list(self._ending.values()):
-            await reservation.pull.stop()
+            await asyncio.gather(*(pull.stop() for pull in reservation.pulls.values()))
             self._let_go(reservation)

@@ -15,9 +15,11 @@ from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from engine.core.kv_ready import KvTarget
+from engine.pipeline.messages import StageOf
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
 from engine.step.journal import Entry
+from engine.step.part import Part
 from engine.step.request import Request
 from net.bodies import BodyError
 from sched.gossip.intents import Coming
@@ -72,16 +74,17 @@ class Reserve:
     """RESERVE; the answer is a KvTarget."""
 
     request: WireRequest
-    prefill_node: str
+    prefill_nodes: Sequence[str]  # one, or the stages of a pipeline (engine/pipeline/): the last one hands over
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """PREFILL. `target` is None if the prefill node also decodes."""
+    """PREFILL. `target` is None if the prefill node also decodes; `stage`: if the node computes some of the layers."""
 
     request: WireRequest
     promise: Promise
     target: KvTarget | None = None
+    stage: StageOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +258,12 @@ def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, lis
     return wire, [array("I", request.token_ids).tobytes()]
 
 
-def unpack_request(wire: WireRequest, data: memoryview, now: float, handover: bool = False) -> Request:
+def unpack_request(
+    wire: WireRequest, data: memoryview, now: float, handover: bool = False, part: Part | None = None
+) -> Request:
     """The request, with `arrival` = now - age_s on this node's clock, so that queue orders use the time since
-    acceptance. `handover`: it decodes on another node. Raises BodyError if the data has too few or partial tokens."""
+    acceptance. `handover`: it decodes on another node; `part`: the layers to compute. Raises BodyError if the data has
+    too few or partial tokens."""
     if not data or len(data) % 4 or not 0 < wire.num_prompt_tokens <= len(data) // 4:
         raise BodyError(f"{len(data)} bytes of data do not hold a prompt of {wire.num_prompt_tokens} tokens")
     tokens = array("I")
@@ -274,6 +280,7 @@ def unpack_request(wire: WireRequest, data: memoryview, now: float, handover: bo
         weights=wire.weights,
         first_output_index=len(tokens) - wire.num_prompt_tokens,
         handover=handover,
+        part=part,
     )
 
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from cache.block import BlockGeometry, BlockKey
+from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool, OutOfBlocks
-from cache.pool.policy import Facts
 from cache.results import GetResult
 from cache.store.calls import HOME_ERRORS
 from cache.store.layered import PinnedBlocks
@@ -28,6 +27,7 @@ from engine.observe.intervals import Intervals
 from engine.pooled.pool_blocks import LayerRead, Layers, PoolBlocks
 from engine.pooled.prefetch import Prefetch
 from engine.step.request import Request
+from engine.step.step import Named
 from net.loop.tasks import awaited, keep
 from net.metrics.events import Metrics
 
@@ -36,10 +36,6 @@ log = logging.getLogger("mooncake.engine")
 PUBLISH_BATCH_BLOCKS = 32
 SHARED_STEP_MAX_WAIT_S = 1.0  # beyond its own time, for a prefix, if other requests are in the step: its home hangs
 MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this, new blocks stay local
-
-
-Named = tuple[BlockKey, int, Facts]
-"""A full block: (key, block id, facts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ class PrefixLoader:
             before = len(request.block_ids)
             if request.finished:
                 break
-            if self._layers is not None and source.name == POOL:
+            if self._layers is not None and source.name == POOL and request.part is None:
                 load = await self._start(self._layers, request, source)
                 if load is not None or request.finished or len(request.block_ids) > before:
                     return load

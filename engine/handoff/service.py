@@ -1,5 +1,5 @@
 """Answers other nodes' messages to an engine node: probe, reserve, prefill, pull, handover, abort, fence, and
-borrow (engine/handoff/lending.py).
+borrow (engine/handoff/lending.py). The stages of long prompts are in engine/pipeline/.
 
 This file decides which node moves KV into which blocks, and when those blocks may be reused:
 
@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cache.block import BlockGeometry
@@ -47,6 +48,9 @@ from engine.handoff.pull import PullOffer
 from engine.handoff.push import EncodedPush, Push
 from engine.handoff.rail_news import RailNews
 from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Update, encode_all
+from engine.pipeline.messages import LANDED as STAGE_LANDED
+from engine.pipeline.messages import Landed as StageLanded
+from engine.pipeline.stages import Stages
 from engine.step.request import Request
 from net.bodies import encode, typed
 from net.channel.channel import Channel, RemoteError
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mooncake.engine")
 
 MOVE_TIMEOUT_S = 30.0  # per batch
+HANDOVER_TIMEOUT_S = 10.0
 MAX_FENCED_IDS = 4096
 
 
@@ -109,6 +114,7 @@ class EngineService:
             metrics,
             lambda request_id: request_id in self._fenced,
         )
+        self._stages = Stages(channel, worker, metrics, self._stage_computed)
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
         channel.handle(messages.PROBE, typed(Probe, self._on_probe))
@@ -117,6 +123,7 @@ class EngineService:
         channel.handle(messages.HANDOVER, typed(Handover, self._on_handover))
         channel.handle(messages.ABORT, typed(Abort, self._on_abort))
         channel.handle(messages.FENCE, typed(Fence, self._on_fence))
+        channel.handle(STAGE_LANDED, typed(StageLanded, self._on_landed))
         channel.on_lost(self.peer_lost)
         channel.on_closed(self.peer_lost)
 
@@ -136,12 +143,16 @@ class EngineService:
         self._worker.check(request)
         self._incoming.check_room(self._own_load.blocks_in_s)
         self._acceptors[request.request_id] = peer
-        return await self._incoming.reserve(request, body.prefill_node)
+        return await self._incoming.reserve(request, body.prefill_nodes)
 
     async def _on_handover(self, peer: str, body: Handover, data: memoryview) -> None:
         if (request := self._incoming.request(body.id)) is not None and not request.num_output_tokens:
             self._own_load.decode(request.service_class)
+        await self._incoming.all_landed(body.id)
         self._incoming.arrive(body.id, body.first_token, body.private)
+
+    async def _on_landed(self, peer: str, body: StageLanded, data: memoryview) -> None:
+        self._incoming.landed(body.id, peer, body.tokens)
 
     async def _give_up(self, reservation: Reservation) -> None:
         await self._incoming.give_up(reservation)
@@ -150,7 +161,8 @@ class EngineService:
     # --- prefill side
 
     async def _on_prefill(self, peer: str, body: Prefill, data: memoryview) -> None:
-        request = unpack_request(body.request, data, time.monotonic(), handover=body.target is not None)
+        part = None if body.stage is None else self._stages.part_of(body.stage)
+        request = unpack_request(body.request, data, time.monotonic(), body.target is not None, part)
         self._worker.check(request)
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
@@ -163,11 +175,47 @@ class EngineService:
             )
         transfer = None
         if (target := body.target) is not None:
-            ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap)
+            layers = None if request.part is None else range(request.part.begin, request.part.end)
+            ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap, layers)
             mover = self._mover(request.request_id, target)
             transfer = KvTransfer(target.node, mover, ready, self._worker.batcher.pool, self._moves.wire)
+            if request.part is not None:
+                transfer.watch(partial(self._stage_landed, request.request_id, target.node))
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)
+        if body.stage is not None:
+            self._stages.add(request, body.stage)
+
+    def _stage_landed(self, request_id: str, decode: str, tokens: int) -> None:
+        self._channel.post(decode, STAGE_LANDED, encode(StageLanded(request_id, tokens)))
+
+    def _stage_computed(self, request: Request) -> None:
+        """This node has computed its layers of the whole prompt; the last stage hands over."""
+        self._stages.end(request.request_id)
+        acceptor = self._acceptors.pop(request.request_id, None)
+        transfer = self._worker.take_transfer(request.request_id)
+        if transfer is None:
+            return
+        if acceptor is None:
+            self._spawn(self._stop_transfer(request.request_id, transfer))
+            return
+        self._leaving[request.request_id] = transfer
+        self._spawn(self._deliver(request, transfer, acceptor))
+
+    async def _deliver(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
+        """Wait until all KV of a stage has landed. Its last news to the decode node leaves with the last piece."""
+        begin = time.monotonic()
+        try:
+            await self._moved(request, transfer, begin)
+            self._tell(acceptor, request, Landed(self._report(request)))
+        except Exception as error:
+            await transfer.stop()
+            self._tell(acceptor, request, _why_not(error, self._report(request)))
+            self._metrics.count("mooncake:transfer_failures", transport=transfer.report.transport or "none")
+            log.info("KV of %s for %s did not arrive: %s", request.request_id, transfer.node, error)
+        finally:
+            self._leaving.pop(request.request_id, None)
+            self.blocks_freed()
 
     def _mover(self, request_id: str, target: KvTarget) -> Mover:
         wire = self._moves.wire
@@ -181,28 +229,12 @@ class EngineService:
         """After the last layer: wait until all KV has landed, then tell the decode node to continue."""
         begin = time.monotonic()
         try:
-            report = await transfer.finish()
-            if self._moves.how == "push":  # the decode node counts a pull
-                self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
-            now = time.monotonic()
-            detail = {
-                "how": self._moves.how,
-                "overlap": self._moves.overlap,
-                "bytes": report.nbytes,
-                "batches": report.batches,
-                "transport": report.transport,
-                "seconds": report.seconds,
-                "exposed_seconds": now - begin,  # from the end of the prefill until all KV had landed
-                "intervals": report.intervals.before(now),
-            }
-            if (wire := self._moves.wire) is not None:
-                detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
-                self._metrics.count("mooncake:wire_saved_bytes", report.saved)
-            request.journal.note(now, "kv_moved", detail)
+            await self._moved(request, transfer, begin)
             # Sent before the call: the decode node may finish a short answer before it replies here.
             self._tell(acceptor, request, Landed(self._report(request)))
             handover = Handover(request.request_id, request.token_ids[-1], request.private)
-            await self._channel.call(transfer.node, messages.HANDOVER, encode(handover))
+            patience_s = HANDOVER_TIMEOUT_S if request.part is None else MOVE_TIMEOUT_S  # for the other stages' KV
+            await self._channel.call(transfer.node, messages.HANDOVER, encode(handover), timeout_s=patience_s)
         except Exception as error:
             await transfer.stop()
             self._tell(acceptor, request, _why_not(error, self._report(request)))
@@ -214,6 +246,27 @@ class EngineService:
             self._tell(acceptor, request, HandedOver())
         finally:
             self._leaving.pop(request.request_id, None)
+
+    async def _moved(self, request: Request, transfer: KvTransfer, begin: float) -> None:
+        """Wait until all KV has landed, and note it. `begin`: when the last of it was computed, monotonic seconds."""
+        report = await transfer.finish()
+        if self._moves.how == "push":  # the decode node counts a pull
+            self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
+        now = time.monotonic()
+        detail = {
+            "how": self._moves.how,
+            "overlap": self._moves.overlap,
+            "bytes": report.nbytes,
+            "batches": report.batches,
+            "transport": report.transport,
+            "seconds": report.seconds,
+            "exposed_seconds": now - begin,  # from the end of the prefill until all KV had landed
+            "intervals": report.intervals.before(now),
+        }
+        if (wire := self._moves.wire) is not None:
+            detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
+            self._metrics.count("mooncake:wire_saved_bytes", report.saved)
+        request.journal.note(now, "kv_moved", detail)
 
     def _remember(self, request: Request, node: str) -> None:
         """Remember the decode node: the next turn of a chat needs the KV that `node` computes now."""
@@ -228,6 +281,7 @@ class EngineService:
     async def _cancel(self, request_id: str) -> None:
         """Once this returns, this node neither computes nor moves any part of the request."""
         self._fenced[request_id] = None
+        self._stages.end(request_id)
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
         self._worker.abort(request_id)
@@ -283,6 +337,7 @@ class EngineService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stages.close()
         await self._incoming.close()
         self._lending.close()
 
@@ -311,6 +366,7 @@ class EngineService:
             elif transfer is not None:
                 self._spawn(self._stop_transfer(request.request_id, transfer))
             if emission.ends:
+                self._stages.end(request.request_id)
                 if reason in ("stop", "length"):
                     self._own_load.load.lengths.ended(request.num_output_tokens)
                     self._orphans.ended(request)
@@ -350,6 +406,7 @@ class EngineService:
         return {
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
+            "stages": len(self._stages),
             "leaving": len(self._leaving),
             "lent": len(self._lending),
             "acceptors": len(self._acceptors),

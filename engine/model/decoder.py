@@ -136,6 +136,7 @@ class Model:
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
+        self._borders: dict[int, Tail] = {}  # of layers that end a part, made when they first do
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails)
         if weights:
             raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
@@ -146,7 +147,7 @@ class Model:
 
     def close(self) -> None:
         """Give the memory of the layers back at once: a tail may refer to its model. No step may run, now or later."""
-        self.layers, self.tails, self.layers_at_once = [], [], None
+        self.layers, self.tails, self.layers_at_once, self._borders = [], [], None, {}
 
     # --- weights
 
@@ -274,12 +275,7 @@ class Model:
         of its rows part by part, so that memory never contains all logits of a long prompt.
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
-        angles = self.rope.angles(batch.positions)
-        local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
-        step = Step(batch, self.backend.plan(batch), angles, local)
-        x = self.embedding.embed(token_ids)
-        if self.embedding_scale != 1:
-            x = x * self.embedding_scale
+        step, x = self._step(batch), self.embed(token_ids)
         first = self.layers[0]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
         if self.layers_at_once is not None and on_layer is None and before_layer is None:
@@ -294,6 +290,51 @@ class Model:
                 part = normed[len(rows) + begin :][:SCORED_AT_ONCE]
                 scores.take(begin, self._logits(part))
         return self._logits(normed[: len(rows)])
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[T] int64 -> the input of the first layer, [T, H]."""
+        x = self.embedding.embed(token_ids)
+        return x if self.embedding_scale == 1 else x * self.embedding_scale
+
+    @torch.inference_mode()
+    def forward_part(
+        self,
+        layers: range,
+        hidden: Tensor,
+        batch: RaggedBatch,
+        kv_pool: Tensor,
+        rows: Tensor,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Compute some of the layers, as one stage of a pipeline: their input `hidden` [T, H], overwritten, -> the
+        input of the layer after them [T, H]; behind the last layer, the logits [R, vocab_size] float32 of `rows`.
+
+        The other arguments are those of `forward`. The values between two stages are those between the same two layers
+        of `forward`, so a pipeline computes what one node computes. Only on one rank."""
+        step, x, last = self._step(batch), hidden, len(self.layers) - 1
+        first = self.layers[layers[0]]
+        projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
+        for index in layers:
+            attended = self._attention(projected, self.layers[index], kv_pool[:, index], step)
+            if on_layer is not None:
+                on_layer(index)
+            if index == last:
+                attended, x = attended[rows], x[rows]
+            inner = index == last or index != layers[-1]
+            x, projected = (self.tails[index] if inner else self._border(index))(attended, x)
+        return self._logits(projected) if layers[-1] == last else x
+
+    def _border(self, index: int) -> Tail:
+        """The layer's operations after attention, without the next layer's product, which another node computes."""
+        if index not in self._borders:
+            self._borders[index] = self._tail(self.layers[index], self.layers[index + 1].attn_norm, None)
+        return self._borders[index]
+
+    def _step(self, batch: RaggedBatch) -> Step:
+        angles = self.rope.angles(batch.positions)
+        local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
+        return Step(batch, self.backend.plan(batch), angles, local)
 
     def _logits(self, normed: Tensor) -> Tensor:
         """[R, vocab_size] float32 from the output [R, H] of the last norm."""

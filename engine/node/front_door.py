@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cache.block import type_bytes
 from engine import __version__
 from engine.backends.question import Forwarded
 from engine.checkpoint.model_source import ModelSource
@@ -23,6 +24,7 @@ from engine.front.acceptor import Acceptor, RequestLimits, Tries
 from engine.front.attempts import Attempts
 from engine.front.cluster import Cluster
 from engine.front.flight_log import FlightLog
+from engine.front.groups import GroupRules
 from engine.front.placement_policy import placement_policy
 from engine.front.placing import PlacementRules, Placer
 from engine.node import report as node_report
@@ -117,6 +119,7 @@ class FrontDoor:
             config.max_waiting_requests,
             config.enable_prefix_caching,
             config.prefix_intents,
+            self._groups(),
         )
         placer: Placer | WorkerPlacer
         if config.backend is not None:
@@ -141,6 +144,14 @@ class FrontDoor:
         trusts = config.trust_request_chat_template
         served = Served(config.served_model_name, config.model, longest, scored, trusts)
         return ServingFrontend(served, tokenizer, compiler, acceptor, self._answers())
+
+    def _groups(self) -> GroupRules | None:
+        config, model = self._config, self._source.config
+        if config.prefill_parallel == "none":
+            return None
+        hidden_bytes = model.hidden_size * type_bytes[config.dtype]
+        least, most, budget = config.cpp_min_tokens, config.cpp_max_nodes, config.max_num_batched_tokens
+        return GroupRules(least, most, model.num_layers, hidden_bytes, budget)
 
     async def _open_fleet(self, workers: str, rules: PlacementRules) -> WorkerPlacer:
         """Watch the workers of --backend. Other nodes do not import this."""

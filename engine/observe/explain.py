@@ -81,6 +81,7 @@ def table(record: dict[str, Any]) -> str:
         lines += _decision(decision)
     lines += [_load(event["detail"]) for event in record["events"] if event["event"] == "prefix_fetched"]
     lines += [_dropped(event) for event in record["events"] if event["event"] == "experts_dropped"]
+    lines += stages([event for event in record["events"] if event["event"] == "stage"])
     if record["truth"]:
         rows = [
             (name, t["estimated_s"], t["measured_s"], t["error_s"], _share(t["error"]))
@@ -126,8 +127,31 @@ def _load(load: dict[str, Any]) -> str:
     return f"{what} in {1000 * load['seconds']:.2f} ms, expected {1000 * load['estimated_s']:.2f} ms"
 
 
+def stages(events: Sequence[dict[str, Any]]) -> list[str]:
+    """What each stage of the prompt's pipelines did (docs/long-prompts.md)."""
+    rows = [
+        (
+            f"  {stage['index']} on {event['node']}",
+            f"{stage['layers'][0]} to {stage['layers'][1] - 1}",
+            *(stage[name] for name in ("prefix_tokens", "chunks", "compute_s", "seconds", "hidden_bytes")),
+        )
+        for event in events
+        for stage in [event["detail"]]
+    ]
+    head = ("stage", "layers", "prefix_tokens", "chunks", "compute_s", "seconds", "hidden_bytes")
+    return ["", *_columns(head, sorted(rows))] if rows else []
+
+
+def _group(group: dict[str, Any]) -> str:
+    each = zip(group["nodes"], group["layers"], strict=True)
+    parts = ", ".join(f"{node} (layers {begin} to {end - 1})" for node, (begin, end) in each)
+    return f"computed by a group of {len(group['nodes'])}: {parts}; expected {group['prefill_s']:.3g} s of prefill"
+
+
 def _decision(decision: dict[str, Any]) -> list[str]:
     lines = [""]
+    if (group := decision.get("group")) is not None:  # nodes of an older version report none
+        lines += [_group(group), ""]
     for stage, columns in (("prefill", PREFILL_COLUMNS), ("decode", DECODE_COLUMNS)):
         rows = [
             (

@@ -53,6 +53,8 @@ class BlockBook:
         blocks that the request holds. Call it only before the request's first step."""
         assert not request.finished, "only unfinished requests give their blocks back"
         held = len(request.block_ids)
+        if _has_some_layers(request):
+            return held
         if (
             self.prefix_caching and not request.scores_prompt and request.num_named == held
         ):  # blocks that are still arriving have no names
@@ -67,7 +69,7 @@ class BlockBook:
 
     def _reuses(self, request: Request) -> bool:
         """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
-        return self.prefix_caching and not request.scores_prompt
+        return self.prefix_caching and not request.scores_prompt and not _has_some_layers(request)
 
     def computes_next(self, request: Request, other: Request) -> bool:
         """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next."""
@@ -120,7 +122,8 @@ class BlockBook:
         """Name the blocks that became full, so that they can be reused. Returns (key, block id, facts for eviction) of
         those whose key no other block has."""
         full = request.num_computed // self.block_size
-        if not self.prefix_caching or request.private or full <= request.num_named:
+        unnamed = request.private or _has_some_layers(request)
+        if not self.prefix_caching or unnamed or full <= request.num_named:
             return []
         first = request.num_named
         full_blocks = self.named(request, first, full)
@@ -142,6 +145,15 @@ class BlockBook:
 
     # --- giving back
 
+    def cut(self, request: Request, num_tokens: int) -> None:
+        """Keep the first `num_tokens` computed tokens of a request, in whole blocks, and release the other blocks."""
+        keep = num_tokens // self.block_size
+        self.pool.release(request.block_ids[keep:])
+        request.block_ids = request.block_ids[:keep]
+        request.num_computed = keep * self.block_size
+        request.num_named = min(request.num_named, keep)
+        self.changes += 1
+
     def release(self, request: Request) -> None:
         """Release all blocks. Named blocks can still be found until they are evicted."""
         self.pool.release(request.block_ids)
@@ -149,3 +161,8 @@ class BlockBook:
         request.num_computed = 0
         request.num_named = 0
         self.changes += 1
+
+
+def _has_some_layers(request: Request) -> bool:
+    """Whether the blocks that the request fills lack layers, so that no key may name them."""
+    return request.part is not None and request.part.begun

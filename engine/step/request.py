@@ -19,6 +19,7 @@ from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
 from engine.step.block_table import BlockTable
 from engine.step.journal import Journal
+from engine.step.part import Part
 from sched.classes import STANDARD
 
 
@@ -61,6 +62,7 @@ class Request:
     looked_up: bool = False  # the prefix has been looked up in the lower tiers and the pool
     handover: bool = False  # another node decodes: end here after the first new token
     handed_over: bool = False  # the prompt was computed on another node and pushed here
+    part: Part | None = None  # the layers that this node computes of a long prompt; None: all
     paused: bool = False  # it lost its seat and kept its blocks
     private: bool = False  # its KV was computed with fewer experts: no other request may find it
     num_preemptions: int = 0
@@ -79,6 +81,21 @@ class Request:
     def num_uncomputed(self) -> int:
         """Known tokens without KV; 1 while decoding, for the last known token."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_ready(self) -> int:
+        """Prompt tokens that a step may compute now."""
+        return self.num_uncomputed if self.part is None else self.part.room(self.num_computed)
+
+    @property
+    def share(self) -> float:
+        """Of the layers, that this node computes."""
+        return 1.0 if self.part is None else self.part.share
+
+    @property
+    def decodes(self) -> bool:
+        """Whether only its last known token lacks KV, and all layers of it are computed here."""
+        return self.part is None and self.num_uncomputed == 1
 
     @property
     def resumes(self) -> bool:

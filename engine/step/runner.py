@@ -140,6 +140,31 @@ class Runner:
             results[i].append(token)
         return results
 
+    def step_part(
+        self, row: Row, layers: range, hidden: Tensor | None, on_layer: Callable[[int], None] | None
+    ) -> tuple[Tensor | None, list[Sampled]]:
+        """Compute some layers of one row, as a stage of a pipeline (Model.forward_part). hidden: [T, H], the output of
+        the stage before; None on the first stage. Returns the hidden states [T, H] for the next stage, on the CPU, or
+        None behind the last layer; and the sampled token of a row with `sample`."""
+        inputs, model = self._inputs.build([row]), self.model
+        wanted = _sampling_rows(row)
+        if self._reports is not None and on_layer is not None:
+            on_layer = self._reports.behind(on_layer)
+        try:
+            x = model.embed(inputs.token_ids) if hidden is None else hidden.to(self.device)
+            found = model.forward_part(layers, x, inputs.batch, self.kv_pool, inputs.last_rows, on_layer)
+            ends = layers.stop == model.config.num_layers
+            chosen = sample(found, wanted, self._masks) if ends else []
+            passed = None if ends else found.cpu()
+            if not wanted:
+                self._gpu.settle(self.kv_pool)  # as in `step`
+            if self._reports is not None:
+                self._reports.finish()
+        except BaseException:
+            self._gpu.settle(self.kv_pool)
+            raise
+        return passed, list(chosen)
+
     def _scores(self, kind: type[PromptRows], rows: Sequence[Row], inputs: Inputs) -> PromptRows | None:
         """None if no row needs log probabilities of its prompt."""
         asked = [row.scores for row in rows]

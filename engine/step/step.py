@@ -26,7 +26,13 @@ class ScheduledRow:
     @property
     def decodes(self) -> bool:
         """Whether it computes one known token, with or without a draft behind it."""
-        return self.num_tokens - self.num_drafts == 1
+        return self.num_tokens - self.num_drafts == 1 and self.request.part is None
+
+    @property
+    def work_tokens(self) -> float:
+        """`num_tokens`, fewer if only some of the layers are computed."""
+        part = self.request.part
+        return self.num_tokens if part is None else self.num_tokens * part.share
 
     def set_draft(self, draft: list[int]) -> None:
         self.num_tokens += len(draft) - self.num_drafts
@@ -43,8 +49,17 @@ class Step:
 
     def other_prompts(self) -> list[float]:
         """For each row the share of other prompts in the prompt tokens of this step; 0 for a decode."""
-        prompts = sum(row.num_tokens for row in self.rows if not row.decodes)
-        return [0.0 if row.decodes else 1.0 - row.num_tokens / prompts for row in self.rows]
+        prompts = sum(row.work_tokens for row in self.rows if not row.decodes)
+        return [0.0 if row.decodes else 1.0 - row.work_tokens / prompts for row in self.rows]
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a row computes only some of the layers."""
+        return any(row.request.part is not None for row in self.rows)
+
+
+Named = tuple[BlockKey, int, Facts]
+"""A full block: (key, block id, facts)."""
 
 
 @dataclass(slots=True)
@@ -54,4 +69,5 @@ class Committed:
     emitted: list[tuple[Request, int, int]] = field(default_factory=list)
     """(request, index into the step's rows, number of sampled tokens kept from that row, at least one)."""
 
-    named: list[tuple[BlockKey, int, Facts]] = field(default_factory=list)  # blocks that became full: (key, id, facts)
+    named: list[Named] = field(default_factory=list)  # blocks that became full
+    passed: list[int] = field(default_factory=list)  # indices of rows whose hidden states go to the next stage

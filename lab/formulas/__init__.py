@@ -1,9 +1,10 @@
 """Questions answered by formulas: plans, roofs, capacity by bisection.
 
 Files:
-    bisect  The largest load that meets a condition, by bisection
-    loads   Loads for a plan: from a trace, with the prefixes that a pool of a given size would find, or from
-            distributions
-    plan    The number of nodes of each role for a load, by formula
-    roofs   When reuse is faster than computing and disaggregation faster than colocation, by formula
+    bisect        The largest load that meets a condition, by bisection
+    loads         Loads for a plan: from a trace, with the prefixes that a pool of a given size would find, or from
+                  distributions
+    long_prompts  One long prompt on several nodes, by formula: tensor, context and pipeline parallel
+    plan          The number of nodes of each role for a load, by formula
+    roofs         When reuse is faster than computing and disaggregation faster than colocation, by formula
 """

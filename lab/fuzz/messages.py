@@ -15,6 +15,7 @@ from cache.ssd_reads import SsdPrice
 from engine.core.kv_ready import KvTarget
 from engine.handoff import messages as handoff
 from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Token, Update, decode_all, encode_all
+from engine.pipeline import messages as stage
 from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.update import messages as weights
 from engine.update.served import ServedWeights
@@ -74,9 +75,19 @@ STORE: tuple[Any, ...] = (
     store.PoolMembers([("n", "127.0.0.1", 7, 4096)], 4096, 2),
 )
 BODIES: tuple[Any, ...] = (
-    handoff.Reserve(REQUEST, "p"),
+    handoff.Reserve(REQUEST, ["p"]),
     handoff.Prefill(REQUEST, handoff.Promise(3, 0.1, 0.2, 2), KvTarget("d", "kv", [1, 2], 0, "e")),
     handoff.Prefill(REQUEST, handoff.Promise(0, 0.0, 1.0, 0)),
+    handoff.Prefill(
+        REQUEST,
+        handoff.Promise(0, 0.0, 1.0, 0),
+        KvTarget("d", "kv", [1, 2], 0, "e"),
+        stage.StageOf(1, ["a", "b"], [0, 2, 3]),
+    ),
+    stage.Known("a/r#0", 64),
+    stage.Hidden("a/r#0", 64, 128, 64),
+    stage.Landed("a/r#0", 192),
+    KvTarget("d", "kv", [1, 2], 0, "e", ["e", "f"]),
     KvTarget("d", "kv", [1, 2], 0, "e"),
     handoff.Abort(["a/r#0"]),
     handoff.Fence("a/r#0"),

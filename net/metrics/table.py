@@ -165,6 +165,9 @@ CLUSTER = (
         "Background tasks, callbacks and threads that raised an exception, by name; each has an error line in the log",
         ("task",),
     ),
+    Declared(Counter, "mooncake:grouped_prompts", "Prompts placed on several prefill nodes, counted on their acceptor"),
+    Declared(Counter, "mooncake:stages", "Stages of long prompts that this node has computed"),
+    Declared(Counter, "mooncake:stage_bytes", "Bytes of hidden states sent to the next stages of long prompts"),
     Declared(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost"),
     Declared(Counter, "mooncake:requests_rejected", "Requests refused before prefill", ("reason",)),
 )

@@ -15,6 +15,7 @@ Files:
     measured_links  Transfer times between nodes, learned from the transfers that requests report and from the rail
                     rates of nodes
     mooncake        Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide
+    pipeline        Chooses a group of prefill nodes for one long prompt: chunked pipeline parallelism
     pooled          How much of the pool's prefix is worth a fetch: it may take longer to read from SSD than to
                     compute
     record_table    The table of a view: its columns, and their values from load records

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from sched.placement.costs import Row
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
+from sched.placement.pipeline import Group
 from sched.placement.view import View
 
 MAX_ROWS = 16
@@ -35,11 +36,17 @@ class Placement:
     prefix_tokens: int  # tokens not computed
     estimates: dict[str, float]  # wait_s, transfer_s, prefill_s, ttft_s, handover_s, step_s
     stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)
+    group: Group | None = None  # several nodes compute the prompt; the first of them is `prefill`
 
     @property
     def considered(self) -> list[Row]:
         """See `listed`."""
         return listed(self.stages)
+
+    @property
+    def prefills(self) -> tuple[str, ...]:
+        """All nodes that compute the prompt; the last one samples its first token."""
+        return (self.prefill,) if self.group is None else self.group.nodes
 
 
 @dataclass(frozen=True, slots=True)

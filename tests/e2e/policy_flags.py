@@ -17,6 +17,9 @@ BLOCK, ARENA_BLOCKS, BLOCK_BYTES = 64, 64, 4 * 12288
 SLOW_RAIL = 10_000_000
 """Bytes per second: one block of the tiny model takes longer than 1 ms."""
 
+GROUPED = 1200
+"""Tokens of a prompt that several nodes compute if the node that accepts it says so."""
+
 LEAST_PROMPT_ROW = 32
 """A row of a step with fewer tokens is a decode, with or without drafts."""
 
@@ -70,7 +73,8 @@ TOGETHER: dict[str, Flags] = {
     "store-1": {"placement": "local-cache", "cache_admission": "second-hit"},
     "store-2": {"placement": "least-load", "cache_admission": "tinylfu"},
     "store-3": {"placement": "round-robin", "cache_admission": "class-aware"},
-    "store-4": {"placement": "random", "cache_admission": "always"},
+    "store-4": {"placement": "random", "cache_admission": "always", "prefill_parallel": "cpp"}
+    | {"cpp_min_tokens": str(GROUPED)},
     "store-5": {"placement": "llm-d", "cache_admission": "always"},
     "store-6": {"placement": "preble", "cache_admission": "always"},
 }
@@ -118,6 +122,10 @@ ROWS: dict[str, dict[str, Row]] = {
         "layer": Row("prefill-0", _MOVED),
         "chunk": Row("prefill-1", _MOVED),
         "none": Row("prefill+decode-0", _MOVED),
+    },
+    "prefill_parallel": {
+        "none": Row("store-3", "test_groups_of_prefill_nodes"),
+        "cpp": Row("store-4", "test_groups_of_prefill_nodes"),
     },
     "first_role": {
         "both": Row("one", "test_roles_at_the_start"),

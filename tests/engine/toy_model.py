@@ -8,16 +8,16 @@ from engine.core.batcher import Batcher, BatchRules
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
 from engine.step.step import Step
+from sched.batching import DecodeFirst
 from sched.queueing import FCFS
 
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 EOS = 0
 
 
-def batcher(blocks=16, block_size=4, seqs=4, budget=16, max_len=1000, caching=True, order=None) -> Batcher:
-    return Batcher(
-        BlockPool(blocks), block_size, seqs, budget, max_len, {EOS}, BatchRules(caching, order=order or FCFS())
-    )
+def batcher(blocks=16, block_size=4, seqs=4, budget=16, max_len=1000, caching=True, order=None, policy=None) -> Batcher:
+    rules = BatchRules(caching, policy or DecodeFirst(), order or FCFS())
+    return Batcher(BlockPool(blocks), block_size, seqs, budget, max_len, {EOS}, rules)
 
 
 def request(name: str, prompt: list[int], arrival=0.0, **sampling) -> Request:

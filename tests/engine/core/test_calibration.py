@@ -13,7 +13,7 @@ from engine.config.config import Config
 from engine.core.calibration import Room, calibrate
 from engine.core.costs import RESIDUAL_STEPS, StepCosts
 from engine.node.engine import Engine
-from engine.step.step import ScheduledRow
+from engine.step.step import ScheduledRow, Step
 
 ROOM = Room(num_blocks=1000, block_size=16, max_tokens=1024, max_requests=64, max_context=2048)
 
@@ -117,8 +117,8 @@ def test_the_residual_shows_a_machine_that_became_slow():
     machine, costs = Machine(), StepCosts()
     calibrate(machine, costs, ROOM, 5.0, machine.clock)
     assert costs.residual == 1.0
-    request = SimpleNamespace()
+    request = SimpleNamespace(part=None)
     rows = [ScheduledRow(request, 63, 1, samples=True) for _ in range(4)]
     for _ in range(RESIDUAL_STEPS):
-        costs.observe(SimpleNamespace(rows=rows), 3 * costs.decode.estimate(4, 256))
+        costs.observe(Step(rows), 3 * costs.decode.estimate(4, 256))
     assert costs.residual > 1.5

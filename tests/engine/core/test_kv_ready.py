@@ -22,22 +22,27 @@ def prompts(draw):
     return tokens, missing_from, 4 * found, sorted(cuts | {tokens})
 
 
-@given(prompts(), st.sampled_from(OVERLAPS))
-def test_the_last_bytes_to_leave_are_the_final_ones(prompt, overlap):
+STAGES = ((0, 3), (0, 1), (1, 3), (2, 3))
+
+
+@given(prompts(), st.sampled_from(OVERLAPS), st.sampled_from(STAGES))
+def test_the_last_bytes_to_leave_are_the_final_ones(prompt, overlap, stage):
     tokens, first_missing, start, ends = prompt
+    own = range(*stage)
     blocks = -(-tokens // 4)
     here, there = [7 + 2 * i for i in range(blocks)], [90 - i for i in range(blocks)]
-    ready = KvReady(GEOMETRY, KvTarget("d", "kv", there, first_missing, ""), tokens, overlap)
+    ready = KvReady(GEOMETRY, KvTarget("d", "kv", there, first_missing, ""), tokens, overlap, own)
     size, part = GEOMETRY.block_bytes, GEOMETRY.layer_bytes
     # computed[i][layer]: tokens of block i whose KV is there; landed: what of it the decode node got
     computed = [[4 if 4 * i + 4 <= start else 0] * 3 for i in range(blocks)]
     landed = [[0] * 3 for _ in range(blocks)]
     for end in ends:
-        for layer in range(3):
+        for layer in own:
             for i in range(start // 4, -(-end // 4)):
                 computed[i][layer] = min(4, end - 4 * i)
             pieces = ready.layer_done(here, layer, start, end)
-            if overlap != "layer" and layer < 2:
+            assert ready.completes(layer, end) == (layer == own[-1] and (overlap != "none" or end == tokens))
+            if overlap != "layer" and layer < own[-1]:
                 assert not pieces
             if overlap == "none" and end < tokens:
                 assert not pieces
@@ -50,7 +55,9 @@ def test_the_last_bytes_to_leave_are_the_final_ones(prompt, overlap):
                 for one in range(first, first + piece.nbytes // part):
                     landed[i][one] = computed[i][one]
         start = end
-    assert landed[first_missing:] == computed[first_missing:]
+    for i in range(first_missing, blocks):
+        assert [landed[i][layer] for layer in own] == [computed[i][layer] for layer in own]
+        assert not any(landed[i][layer] for layer in range(3) if layer not in own)
 
 
 def test_layers_leave_one_by_one_and_found_blocks_whole():

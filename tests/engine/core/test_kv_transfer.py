@@ -98,3 +98,18 @@ async def test_a_lost_peer_is_told_at_the_end():
     await prompt.transfer.stop()
     prompt.pool.release(prompt.blocks)
     assert prompt.pool.usage()["held"] == 0
+
+
+@pytest.mark.parametrize("overlap", ["layer", "chunk", "none"])
+async def test_it_tells_how_many_tokens_have_landed(overlap):
+    prompt, told = Prompt(overlap), []
+    prompt.transfer.watch(told.append)
+    prompt.compute(0, 6)
+    await turns()
+    assert told == []
+    prompt.wire.open.set()
+    await turns()
+    assert told == ([] if overlap == "none" else [6])
+    prompt.compute(6, 10)
+    await prompt.transfer.finish()
+    assert told == ([10] if overlap == "none" else [6, 10])

@@ -53,7 +53,7 @@ class Nodes:
         self.missing = ""  # a role that no node has
         self.refused: list[str] = []  # nodes that could not be reached
 
-    async def place(self, request: Any, avoid: Any = (), new: bool = True) -> Placed:
+    async def place(self, request: Any, avoid: Any = (), new: bool = True, one_node: bool = False) -> Placed:
         if self.missing:
             raise no_placement(Rejected(f"no {self.missing}", None, self.missing), [], 0, 0.0)
         number = len(self.placed)

@@ -54,7 +54,7 @@ async def scene(order):
         d = Side(d_channel, TransferEngine(d_channel, order.split(",")))
         request = Request("r", [1] * 8, 8, SamplingParams(max_tokens=4), 0.0, ROOT)
         wire, data = pack_request(request)
-        reply, _ = await a.call("d", messages.RESERVE, encode(Reserve(wire, "p")), data)
+        reply, _ = await a.call("d", messages.RESERVE, encode(Reserve(wire, ["p"])), data)
         target = decode(KvTarget, reply)
         spans = [(0, block * GEOMETRY.block_bytes, GEOMETRY.block_bytes) for block in target.block_ids]
         d_channel.post("p", "push", {"remote": target.region, "spans": spans, "epoch": target.epoch})

@@ -190,7 +190,7 @@ class Acceptor:
         self.ends[request_id] = asyncio.Event()
         try:
             async with asyncio.timeout(PATIENCE_S):
-                reserve = encode(Reserve(wire, "p"))
+                reserve = encode(Reserve(wire, ["p"]))
                 reply, _ = await self.channel.call("d", messages.RESERVE, reserve, data, PATIENCE_S)
                 prefill = encode(Prefill(wire, PROMISE, decode(KvTarget, reply)))
                 await self.channel.call("p", messages.PREFILL, prefill, data, PATIENCE_S)

@@ -95,7 +95,7 @@ async def pair(count: int = 8):
         a.handle(messages.TOKENS, heard := Heard())
         request = Request("r", [1] * count, count, SamplingParams(max_tokens=4), 0.0, ROOT)
         wire, data = pack_request(request)
-        reply, _ = await a.call("d", messages.RESERVE, encode(Reserve(wire, "p")), data)
+        reply, _ = await a.call("d", messages.RESERVE, encode(Reserve(wire, ["p"])), data)
         target = decode(KvTarget, reply)
         assert target.node == "d"
         await a.call("p", messages.PREFILL, encode(Prefill(wire, PROMISE, target)), data)

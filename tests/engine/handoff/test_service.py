@@ -101,6 +101,9 @@ class IdleWorker:
     def check(self, request=None) -> None:
         """It lives, and has the weights of every request."""
 
+    def follow_parts(self, parts):
+        return {}
+
     def take_transfer(self, request_id):
         return self.transfers.pop(request_id, None)
 
@@ -129,7 +132,7 @@ async def test_a_fence_waits_for_the_push_of_a_request_that_is_being_handed_over
     assert transfer.in_flight == 0
     await asyncio.sleep(0.05)
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
-    assert service.held() == {"requests": 0, "incoming": 0, "leaving": 0, "lent": 0, "acceptors": 0}
+    assert service.held() == {"requests": 0, "incoming": 0, "stages": 0, "leaving": 0, "lent": 0, "acceptors": 0}
     await service.close()
 
 

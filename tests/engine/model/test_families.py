@@ -7,6 +7,7 @@ differs between implementations, its size must not.
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.model.model_config import ModelConfig
+from engine.sampling.logit_rules import SamplingRow
+from engine.sampling.params import SamplingParams
 from engine.step.runner import Row, Runner
 from tests.engine.model.test_model import TOLERANCE, blocks_for, greedy, their_greedy, tokens
 from tests.engine.tiny_families import FAMILIES, ours, save
@@ -51,6 +54,31 @@ def test_logits_and_tokens_equal_transformers(saved):
     for chunks in ([LENGTH], [16, 30, 1, 1, 22]):
         torch.testing.assert_close(chunked(runner, ids, chunks), truth, **TOLERANCE)
     assert greedy(ours(directory)[1], ids, NEW, [40, 30], blocks_for(LENGTH + NEW)) == their_greedy(theirs, ids, NEW)
+
+
+def test_stages_of_a_pipeline_compute_what_one_node_computes(saved):
+    """Each stage with a pool of its own, which has only its layers; chunks as a pipeline cuts them."""
+    _, _, directory = saved
+    _, whole = ours(directory)
+    ids, num_layers = tokens(LENGTH), whole.model.config.num_layers
+    sample = SamplingRow(SamplingParams(temperature=0), list(ids), LENGTH)
+    blocks = blocks_for(LENGTH + 1)
+    for done, size in ((0, 32), (32, LENGTH - 32)):
+        row = Row(ids[done : done + size], done, blocks, sample if done else None)
+        (alone,) = whole.step([row])
+    cuts = [0, 1, num_layers]
+    stages = [(range(a, b), ours(directory)[1]) for a, b in pairwise(cuts)]
+    chosen = []
+    for done, size in ((0, 32), (32, LENGTH - 32)):
+        hidden, reported = None, []
+        for layers, runner in stages:
+            row = Row(ids[done : done + size], done, blocks, sample if done and layers.stop == num_layers else None)
+            hidden, chosen = runner.step_part(row, layers, hidden, reported.append)
+        assert hidden is None and reported == list(range(num_layers))
+    assert [one.token_id for one in chosen] == [one.token_id for one in alone]
+    for layers, runner in stages:
+        for layer in layers:
+            torch.testing.assert_close(runner.kv_pool[blocks, layer], whole.kv_pool[blocks, layer], equal_nan=True)
 
 
 def test_requests_of_a_batch_do_not_see_each_other(saved):

@@ -1,0 +1,231 @@
+"""Long prompts on several prefill nodes (--prefill-parallel cpp): the same tokens as one node, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
+from tests.e2e.conftest import Start, complete, model_of, settled, timeline
+
+GROUPS = (
+    "--prefill-parallel",
+    "cpp",
+    "--cpp-min-tokens",
+    "400",
+    "--max-num-batched-tokens",
+    "128",
+    "--block-size",
+    "32",
+)
+EVERY = ("--calibration-ms", "300", "--num-threads", "1", "--kv-cache-bytes", "16M", "--prefix-fetch", "always")
+LONG, BASE = 1500, 700
+
+
+def prompt(number: int) -> list[int]:
+    return [5 + number + i * 13 % 40000 for i in range(LONG)]
+
+
+def text(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+def events(url: str, answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [event for event in timeline(url, answer["id"])["events"] if event["event"] == name]
+
+
+def longer(number: int) -> list[int]:
+    """A prompt that begins as `prompt(number)` for BASE tokens."""
+    return prompt(number)[:BASE] + prompt(number + 1)[: LONG - 300]
+
+
+@pytest.fixture(scope="module")
+def right(start: Start, tiny_model: list[str]) -> dict[str, list[str]]:
+    """The answers of one node."""
+    with start("mixed=1", *tiny_model, *EVERY) as cluster:
+        url = cluster.nodes[0].url
+        return {
+            "prompt": [text(complete(url, prompt(number), 8)) for number in range(4)],
+            "longer": [text(complete(url, longer(number), 8)) for number in range(3)],
+        }
+
+
+def stages_of(url: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the stages of all its pipelines did, in the order of their layers."""
+    return sorted((one["detail"] for one in events(url, answer, "stage")), key=lambda stage: stage["index"])
+
+
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.heavy)])
+def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, nodes):
+    """Every stage computes its own layers and sends their KV itself; the decode node publishes the whole blocks.
+
+    A group forms when it promises to be faster, so on a busy machine a prompt may be computed by one node."""
+    with start(f"prefill={nodes},decode=1,store=1", *tiny_model, *EVERY, *GROUPS) as cluster:
+        url = cluster["decode-0"].url
+        for number in range(4):
+            answer = complete(url, prompt(number), 8)
+            assert text(answer) == right["prompt"][number]
+            if len(stages := stages_of(url, answer)) == nodes:
+                break
+        assert [stage["index"] for stage in stages] == list(range(nodes))
+        layers = [stage["layers"] for stage in stages]
+        assert layers[0][0] == 0 and layers[-1][1] == 3 and all(a[1] == b[0] for a, b in pairwise(layers))
+        assert {one["node"] for one in events(url, answer, "kv_moved")} == set(stages[0]["nodes"])
+        assert stages[0]["hidden_bytes"] == LONG * 64 * 4 and stages[-1]["hidden_bytes"] == 0
+        assert sum(stage["chunks"] for stage in stages) >= nodes * (LONG // 128)
+        settled(cluster)
+        assert rest.get(f"{cluster['store-0'].url}/debug/state")["store"]["dram"]["blocks"] > 0
+        short = complete(url, prompt(2)[:100], 8)
+        assert not events(url, short, "stage")
+
+
+def test_the_stages_load_what_is_known(start: Start, tiny_model, right):
+    """Each loads all layers of the known part from the pool, where the decode node has put it, and computes its own
+    layers of the rest."""
+    known = BASE // 32 * 32
+    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS) as cluster:
+        url = cluster["decode-0"].url
+        for number in range(3):
+            complete(url, prompt(number)[:BASE], 1)
+            settled(cluster)
+            answer = complete(url, longer(number), 8)
+            assert text(answer) == right["longer"][number]
+            if stages := stages_of(url, answer):
+                break
+        assert [stage["prefix_tokens"] for stage in stages] == [known, known]
+        settled(cluster)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kv-transfer", "pull", "--kv-overlap", "chunk"),
+        pytest.param(("--kv-overlap", "none", "--no-enable-prefix-caching"), marks=pytest.mark.heavy),
+        pytest.param(("--transport", "tcp", "--max-num-seqs", "1"), marks=pytest.mark.heavy),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_however_kv_moves(start: Start, tiny_model, right, flags):
+    with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *flags) as cluster:
+        url = cluster["decode-0"].url
+        answers = list(ThreadPoolExecutor(3).map(lambda number: complete(url, prompt(number), 8), range(3)))
+        assert [text(answer) for answer in answers] == right["prompt"][:3]
+        grouped = [answer for answer in answers if events(url, answer, "stage")]
+        assert grouped, "none of three long prompts was computed by a group"
+        for answer in grouped:
+            moved = events(url, answer, "kv_moved")
+            assert len(moved) == 2
+            assert {one["detail"]["how"] for one in moved} == {flags[1] if flags[0] == "--kv-transfer" else "push"}
+        settled(cluster)
+
+
+SLOW = ("--max-num-batched-tokens", "32", "--block-size", "32")
+"""Many steps per prompt: it is still computed when something happens to it."""
+
+
+def begun(cluster: LocalCluster, answer: Future[Any]) -> bool:
+    """Wait until every prefill node has a stage of the prompt; False if the answer came first."""
+    while not answer.done():
+        states = [rest.get(f"{node.url}/debug/state") for node in cluster.nodes if node.name.startswith("prefill")]
+        if all(state["engine"]["held_for_requests"]["stages"] for state in states):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("victim", [pytest.param("prefill-0", marks=pytest.mark.heavy), "prefill-1"])
+def test_a_stage_that_dies_is_a_pause(start: Start, tiny_model, right, victim):
+    """The acceptor places the prompt again, on what is left; the client gets the whole answer."""
+    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+        url = cluster["store-0"].url
+        for number in range(4):
+            with ThreadPoolExecutor(1) as client:
+                answer = client.submit(complete, url, prompt(number), 8)
+                if begun(cluster, answer):
+                    cluster.kill(victim, signal.SIGKILL)
+                assert text(answer.result()) == right["prompt"][number]
+            if failed := events(url, answer.result(), "attempt_failed"):
+                assert victim in failed[0]["detail"]["reason"]
+                break
+            cluster.restart(victim)
+        else:
+            raise AssertionError("no stage could be killed in the middle of a prompt")
+        settled(cluster)
+
+
+def test_a_stage_that_hangs_is_a_pause(start: Start, tiny_model, right):
+    """SIGSTOP: its connections stay open; gossip suspects it, and the acceptor does not wait for it."""
+    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+        url, stopped = cluster["store-0"].url, cluster["prefill-1"]
+        with ThreadPoolExecutor(1) as client:
+            answer = client.submit(complete, url, prompt(0), 8)
+            caught = begun(cluster, answer)
+            os.kill(stopped.pid, signal.SIGSTOP)
+            try:
+                assert text(answer.result()) == right["prompt"][0]
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+        if caught and events(url, answer.result(), "attempt_failed"):
+            assert len(events(url, answer.result(), "placed")) > 1
+        settled(cluster)
+
+
+def test_an_abort_frees_every_node(start: Start, tiny_model):
+    """A client that hangs up in the middle of a long prompt: nothing of it stays on any stage or on the decode node."""
+    with start("prefill=3,decode=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+        url = cluster["decode-0"].url
+        for number in range(3):
+            with pytest.raises(TimeoutError):
+                asyncio.run(hang_up(cluster, url, prompt(number), 0.05 * number))
+            settled(cluster)
+
+
+async def hang_up(cluster: LocalCluster, url: str, ids: list[int], after_s: float) -> None:
+    """Ask, and close the connection `after_s` seconds after some node has a stage."""
+    body = {"model": model_of(url), "prompt": ids, "max_tokens": 400, "temperature": 0}
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60) as patience:
+        asked = asyncio.ensure_future(session.post(f"{url}/v1/completions", json=body))
+        prefills = [node.url for node in cluster.nodes if node.name.startswith("prefill")]
+        while not asked.done():
+            states = [await asyncio.to_thread(rest.get, f"{one}/debug/state") for one in prefills]
+            if any(state["engine"]["held_for_requests"]["stages"] for state in states):
+                break
+        patience.reschedule(asyncio.get_running_loop().time() + after_s)
+        await asked
+        await asyncio.sleep(60)
+
+
+def free(cluster: LocalCluster) -> list[int]:
+    """Blocks that the prefill nodes could hand out."""
+    states = [rest.get(f"{node.url}/debug/state") for node in cluster.nodes if node.name.startswith("prefill")]
+    return [state["engine"]["blocks"]["free"] + state["engine"]["blocks"]["cached"] for state in states]
+
+
+def test_a_stage_gives_its_blocks_to_a_higher_class(start: Start, tiny_model, right):
+    """Arenas with room for one long prompt: an interactive prompt takes the blocks of a batch prompt's stage. That
+    prompt begins again and ends with the same tokens."""
+    arenas = {"prefill": ["--kv-cache-bytes", str(1600 * 768)]}
+    with start("prefill=2,decode=1", *tiny_model, *EVERY, *GROUPS, *SLOW, role_flags=arenas) as cluster:
+        url = cluster["decode-0"].url
+        for number in (0, 1, 2, 3, 0, 1, 2, 3):
+            with ThreadPoolExecutor(2) as clients:
+                batch = clients.submit(complete, url, prompt(number), 8, service_class="batch")
+                while begun(cluster, batch) and min(free(cluster)) >= 12:
+                    pass
+                if not batch.done():
+                    short = prompt(10 + number)[:390]
+                    assert complete(url, short, 1, service_class="interactive")["usage"]["completion_tokens"] == 1
+                assert text(batch.result()) == right["prompt"][number]
+            failed = events(url, batch.result(), "attempt_failed")
+            if any("went to other requests" in event["detail"]["reason"] for event in failed):
+                break
+        else:
+            raise AssertionError("no stage lost its blocks")
+        settled(cluster)

@@ -1,0 +1,182 @@
+"""Stages of long prompts in a batcher: they take turns with other prompts, and nothing names their blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.costs import StepCosts
+from engine.step.part import Part
+from engine.step.request import Request, RequestState
+from engine.step.step import ScheduledRow, Step
+from sched.batching import MixedChunks
+from sched.cost import prefill_seconds
+from tests.engine.toy_model import batcher, request, run_dry, run_step
+
+
+def stage(begin: int, end: int, tokens: int = 40, name: str = "long", **more) -> Request:
+    found = request(name, list(range(1, tokens + 1)), **more)
+    found.part = Part(begin, end, 4, 1000)
+    found.handover = True
+    return found
+
+
+def test_a_stage_waits_until_all_agree_then_takes_planned_chunks():
+    b = batcher(blocks=64, budget=16)
+    r = stage(0, 2)
+    b.add(0, r)
+    assert b.schedule(0) is None
+    b.begin_part(r, 0, [12, 16, 12])
+    rows = []
+    for now in range(3):
+        step = b.schedule(now)
+        assert step.has_parts and not any(row.samples or row.decodes for row in step.rows)
+        rows += [(row.start, row.num_tokens) for row in step.rows]
+        done = run_step(b, now, step)
+        assert done.passed == [0] and not done.named and not done.emitted
+    assert rows == [(0, 12), (12, 16), (28, 12)]
+    assert r.finished and r.finish_reason == "passed" and not b.requests
+    assert b.pool.usage()["free"] == 64, "blocks with some of the layers have no names"
+
+
+def test_the_last_stage_computes_what_arrives_and_samples():
+    b = batcher(blocks=64, budget=16)
+    r = stage(2, 4)
+    b.add(0, r)
+    b.begin_part(r, 0)
+    assert b.schedule(0) is None
+    r.part.available = 20
+    for _ in range(2):  # 16, then 4
+        assert run_step(b, 1, b.schedule(1)).passed == []
+    assert b.schedule(1) is None and r.state is RequestState.RUNNING
+    r.part.available = 39
+    while (step := b.schedule(2)) is not None:
+        run_step(b, 2, step)
+    r.part.available = 40  # one token is no decode
+    step = b.schedule(3)
+    assert [(row.num_tokens, row.samples, row.decodes) for row in step.rows] == [(1, True, False)]
+    done = run_step(b, 3, step)
+    assert [kept for _, _, kept in done.emitted] == [1] and r.finish_reason == "handover"
+    assert b.pool.usage()["free"] == 64
+
+
+def test_short_prompts_run_while_a_stage_waits_for_its_input():
+    b = batcher(blocks=64, budget=16)
+    r, short = stage(2, 4), request("short", [7] * 9, max_tokens=2)
+    b.add(0, r)
+    b.begin_part(r, 0)
+    b.add(1, short)
+    run_dry(b)
+    assert short.finished and not r.finished
+    r.part.available = 40
+    run_dry(b)
+    assert r.finished
+
+
+def test_a_longer_prefix_than_agreed_is_cut():
+    b = batcher(blocks=64, budget=64)
+    run = request("before", list(range(1, 41)), max_tokens=1)
+    b.add(0, run)
+    run_dry(b)
+    r = stage(0, 2)
+    b.add(1, r)
+    (loading,) = b.loads(1, 4)
+    b.blocks.adopt_prefix(loading)
+    b.loaded(1, loading)
+    assert r.num_computed == 36
+    b.begin_part(r, 24, [16])
+    assert r.num_computed == 24 and len(r.block_ids) == 6
+    step = b.schedule(1)
+    assert [(row.start, row.num_tokens) for row in step.rows] == [(24, 16)]
+    run_step(b, 1, step)
+    assert b.pool.usage()["held"] == 0 and b.pool.usage()["cached"] == 10
+    b.check_integrity()
+
+
+@pytest.mark.parametrize("priority", ["interactive", "standard"])
+def test_a_stage_loses_its_blocks_only_to_a_class_before_it(priority):
+    b = batcher(blocks=12, budget=16, seqs=4)
+    r = stage(0, 2)
+    r.service_class = "batch" if priority == "interactive" else "standard"
+    b.add(0, r)
+    b.begin_part(r, 0, [16, 24])
+    run_step(b, 0, b.schedule(0))
+    assert len(r.block_ids) == 4
+    r.part.unread = 9  # it stands still with its blocks
+    other = request("other", list(range(100, 140)), max_tokens=1)
+    other.service_class = priority
+    b.add(1, other)
+    step = b.schedule(1)
+    if priority == "interactive":
+        assert b.lost_parts() == [r] and r.part.room(r.num_computed) == 0
+        assert [row.request for row in step.rows] == [other]
+        b.abort(1, r.request_id)
+    else:
+        assert not b.lost_parts() and len(r.block_ids) == 4 and step is None
+        r.part.unread = 0
+    run_dry(b)
+    assert not b.requests
+    b.check_integrity()
+
+
+def test_a_stage_gets_more_tokens_in_the_same_time():
+    b = batcher(blocks=64, budget=64, policy=MixedChunks(8))
+    r, whole = stage(0, 2), request("whole", [3] * 40, max_tokens=1)
+    b.add(0, r)
+    b.begin_part(r, 0, [24, 16])
+    assert [row.num_tokens for row in b.schedule(0).rows] == [16], "half of the layers, twice 8 tokens"
+    other = batcher(blocks=64, budget=64, policy=MixedChunks(8))
+    other.add(0, whole)
+    assert [row.num_tokens for row in other.schedule(0).rows] == [8]
+
+
+def test_nobody_waits_for_a_prefix_that_a_stage_computes():
+    b = batcher(blocks=64, budget=16)
+    r = stage(0, 2)
+    b.add(0, r)
+    b.begin_part(r, 0, [16, 24])
+    run_step(b, 0, b.schedule(0))
+    same = request("same", list(range(1, 41)), max_tokens=1)
+    b.add(1, same)
+    r.part.unread = 9
+    run_dry(b)
+    assert same.finished and not r.finished
+
+
+@pytest.mark.parametrize("short_class", ["standard", "interactive", "batch"])
+def test_a_stage_and_other_prompts_take_turns_and_classes_hold(short_class):
+    b = batcher(blocks=64, budget=16)
+    r = stage(0, 2)
+    b.add(0, r)
+    b.begin_part(r, 0, [8] * 5)
+    run_step(b, 0, b.schedule(0))
+    shorts = [request(f"short-{i}", [9 + i] * 12, max_tokens=1) for i in range(3)]
+    for short in shorts:
+        short.service_class = short_class
+        b.add(1, short)
+    ran = []
+    while (step := b.schedule(1)) is not None:
+        assert len({row.request.part is None for row in step.rows}) == 1, "a step of both makes the short ones wait"
+        ran.append(step.rows[0].request.request_id)
+        run_step(b, 1, step)
+    turns = {
+        "interactive": ["short-0", "short-1", "short-2", *["long"] * 4],
+        "standard": ["short-0", "long", "short-1", "long", "short-2", "long", "long"],
+        "batch": [*["long"] * 4, "short-0", "short-1", "short-2"],
+    }
+    assert ran == turns[short_class]
+    assert not b.requests
+
+
+def test_a_node_learns_its_step_times_from_stages_too():
+    """A stage takes its share of the work of a step, and the whole fixed time; so the model of whole steps fits."""
+    costs, truth = StepCosts(), (0.004, 2e-4, 3e-8)
+    for begin in (1, 2):
+        for done in range(0, 4000, 400):
+            r = stage(0, begin, tokens=4400)
+            row = ScheduledRow(r, done, 400, samples=False)
+            work_s = prefill_seconds(truth, 400, done) - truth[0]
+            costs.observe(Step([row]), truth[0] + r.part.share * work_s)
+    for tokens, context in ((400, 0), (200, 3000)):
+        assert costs.prefill.estimate(tokens, context) == pytest.approx(
+            prefill_seconds(truth, tokens, context), rel=0.1
+        )

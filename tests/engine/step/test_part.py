@@ -1,0 +1,62 @@
+"""The part of a prompt that a stage computes, and the hidden states that it waits for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.step.hidden import HiddenQueue, from_bytes, to_bytes
+from engine.step.part import MAX_UNREAD, Part
+
+
+def test_the_first_stage_computes_its_planned_chunks():
+    part = Part(0, 2, 4, 100)
+    assert part.room(0) == 0, "nobody has said where to begin"
+    part.start(32, [64, 48, 6])
+    assert [part.room(done) for done in (32, 60, 96, 144, 150)] == [64, 36, 48, 6, 0]
+    assert part.first and not part.last and part.share == 0.5
+
+
+def test_a_later_stage_computes_what_has_arrived():
+    part = Part(2, 4, 4, 100)
+    part.start(32)
+    assert part.room(32) == 0
+    part.available += 64
+    assert part.room(32) == 64 and part.room(96) == 0
+    assert part.last and not part.first
+
+
+def test_a_chunk_fits_into_a_message():
+    part = Part(0, 2, 4, 100)
+    part.start(0, [256, 30])
+    assert [part.room(done) for done in (0, 100, 200, 256)] == [100, 100, 56, 30]
+
+
+@pytest.mark.parametrize("change", [{"lost": True}, {"unread": MAX_UNREAD}])
+def test_a_part_that_lost_its_blocks_or_is_far_ahead_stands_still(change):
+    part = Part(0, 2, 4, 100)
+    part.start(0, [64, 64])
+    for name, value in change.items():
+        setattr(part, name, value)
+    assert part.room(0) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hidden_states_travel_as_bytes(dtype):
+    sent = torch.randn(5, 12).to(dtype)
+    got = from_bytes(memoryview(bytearray(to_bytes(sent))), 5, 12, dtype)
+    assert torch.equal(got, sent)
+    with pytest.raises(ValueError, match="are not 6 hidden states"):
+        from_bytes(to_bytes(sent), 6, 12, dtype)
+
+
+def test_hidden_states_are_taken_in_any_cut():
+    queue, whole = HiddenQueue(32), torch.arange(20.0).view(10, 2)
+    queue.add(whole[:4])
+    queue.add(whole[4:])
+    assert queue.end == 42
+    assert torch.equal(queue.take(34, 5), whole[2:7])
+    taken = queue.take(32, 10)
+    taken.zero_()  # the model works in place
+    assert queue.drop_before(35) == 0 and queue.drop_before(36) == 1
+    assert torch.equal(queue.take(36, 6), whole[4:])
