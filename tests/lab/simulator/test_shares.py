@@ -109,11 +109,11 @@ def test_a_nodes_own_cache_is_a_prefix_index_under_its_policy():
 )
 def test_the_fast_pool_is_close_to_the_real_one(change):
     """The bounds that docs/simulate.md states: hit rates within 0.02, mean TTFT within 10 %."""
-    rows = GENERATORS["conversation"](3, 1200)
+    rows = [replace(row, timestamp_ms=4 * row.timestamp_ms) for row in GENERATORS["conversation"](3, 1000)]
     base = replace(SimConfig(prefill=4, decode=4, cache_blocks=1000, pool_blocks=1000), **change)
     real, fast = (figures(Cluster(replace(base, pool_model=kind)).played(rows)) for kind in ("real", "fast"))
     assert (real["pool_model"], fast["pool_model"]) == ("real", "fast")
-    assert real["token_hit_rate"] > 0.2
+    assert real["token_hit_rate"] > 0.1
     assert fast["token_hit_rate"] == pytest.approx(real["token_hit_rate"], abs=0.02)
     assert fast["ttft_s"]["mean"] == pytest.approx(real["ttft_s"]["mean"], rel=0.10)
 
