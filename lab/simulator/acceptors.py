@@ -1,5 +1,7 @@
-"""The policies of the acceptors: one for all, or one for each acceptor if the policy learns, as in production: every
-node is an acceptor, and learns only from the requests that came to it."""
+"""The policies of the acceptors: one for all, or one for each acceptor if the policy learns.
+
+As in production every node is an acceptor, and learns only from the requests that came to it.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Block b is on node b mod N. Blocks put into DRAM are written behind to the SSD. Each node reads blocks that only its SSD
 has, in parallel with the other nodes, before they cross the network, all from one node drawn by their content.
+
+On the same trace its hit rates are within 0.02 of those of the real classes, its mean TTFT within 10 %
+(tests/lab/simulator/test_shares.py).
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def test_a_nodes_own_cache_is_a_prefix_index_under_its_policy():
     "change", [{}, {"cache_blocks": 0}, {"cache_blocks": 150, "pool_blocks": 150, "ssd_blocks": 600}]
 )
 def test_the_fast_pool_is_close_to_the_real_one(change):
-    """The bounds that docs/simulate.md states: hit rates within 0.02, mean TTFT within 10 %."""
+    """The bounds that lab/simulator/models/pool.py states: hit rates within 0.02, mean TTFT within 10 %."""
     rows = [replace(row, timestamp_ms=4 * row.timestamp_ms) for row in GENERATORS["conversation"](3, 1000)]
     base = replace(SimConfig(prefill=4, decode=4, cache_blocks=1000, pool_blocks=1000), **change)
     real, fast = (figures(Cluster(replace(base, pool_model=kind)).played(rows)) for kind in ("real", "fast"))
