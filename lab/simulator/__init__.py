@@ -13,7 +13,7 @@ Files:
     geometry_flags  The flags of commands without SimConfig that choose a step model by formula: a published model on
                     given hardware
     job             One request in the simulated cluster, and its result
-    lengths         What a simulated cluster knows about the length of an answer before its end
+    lengths         The knowledge of a simulated cluster about the length of an answer before its end
     links           The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by
                     the rails
     making          The parts of a simulated cluster, made from its configuration

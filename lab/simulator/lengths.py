@@ -1,4 +1,4 @@
-"""What a simulated cluster knows about the length of an answer before its end.
+"""The knowledge of a simulated cluster about the length of an answer before its end.
 
 limit    the request's max_tokens, as in production: its bound for estimates (sched/placement/demand.py)
 mean     the mean of the answers that have ended

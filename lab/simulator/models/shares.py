@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from cache.arena import UNCHECKED
 from cache.block import KEY_BYTES, BlockKey
@@ -117,7 +118,7 @@ class Share:
             return
         if self._ssd_blocks:
             self.dram.hold([slot])
-            self.disk.move(1, self._nbytes, lambda life=self._life: self._written(life, key, slot, facts))
+            self.disk.move(1, self._nbytes, partial(self._written, self._life, key, slot, facts))
         self.dram.release([slot])
 
     def promoted(self, keys: Iterable[BlockKey]) -> None:
@@ -232,7 +233,7 @@ class HomedPool:
                 done()
 
         for home, keys in cold.items():
-            self.shares[home].disk.move(len(keys), len(keys) * self._nbytes, lambda home=home: ended(home))
+            self.shares[home].disk.move(len(keys), len(keys) * self._nbytes, partial(ended, home))
 
     def use(self, blocks: Sequence[int], facts: Sequence[Facts]) -> None:
         """A prompt was computed, and its blocks are offered to their homes, the last one first."""
