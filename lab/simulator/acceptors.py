@@ -9,21 +9,22 @@ from collections.abc import Callable
 from random import Random
 
 from lab.simulator.job import Job
-from sched.placement.choice import LearningPolicy, PlacementPolicy
+from sched.placement.choice import LearningPolicy
+from sched.placement.two_stages import TwoStages
 
 
 class Acceptors:
     """`common`: the policy of all acceptors, or a sample of theirs."""
 
-    def __init__(self, make: Callable[[], PlacementPolicy], count: int, seed: int) -> None:
+    def __init__(self, make: Callable[[], TwoStages], count: int, seed: int) -> None:
         """`count`: the nodes. The acceptor of a request is drawn."""
         self.common = make()
-        self.learning: dict[int, PlacementPolicy] = {}
+        self.learning: dict[int, TwoStages] = {}
         self._learns = isinstance(self.common, LearningPolicy)
         self._make, self._count = make, count
         self._rng = Random(f"acceptors {seed}")
 
-    def policy_for(self, job: Job) -> PlacementPolicy:
+    def policy_for(self, job: Job) -> TwoStages:
         """A request that is placed again keeps its acceptor."""
         if not self._learns:
             return self.common

@@ -37,6 +37,7 @@ from sched.placement.costs import horizon_s
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
 from sched.placement.table import METHODS, placements
+from sched.placement.two_stages import TwoStages
 from sched.placement.view import Candidate, View
 
 
@@ -82,8 +83,8 @@ class Placing:
         self.exact, self.told = Directory(size), Directory(size, config.digest_s)
         maker = chosen("--placement", config.placement, placements, METHODS)
 
-        def make() -> PlacementPolicy:
-            made: PlacementPolicy = maker(Limits(config.max_waiting), rng, config.threshold)
+        def make() -> TwoStages:
+            made: TwoStages = maker(Limits(config.max_waiting), rng, config.threshold)
             equip(made)
             return made
 
