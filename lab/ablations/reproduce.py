@@ -7,9 +7,11 @@ with plots.
 
 The traces are the released ones if ../shared/traces has them, else generated ones: the report says which. The report
 also has hit rates without timing, by policy (scripts/tools.py cache-policies) and by size. Each ablation writes a .json
-with every seed's figures and the configurations; report.json has their means in one file. --resume continues a run that
-was stopped: runs.jsonl has the finished simulations. After a change that affects no simulation, for example of a text
-or a plot, `--resume-from COMMIT` uses the runs of earlier commits; the report names them.
+with every seed's figures and the configurations; report.json has their means in one file. All runs are kept in
+runs.jsonl.xz.
+
+A report is of one commit without changes; only --quick accepts others. --resume continues a run of the same commit that
+was stopped: runs.jsonl has the finished simulations.
 """
 
 from __future__ import annotations
@@ -51,9 +53,6 @@ def parser() -> ArgumentParser:
         "--quick", action="store_true", help=f"at most {QUICK_REQUESTS} requests, one seed, no cache policies"
     )
     made.add_argument("--resume", action="store_true", help="continue a stopped run of this commit")
-    made.add_argument(
-        "--resume-from", metavar="COMMITS", default="", help="--resume, and use runs of these commits too"
-    )
     ablate.add_flags(made)
     return made
 
@@ -102,15 +101,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error(f"--only: no ablation called {', '.join(sorted(unknown))}; there are {', '.join(ABLATIONS)}")
     if args.quick:
         args.requests, args.seeds = min(args.requests or QUICK_REQUESTS, QUICK_REQUESTS), 1
+    begun, console, came = time.monotonic(), Console(stderr=True), commit()
+    if not args.quick and (problem := unclean(came)):
+        made.error(problem)
     args.out.mkdir(parents=True, exist_ok=True)
-    begun, console = time.monotonic(), Console(stderr=True)
     with ProcessPoolExecutor(1) as replaying:
         untimed = None if args.quick or args.only else replaying.submit(replays)
-        write(names, args, untimed, console, begun)
+        write(names, args, came, untimed, console, begun)
+    if (now := commit()) != came:
+        console.print(f"reproduce: the checkout became {now} while {came} was measured: measure it again", style="red")
+        return 1
     used = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
     console.print(f"{args.out / 'report.md'} in {time.monotonic() - begun:.0f} s, {cpu_s:.0f} s of CPU")
     return 0
+
+
+def unclean(came: str) -> str:
+    """Why no report can be made of this commit; empty if one can."""
+    if came == "unknown":
+        return "no commit is known here: a report is of one commit; run it in a git checkout, or use --quick"
+    if came.endswith("-dirty"):
+        return "files differ from the commit (git status): a report is of one commit; commit them, or use --quick"
+    return ""
 
 
 Untimed = Future[tuple[list[str], list[Goal]]]
@@ -131,14 +144,15 @@ def title(names: Sequence[str], came: str, seeds: int, took: str) -> str:
     )
 
 
-def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, console: Console, begun: float) -> None:
-    """Writes the unfinished report after every ablation, and the sections of `untimed` at the end."""
-    came, report = commit(), args.out / "report.md"
-    file = args.out / "runs.jsonl"
-    also = [one for one in args.resume_from.split(",") if one]
-    if not args.resume and not also:
+def write(
+    names: Sequence[str], args: Namespace, came: str, untimed: Untimed | None, console: Console, begun: float
+) -> None:
+    """Writes the unfinished report after every ablation, and the sections of `untimed` at the end. `came`: the
+    commit."""
+    report, file = args.out / "report.md", args.out / "runs.jsonl"
+    if not args.resume:
         file.unlink(missing_ok=True)
-    runs = Runs(file, came, args.requests, also)
+    runs = Runs(file, came, args.requests)
     parts: list[str] = []
     goals: list[Goal] = []
     rows: list[dict[str, Any]] = []
@@ -147,7 +161,7 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
     def save() -> None:
         took = f"{runs.made} runs in {time.monotonic() - begun:.0f} s with {args.workers} processes"
         if runs.taken:
-            took += f", {runs.taken} from a start before" + "".join(f", of commit {one}" for one in also)
+            took += f", {runs.taken} from a start before of the same commit"
         reached = [f"## Goals\n\n{goal_table(goals)}\n"] if goals else []
         report.write_text("\n".join([title(names, came, args.seeds, took), *reached, *parts]))
 
@@ -166,10 +180,10 @@ def write(names: Sequence[str], args: Namespace, untimed: Untimed | None, consol
         parts += more
         goals += answered
         save()
+    runs.pack(args.out / "runs.jsonl.xz")
     config = {
         "seeds": args.seeds,
         "requests": args.requests,
-        "runs_of": [came, *also],
         "defaults": SimConfig().as_dict(),
         "cases": cases,
     }

@@ -3,6 +3,7 @@ machine reaches."""
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -76,12 +77,13 @@ def apart_s(model: StepModel, prompt: int, output: int, tbt_s: float) -> float:
     return model.prompt_s(prompt, 0) + handover_s + output * decode_share(model, prompt, tbt_s)
 
 
-def crossovers(model: StepModel, prompt: int, tbt_s: float, most: int = 8192) -> list[tuple[int, bool]]:
+def crossovers(model: StepModel, prompt: int, tbt_s: float, most: int = 8192) -> list[tuple[int, bool | None]]:
     """(tokens of an answer, whether separate nodes take less node time from there on) for each change, the first at 1
-    token."""
-    found: list[tuple[int, bool]] = []
+    token. None: neither keeps the objective."""
+    found: list[tuple[int, bool | None]] = []
     for output in range(1, most + 1):
-        apart = apart_s(model, prompt, output, tbt_s) < chunking_s(model, prompt, output, tbt_s)
+        split_s, mixed_s = apart_s(model, prompt, output, tbt_s), chunking_s(model, prompt, output, tbt_s)
+        apart = None if math.isinf(split_s) and math.isinf(mixed_s) else split_s < mixed_s
         if not found or found[-1][1] != apart:
             found.append((output, apart))
     return found

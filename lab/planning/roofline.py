@@ -27,6 +27,7 @@ from lab.simulator.models.step_models import PRESETS, Geometry, Hardware, StepMo
 
 EMBEDDED = Geometry(134.5e6, 30, 576, 3, 64)
 PREFIXES = (512, 2048, 8192, 32_768, 131_072)
+NAMES = {True: "apart", False: "mixed", None: "neither keeps the objective"}
 ROOM = 4e9  # bytes for weights and KV on this machine
 
 
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     Console().print(shown(model))
     changes = crossovers(model, args.prompt, args.tbt_s)
-    told = ", ".join(f"{'apart' if apart else 'mixed'} from {length} tokens" for length, apart in changes)
+    told = ", ".join(f"{NAMES[apart]} from {length} tokens" for length, apart in changes)
     print(
         f"prompts of {args.prompt} tokens, {1000 * args.tbt_s:g} ms between tokens; what takes less node time by the "
         f"answer's length, prefill and decode separate or mixed in steps: {told}"

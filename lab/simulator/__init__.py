@@ -2,6 +2,7 @@
 classes run in production. Pure: the same seed gives the same bytes.
 
 Files:
+    acceptors       The policies of the acceptors: one for all, or one for each acceptor if the policy learns
     batch           The requests that decode on a node: promised ones, those whose KV waits for room, and running ones
     cluster         Moves requests through a cluster: places, queues, computes, hands over and decodes them
     command         A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under
@@ -12,6 +13,7 @@ Files:
     geometry_flags  The flags of commands without SimConfig that choose a step model by formula: a published model on
                     given hardware
     job             One request in the simulated cluster, and its result
+    lengths         The knowledge of a simulated cluster about the length of an answer before its end
     links           The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by
                     the rails
     making          The parts of a simulated cluster, made from its configuration

@@ -1,22 +1,30 @@
-"""The requests that decode on a node: promised ones, those whose KV waits for room, and running ones."""
+"""The requests that decode on a node: promised ones, those whose KV waits for room, and running ones.
+
+A request starts when its present KV fits. Where nobody knows how long its answer gets, its KV may outgrow the memory:
+then the last one in the queue's order is preempted, as in engine/core/seats.py, and computes all of its KV again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from lab.simulator.job import Job
+from lab.simulator.lengths import Lengths
 from lab.simulator.models.step_models import StepModel
 
 
 class Batch:
     """Seats and KV memory of one node."""
 
-    def __init__(self, model: StepModel) -> None:
+    def __init__(self, model: StepModel, lengths: Lengths) -> None:
         self.running: list[Job] = []
         self.joining: list[Job] = []  # their KV is here, but there is no room yet
         self.promised_tokens = 0  # KV of all requests placed here to decode
         self.held_tokens = 0  # KV of the running requests
         self.context = 0  # KV tokens that a step reads
         self.held_s = 0.0  # time that decode waits for prompts (prefill-first)
-        self._model = model
+        self._model, self._lengths = model, lengths
+        self._held: dict[Job, int] = {}
         self._promises: dict[Job, int] = {}
 
     @property
@@ -30,7 +38,7 @@ class Batch:
 
     def promise(self, job: Job) -> None:
         """The job will decode here."""
-        self._promises[job] = self._kv_tokens(job)
+        self._promises[job] = self._model.held_tokens(job.input_tokens + self._lengths.expected(job))
         self.promised_tokens += self._promises[job]
 
     def release(self, job: Job) -> None:
@@ -48,6 +56,7 @@ class Batch:
     def clear(self) -> None:
         """The node lost its memory."""
         self._promises.clear()
+        self._held.clear()
         self.running, self.joining = [], []
         self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
 
@@ -56,9 +65,11 @@ class Batch:
         while self.joining and len(self.running) < self._model.max_batch:
             job = self.joining[0]
             tokens = self._kv_tokens(job)
-            if self.running and self.held_tokens + tokens > self._model.kv_tokens:
+            growth = 0 if self._lengths.known else len(self.running) + 1
+            if self.running and self.held_tokens + tokens + growth > self._model.kv_tokens:
                 return
             self.joining.pop(0)
+            self._held[job] = tokens
             self.held_tokens += tokens
             self.context += job.context
             job.joined = now
@@ -77,6 +88,8 @@ class Batch:
             if steps > 1:
                 job.gaps.append((steps - 1, mean_s))
             job.decoded += steps
+            if not self._lengths.known:
+                self._grow(job)
             job.longest_gap = max(job.longest_gap, last_s)
             if job.decoded >= job.output_tokens:
                 done.append(job)
@@ -88,11 +101,40 @@ class Batch:
             job.finished = now
         return done
 
+    # --- KV that grows
+
+    def steps(self) -> int:
+        """Decode steps until the first request ends or, if it is sooner, until memory is full; at least 1."""
+        least = min(job.output_tokens - job.decoded for job in self.running)
+        if self._lengths.known:
+            return least
+        return max(1, min(least, (self._model.kv_tokens - self.held_tokens) // len(self.running)))
+
+    def preempt(self, order: Callable[[Sequence[Job]], Sequence[Job]]) -> list[Job]:
+        """Take requests out, the last in the order first, until the others' next tokens fit; one always stays."""
+        out: list[Job] = []
+        while (
+            not self._lengths.known
+            and len(self.running) > 1
+            and self.held_tokens + len(self.running) > self._model.kv_tokens
+        ):
+            out.append(order(self.running)[-1])
+            self.cancel(out[-1])
+        return out
+
+    def _grow(self, job: Job) -> None:
+        held = self._model.held_tokens(job.context)
+        self.held_tokens += held - self._held[job]
+        self._held[job] = held
+        if (more := held - self._promises.get(job, held)) > 0:  # the answer is longer than expected
+            self._promises[job] += more
+            self.promised_tokens += more
+
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
-        self.held_tokens -= self._kv_tokens(job)
+        self.held_tokens -= self._held.pop(job)
         self.context -= job.context
 
     def _kv_tokens(self, job: Job) -> int:
-        """KV memory of the job at its last token."""
-        return self._model.held_tokens(job.input_tokens + job.output_tokens)
+        """KV memory that the job takes when it starts: at its last token if that is known, else now."""
+        return self._model.held_tokens(job.input_tokens + job.output_tokens if self._lengths.known else job.context)

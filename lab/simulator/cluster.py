@@ -3,24 +3,24 @@ place them with the knowledge of a node (lab/simulator/placing.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from random import Random
 from typing import Self
 
 from cache.groups import PoolRule
-from cache.pool.policies import choose
 from cache.pool.policy import Facts
 from lab.loads.trace import TraceRow
 from lab.simulator import making
 from lab.simulator.config import SimConfig
 from lab.simulator.failures import Failures, Parts
 from lab.simulator.job import Job
+from lab.simulator.lengths import Lengths
 from lab.simulator.links import SimLinks
 from lab.simulator.models.contention import Contention
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
-from lab.simulator.models.pool import Pool
 from lab.simulator.models.presets import chosen
 from lab.simulator.models.step_models import StepModel, with_bandwidth
 from lab.simulator.node import Node
@@ -28,7 +28,7 @@ from lab.simulator.placing import Placing
 from lab.simulator.predictors import equip
 from lab.simulator.refusals import Refusals
 from lab.simulator.roles import Roles
-from sched.placement.choice import LearningPolicy, Placement, Rejected
+from sched.placement.choice import Placement, PlacementPolicy, Rejected
 from sched.placement.demand import Demand
 from sched.placement.pooled import PooledPrefix
 
@@ -47,28 +47,29 @@ class Cluster:
         self.jobs: list[Job] = []
         self.rng = Random(config.seed)
         self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
-        self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness)
+        self.lengths = Lengths(config.output_lengths)
+        self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness, self.lengths)
         self.contention = Contention(config.contention, self.nodes)
         self.by_name = {node.name: node for node in self.nodes}
         self._facts: list[Facts] = []
         self.disks = making.disks(config, self.model, self.loop, len(self.nodes))
-        self.pool = Pool(
-            partial(choose, config.eviction), config.pool_blocks, config.ssd_blocks, self.disks,
-            self.model.block_bytes(config.block_tokens) * config.kv_scale,
-        )  # fmt: skip
-        self.links = SimLinks(config.links, self.network)
+        self.pool = making.pool(config, self.model, self.disks, [node.name for node in self.nodes])
+        self.links = SimLinks(config.links, self.network, self.loop, config.seed)
+        self.slowness = [1.0] * len(self.nodes)
         candidates = [making.candidate(config, self.model, node) for node in self.nodes]
         reused = None if self.model.kv is None else self._reused
-        self.placing = Placing(config, self.loop, self.rng, candidates, self.links, self._step_soon, reused)
-        self._learner = self.placing.policy if isinstance(self.placing.policy, LearningPolicy) else None
+        self.placing = Placing(
+            config, self.loop, self.rng, candidates, self.links, self._step_soon, reused, self._equip
+        )
         self.live = self.placing.live
         self.caches = [making.cache(config, self.loop, self.placing, node) for node in self.nodes]
         self._left = 0
         parts = Parts(self.by_name, self.network, self.placing, self.caches, self.pool)
-        self.failures = Failures(config, self.model, self.loop, parts, self.jobs, self.changed, self.place)
-        self.refusals = Refusals(config, self.model, self.by_name)
+        self.failures = Failures(
+            config, self.model, self.loop, parts, self.jobs, self.changed, self.place, self.slowness
+        )
+        self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
         self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
-        equip(self.placing.policy, config, self.by_name, self.failures.slowness)
 
     # --- a run
 
@@ -131,7 +132,7 @@ class Cluster:
         fetched = model.fetch_bytes(pooled.tokens) / pooled.tokens if pooled.tokens else model.token_bytes
         return Demand(
             num_tokens=job.input_tokens,
-            max_tokens=job.output_tokens,
+            max_tokens=self.lengths.expected(job),
             pool_tokens=pooled.tokens,
             block_size=self.config.block_tokens,
             handover_token_bytes=model.handover_bytes(job.input_tokens) / job.input_tokens * scale,
@@ -147,7 +148,7 @@ class Cluster:
         cold, tokens = self.pool.cold(blocks), self._reused(job, len(blocks) * size)
         return PooledPrefix(
             tokens=tokens,
-            dram_tokens=min(tokens, self.pool.dram.run(blocks) * size) if cold else tokens,
+            dram_tokens=min(tokens, self.pool.dram_run(blocks) * size) if cold else tokens,
             ssd_tokens=cold.total() * size,
             ssd_s=self.pool.read_s(cold),
         )
@@ -174,7 +175,7 @@ class Cluster:
         def read() -> None:
             nonlocal cold
             cold = bool(self.pool.cold(blocks))
-            self.pool.read(blocks, partial(self.network.send, self._home(job), prefill.name, nbytes, ready))
+            self.pool.read(blocks, partial(self._collect, self.pool.sources(blocks), prefill.name, nbytes, ready))
 
         def ready() -> None:
             if job.retries == attempt:
@@ -202,10 +203,18 @@ class Cluster:
         size = self.config.block_tokens
         return self.model.reused(min(found, (job.input_tokens - 1) // size * size), size)
 
-    def _home(self, job: Job) -> str:
-        """The source of a pooled prefix. Its blocks are on many nodes; the simulator takes one node drawn by the
-        content."""
-        return self.nodes[hash((job.blocks[0], len(job.blocks))) % len(self.nodes)].name
+    def _collect(self, sources: Counter[int], target: str, nbytes: float, done: Callable[[], None]) -> None:
+        """Move `nbytes` from the sources to `target`, as much from each as it has blocks; then call `done`."""
+        left, blocks = len(sources), sources.total()
+
+        def one() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done()
+
+        for node, count in sources.items():
+            self.network.send(self.nodes[node].name, target, nbytes * count / blocks, one)
 
     def prefill_begun(self, node: Node, job: Job) -> None:
         """Skip the tokens that another prompt has computed here since the placement."""
@@ -222,12 +231,12 @@ class Cluster:
         while len(self._facts) < len(blocks):
             size, position = self.config.block_tokens, len(self._facts)
             self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
-        if self._learner is not None and not job.resumed:
-            self._learner.observed(job.prefill, job.estimates, job.first_token - job.sent)
+        if not job.resumed:
+            self.placing.acceptors.observed(job)
         if self.config.publish == "home":
             block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
-            nbytes = (len(blocks) - self.pool.run(blocks)) * block_bytes
-            self.network.send(node.name, self._home(job), nbytes, _nothing)
+            for home, count in self.pool.missing(blocks).items() if self.pool.capacity else ():
+                self.network.send(node.name, self.nodes[home].name, count * block_bytes, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
@@ -278,7 +287,17 @@ class Cluster:
 
     def finished(self, node: Node, job: Job) -> None:
         self._left -= 1
-        self.refusals.ended(job)
+        self.lengths.ended.ended(job.resumed + job.output_tokens)
+
+    def preempted(self, node: Node, job: Job) -> None:
+        """Its KV is gone: this node computes the prompt and the answer so far again."""
+        job.restart(self.loop.now)
+        job.preemptions += 1
+        job.prefill, job.source, job.sent = node.name, "none", self.loop.now
+        job.prefill_s = self.model.prompt_s(job.num_uncomputed, 0)
+        node.promise(job)
+        node.expect(job)
+        node.ready(job)
 
     def changed(self, node: Node) -> None:
         """Update the live columns of the node."""
@@ -294,7 +313,10 @@ class Cluster:
 
     def _slowness(self, index: int) -> float:
         """The present slowness of that node's steps."""
-        return self.failures.slowness[index] * self.contention.slowness(index)
+        return self.slowness[index] * self.contention.slowness(index)
+
+    def _equip(self, policy: PlacementPolicy) -> None:
+        equip(policy, self.config, self.by_name, self.slowness)
 
     def _step_soon(self, node: int, seconds: float, tokens: int) -> float:
         return self.refusals.step_soon(self.nodes[node], seconds, tokens)

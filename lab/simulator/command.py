@@ -33,9 +33,11 @@ from lab.flag_types import above_zero, not_negative, positive
 from lab.loads.generators import GENERATORS
 from lab.loads.trace import TraceRow, jittered, read_trace
 from lab.loads.traces import find_trace
+from lab.simulator import lengths
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.links import KINDS
+from lab.simulator.making import POOL_MODELS
 from lab.simulator.predictors import predictors
 from lab.simulator.result import figures
 
@@ -44,6 +46,8 @@ CHOICES = {
     "publish": ("none", "home"),
     "predictor": tuple(predictors),
     "links": KINDS,
+    "output_lengths": lengths.KINDS,
+    "pool_model": POOL_MODELS,
 }
 OWN = {"placement"}  # takes several values
 

@@ -39,6 +39,8 @@ class SimConfig:
     pool_blocks: int = 0  # blocks of a node's share of the pool
     ssd_blocks: int = 0  # blocks of a node's SSD, behind its share of the pool
     ssd_gbyte_s: float = 0.0  # bandwidth of an SSD; 0 = the model's
+    pool_model: str = "auto"  # pool and caches: real (classes of production), fast, or auto: real up to 64 nodes
+    cache_admission: str = "always"  # which blocks a full share accepts, see cache/pool/admission.py
     block_tokens: int = 512  # tokens of a block, as in the traces
     chunk_tokens: int = 0  # prompt tokens of a step; 0 = the model's
     batching: str = "decode-first"  # how prompts share a step's tokens, see sched/batching.py
@@ -48,7 +50,7 @@ class SimConfig:
     contention: float = 0.0  # relative slowdown of a step while another node of the machine computes
     nic_gbit_s: float = 0.0  # bandwidth of a NIC; 0 = the model's
     kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or after it
-    publish: Literal["none", "home"] = "none"  # whether new blocks cross the network to their homes
+    publish: Literal["none", "home"] = "home"  # whether new blocks cross the network to their homes
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
     gossip_s: float = 0.1  # between two records of a node
     delivery_s: float = 0.03  # time until all nodes have a record
@@ -60,7 +62,8 @@ class SimConfig:
     entry_skew: float = 0.0  # share of the requests that arrive at the first cell only
     intents: bool = True  # prefixes that are being computed are announced, see sched/gossip/intents.py
     decode_ahead: bool = True  # probed decode nodes include promised requests in their step time
-    links: str = "exact"  # knowledge of transfer times, see lab/simulator/links.py
+    links: str = "rails"  # knowledge of transfer times, see lab/simulator/links.py
+    output_lengths: str = "limit"  # what is known of answers: limit, mean or oracle (lab/simulator/lengths.py)
     threshold: float = 1.5  # kvcache balancing threshold
     max_waiting: int = 100_000  # waiting prompts at which a node refuses
     rejection: str = "none"  # none, stage-load, early or predicted (sched/rejection.py)

@@ -20,6 +20,7 @@ from lab.simulator.models.caches import Cache
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from lab.simulator.models.pool import Pool
+from lab.simulator.models.shares import HomedPool, PrefixCache
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Node
 from lab.simulator.placing import Placing
@@ -32,8 +33,8 @@ class Parts:
     nodes: Mapping[str, Node]
     network: Network
     placing: Placing
-    caches: Sequence[Cache]  # by node
-    pool: Pool
+    caches: Sequence[Cache | PrefixCache]  # by node
+    pool: Pool | HomedPool
 
 
 class Failures:
@@ -48,11 +49,13 @@ class Failures:
         jobs: Sequence[Job],
         changed: Callable[[Node], None],
         place: Callable[[Job], None],
+        slowness: list[float],
     ) -> None:
-        """jobs: all so far; changed(node): its columns may be outdated; place: place a request on nodes."""
+        """jobs: all so far; changed(node): its columns may be outdated; place: place a request on nodes;
+        slowness: the true factor of each node, changed here."""
         self._config, self._model, self._loop, self._parts = config, model, loop, parts
         self._jobs, self._changed, self._place = jobs, changed, place
-        self.slowness = [1.0] * len(parts.nodes)
+        self.slowness = slowness
         self.lost = 0  # attempts that a crash ended
 
     def schedule(self, until: float) -> None:
@@ -96,6 +99,7 @@ class Failures:
 
     def _noticed(self, node: Node, crashed: float) -> None:
         live = self._parts.placing.live
+        self._parts.pool.left(node.index)
         live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
         live.prefills[node.index] = live.decodes[node.index] = False
         live.closed_decode[node.index] = np.inf

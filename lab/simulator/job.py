@@ -17,13 +17,15 @@ class Job:
     blocks: tuple[int, ...]  # ids; each identifies its block and everything before it
     service_class: str = "standard"
 
+    acceptor: int = -1  # if acceptors differ (lab/simulator/acceptors.py)
     prefill: str = ""
     decode: str = ""
     source: str = "none"  # source of the prefix: local, pool, none
     prefix_tokens: int = 0  # tokens of the prompt that were not computed
     computed: int = 0  # tokens of the prompt, including the prefix
     decoded: int = 0
-    retries: int = 0  # attempts that a crash ended
+    retries: int = 0  # attempts that a crash or a preemption ended
+    preemptions: int = 0  # of these, the preemptions
     resumed: int = 0  # tokens answered by those attempts, now part of the prompt
     estimate_s: float = float("nan")  # of TTFT, at placement
     estimates: dict[str, float] = field(default_factory=dict)  # all estimates of the last decision

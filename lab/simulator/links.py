@@ -1,9 +1,14 @@
-"""The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by the rails."""
+"""The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by the rails.
+
+Nodes report the rates of their rails with an error, like rates measured over short transfers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
+from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from sched.cost import TransferModel
 from sched.placement.links import Lines, Paths, UniformLinks
@@ -11,11 +16,14 @@ from sched.placement.measured_links import MeasuredLinks
 
 KINDS = ("exact", "learnt", "rails")
 
+RAIL_ERROR = 0.1
+"""Standard deviation of the logarithm of a reported rate."""
+
 
 class SimLinks:
     """`exact` knows the nominal speed of the NICs, but not that one has become slow."""
 
-    def __init__(self, kind: str, network: Network) -> None:
+    def __init__(self, kind: str, network: Network, loop: Loop, seed: int) -> None:
         """Raises ValueError for a kind that is not among KINDS."""
         if kind not in KINDS:
             raise ValueError(f"--links must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -24,6 +32,8 @@ class SimLinks:
         self._exact = UniformLinks(line, line)
         self._lines: dict[int, Lines] = {}  # number of nodes -> lines
         self._measured = MeasuredLinks()
+        self._loop, self._rng = loop, Random(f"rails {seed}")
+        self._asked_at = float("-inf")
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
         return self._alike(nodes) if self._kind == "exact" else self._measured.fetch(nodes)
@@ -46,12 +56,17 @@ class SimLinks:
             self._lines[len(nodes)] = self._exact.fetch(nodes)
         return self._lines[len(nodes)]
 
-    def asked(self, nodes: Sequence[str]) -> None:
-        """Probed nodes answer, and report the rates of their rails."""
-        if self._kind == "rails":
-            for node in nodes:
-                speed = self._network.speed(node)
-                self._measured.reported(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in nodes})
+    def asked(self, nodes: Sequence[str], every_s: float = 0.0) -> None:
+        """Probed nodes answer, and report the rates of their rails; all nodes report only their own, every
+        `every_s`."""
+        if self._kind != "rails" or (every_s and self._loop.now < self._asked_at + every_s):
+            return
+        if every_s:
+            self._asked_at = self._loop.now
+        for node in nodes:
+            speed = self._network.speed(node) * self._rng.lognormvariate(0.0, RAIL_ERROR)
+            peers = () if every_s else nodes
+            self._measured.reported(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in peers})
 
     def fetched(self, node: str, nbytes: float, seconds: float) -> None:
         if self._kind != "exact":

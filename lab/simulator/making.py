@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose
 from lab.simulator.config import SimConfig
+from lab.simulator.lengths import Lengths
 from lab.simulator.models.caches import Cache
 from lab.simulator.models.disk import Disk
 from lab.simulator.models.loop import Loop
+from lab.simulator.models.pool import Pool
+from lab.simulator.models.shares import HomedPool, PrefixCache
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Events, Identity, Node, StepRules
 from lab.simulator.placing import Placing
@@ -19,9 +24,16 @@ from sched.classes import with_objectives
 from sched.placement.view import Candidate
 from sched.queueing import queue_orders
 
+POOL_MODELS = ("auto", "real", "fast")
+
 
 def nodes(
-    config: SimConfig, model: StepModel, loop: Loop, events: Events, slowness: Callable[[int], float]
+    config: SimConfig,
+    model: StepModel,
+    loop: Loop,
+    events: Events,
+    slowness: Callable[[int], float],
+    lengths: Lengths,
 ) -> list[Node]:
     """All nodes; slowness(index): the present factor of one. Raises ValueError."""
     make_policy = chosen("--batching", config.batching, batching_policies, batching.METHODS)
@@ -34,7 +46,7 @@ def nodes(
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk), classes)
         policy = make_policy(tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
-        return Node(loop, Identity(index, name, roles), model, rules, events, lambda now: slowness(index))
+        return Node(loop, Identity(index, name, roles), model, rules, events, lambda now: slowness(index), lengths)
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
 
@@ -66,7 +78,30 @@ class _Chunks:
         return low
 
 
-def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache:
+MOST_REAL_NODES = 64
+"""Largest cluster with the classes of cache/ by default."""
+
+
+def is_real(config: SimConfig) -> bool:
+    """Whether pool and caches are the classes of production. Raises ValueError."""
+    if config.pool_model not in POOL_MODELS:
+        raise ValueError(f"--pool-model must be one of {', '.join(POOL_MODELS)}, got {config.pool_model!r}")
+    nodes = config.prefill + config.decode + config.mixed
+    return config.pool_model == "real" or (config.pool_model == "auto" and nodes <= MOST_REAL_NODES)
+
+
+def pool(config: SimConfig, model: StepModel, disks: Sequence[Disk], names: Sequence[str]) -> Pool | HomedPool:
+    """Raises ValueError."""
+    policy, nbytes = partial(choose, config.eviction), model.block_bytes(config.block_tokens) * config.kv_scale
+    if is_real(config):
+        admission = partial(choose_admission, config.cache_admission)
+        return HomedPool(names, policy, admission, config.pool_blocks, config.ssd_blocks, disks, nbytes)
+    if config.cache_admission != "always":
+        raise ValueError(f"--cache-admission {config.cache_admission} needs --pool-model real")
+    return Pool(policy, config.pool_blocks, config.ssd_blocks, disks, nbytes)
+
+
+def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache | PrefixCache:
     """The cache in the node's own memory."""
     index, known, tell = node.index, placing.exact.apply, placing.told.tell
 
@@ -76,7 +111,7 @@ def cache(config: SimConfig, loop: Loop, placing: Placing, node: Node) -> Cache:
 
     prefills = "prefill" in node.roles or config.role_changes
     capacity = config.cache_blocks if prefills else 0
-    return Cache(choose(config.eviction), capacity, changed)
+    return (PrefixCache if is_real(config) else Cache)(choose(config.eviction), capacity, changed)
 
 
 def disks(config: SimConfig, model: StepModel, loop: Loop, count: int) -> list[Disk]:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from lab.simulator.batch import Batch
 from lab.simulator.job import Job
+from lab.simulator.lengths import Lengths
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.segment import Segment
@@ -32,6 +33,8 @@ class Events(Protocol):
     def finished(self, node: Node, job: Job) -> None: ...
 
     def changed(self, node: Node) -> None: ...
+
+    def preempted(self, node: Node, job: Job) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,14 @@ class Node:
         rules: StepRules,
         events: Events,
         slowness: Callable[[float], float],
+        lengths: Lengths,
     ) -> None:
         """slowness(now): multiplies step times (a slow node)."""
         self.index, self.name, self.roles, self.model = seat.index, seat.name, seat.roles, model
         self.queue: list[Job] = []  # prompts that can be computed
         self.coming: dict[Job, None] = {}  # placed here, but their prefix is on its way
         self.queued_s = 0.0  # estimated prefill work of all of them
-        self.batch = Batch(model)
+        self.batch = Batch(model, lengths)
         self.busy_s = 0.0
         self.steps = 0
         self.down = False
@@ -187,12 +191,14 @@ class Node:
             return
         now = self._loop.now
         self.batch.admit(now)
+        for job in self.batch.preempt(lambda running: self._order.order(now, running)):
+            self._events.preempted(self, job)
         if self.queue:
             self._chunk(now)
         elif running := self.batch.running:
             slow = self._slowness(now)
             base, slope = self.model.decode_line(len(running))
-            steps = min(job.output_tokens - job.decoded for job in running)
+            steps = self.batch.steps()
             self._segment = Segment(now, steps, base * slow, slope * slow, len(running), self.batch.context)
             self._version += 1
             self._loop.at(now + self._segment.seconds(steps), self._decoded, self._version)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lab.simulator.acceptors import Acceptors
 from lab.simulator.config import SimConfig
 from lab.simulator.job import Job
 from lab.simulator.links import SimLinks
@@ -31,11 +32,12 @@ from sched.gossip.record import node_key
 from sched.membership.member import Member
 from sched.placement.arrivals import ArrivalRate
 from sched.placement.burst import Choice
-from sched.placement.choice import Placement, Rejected
+from sched.placement.choice import Placement, PlacementPolicy, Rejected
 from sched.placement.costs import horizon_s
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
 from sched.placement.table import METHODS, placements
+from sched.placement.two_stages import TwoStages
 from sched.placement.view import Candidate, View
 
 
@@ -70,16 +72,24 @@ class Placing:
         links: SimLinks,
         step_soon: Callable[[int, float, int], float],
         reused: Callable[[Job, int], int] | None,
+        equip: Callable[[PlacementPolicy], None],
     ) -> None:
         """step_soon(node, seconds, tokens): the node's decode step after `seconds`, with one more request of `tokens`
         tokens. reused(job, found): the tokens that the job need not compute on a node that has its first `found`
-        ones; None: all of these."""
+        ones; None: all of these. equip(policy): called for every policy that is made."""
         size = len(nodes)
         self.config, self.loop, self.rng, self._links = config, loop, rng, links
         self._step_soon, self._reused = step_soon, reused
         self.exact, self.told = Directory(size), Directory(size, config.digest_s)
         maker = chosen("--placement", config.placement, placements, METHODS)
-        self.policy = maker(Limits(config.max_waiting), rng, config.threshold)
+
+        def make() -> TwoStages:
+            made: TwoStages = maker(Limits(config.max_waiting), rng, config.threshold)
+            equip(made)
+            return made
+
+        self.acceptors = Acceptors(make, size, config.seed)
+        self.policy = self.acceptors.common
         self.arrivals = ArrivalRate()
         self.intents = Intents()
         self.live = View(0.0, nodes, links, config.max_waiting)
@@ -147,10 +157,12 @@ class Placing:
 
     def decide(self, demand: Demand, job: Job) -> Decision:
         now = self.loop.now
-        if self.policy.asks_everybody:
+        policy = self.acceptors.policy_for(job)
+        if policy.asks_everybody:
+            self._links.asked(self.live.ids, every_s=self.config.gossip_s)
             matched = self._matched(self.exact.depths(now, job.blocks), job)
             self._look_ahead(self.live, range(len(self.live)), demand, horizon_s(now, demand, self.live))
-            return Decision(self.policy.place(now, demand, self.live, matched), self.live, 0, None)
+            return Decision(policy.place(now, demand, self.live, matched), self.live, 0, None)
         cell = self._entry()
         view = self._known(cell)
         matched = self._matched(self.told.depths(now, job.blocks), job)
@@ -158,14 +170,14 @@ class Placing:
             matched = matched[cell.indices]
         rate = self.arrivals.per_s(now) * len(view) / len(self.live)
         view.expected_arrivals = rate * (0.5 * self.config.gossip_s + self.config.delivery_s)
-        asked = self.policy.shortlist(now, demand, view, matched)
+        asked = policy.shortlist(now, demand, view, matched)
         if not asked:
-            return Decision(self.policy.place(now, demand, view, matched), view, 0, cell)
+            return Decision(policy.place(now, demand, view, matched), view, 0, cell)
         chosen = cell.indices[list(asked)].tolist()
         for member in elsewhere(self._summaries, self._bits, cell.number, self._members, self.rng):
             chosen.append(self.live.index[member.node_id])
         ahead_s = horizon_s(now, demand, view)
-        choice = Choice(self.policy, now, demand, *self._asked(chosen, job, demand, ahead_s))
+        choice = Choice(policy, now, demand, *self._asked(chosen, job, demand, ahead_s))
         decision, questions = choice.decide(), 1
         if self.config.intents and not isinstance(decision, Rejected) and decision.estimates["prefill_s"] > WORTH_S:
             questions = 2

@@ -19,14 +19,14 @@ class Refusals:
     """The refusals of one run. A node does not know the length of an answer: it expects the mean of the finished
     ones."""
 
-    def __init__(self, config: SimConfig, model: StepModel, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, config: SimConfig, model: StepModel, nodes: Mapping[str, Node], lengths: OutputLengths) -> None:
         self._model, self._nodes = model, nodes
         classes = scaled(with_objectives(config.slo), config.slo_scale, config.tbt_slo_scale or None)
         self._rejection = chosen("--rejection", config.rejection, rejections, METHODS)(classes)
         # The decode node's own scheduler, see papers.md section 3.
         self._again = rejections["stage-load"](classes) if config.recheck else self._rejection
         self._asked = config.rejection != "none"
-        self._lengths = OutputLengths()
+        self._lengths = lengths
 
     def at_arrival(self, job: Job, decision: Placement, view: View) -> Refusal | None:
         """Refuses only new requests: a client that has tokens was promised the rest."""
@@ -53,9 +53,6 @@ class Refusals:
         step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
         decode_s = self._lengths.mean * step_s
         return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s)
-
-    def ended(self, job: Job) -> None:
-        self._lengths.ended(job.resumed + job.output_tokens)
 
     def step_soon(self, node: Node, seconds: float, tokens: int) -> float:
         """Seconds of the decode step of `node` after `seconds`, with one more request; it has `tokens` tokens if no

@@ -53,10 +53,12 @@ class MeasuredLinks:
 
     def fetched(self, node: str, nbytes: int, seconds: float) -> None:
         """A transfer from the pool into `node` has ended."""
-        _observe((self._fetches.setdefault(node, TransferModel()), self._fetch), nbytes, seconds)
+        if nbytes and seconds > 0:  # else the path is as unused as before
+            _observe((self._fetches.setdefault(node, TransferModel()), self._fetch), nbytes, seconds)
 
     def handed_over(self, source: str, node: str, nbytes: int, seconds: float) -> None:
-        _observe((self._handovers.setdefault((source, node), TransferModel()), self._handover), nbytes, seconds)
+        if nbytes and seconds > 0:
+            _observe((self._handovers.setdefault((source, node), TransferModel()), self._handover), nbytes, seconds)
 
     def learn(self, events: Iterable[dict[str, Any]], decode: str) -> None:
         """Learn from the timeline events of a request that decodes on `decode`."""
@@ -78,9 +80,8 @@ class MeasuredLinks:
 
 
 def _observe(models: Iterable[TransferModel], nbytes: int, seconds: float) -> None:
-    if nbytes and seconds > 0:
-        for model in models:
-            model.observe(nbytes, seconds)
+    for model in models:
+        model.observe(nbytes, seconds)
 
 
 def _lines(

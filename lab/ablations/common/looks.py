@@ -168,15 +168,17 @@ class Copies:
 
 
 def guard(cluster: Cluster) -> dict[str, float]:
-    """The behaviour of a learned placement: how far it departed from the rule at most, and how often."""
-    policy = cluster.placing.policy
-    if not isinstance(policy, LearnedPlacement):
+    """The behaviour of a learned placement: how far it departed from the rule at most, and how often;
+    of all acceptors."""
+    policies = [one for one in cluster.placing.acceptors.learning.values() if isinstance(one, LearnedPlacement)]
+    if not policies:
         return {}
+    decided = max(1, sum(one.decided for one in policies))
     return {
-        "worst_estimate_ratio": policy.worst,
-        "departed": policy.departed / max(1, policy.decided),
-        "predictor_error": policy.error.mean,
-        "rule_error": policy.rule_error.mean,
+        "worst_estimate_ratio": max(one.worst for one in policies),
+        "departed": sum(one.departed for one in policies) / decided,
+        "predictor_error": sum(one.decided * one.error.mean for one in policies) / decided,
+        "rule_error": sum(one.decided * one.rule_error.mean for one in policies) / decided,
     }
 
 

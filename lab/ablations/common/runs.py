@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ Figures = dict[str, Any]
 
 
 class Runs:
-    """One JSON line per run. Only runs of the same commit (or of `also`) and the same number of requests count; numbers
-    are restored exactly. `taken` counts stored runs that were used, `made` new ones."""
+    """One JSON line per run. Only runs of the same commit and the same number of requests count; numbers are restored
+    exactly. `taken` counts stored runs that were used, `made` new ones."""
 
-    def __init__(self, path: Path, commit: str, requests: int | None, also: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, commit: str, requests: int | None) -> None:
         """Raises OSError."""
         self._path, self._about = path, {"commit": commit, "requests": requests}
         self.taken = self.made = 0
@@ -24,7 +24,7 @@ class Runs:
                 row = json.loads(line)
             except ValueError:
                 continue  # the process was stopped in the middle of this line
-            if row["requests"] == requests and row["commit"] in (commit, *also):
+            if row["requests"] == requests and row["commit"] == commit:
                 self._known[row["ablation"], row["case"], row["seed"]] = row["figures"]
 
     def get(self, ablation: str, case: str, seed: int) -> Figures | None:
@@ -39,3 +39,8 @@ class Runs:
         row = {**self._about, "ablation": ablation, "case": case, "seed": seed, "figures": figures}
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+    def pack(self, path: Path) -> None:
+        """Write all stored runs compressed. Raises OSError."""
+        if self._path.exists():
+            path.write_bytes(lzma.compress(self._path.read_bytes()))

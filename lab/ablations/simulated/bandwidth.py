@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import above, saturation, sign
 from lab.ablations.common.looks import utilisation
 from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
@@ -23,14 +24,25 @@ def cases(requests: int | None) -> list[Case]:
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     line = values["recompute"]["mean TTFT, s"].mean
-    paying = [gbit for gbit in GBIT if values[f"{gbit} Gbit/s"]["mean TTFT, s"].mean < line]
-    least = f"{min(paying)} Gbit/s" if paying else "none of these rates"
+    rates = paying(values)
+    pays = f"reuse pays from {min(rates)} Gbit/s on" if rates else "at none of these rates reuse is shown to pay"
+    unused = [gbit for gbit in GBIT if not above(values[f"{gbit} Gbit/s"]["hit rate"], 0.0)]
     return (
-        f"Recomputing takes {line:.2f} s (paper 2.62); reuse pays from {least} on (paper: between 24 and 40). "
-        f"Without reuse our prefill nodes are {values['recompute']['prefill utilisation'].mean:.0%} busy, so that "
-        "prompts queue; at the paper's 2.62 s they do not. "
-        "Algorithm 1 refuses fetches slower than computing: a slow network costs little here, but much there."
+        f"Recomputing takes {line:.2f} s (paper 2.62); {pays} (paper: between 24 and 40)."
+        + (f" Nothing is shown to be reused at {', '.join(map(str, unused))} Gbit/s." if unused else "")
+        + saturation(values, "recompute")
     )
+
+
+def paying(values: dict[str, dict[str, Estimated]]) -> list[int]:
+    """The rates from which on every rate reuses prefixes and has a smaller mean than recomputing."""
+    found: list[int] = []
+    for gbit in reversed(GBIT):
+        case = f"{gbit} Gbit/s"
+        if sign(values, "mean TTFT, s", case, "recompute") >= 0 or not above(values[case]["hit rate"], 0.0):
+            break
+        found.append(gbit)
+    return found
 
 
 BANDWIDTH = Ablation(

@@ -9,9 +9,10 @@ Files:
     fit          Step models from recorded steps: the regressions of sched.cost over a whole recording
     loop         The virtual clock: events in order of time; equal times in the order in which they were set
     network      NICs shared by flows: each flow runs at the smaller of its fair shares at both ends
-    pool         The pooled store: the nodes' DRAM as one cache, with their SSDs behind it, inclusive like
-                 cache/tiers/local_store.py
+    pool         The fast stand-in for the pooled store (shares.py): the nodes' DRAM as one cache, their SSDs behind
+                 it, inclusive
     presets      Step models by name, from a file, or by formula: the values of --model and --model-geometry
+    shares       The pooled store and the nodes' own caches by the classes of production, in virtual time
     speculation  A step model whose decode steps verify drafts
     step_models  Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run
     steps        Steps of a real engine, written by a node with --record-steps

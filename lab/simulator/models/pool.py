@@ -1,7 +1,10 @@
-"""The pooled store: the nodes' DRAM as one cache, with their SSDs behind it, inclusive like cache/tiers/local_store.py.
+"""The fast stand-in for the pooled store (shares.py): the nodes' DRAM as one cache, their SSDs behind it, inclusive.
 
 Block b is on node b mod N. Blocks put into DRAM are written behind to the SSD. Each node reads blocks that only its SSD
-has, in parallel with the other nodes, before they cross the network.
+has, in parallel with the other nodes, before they cross the network, all from one node drawn by their content.
+
+On the same trace its hit rates are within 0.02 of those of the real classes, its mean TTFT within 10 %
+(tests/lab/simulator/test_shares.py).
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from lab.simulator.models.disk import Disk
 
 class Pool:
     """The pool of all nodes, with dram_blocks and ssd_blocks each."""
+
+    kind = "fast"
 
     def __init__(
         self,
@@ -40,6 +45,21 @@ class Pool:
             if block not in self.dram.blocks and not self._on_ssd(block):
                 return count
         return len(blocks)
+
+    def dram_run(self, blocks: Sequence[int]) -> int:
+        """The number of leading blocks that are in DRAM."""
+        return self.dram.run(blocks)
+
+    def sources(self, blocks: Sequence[int]) -> Counter[int]:
+        """The number of these blocks that each node has."""
+        return self._one(blocks, len(blocks))
+
+    def missing(self, blocks: Sequence[int]) -> Counter[int]:
+        """The number of these blocks that each node would have to get."""
+        return self._one(blocks, len(blocks) - self.run(blocks))
+
+    def _one(self, blocks: Sequence[int], count: int) -> Counter[int]:
+        return Counter({hash((blocks[0], len(blocks))) % len(self._disks): count} if count else {})
 
     def cold(self, blocks: Sequence[int]) -> Counter[int]:
         """The number of these blocks that each node must read from its SSD."""
@@ -82,6 +102,9 @@ class Pool:
         """A crash: its DRAM is empty, and its SSD is unavailable until `back`."""
         self.dram.drop([block for block in self.dram.blocks if block % len(self._disks) == node])
         self._down.add(node)
+
+    def left(self, node: int) -> None:
+        """Homes do not change."""
 
     def back(self, node: int) -> None:
         self._down.discard(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import math
 
 import orjson
@@ -112,8 +113,25 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     assert kept.made == 1 and kept.taken == 4, "three of them were there; this test asked for one more"
     assert section(again) == section(whole) and orjson.dumps(again.raw) == orjson.dumps(whole.raw)
     assert Runs(file, "another commit", 12).get("overlap", "layer-wise", 0) is None
-    assert Runs(file, "another commit", 12, ["abc"]).get("overlap", "layer-wise", 0) is not None
-    assert Runs(file, "another commit", 13, ["abc"]).get("overlap", "layer-wise", 0) is None
+    assert Runs(file, "abc", 13).get("overlap", "layer-wise", 0) is None
+    kept.pack(tmp_path / "runs.jsonl.xz")
+    assert lzma.decompress((tmp_path / "runs.jsonl.xz").read_bytes()) == file.read_bytes()
+
+
+@pytest.mark.parametrize(("came", "said"), [("abc-dirty", "git status"), ("unknown", "git checkout")])
+def test_a_report_is_of_one_commit(came, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(reproduce, "commit", lambda: came)
+    with pytest.raises(SystemExit):
+        reproduce.main(["--out", str(tmp_path / "report")])
+    assert said in capsys.readouterr().err and not (tmp_path / "report").exists()
+
+
+def test_a_checkout_that_changes_under_a_run_makes_it_fail(monkeypatch, tmp_path, capsys):
+    commits = iter(["abc", "abc-dirty"])
+    monkeypatch.setattr(reproduce, "commit", lambda: next(commits))
+    wanted = ["--requests", "4", "--seeds", "1", "--workers", "1", "--only", "overlap", "--out", str(tmp_path)]
+    assert reproduce.main(wanted) == 1
+    assert "measure it again" in " ".join(capsys.readouterr().err.split())
 
 
 def test_hit_rates_by_size_are_held_against_another_program():

@@ -34,6 +34,11 @@ def test_a_slow_network_favours_mixed_steps():
         assert length < after and apart is not other
 
 
+def test_there_is_no_winner_where_neither_keeps_the_objective():
+    assert crossovers(PAPER, 8192, 0.001, 50) == [(1, None)]
+    assert all(apart is not None for _, apart in crossovers(PAPER, 8192, 0.1, 50))
+
+
 def test_shares_are_bounded_by_what_they_hold():
     assert decode_share(PAPER, 8192, 0.1) < PAPER.decode_s(1, 8192)
     assert decode_share(PAPER, 8192, 0.001) == chunking_s(PAPER, 8192, 100, 0.001) == float("inf")

@@ -187,7 +187,7 @@ def test_memory_holds_states_too():
     """Requests of 60 tokens, each with a state of 3,144 tokens' bytes: as many run together as states fit."""
     small = replace(NEXT, kv_tokens=10_000)
     rows = [TraceRow(float(i), 50, 200, [i]) for i in range(12)]
-    cluster = Cluster(SimConfig(prefill=1, decode=1), small).played(rows)
+    cluster = Cluster(SimConfig(prefill=1, decode=1, output_lengths="oracle"), small).played(rows)
     check(cluster)
     begun, ended = ([(job.joined, 1) for job in cluster.jobs], [(job.finished, -1) for job in cluster.jobs])
     together = list(accumulate(change for _, change in sorted(begun + ended)))

@@ -99,7 +99,9 @@ def test_eight_bit_blocks_move_half_the_bytes():
 
 def test_a_decode_node_that_is_full_lets_requests_wait():
     requests = [TraceRow(0.0, 512, 400, [i]) for i in range(30)]
-    small = Cluster(SimConfig(prefill=1, decode=1), MODEL.__class__(**{**_fields(), "kv_tokens": 4000}))
+    small = Cluster(
+        SimConfig(prefill=1, decode=1, output_lengths="oracle"), MODEL.__class__(**{**_fields(), "kv_tokens": 4000})
+    )
     for _ in small.run(requests):
         pass
     check(small)

@@ -52,8 +52,10 @@ def test_learned_placement_serves_everything_and_keeps_its_guard(predictor):
     )  # fmt: skip
     cluster = ran(config, rows(150, 20.0))
     check(cluster)
-    assert cluster.placing.policy.decided >= 150, "once more where a prefix is being computed already"
-    assert cluster.placing.policy.worst <= config.guard_slack * (1 + 1e-9)
+    learners = cluster.placing.acceptors.learning.values()
+    assert len(learners) == 6, "each node is an acceptor"
+    assert sum(one.decided for one in learners) >= 150, "once more where a prefix is being computed already"
+    assert max(one.worst for one in learners) <= config.guard_slack * (1 + 1e-9)
 
 
 def test_what_is_learned_is_who_is_slow():
@@ -62,8 +64,9 @@ def test_what_is_learned_is_who_is_slow():
         cache_blocks=0,
     )  # fmt: skip
     cluster = ran(config, [TraceRow(25 * i, 6000, 5, list(range(i * 12, i * 12 + 12))) for i in range(400)])
-    factors = [cluster.placing.policy.predictor.factor(f"prefill-{i}") for i in range(3)]
-    assert factors[0] > 1.5 > 1.2 > max(factors[1:])
+    for policy in cluster.placing.acceptors.learning.values():
+        factors = [policy.predictor.factor(f"prefill-{i}") for i in range(3)]
+        assert factors[0] > 1.5 > 1.2 > max(factors[1:])
 
 
 def test_wrong_predictors_are_named():

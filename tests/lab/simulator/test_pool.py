@@ -79,7 +79,10 @@ def test_a_crash_empties_dram_and_hides_the_ssd_until_it_is_back():
     assert pool.run(range(4)) == 4 and pool.dram.blocks == {0, 2}
 
 
-BASE = SimConfig(prefill=1, decode=1, cache_blocks=0, pool_blocks=1, ssd_blocks=50, probe_s=0.0, lookup_s=0.0)
+BASE = SimConfig(
+    prefill=1, decode=1, cache_blocks=0, pool_blocks=1, ssd_blocks=50, probe_s=0.0, lookup_s=0.0,
+    pool_model="fast", links="exact", publish="none", output_lengths="oracle",
+)  # fmt: skip
 
 
 def two_turns(config: SimConfig) -> Cluster:
@@ -115,7 +118,7 @@ def test_a_load_from_ssd_tells_nothing_about_the_network():
     assert cluster.jobs[1].fetched == pytest.approx(0.3, abs=0.01)
     before = two_turns(replace(BASE, links="learnt", pool_blocks=0, ssd_blocks=0)).links.fetch_each(["prefill-0"])
     assert cluster.links.fetch_each(["prefill-0"]) == before
-    from_dram = two_turns(replace(BASE, links="learnt", pool_blocks=8, decode=6))  # the home is another node
+    from_dram = two_turns(replace(BASE, links="learnt", pool_blocks=8, decode=7))  # the home is another node
     assert from_dram.links.fetch_each(["prefill-0"]) != before, "without a disk in between it is learnt"
 
 

@@ -1,0 +1,285 @@
+"""The pooled store and the nodes' own caches by the classes of production, in virtual time.
+
+A block is at its home by rendezvous hashing (cache/homes/rendezvous.py) among the members. Each node's share is a
+BlockPool with the eviction and admission policies of a node, and behind it the index of an SSD tier
+(cache/ssd/index.py): a block put into DRAM stays there until it is written behind, and a block only on SSD is promoted
+into DRAM to be read. A use of a node's own copy does not keep the pool's copy young. Not modelled: repair after a
+change of members, replicas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from cache.arena import UNCHECKED
+from cache.block import KEY_BYTES, BlockKey
+from cache.homes.rendezvous import by_home, equal_members
+from cache.pool.admission import Admission
+from cache.pool.block_pool import BlockPool, OutOfBlocks
+from cache.pool.policy import PLAIN, EvictionPolicy, Facts
+from cache.ssd.index import SsdIndex
+from cache.ssd.medium import Entry
+from lab.simulator.models.disk import Disk
+
+
+def key_of(block: int) -> BlockKey:
+    return block.to_bytes(KEY_BYTES, "little")
+
+
+class PrefixCache:
+    """A node's own cache: its BlockPool and prefix index. `changed(block, present)` is called for every change."""
+
+    def __init__(
+        self, policy: EvictionPolicy, capacity: int, changed: Callable[[int, bool], None] = lambda block, here: None
+    ) -> None:
+        """capacity: blocks; 0 holds nothing."""
+        self.capacity = capacity
+        self._pool = BlockPool(capacity, policy)
+        self.blocks: set[int] = set()
+        self._changed = changed
+        self._pool.watch(self._tell)
+
+    def _tell(self, key: BlockKey, here: bool) -> None:
+        block = int.from_bytes(key, "little")
+        (self.blocks.add if here else self.blocks.discard)(block)
+        self._changed(block, here)
+
+    @property
+    def evicted(self) -> int:
+        return self._pool.num_evictions
+
+    def run(self, blocks: Sequence[int]) -> int:
+        """The number of leading blocks that are here."""
+        for count, block in enumerate(blocks):
+            if block not in self.blocks:
+                return count
+        return len(blocks)
+
+    def use(self, blocks: Sequence[int], facts: Sequence[Facts]) -> None:
+        """A prompt was computed: its cached prefix was used, and the other blocks were filled one after the other."""
+        if not self.capacity:
+            return
+        keys, pool = list(map(key_of, blocks)), self._pool
+        slots = pool.match(keys)
+        pool.acquire(slots)
+        for position in range(len(slots), len(keys)):
+            try:
+                slot = pool.allocate_for(facts[position])
+            except OutOfBlocks:
+                break
+            slots.append(slot)
+            pool.name(slot, keys[position], facts[position])
+        pool.release(slots)
+
+    def clear(self) -> None:
+        """The node lost its memory."""
+        for key in list(self._pool.keys()):
+            self._pool.forget(key)
+
+
+class Share:
+    """One node's share of the pool, like cache/tiers/local_store.py."""
+
+    def __init__(
+        self,
+        policy: Callable[[], EvictionPolicy],
+        admission: Admission,
+        dram_blocks: int,
+        ssd_blocks: int,
+        disk: Disk,
+        nbytes: float,
+    ) -> None:
+        """nbytes: bytes of a block."""
+        self.dram = BlockPool(dram_blocks, policy())
+        self.ssd = SsdIndex(policy())
+        self.disk = disk
+        self._admission, self._ssd_blocks, self._nbytes = admission, ssd_blocks, nbytes
+        self._life = 0
+
+    def has(self, key: BlockKey) -> bool:
+        return self.dram.lookup(key) is not None or key in self.ssd.entries
+
+    def is_cold(self, key: BlockKey) -> bool:
+        """Whether the block is on SSD only."""
+        return self.dram.lookup(key) is None and key in self.ssd.entries
+
+    def put(self, key: BlockKey, facts: Facts) -> None:
+        """A node offers the block, as Reservations.reserve decides."""
+        self._admission.wanted(key)
+        if self.has(key):
+            return
+        victim = self.dram.next_victim(facts)
+        if victim is not None and not self._admission.admits(key, facts, victim):
+            return
+        slot = self._filled(key, facts)
+        if slot is None:
+            return
+        if self._ssd_blocks:
+            self.dram.hold([slot])
+            self.disk.move(1, self._nbytes, partial(self._written, self._life, key, slot, facts))
+        self.dram.release([slot])
+
+    def promoted(self, keys: Iterable[BlockKey]) -> None:
+        """These were read from SSD."""
+        for key in keys:
+            facts = self.ssd.entries[key].facts if key in self.ssd.entries else PLAIN
+            if self.dram.lookup(key) is None and (slot := self._filled(key, facts)) is not None:
+                self.dram.release([slot])
+
+    def used(self, keys: Iterable[BlockKey]) -> None:
+        """A reader gets these: touch them in DRAM, and their copies below."""
+        for key in keys:
+            self._admission.wanted(key)
+            if (slot := self.dram.lookup(key)) is not None:
+                self.dram.touch([slot])
+            self.ssd.touch(key)
+
+    def clear(self) -> None:
+        """The DRAM is lost."""
+        for key in list(self.dram.keys()):
+            self.dram.forget(key)
+        self._life += 1
+
+    def _filled(self, key: BlockKey, facts: Facts) -> int | None:
+        """A slot that holds the block, with a reference; None if all are in use."""
+        try:
+            slot = self.dram.allocate_for(facts)
+        except OutOfBlocks:
+            return None
+        self.dram.name(slot, key, facts)
+        return slot
+
+    def _written(self, life: int, key: BlockKey, slot: int, facts: Facts) -> None:
+        """The block is on SSD too."""
+        self.dram.unhold([slot])
+        if life != self._life or key in self.ssd.entries:
+            return
+        if len(self.ssd.entries) >= self._ssd_blocks:
+            self.ssd.take_victims(1)
+        self.ssd.enter(key, Entry(0, UNCHECKED, int(self._nbytes), facts))
+
+
+class HomedPool:
+    """The pool of all nodes, with dram_blocks and ssd_blocks each."""
+
+    kind = "real"
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        policy: Callable[[], EvictionPolicy],
+        admission: Callable[[], Admission],
+        dram_blocks: int,
+        ssd_blocks: int,
+        disks: Sequence[Disk],
+        nbytes: float,
+    ) -> None:
+        """nbytes: bytes of a block."""
+        self.capacity = (dram_blocks + ssd_blocks) * len(names)
+        self.shares = [Share(policy, admission(), dram_blocks, ssd_blocks, disk, nbytes) for disk in disks]
+        self._names, self._nbytes, self._has_ssd = list(names), nbytes, ssd_blocks > 0
+        self._index = {name: index for index, name in enumerate(names)}
+        self._members = equal_members(names)
+        self._down: set[int] = set()
+        self._homes: dict[int, int] = {}
+
+    # --- queries
+
+    def run(self, blocks: Sequence[int]) -> int:
+        """The number of leading blocks that are available."""
+        return self._leading(blocks, Share.has)
+
+    def dram_run(self, blocks: Sequence[int]) -> int:
+        """The number of leading blocks that are in DRAM."""
+        return self._leading(blocks, lambda share, key: share.dram.lookup(key) is not None)
+
+    def cold(self, blocks: Sequence[int]) -> Counter[int]:
+        """The number of these blocks that each node must read from its SSD."""
+        return Counter(home for home, keys in self._cold(blocks).items() for _ in keys)
+
+    def read_s(self, cold: Counter[int]) -> float:
+        """Seconds that the slowest node would take to read these, starting now; 0 if there are none."""
+        each = (self.shares[node].disk.seconds(count, count * self._nbytes) for node, count in cold.items())
+        return max(each, default=0.0)
+
+    def sources(self, blocks: Sequence[int]) -> Counter[int]:
+        """The number of these blocks that each node has."""
+        return Counter(self._homed(blocks))
+
+    def missing(self, blocks: Sequence[int]) -> Counter[int]:
+        """The number of these blocks that each node would have to get."""
+        pairs = zip(blocks, self._homed(blocks), strict=True)
+        return Counter(home for block, home in pairs if not self.shares[home].has(key_of(block)))
+
+    # --- changes
+
+    def read(self, blocks: Sequence[int], done: Callable[[], None]) -> None:
+        """`done` is called when all of these are in DRAM."""
+        cold = self._cold(blocks)
+        for block, home in zip(blocks, self._homed(blocks), strict=True):
+            self.shares[home].used([key_of(block)])
+        left = len(cold)
+        if not cold:
+            done()
+            return
+
+        def ended(home: int) -> None:
+            nonlocal left
+            left -= 1
+            self.shares[home].promoted(cold[home])
+            if not left:
+                done()
+
+        for home, keys in cold.items():
+            self.shares[home].disk.move(len(keys), len(keys) * self._nbytes, partial(ended, home))
+
+    def use(self, blocks: Sequence[int], facts: Sequence[Facts]) -> None:
+        """A prompt was computed, and its blocks are offered to their homes, the last one first."""
+        homes = self._homed(blocks) if self.capacity else []
+        for position in range(len(homes) - 1, -1, -1):
+            if homes[position] not in self._down:
+                self.shares[homes[position]].put(key_of(blocks[position]), facts[position])
+
+    def lost(self, node: int) -> None:
+        """A crash: its DRAM is empty, and its SSD is unavailable until `back`."""
+        self.shares[node].clear()
+        self._down.add(node)
+
+    def left(self, node: int) -> None:
+        """The others know that it is gone: its keys get other homes, if there are others."""
+        if len(self._members) > 1:
+            self._members.pop(self._names[node], None)
+        self._homes.clear()
+
+    def back(self, node: int) -> None:
+        self._down.discard(node)
+        self._members[self._names[node]] = 1
+        self._homes.clear()
+
+    # --- homes
+
+    def _leading(self, blocks: Sequence[int], test: Callable[[Share, BlockKey], bool]) -> int:
+        if not self.capacity:
+            return 0
+        for count, (block, home) in enumerate(zip(blocks, self._homed(blocks), strict=True)):
+            if home in self._down or not test(self.shares[home], key_of(block)):
+                return count
+        return len(blocks)
+
+    def _cold(self, blocks: Sequence[int]) -> dict[int, list[BlockKey]]:
+        found: dict[int, list[BlockKey]] = {}
+        for block, home in zip(blocks, self._homed(blocks), strict=True) if self._has_ssd else ():
+            if home not in self._down and self.shares[home].is_cold(key := key_of(block)):
+                found.setdefault(home, []).append(key)
+        return found
+
+    def _homed(self, blocks: Sequence[int]) -> list[int]:
+        """The home of each block."""
+        homes = self._homes
+        unknown = [block for block in blocks if block not in homes]
+        for name, positions in by_home(list(map(key_of, unknown)), self._members).items() if unknown else ():
+            for position in positions:
+                homes[unknown[position]] = self._index[name]
+        return [homes[block] for block in blocks]
