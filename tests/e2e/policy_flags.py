@@ -125,7 +125,7 @@ ROWS: dict[str, dict[str, Row]] = {
     },
     "prefill_parallel": {
         "none": Row("store-3", "test_groups_of_prefill_nodes"),
-        "cpp": Row("store-4", "test_groups_of_prefill_nodes"),
+        "cpp": Row("store-4", not_asserted="a group forms by measured times: test_pipeline.py has calibrated nodes"),
     },
     "first_role": {
         "both": Row("one", "test_roles_at_the_start"),
