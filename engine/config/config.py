@@ -100,6 +100,13 @@ class Config(CacheFields):
         "this time between two switches, and each node waits eight times as long between its own",
         least=1,
     )
+    migration: str = flag(
+        "drain",
+        "scheduling",
+        "when a running request moves to another decode node, its KV copied while it decodes: none; drain = when this "
+        "node leaves; balance = also when another decode node has much less load, and before blocks run out here",
+        ("none", "drain", "balance"),
+    )
     queue_order: str = flag(
         "edf",
         "scheduling",

@@ -1,0 +1,58 @@
+"""Running requests move to another decode node: no token is lost or doubled, and the node that leaves does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from lab.faults.client import Body, Load, Stream, each_once, random_bodies
+from lab.faults.migrations import moves_of
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
+from lab.launch.nodes import Node
+from tests.e2e.conftest import Start
+
+SEED, STREAMS, PROMPT, TOKENS = 20261128, 4, 90, 400
+MODEL = ("--served-model-name", "tiny", "--calibration-ms", "0", "--max-model-len", "1024")
+
+WAYS = {
+    "push": ("--kv-transfer", "push"),
+    "pull": ("--kv-transfer", "pull", "--transport", "tcp"),
+    "drafts": ("--speculative-method", "ngram", "--no-enable-prefix-caching"),
+}
+
+
+def bodies() -> list[Body]:
+    made = [body | {"model": "tiny"} for body in random_bodies(STREAMS, PROMPT, TOKENS, SEED)]
+    made[1] |= {"temperature": 1.0, "seed": 7, "presence_penalty": 0.5}
+    made[2] |= {"logprobs": 2}
+    return made
+
+
+async def drained(cluster: LocalCluster, door: Node, given: Sequence[Body], leaver: Node) -> list[Stream]:
+    """All streams run, then one decode node leaves; it must be gone before they end."""
+    async with Load([door.url], given, "moved", once=True) as load:
+        await load.until(lambda: load.with_tokens(20) == len(given))
+        leaver.expected_dead = True
+        await asyncio.to_thread(rest.post, f"{leaver.url}/drain", {"timeout_s": 60.0, "grace_s": 0.0})
+        assert await asyncio.to_thread(leaver.process.wait, 60) == 0
+    return load.streams
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_node_that_leaves_moves_its_requests(start: Start, tiny_model, way):
+    print(f"seed {SEED}")
+    given = bodies()
+    with start("prefill=1,decode=2", *tiny_model, *MODEL, *WAYS[way]) as cluster:
+        door = cluster["prefill-0"]
+        calm = asyncio.run(each_once(door.url, given, "calm"))
+        streams = asyncio.run(drained(cluster, door, given, cluster["decode-0"]))
+        moved = [move for number in range(STREAMS) for move in moves_of(door.url, f"moved-{number}")]
+        state = rest.get(f"{cluster['decode-1'].url}/debug/state")["engine"]
+    assert [one.error for one in streams] == [""] * STREAMS
+    assert [one.tokens for one in streams] == [one.tokens for one in calm]
+    assert moved, "the node that left had requests"
+    assert all(one["detail"]["to"] == "decode-1" and one["detail"]["reason"] == "drain" for one in moved)
+    assert state["integrity"] is None and not state["held_for_requests"]["requests"]
