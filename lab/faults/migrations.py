@@ -3,8 +3,8 @@
     python scripts/faults.py migrations                     200 moves, then the source and the target are killed
     python scripts/faults.py migrations --moves 50 --json out.json
 
-Two decode nodes leave in turn (POST /drain) while streams run, so the running requests move to the other one; the node
-that left starts again. Every stream must return exactly the tokens of the undisturbed run. The pause of a move is that
+The busiest of three decode nodes leaves (POST /drain) while streams run, so its requests move to the others; it starts
+again, and the next one leaves. Every stream must return exactly the tokens of the undisturbed run. The pause of a move is that
 of the source's report: from its last step of the request to the seat on the other node. Then, with moves in progress,
 the source is killed, and in another round the target. Exit code 1 if a check failed, or if fewer requests moved.
 """
@@ -26,8 +26,8 @@ from lab.flag_types import positive
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 
-NODES = "prefill=1,decode=2,store=1"
-DOOR, DECODES = "store-0", ("decode-0", "decode-1")
+NODES = "prefill=1,decode=3,store=1"
+DOOR, DECODES = "store-0", ("decode-0", "decode-1", "decode-2")
 DRAIN_S = 60.0
 MAX_ROUNDS = 200
 KILL_AFTER_S = 0.03
@@ -57,18 +57,18 @@ def play(this: Run) -> None:
         for number in range(MAX_ROUNDS):
             if len(moves) >= args.moves:
                 break
-            name = f"drain {number}"
-            load = asyncio.run(_drained(cluster, bodies, name, DECODES[number % 2], ""))
+            name = f"drain-{number}"
+            load, leaver = asyncio.run(_drained(cluster, bodies, name, ""))
             this.compare(name, cluster, calm, load)
             moves += [one for turn in range(len(bodies)) for one in moves_of(cluster[DOOR].url, f"{name}-{turn}")]
-            cluster.restart(DECODES[number % 2])
+            cluster.restart(leaver)
             form(cluster)
         if len(moves) < args.moves:
             this.wrong.append(f"{len(moves)} requests moved in {MAX_ROUNDS} rounds")
         this.rows = [*_sums(this.rows), *_pauses(moves)]
-        for killed, victim in (("source killed", DECODES[0]), ("target killed", DECODES[1])):
+        for killed in ("source-killed", "target-killed"):
             died = time.monotonic()
-            load = asyncio.run(_drained(cluster, bodies, killed, DECODES[0], victim))
+            load, _ = asyncio.run(_drained(cluster, bodies, killed, killed.removesuffix("-killed")))
             this.judge(killed, cluster, calm, load)
             this.rows += pause_rows(killed, load.streams, died)
             for name in DECODES:
@@ -77,19 +77,25 @@ def play(this: Run) -> None:
             form(cluster)
 
 
-async def _drained(cluster: LocalCluster, bodies: Sequence[Body], name: str, leaver: str, victim: str) -> Load:
-    """All streams run; when they decode, `leaver` is drained, and `victim`, if any, is killed meanwhile."""
+async def _drained(cluster: LocalCluster, bodies: Sequence[Body], name: str, dies: str) -> tuple[Load, str]:
+    """All streams run; when they decode, the busiest decode node leaves. dies: "source" = it is killed while its
+    requests move, "target" = the least busy one is. Returns (the load, the node that left)."""
     async with Load([cluster[DOOR].url], bodies, name, once=True) as load:
         await load.until(lambda: load.with_tokens(8) == len(bodies))
+        by_load = sorted(DECODES, key=lambda node: _running(cluster, node))
+        leaver = by_load[-1]
         cluster[leaver].expected_dead = True
         body = {"timeout_s": DRAIN_S, "grace_s": 0.0, "force": True}
         await asyncio.to_thread(rest.post, f"{cluster[leaver].url}/drain", body)
-        if victim:
+        if dies:
             await asyncio.sleep(KILL_AFTER_S)
-            cluster.kill(victim)
-    if victim != leaver:
-        await asyncio.to_thread(cluster[leaver].process.wait, DRAIN_S)
-    return load
+            cluster.kill(leaver if dies == "source" else by_load[0])
+    await asyncio.to_thread(cluster[leaver].process.wait, DRAIN_S)
+    return load, leaver
+
+
+def _running(cluster: LocalCluster, node: str) -> int:
+    return int(rest.get(f"{cluster[node].url}/debug/state")["engine"]["running"])
 
 
 def _sums(rows: Sequence[Row]) -> list[Row]:
