@@ -219,6 +219,16 @@ class Config(CacheFields):
         "if that is not set the first of these; none = only --api-key",
         unit="file",
     )
+    batch_path: str | None = flag(
+        None,
+        "api",
+        "folder of this node for /v1/files and /v1/batches: files of requests, their progress and their answers, which "
+        "outlive the node; none = it has no batches",
+        unit="folder",
+    )
+    batch_concurrency: int = flag(
+        32, "api", "maximum number of requests of batches that this node answers at once", unit="requests", least=1
+    )
     allowed_origins: str | None = flag(
         None,
         "api",

@@ -4,9 +4,10 @@
     python scripts/faults.py migrations --moves 50 --json out.json
 
 The busiest of three decode nodes leaves (POST /drain) while streams run, so its requests move to the others; it starts
-again, and the next one leaves. Every stream must return exactly the tokens of the undisturbed run. The pause of a move is that
-of the source's report: from its last step of the request to the seat on the other node. Then, with moves in progress,
-the source is killed, and in another round the target. Exit code 1 if a check failed, or if fewer requests moved.
+again, and the next one leaves. Every stream must return exactly the tokens of the undisturbed run. The pause of a move
+is that of the source's report: from its last step of the request to the seat on the other node. Then, with moves in
+progress, the source is killed, and in another round the target. Exit code 1 if a check failed, or if fewer requests
+moved.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def play(this: Run) -> None:
             if len(moves) >= args.moves:
                 break
             name = f"drain-{number}"
-            load, leaver = asyncio.run(_drained(cluster, bodies, name, ""))
+            load, leaver, _ = asyncio.run(_drained(cluster, bodies, name, ""))
             this.compare(name, cluster, calm, load)
             moves += [one for turn in range(len(bodies)) for one in moves_of(cluster[DOOR].url, f"{name}-{turn}")]
             cluster.restart(leaver)
@@ -67,8 +68,7 @@ def play(this: Run) -> None:
             this.wrong.append(f"{len(moves)} requests moved in {MAX_ROUNDS} rounds")
         this.rows = [*_sums(this.rows), *_pauses(moves)]
         for killed in ("source-killed", "target-killed"):
-            died = time.monotonic()
-            load, _ = asyncio.run(_drained(cluster, bodies, killed, killed.removesuffix("-killed")))
+            load, _, died = asyncio.run(_drained(cluster, bodies, killed, killed.removesuffix("-killed")))
             this.judge(killed, cluster, calm, load)
             this.rows += pause_rows(killed, load.streams, died)
             for name in DECODES:
@@ -77,21 +77,23 @@ def play(this: Run) -> None:
             form(cluster)
 
 
-async def _drained(cluster: LocalCluster, bodies: Sequence[Body], name: str, dies: str) -> tuple[Load, str]:
+async def _drained(cluster: LocalCluster, bodies: Sequence[Body], name: str, dies: str) -> tuple[Load, str, float]:
     """All streams run; when they decode, the busiest decode node leaves. dies: "source" = it is killed while its
-    requests move, "target" = the least busy one is. Returns (the load, the node that left)."""
+    requests move, "target" = the least busy one is. Returns (the load, the node that left, when it
+    was asked to)."""
     async with Load([cluster[DOOR].url], bodies, name, once=True) as load:
         await load.until(lambda: load.with_tokens(8) == len(bodies))
         by_load = sorted(DECODES, key=lambda node: _running(cluster, node))
         leaver = by_load[-1]
         cluster[leaver].expected_dead = True
+        asked = time.monotonic()
         body = {"timeout_s": DRAIN_S, "grace_s": 0.0, "force": True}
         await asyncio.to_thread(rest.post, f"{cluster[leaver].url}/drain", body)
         if dies:
             await asyncio.sleep(KILL_AFTER_S)
             cluster.kill(leaver if dies == "source" else by_load[0])
     await asyncio.to_thread(cluster[leaver].process.wait, DRAIN_S)
-    return load, leaver
+    return load, leaver, asked
 
 
 def _running(cluster: LocalCluster, node: str) -> int:
