@@ -47,7 +47,7 @@ class DecodeNode:
         return max(0, self.blocks_total - self.blocks_used - SPARE_BLOCKS) if self.requests < self.seats else 0
 
     def share(self, blocks: int) -> float:
-        """How much one more request with so many blocks adds to the load, at most."""
+        """How much one more request with this many blocks adds to the load, at most."""
         return max(blocks / max(1, self.blocks_total), 1 / max(1, self.seats))
 
 

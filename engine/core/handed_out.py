@@ -1,4 +1,4 @@
-"""Which steps have been handed out: whoever takes a request out of the batch waits for the tokens of its last step."""
+"""Which steps have been handed out: who takes a request out of the batch waits for the tokens of its last step."""
 
 from __future__ import annotations
 

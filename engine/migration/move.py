@@ -22,7 +22,7 @@ MAX_STAGES = 3
 """Copies while the request decodes."""
 
 LAST_BLOCKS = 1
-"""The request stops when at most so many whole blocks are not copied yet."""
+"""The request stops when at most this many whole blocks are not copied yet."""
 
 AHEAD_BLOCKS = 2
 """Blocks reserved beyond the known tokens: the request decodes on while they are copied."""
@@ -209,7 +209,7 @@ class Move:
                 self.phase = Phase.OVER
                 return [Fail(reason)]
             case Phase.COMMITTING, Gone():
-                return []  # whoever ended it knows the destination; the answer to the commit still comes
+                return []  # the acceptor that ended it knows the destination; the answer to the commit still comes
             case (Phase.OVER, _):
                 return []
             case _, Broken(reason):

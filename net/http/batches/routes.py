@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import orjson
 from aiohttp import BodyPartReader, web
 
 from net.http.batches.files import new_id
@@ -17,7 +18,7 @@ from net.http.batches.schema import BatchBody
 from net.http.common.body import read_body
 from net.http.common.errors import ApiError, bad_request
 from net.http.common.limits import read_timeout_key
-from net.http.info import json_response
+from net.http.common.pieces import answer
 
 PURPOSE = "batch"
 PAGE, MOST_PAGE = 20, 100
@@ -84,7 +85,7 @@ class BatchRoutes:
             if not path.stat().st_size:
                 raise bad_request("the file is empty", "file")
             life_s, now = _life_s(fields), int(time.time())
-            return json_response(await asyncio.to_thread(files.add, file_id, filename, PURPOSE, now, life_s))
+            return _json(await asyncio.to_thread(files.add, file_id, filename, PURPOSE, now, life_s))
         except TimeoutError:
             raise ApiError(408, "the file did not arrive in time (--read-timeout-ms)", code="body_timeout") from None
         except ValueError as error:
@@ -101,17 +102,17 @@ class BatchRoutes:
         found = [one for one in found if purpose in (None, one["purpose"])]
         if _order(request) == "asc":
             found.reverse()
-        return json_response(_page(request, found, MOST_FILES, MOST_FILES))
+        return _json(_page(request, found, MOST_FILES, MOST_FILES))
 
     async def file(self, request: web.Request) -> web.Response:
-        return json_response(self._file(request))
+        return _json(self._file(request))
 
     async def delete(self, request: web.Request) -> web.Response:
         found = self._file(request)
         if self._kept().needs(found["id"]):
             raise ApiError(409, "an unfinished batch reads this file; cancel it first", code="file_in_use")
         self._kept().files.remove(found["id"])
-        return json_response({"id": found["id"], "object": "file", "deleted": True})
+        return _json({"id": found["id"], "object": "file", "deleted": True})
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         found = self._file(request)
@@ -143,20 +144,20 @@ class BatchRoutes:
             new_id("batch"), body.endpoint, body.input_file_id, body.completion_window, now, body.metadata, life
         )
         await batches.create(batch)
-        return json_response(batch.shown())
+        return _json(batch.shown())
 
     async def batches(self, request: web.Request) -> web.Response:
-        return json_response(_page(request, [one.shown() for one in self._kept().all()], PAGE, MOST_PAGE))
+        return _json(_page(request, [one.shown() for one in self._kept().all()], PAGE, MOST_PAGE))
 
     async def batch(self, request: web.Request) -> web.Response:
-        return json_response(self._batch(request).shown())
+        return _json(self._batch(request).shown())
 
     async def cancel(self, request: web.Request) -> web.Response:
         batch = self._batch(request)
         if not batch.open:
             raise ApiError(409, f"the batch is {batch.status} already", code="batch_over")
         self._kept().cancel(batch)
-        return json_response(batch.shown())
+        return _json(batch.shown())
 
     def _batch(self, request: web.Request) -> Batch:
         batch_id = request.match_info["batch_id"]
@@ -164,6 +165,10 @@ class BatchRoutes:
             return self._kept().get(batch_id)
         except KeyError:
             raise ApiError(404, f"no such batch: {batch_id[:80]!r}", param="batch_id", code="not_found") from None
+
+
+def _json(value: dict[str, Any]) -> web.Response:
+    return answer([orjson.dumps(value)])
 
 
 async def _copy(part: BodyPartReader, write: Callable[[bytes], Any]) -> None:
