@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import Sequence
 
 import pytest
@@ -28,6 +29,7 @@ def bodies() -> list[Body]:
     made = [body | {"model": "tiny"} for body in random_bodies(STREAMS, PROMPT, TOKENS, SEED)]
     made[1] |= {"temperature": 1.0, "seed": 7, "presence_penalty": 0.5}
     made[2] |= {"logprobs": 2}
+    made[3] |= {"guided_regex": "([a-z]{1,8} ){300}", "ignore_eos": False, "min_tokens": TOKENS}
     return made
 
 
@@ -62,3 +64,36 @@ def test_a_node_that_leaves_moves_its_requests(start: Start, tiny_model, way):
     assert moved, "the node that left had requests"
     assert all(one["detail"]["to"] == stays and one["detail"]["reason"] == "drain" for one in moved)
     assert state["integrity"] is None and not state["held_for_requests"]["requests"]
+
+
+async def spread(cluster: LocalCluster, door: Node, given: Sequence[Body]) -> list[Stream]:
+    """All streams run on the only decode node; then another one joins."""
+    async with Load([door.url], given, "spread", once=True) as load:
+        await load.until(lambda: load.with_tokens(5) == len(given))
+        joining = asyncio.create_task(asyncio.to_thread(cluster.add, "decode"))
+        await load.until(lambda: False)
+        await joining
+    return load.streams
+
+
+def test_a_busy_node_gives_requests_to_an_idle_one(start: Start, tiny_model):
+    """With few seats and blocks: the streams would not all fit."""
+    given = [body | {"model": "tiny"} for body in random_bodies(6, PROMPT, 1500, SEED)]
+    room = ("--max-num-seqs", "8", "--kv-cache-bytes", "12M", "--migration", "balance", "--speculative-method", "none")
+    with start(
+        "prefill=1,decode=1", *tiny_model, "--served-model-name", "tiny", "--calibration-ms", "0", *room
+    ) as cluster:
+        door = cluster["prefill-0"]
+        streams = asyncio.run(spread(cluster, door, given))
+        calm = asyncio.run(each_once(door.url, given, "calm"))
+        moved = [move for number in range(len(given)) for move in moves_of(door.url, f"spread-{number}")]
+        metrics = get_text(f"{cluster['decode-0'].url}/metrics")
+    assert [one.error for one in streams] == [""] * len(given)
+    assert [one.tokens for one in streams] == [one.tokens for one in calm]
+    assert moved and {one["detail"]["reason"] for one in moved} <= {"balance", "pressure"}
+    assert "mooncake:migrations_total{" in metrics
+
+
+def get_text(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return str(answer.read().decode())

@@ -2,13 +2,14 @@
 
 Batches fill idle capacity. A line starts while fewer than `limit` run, and while fewer than WAITING of them wait for
 their first token: when the cluster has no room, first tokens come late, and no further line starts. Each class of
-requests comes before `batch` in every queue, so those few lines are all that others may have to wait behind. A refusal
+requests comes before `batch` in every queue, so those few lines are all that others may have to wait behind. While this
+node works on requests of other clients, no line starts before all running ones have ended but ALONGSIDE. A refusal
 (429 or 503) stops all starts for a while, and halves the limit, which grows again by one per line that ends well.
 """
 
 from __future__ import annotations
 
-WAITING = 4
+WAITING, ALONGSIDE = 4, 1
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.2, 10.0
 
 
@@ -26,11 +27,13 @@ class Pace:
         """Lines at once, now."""
         return self._limit
 
-    def pause_s(self, now: float) -> float | None:
-        """0 if a line may start; the seconds to wait after a refusal; None until another line makes progress."""
+    def pause_s(self, now: float, others: int = 0) -> float | None:
+        """0 if a line may start; the seconds to wait after a refusal; None until another line makes progress, or until
+        fewer of the `others` are there: requests of other clients."""
         if now < self._paused_until:
             return self._paused_until - now
-        return 0.0 if self.running < self._limit and self.waiting < WAITING else None
+        limit = min(self._limit, ALONGSIDE) if others else self._limit
+        return 0.0 if self.running < limit and self.waiting < WAITING else None
 
     def started(self) -> None:
         self.running += 1

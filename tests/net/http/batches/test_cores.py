@@ -64,6 +64,15 @@ def test_few_lines_wait_for_their_first_token_and_a_refusal_halves_the_rest():
     assert pace.limit == 8
 
 
+def test_lines_give_way_to_requests_of_others():
+    pace = Pace(8)
+    assert pace.pause_s(0.0, others=3) == 0.0, "one line may run"
+    pace.started()
+    pace.first_token()
+    assert pace.pause_s(0.0, others=3) is None
+    assert pace.pause_s(0.0, others=0) == 0.0
+
+
 @given(st.lists(st.sampled_from(["start", "token", "end", "refuse", "wait"])), st.integers(1, 9))
 def test_the_pace_never_passes_its_limits(steps, most):
     pace, now, lines = Pace(most), 0.0, list[bool]()
