@@ -12,8 +12,8 @@ import orjson
 
 from net.http.batches.line import Line
 from net.http.common.body import parsed
-from net.http.common.errors import ApiError
-from net.http.common.frontend import Frontend
+from net.http.common.errors import from_exception, naming
+from net.http.common.frontend import Frontend, Overloaded, Unavailable
 from net.http.common.pieces import encoded
 from net.http.openai.best_of import generated
 from net.http.openai.plan import plan_chat, plan_completion
@@ -26,7 +26,7 @@ CLASS = "batch"
 async def answer(
     frontend: Frontend, line: Line, endpoint: str, request_id: str, first_token: Callable[[], None]
 ) -> tuple[int, dict[str, Any]]:
-    """(HTTP status, body). Refused bodies are answers with a status of 4xx. Raises Overloaded and Unavailable: the line
+    """(HTTP status, body); the answer to a refused body has status 4xx, to one that fails 500. Raises Overloaded and Unavailable: the line
     can run later. `first_token()` is called when it has one."""
     raw = orjson.dumps(line.body)
     try:
@@ -48,8 +48,10 @@ async def answer(
                     first_token()
                 told.collect(choice, output)
         return 200, orjson.loads(b"".join(await encoded(told.size, told.whole)))
-    except ApiError as error:
-        return error.status, error.body()
+    except (Overloaded, Unavailable):
+        raise
     except ValueError as error:
-        refused = ApiError(400, str(error))
-        return refused.status, refused.body()
+        refused = naming(str(error))
+    except Exception as error:
+        refused = from_exception(error, request_id)
+    return refused.status, refused.body()
