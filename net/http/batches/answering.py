@@ -26,19 +26,20 @@ CLASS = "batch"
 async def answer(
     frontend: Frontend, line: Line, endpoint: str, request_id: str, first_token: Callable[[], None]
 ) -> tuple[int, dict[str, Any]]:
-    """(HTTP status, body); the answer to a refused body has status 4xx, to one that fails 500. Raises Overloaded and Unavailable: the line
-    can run later. `first_token()` is called when it has one."""
+    """(HTTP status, body). The answer to a refused body has a status of 4xx, to one that fails 500. Raises Overloaded
+    and Unavailable: the line can run later. `first_token()` is called when it has one."""
     raw = orjson.dumps(line.body)
     try:
+        body: CompletionBody | ChatBody
+        kind: type[CompletionRenderer | ChatRenderer]
         if endpoint == "/v1/completions":
             completion = await asyncio.to_thread(parsed, raw, CompletionBody, [])
-            body: CompletionBody | ChatBody = completion.model_copy(update={"service_class": CLASS})
-            plan = await plan_completion(frontend, completion.model_copy(update={"service_class": CLASS}), len(raw))
+            body, kind = completion.model_copy(update={"service_class": CLASS}), CompletionRenderer
+            plan = await plan_completion(frontend, body, len(raw))
         else:
             chat = await asyncio.to_thread(parsed, raw, ChatBody, [])
-            body = chat.model_copy(update={"service_class": CLASS})
-            plan = await plan_chat(frontend, chat.model_copy(update={"service_class": CLASS}), len(raw))
-        kind = CompletionRenderer if endpoint == "/v1/completions" else ChatRenderer
+            body, kind = chat.model_copy(update={"service_class": CLASS}), ChatRenderer
+            plan = await plan_chat(frontend, body, len(raw))
         told = kind(frontend, plan, request_id, int(time.time()), body.return_token_ids, body.stream_options)
         begun = False
         async with aclosing(generated(frontend, plan, request_id)) as items:
