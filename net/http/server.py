@@ -82,7 +82,7 @@ def create_app(
     openai, responses, messages = OpenAI(serving), Responses(serving), Messages(serving)
     info = Info(frontend, version, cluster_key)
     if batches is not None:
-        batches.others = serving.working_on
+        batches.give_way(serving.working_on)
     batch_routes = BatchRoutes(batches)
     app.on_startup.append(batch_routes.start)
     app.on_shutdown.append(batch_routes.close)

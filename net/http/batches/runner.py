@@ -54,7 +54,7 @@ class Batches:
     def __init__(self, frontend: Frontend, folder: Path, at_once: int) -> None:
         """at_once: lines at once, at most. Raises OSError, PathInUse."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.others: Callable[[], int] = lambda: 0  # requests of other clients that this server works on
+        self._others: Callable[[], int] = lambda: 0
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,6 +122,10 @@ class Batches:
         return any(batch.open and batch.input_file_id == file_id for batch in self._batches.values())
 
     # --- life
+
+    def give_way(self, others: Callable[[], int]) -> None:
+        """`others()`: number of requests of other clients that this server works on."""
+        self._others = others
 
     def start(self) -> None:
         self._task = keep(self._run, "running batches", Restarts())
@@ -235,11 +239,11 @@ class Batches:
         try:
             while (left or tasks) and batch.status == "in_progress" and time.time() < batch.expires_at:
                 progress.clear()
-                pause_s = self._pace.pause_s(time.monotonic(), self.others())
+                pause_s = self._pace.pause_s(time.monotonic(), self._others())
                 while left and pause_s == 0.0:
                     self._pace.started()
                     tasks.add(awaited(self._one(batch, journal, left.pop(), left)))
-                    pause_s = self._pace.pause_s(time.monotonic(), self.others())
+                    pause_s = self._pace.pause_s(time.monotonic(), self._others())
                 for task in [task for task in tasks if task.done()]:
                     tasks.discard(task)
                     task.result()  # a full disk ends the batch's run here, and its next run goes on
