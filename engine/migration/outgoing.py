@@ -121,7 +121,7 @@ class Outgoing:
             self._do(one, one.core.begin(request.num_computed))
             while one.core.phase is not Phase.OVER:
                 event = await one.events.get()
-                if (gone := self._gone(one)) is not None and not isinstance(event, Committed | Unanswered):
+                if one.core.phase is not Phase.COMMITTING and (gone := self._gone(one)) is not None:
                     event = gone
                 self._do(one, one.core.handle(time.monotonic(), event))
         finally:

@@ -49,7 +49,7 @@ async def drained(cluster: LocalCluster, door: Node, given: Sequence[Body]) -> t
     return load.streams, stays.name
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["push", "drafts", pytest.param("pull", marks=pytest.mark.heavy)])
 def test_a_node_that_leaves_moves_its_requests(start: Start, tiny_model, way):
     print(f"seed {SEED}")
     given = bodies()

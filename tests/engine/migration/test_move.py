@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -124,6 +125,8 @@ class World:
                     self.to_acceptor["s"].append(("moving", None))
                 case Commit():
                     self.ask(("commit", self.tokens))
+                case Free() | Resume() | Fail() if self.source == "free":
+                    pass  # its acceptor has ended it meanwhile
                 case Free():
                     self.source = "free"
                     self.to_acceptor["s"].append(("moved", None))
@@ -312,10 +315,12 @@ RARE = {
 
 @settings(max_examples=600, deadline=None)
 @given(
-    steps=st.lists(st.sampled_from(sorted(ACTIONS)), max_size=60),
-    faults=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(sorted(RARE))), max_size=2),
+    seed=st.integers(0, 2**32),
+    faults=st.lists(st.tuples(st.integers(0, 60), st.sampled_from(sorted(RARE))), min_size=1, max_size=2),
 )
-def test_any_order_of_messages_and_deaths(steps, faults):
+def test_any_order_of_messages_and_deaths(seed, faults):
+    rng = random.Random(seed)  # steps drawn by hypothesis are mostly too few to reach the commit
+    steps = [rng.choice(sorted(ACTIONS)) for _ in range(70)]
     world = World()
     world.start()
     for place, step in enumerate(steps):
