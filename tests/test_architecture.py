@@ -60,6 +60,11 @@ PURE = (
     "engine.handoff.arenas",
     "engine.migration.move",
     "engine.core.kv_ready",
+    "engine.experts.balance",
+    "engine.experts.eplb",
+    "engine.experts.placement",
+    "engine.model.experts.losses",
+    "engine.model.experts.shares",
     "engine.speculation.ngram",
     "engine.config.agreement",
     "engine.config.contradictions",
@@ -115,6 +120,8 @@ PURE = (
     "net.kv_events.backlog",
     "net.kv_events.settings",
     "net.kv_events.wire",
+    "net.rounds.layout",
+    "net.rounds.silence",
     "net.channel.doorstep",
     "net.channel.keyring",
     "net.gossip.sealed_packets",
@@ -184,7 +191,12 @@ WALL_CLOCK = (
 
 # What is unpickled can run any code: bytes of peers, clients and disks never are.
 PICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}
-MAY_PICKLE = ("engine.loading.rank_processes", "engine.loading.rank_worker")
+MAY_PICKLE = (
+    "engine.experts.processes",
+    "engine.experts.worker",
+    "engine.loading.rank_processes",
+    "engine.loading.rank_worker",
+)
 
 # torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
 TORCH = {"torch", "triton", "transformers"}
@@ -206,6 +218,11 @@ MAY_TORCH = (
     "engine.loading.load_model",
     "engine.sampling.logit_rules",
     "engine.sampling.logprobs",
+    "engine.experts.group",
+    "engine.experts.loading",
+    "engine.experts.share",
+    "engine.experts.work",
+    "engine.experts.worker",
     "engine.model.decoder",
     "engine.model.graphs",
     "engine.model.experts.moe",
@@ -477,8 +494,9 @@ FLOORS = {
     "sampling": {"text"},
     "step": {"observe", "model", "sampling"},
     "speculation": {"config", "checkpoint", "text", "sampling", "step"},
-    "core": {"config", "observe", "sampling", "step", "speculation"},
-    "loading": {"config", "observe", "model", "checkpoint", "sampling", "step", "speculation", "core"},
+    "core": {"config", "observe", "model", "sampling", "step", "speculation"},
+    "experts": {"config", "observe", "model", "checkpoint", "core"},
+    "loading": {"config", "observe", "model", "checkpoint", "sampling", "step", "speculation", "core", "experts"},
     "pooled": set(),
     "handoff": {"observe", "sampling", "step", "core", "pooled"},
     "front": {"config", "observe", "text", "sampling", "step", "core", "handoff"},
@@ -496,6 +514,7 @@ FLOORS = {
         "step",
         "speculation",
         "core",
+        "experts",
         "loading",
         "pooled",
         "handoff",

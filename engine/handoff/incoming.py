@@ -173,7 +173,7 @@ class Incoming:
             raise RemoteError("the request has ended on the decode node", code="gone")
         return reservation
 
-    def commit(self, request_id: str, source: str, token_ids: list[int]) -> Request:
+    def commit(self, request_id: str, source: str, token_ids: list[int], private: bool = False) -> Request:
         """All KV of a request that moves here has landed: go on behind these tokens. Raises RemoteError if it is not
         expected any more, or if its blocks do not suffice."""
         reservation = self._reservation(request_id, source)
@@ -182,7 +182,7 @@ class Incoming:
             raise RemoteError(f"{len(token_ids)} tokens do not fit the reservation", code="bad_request")
         request.token_ids[:] = token_ids[:-1]
         request.first_output_index = len(token_ids) - request.num_prompt_tokens
-        self.arrive(request_id, token_ids[-1])
+        self.arrive(request_id, token_ids[-1], private)
         return request
 
     # --- waiting for blocks
@@ -241,7 +241,7 @@ class Incoming:
         """The request's KvPull. Raises RemoteError if the request no longer expects KV from this node."""
         return self._reservation(request_id, prefill_node).pull
 
-    def arrive(self, request_id: str, first_token: int) -> None:
+    def arrive(self, request_id: str, first_token: int, private: bool = False) -> None:
         """All KV has landed: start decoding. Raises RemoteError if the request has ended."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is None:
@@ -250,7 +250,7 @@ class Incoming:
         request = reservation.request
         if request.finished:
             raise RemoteError("the request has ended on the decode node", code="gone")
-        self._worker.batcher.arrived(time.monotonic(), request, first_token)
+        self._worker.batcher.arrived(time.monotonic(), request, first_token, private)
         self._worker.wake()
 
     def request(self, request_id: str) -> Request | None:

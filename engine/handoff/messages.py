@@ -124,6 +124,7 @@ class MoveCommit:
     """MOVE_COMMIT; its data are all known tokens, raw uint32. KV of the last one does not exist yet."""
 
     id: str
+    private: bool = False  # Request.private
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class Moving:
 class Handover:
     id: str
     first_token: int
+    private: bool = False  # Request.private
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Arriving:
         tokens = array("I")
         tokens.frombytes(data)
         self._worker.check()
-        self._service.incoming.commit(body.id, peer, tokens.tolist())
+        self._service.incoming.commit(body.id, peer, tokens.tolist(), body.private)
         self._forget(body.id)
 
     def _expired(self, request_id: str) -> None:

@@ -225,7 +225,7 @@ class Outgoing:
 
     async def _commit(self, one: Leaving) -> Event:
         data = [array("I", one.request.token_ids).tobytes()]
-        body = encode(MoveCommit(one.request.request_id))
+        body = encode(MoveCommit(one.request.request_id, one.request.private))
         try:
             await self._channel.call(one.to, messages.MOVE_COMMIT, body, data, ANSWER_S)
         except (RemoteError, PeerRefused) as error:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
+from engine.model.experts.losses import Losses
 from engine.model.experts.moe import Experts
 from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
 from engine.model.latent import LatentAttention, halves_of
@@ -61,7 +62,7 @@ class Layer:
     o: Linear  # [H, num_heads * head_size (or value_size)]
     attn_post_norm: Tensor | None  # [H]
     mlp_norm: Tensor  # [H]
-    mlp: Mlp | Experts
+    mlp: Mlp | Experts | Linear  # Linear: ExpertRanks.layer
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens that a row sees, including itself; 0: all
     latent: LatentAttention | None = None
@@ -75,6 +76,19 @@ class Step:
     plan: Any  # the attention backend's
     angles: tuple[Tensor, Tensor]  # cos, sin [T, head_size / 2] float32
     local_angles: tuple[Tensor, Tensor]  # of layers with a window
+
+
+class ExpertRanks(Protocol):
+    """The experts of several ranks (engine/experts/group.py)."""
+
+    def layer(self, index: int, router: Router, shared: Linear | None) -> Linear:
+        """The experts of a layer: x [T, H] -> [T, H]."""
+
+    def only(self, tokens: Tensor) -> None:
+        """The layers that follow compute only these tokens of the step [n] int64."""
+
+    def take_losses(self) -> Losses:
+        """The tokens of the last step whose experts were lost."""
 
 
 class Scores(Protocol):
@@ -98,16 +112,19 @@ class Model:
         device: str = "cpu",
         ops: Ops | None = None,
         ranks: Ranks | None = None,
+        experts: ExpertRanks | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
         Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
-        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py)."""
+        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py). With `experts`, the
+        weights have no experts."""
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
         self.ranks: Ranks = ranks or Alone()
         self.alone = isinstance(self.ranks, Alone)
+        self.experts = experts
         embedding = self._matrix(weights, "embed")
         self.dtype = embedding.dtype
         # Rounded to the dtype, because the model was trained with the rounded value.
@@ -170,7 +187,7 @@ class Model:
             o=linear("o", bias=config.o_bias),
             attn_post_norm=norm("attn_post_norm") if config.post_norms else None,
             mlp_norm=norm("mlp_norm"),
-            mlp=self._experts(weights, at) if config.has_experts(index) else self._mlp(weights, at),
+            mlp=self._experts(weights, at, index) if config.has_experts(index) else self._mlp(weights, at),
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
             latent=None if config.latent is None else self._latent(weights, at, config.latent),
@@ -197,7 +214,10 @@ class Model:
             down=self.ops.linear(self._matrix(weights, at + "down")),
         )
 
-    def _experts(self, weights: dict[str, Any], at: str) -> Experts:
+    def _experts(self, weights: dict[str, Any], at: str, index: int) -> Experts | Linear:
+        if self.experts is not None:
+            shared = self._mlp(weights, at + "shared.") if self.config.shared_size else None
+            return self.experts.layer(index, self._router(weights, at), shared)
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
         return Experts(
             router=self._router(weights, at),
@@ -300,6 +320,8 @@ class Model:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
                 attended, x = attended[wanted], x[wanted]  # the other rows are not needed
+                if self.experts is not None:
+                    self.experts.only(wanted)
             x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
                 on_layer(index)  # after the sums over the ranks, all ranks have written

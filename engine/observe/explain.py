@@ -81,6 +81,7 @@ def table(record: dict[str, Any]) -> str:
             lines += ["", f"decision {number + 1} of {len(record['decisions'])}"]
         lines += _decision(decision)
     lines += [_load(event["detail"]) for event in record["events"] if event["event"] == "prefix_fetched"]
+    lines += [_dropped(event) for event in record["events"] if event["event"] == "experts_dropped"]
     if record["truth"]:
         rows = [
             (name, t["estimated_s"], t["measured_s"], t["error_s"], _share(t["error"]))
@@ -99,6 +100,12 @@ def _moves(events: Sequence[dict[str, Any]]) -> list[str]:
         if event["event"] == "moved"
         for move in (event["detail"],)
     ]
+
+
+def _dropped(event: dict[str, Any]) -> str:
+    detail = event["detail"]
+    ranks = ", ".join(map(str, detail["ranks"]))
+    return f"{event['node']} did without {detail['pairs']} results of experts: rank {ranks} of its ranks was masked"
 
 
 def recent_errors(nodes: Sequence[dict[str, Any]]) -> list[str]:
