@@ -11,6 +11,7 @@ Files:
     handoff/      KV between nodes: prompts pushed or pulled, prefixes loaded, blocks published; what an engine node
                   answers
     loading/      Builds a runner over an empty KV arena from a model source
+    migration/    Running requests move between decode nodes: their blocks are copied while they decode
     model/        The decoder: its shape from any configuration file, its operations on CPU and GPU, its parts on
                   several ranks
     node/         One node, assembled: how it starts, reports and leaves

@@ -7,6 +7,7 @@ Files:
     classes      Service classes: the objectives of each, and its share when they compete
     cost         Predicts the time of prefills, decode steps and transfers with small regressions, fitted online to
                  measurements
+    migration    Decides which running request moves to which decode node
     queueing     Orders of the prompt queue: which prompt is prefilled next
     rejection    Decides which requests are refused under load: the variants of the paper
     role_change  Decides when a node that can prefill and decode, and does one of them, switches to the other

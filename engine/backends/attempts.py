@@ -16,6 +16,7 @@ from engine.backends.worker import Worker
 from engine.front.attempts import AttemptFailed, NodeUnreachable, Redirected, fail, next_output, runs
 from engine.front.flight import Flight, OutputText
 from engine.front.flight_log import FlightLog
+from engine.front.moving import Places
 from engine.handoff.updates import Closing, Ended, Token
 from net.http.common.frontend import Output, Overloaded, Unavailable
 from net.loop.tasks import spawn
@@ -57,7 +58,7 @@ class WorkerAttempts:
         flight.begun = time.monotonic()
         self._flights[name] = flight
         flight.items = asyncio.Queue()
-        flight.watched = {worker.name}
+        flight.places = Places({worker.name}, set())
         worker.load.sent(name, flight.begun, len(flight.token_ids), placement.prefix_tokens)
         try:
             async with asyncio.timeout(max(1.0, flight.deadline - flight.begun)):

@@ -121,6 +121,13 @@ class Config(CacheFields):
         "this time between two switches, and each node waits eight times as long between its own",
         least=1,
     )
+    migration: str = flag(
+        "drain",
+        "scheduling",
+        "when a running request moves to another decode node, its KV copied while it decodes: none; drain = when this "
+        "node leaves; balance = also when another decode node has much less load, and before blocks run out here",
+        ("none", "drain", "balance"),
+    )
     queue_order: str = flag(
         "edf",
         "scheduling",
@@ -232,6 +239,16 @@ class Config(CacheFields):
         "file with more keys of clients, one per line, reread when it changes; a joining node sends --api-key, or "
         "if that is not set the first of these; none = only --api-key",
         unit="file",
+    )
+    batch_path: str | None = flag(
+        None,
+        "api",
+        "folder of this node for /v1/files and /v1/batches: files of requests, their progress and their answers, which "
+        "outlive the node; none = it has no batches",
+        unit="folder",
+    )
+    batch_concurrency: int = flag(
+        32, "api", "maximum number of requests of batches that this node answers at once", unit="requests", least=1
     )
     allowed_origins: str | None = flag(
         None,

@@ -22,6 +22,8 @@ def contradictions(config: Config) -> Iterator[str]:
     roles = set(config.roles)
     if config.model == NO_MODEL and config.roles != ("store",) and config.backend is None:
         yield f"--model none keeps values and computes nothing: it needs --role store, not {config.role}"
+    if config.model == NO_MODEL and config.batch_path is not None:
+        yield "--batch-path: a node with --model none answers no prompts; give it to a node with a model"
     if config.host in ("0.0.0.0", "::"):
         yield f"--host {config.host} is no address peers could use; name one of this machine (hostname -I lists them)"
     if config.port and config.port == config.control_port:

@@ -7,6 +7,8 @@ Files:
     costs          The cost models of this node's steps, fitted to the measured steps
     emissions      The results of a step, handed out to their requests in pieces that leave the event loop to others
     engine_load    The load of this node's engine, as gossip, load words and probes report it
+    handed_out     Which steps have been handed out: who takes a request out of the batch waits for the tokens of its
+                   last step
     held_weights   The weights that an engine has in memory, and which of them a request may use
     kv_ready       Decides which bytes of a prompt's KV may be sent to the decode node, and when
     kv_transfer    Moves one prompt's KV from the prefill node to the decode node while the prefill node computes the

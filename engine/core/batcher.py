@@ -130,6 +130,25 @@ class Batcher:
         if request in self.seats.claims:
             self.seats.claims.remove(request)
 
+    def lift(self, now: float, request: Request) -> bool:
+        """Take a request that decodes out of the next steps, because it moves to another node. It keeps its blocks, and
+        takes the tokens of the running step. Returns False if it does not decode here."""
+        self._changes += 1
+        return self.seats.lift(now, request)
+
+    def put_back(self, now: float, request: Request) -> None:
+        """A lifted request goes on here."""
+        self._changes += 1
+        self.seats.put_back(now, request)
+
+    def moved(self, now: float, request: Request) -> None:
+        """A lifted request goes on elsewhere. Its named blocks stay in the prefix cache."""
+        self._finish(now, request, "moved")
+
+    def in_step(self, request: Request) -> bool:
+        """Whether the running step computes it."""
+        return request.request_id in self._in_step
+
     def keep_private(self, request: Request) -> None:
         """No other request may find the KV that it computes from now on."""
         request.private = True

@@ -135,6 +135,24 @@ class Seats:
             self.waiting.append(request)
         request.move(now, RequestState.WAITING, preempted=True)
 
+    def lift(self, now: float, request: Request) -> bool:
+        """Take a request that decodes out of the batch; it keeps its blocks. Returns False if it does not decode."""
+        if request.handover or request.num_uncomputed != 1 or request.state is RequestState.MOVING:
+            return False
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.ready():
+            self.waiting.remove(request)
+        else:
+            return False
+        request.move(now, RequestState.MOVING)
+        return True
+
+    def put_back(self, now: float, request: Request) -> None:
+        """Undo `lift`."""
+        request.paused = True
+        self.wait(now, request)
+
     def _pause(self, now: float, request: Request) -> None:
         """Take the request's seat; it keeps its blocks."""
         self.running.remove(request)

@@ -22,6 +22,7 @@ from cache.pool.policy import Facts
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
 from engine.core.emissions import Emission, Emit, hand_out
+from engine.core.handed_out import HandedOut
 from engine.core.held_weights import WRONG_WEIGHTS, HeldWeights
 from engine.core.kv_transfer import KvTransfer
 from engine.core.lost_experts import settle_losses
@@ -134,6 +135,7 @@ class Worker:
         self._model = ModelSteps(self.weights, drafts.model, eos_token_ids, self._loads.arriving, self._transfers)
         self._parts: Parts | None = None
         self._preemptions_seen = 0
+        self._handed_out = HandedOut()
         self._wake = asyncio.Event()
         self._executor = ThreadPoolExecutor(1, "engine", step_back, (thread.nice,))
         self._loop_task: asyncio.Task[None] | None = None
@@ -228,6 +230,14 @@ class Worker:
         self._emit = emit
         self._loop_task = keep(self._run, "engine loop", Restarts(0))
 
+    async def lift(self, request: Request) -> bool:
+        """Take a request that decodes out of the batch, to move it to another node. When this returns, no step computes
+        it, and all its tokens have been handed out. Returns False if it does not decode here or has ended meanwhile."""
+        lifted = self.batcher.lift(time.monotonic(), request)
+        if lifted:
+            await self._handed_out.all(running=self.batcher.in_step(request))
+        return lifted and not request.finished
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run in the engine thread, between two steps."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -245,6 +255,7 @@ class Worker:
             self._recorder.close()
         for request_id in list(self.batcher.requests):
             self.batcher.abort(time.monotonic(), request_id)
+        self._handed_out.ended()
 
     async def _run(self) -> None:
         """A step that raises ends its requests. An exception outside a step, in a policy or in the books of the pool,
@@ -253,6 +264,7 @@ class Worker:
             await self._steps()
         except Exception as error:
             self.lost = f"{type(error).__name__}: {error}"
+            self._handed_out.ended()
             if self._in_flight is not None:
                 step, running = self._in_flight
                 await asyncio.wait([running])  # the step writes into the blocks of its requests
@@ -288,6 +300,8 @@ class Worker:
                 self.fail(request, "its blocks on a node of its pipeline went to other requests")
             running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
+            if running is not None:
+                self._handed_out.submitted()
             self.costs.started(step, time.monotonic())
             if produced is not None:
                 await self._hand_out(produced)
@@ -304,6 +318,7 @@ class Worker:
                 self._in_flight = None
                 log.exception("a step of %d requests failed", len(step.rows))
                 self._fail(step, f"{type(error).__name__}: {error}")
+                self._handed_out.done()
                 continue
             self._in_flight = None
             produced = self._commit(step, sampled, await self._settle(step))
@@ -367,6 +382,7 @@ class Worker:
     async def _hand_out(self, produced: _Produced) -> None:
         self._metrics.observe("vllm:iteration_tokens_total", produced.num_tokens)
         await hand_out(produced.emissions, self._emit)
+        self._handed_out.done()
         now = time.monotonic()
         for emission in produced.emissions:
             self.costs.served.handed_out(emission.request.request_id, now)

@@ -21,6 +21,7 @@ Files:
     groups            Groups of prefill nodes for long prompts (--prefill-parallel cpp): formed for each request, from
                       gossip and load
     known             The nodes that this acceptor knows, as a view for placement
+    moving            Where a running request is while it moves between decode nodes, as its acceptor sees it
     persistence       Decides whether and when to retry a request
     placed            A placement with its inputs: the answers of the asked nodes, and the time of the decision
     placement_policy  The policy that --placement names

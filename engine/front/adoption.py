@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from engine.front.flight import Flight
+from engine.front.moving import Places
 from engine.handoff import messages
 from engine.handoff.messages import Adopt, Adopted, prompt_digest
 from engine.handoff.updates import Update, decode_all
@@ -39,7 +40,7 @@ class Adoption:
                 return False
             node, (attempt_id, made, weights) = max(found, key=lambda one: len(one[1][1]))
             flight.adopted, flight.weights = attempt_id, weights
-            flight.nodes, flight.watched = {node}, {node}
+            flight.places = Places({node}, {node})
             flight.timeline.nodes |= {"prefill": node, "decode": node}
             flight.items = asyncio.Queue()
             for update in [*made, *self._early.pop(attempt_id, [])]:

@@ -18,11 +18,13 @@ from engine.front.adoption import Adoption
 from engine.front.flight import Flight, OutputText
 from engine.front.flight_log import FlightLog
 from engine.front.groups import MAX_FAILED_GROUPS
+from engine.front.moving import Places
 from engine.front.placing import Placer
 from engine.front.silence import Silence, Silent
 from engine.handoff import messages
 from engine.handoff.messages import (
     Abort,
+    Moving,
     Prefill,
     Promise,
     Reserve,
@@ -37,9 +39,12 @@ from engine.handoff.updates import (
     Failed,
     HandedOver,
     Landed,
+    Moved,
     Refused,
+    Stayed,
     TimedOut,
     Token,
+    Update,
     decode_all,
     ends_there,
 )
@@ -77,6 +82,7 @@ class Attempts:
         self._silence = Silence(channel, placer.suspects, self._flights.values, fail)
         self.node_suspected = self._silence.suspected
         channel.handle(messages.TOKENS, self._on_tokens)
+        channel.handle(messages.MOVING, typed(Moving, self._on_moving))
         channel.handle(messages.PROMPT_LOGPROBS, typed(ScoredPrompt, self._on_prompt_logprobs))
         channel.on_lost(self.node_lost)
         channel.on_closed(self.node_lost)
@@ -109,8 +115,8 @@ class Attempts:
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
         flight.prefills = placement.prefills
-        flight.nodes = {*placement.prefills, placement.decode}
-        flight.watched = set(flight.nodes)
+        nodes = {*placement.prefills, placement.decode}
+        flight.places = Places(nodes, set(nodes))
         wire, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target, asked = None, placement.decode
@@ -162,9 +168,32 @@ class Attempts:
             if flight is None:
                 self._adoption.keep(attempt_id, update)
             else:
+                if isinstance(update, Token):
+                    flight.places.heard(peer)
                 flight.items.put_nowait(update)
-                if ends_there(update):
+                if ends_there(update) and not isinstance(update, HandedOver):
                     flight.nodes.discard(peer)
+                self._follow(flight, peer, update)
+
+    def _follow(self, flight: Flight, peer: str, update: Update) -> None:
+        """The nodes of the attempt change at once, its tokens in the order in which the client reads them."""
+        match update:
+            case HandedOver():
+                flight.places.handed_over(peer, flight.prefills)
+            case Moved(to):
+                if (lost := flight.places.moved(peer, to)) is not None:
+                    fail(flight, f"node {lost} was lost")
+            case Stayed():
+                flight.places.stayed(peer)
+            case _:
+                pass
+
+    async def _on_moving(self, peer: str, body: Moving, data: memoryview) -> None:
+        """When this is answered, all earlier tokens of `peer` are in the flight's queue."""
+        flight = self._flights.get(body.id)
+        if flight is None or peer not in flight.nodes:
+            raise RemoteError("the request has ended on its acceptor", code="gone")
+        flight.places.announced(peer, body.to)
 
     async def _on_prompt_logprobs(self, peer: str, body: ScoredPrompt, data: memoryview) -> None:
         flight = self._flights.get(body.id)
@@ -174,7 +203,7 @@ class Attempts:
     def node_lost(self, node: str) -> None:
         """Fail the attempts that need `node`."""
         for flight in self._flights.values():
-            if node in flight.watched:
+            if flight.places.gone(node):
                 fail(flight, f"node {node} was lost")
 
     # --- ends
@@ -211,8 +240,10 @@ async def next_output(flight: Flight, text: OutputText, log: FlightLog) -> Outpu
                 return text.push(token_id, logprobs, finish)
             case Landed(report):
                 log.reported(flight, report)
-            case HandedOver():
-                flight.watched -= set(flight.prefills)
+            case Moved(to, report):
+                log.moved(flight, to, report)
+            case HandedOver() | Stayed():
+                pass
             case Failed(reason, report, incomplete):
                 flight.incomplete = flight.incomplete or incomplete
                 if report is not None:

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, overload
 
 from cache.block import BlockKey
+from engine.front.moving import Places
 from engine.front.persistence import Persistence
 from engine.handoff.updates import Closing, Ended, TimedOut, Update
 from engine.observe.timeline import Timeline
@@ -54,8 +55,7 @@ class Flight:
     runs: bool = False  # an attempt has begun; `items` receives its outputs and its end
     items: asyncio.Queue[Update | TimedOut | Closing | Ended] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline
-    watched: set[str] = field(default_factory=set)  # nodes whose loss ends this attempt
-    nodes: set[str] = field(default_factory=set)  # nodes that know this attempt
+    places: Places = field(default_factory=lambda: Places(set(), set()))  # the nodes of this attempt
     asking: tuple[str, asyncio.Task[Any]] | None = None  # (the node that must answer, the waiting task)
     unheard: str = ""  # why the task should stop waiting for that node
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of prompt tokens 1, 2, ...
@@ -66,6 +66,16 @@ class Flight:
         if self.adopted is not None:
             return self.adopted
         return f"{self.timeline.nodes['acceptor']}/{self.request_id}#{self.attempt}"
+
+    @property
+    def watched(self) -> set[str]:
+        """Nodes whose loss ends this attempt."""
+        return self.places.watched
+
+    @property
+    def nodes(self) -> set[str]:
+        """Nodes that know this attempt."""
+        return self.places.nodes
 
     @property
     def num_output_tokens(self) -> int:

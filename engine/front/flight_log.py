@@ -127,6 +127,12 @@ class FlightLog:
         if flight.num_output_tokens == 0:
             flight.timeline.cached_tokens = report.cached_tokens
 
+    def moved(self, flight: Flight, to: str, report: Report) -> None:
+        """Another decode node goes on with the request. The report of the old one says how long it paused."""
+        flight.timeline.extend(report.events)
+        flight.timeline.nodes["decode"] = to
+        flight.timeline.clocks = self._placer.clocks.of(flight.timeline.nodes.values())
+
     def token(self, flight: Flight) -> None:
         """A token arrived. Call this before it is appended to the flight's tokens."""
         now = time.monotonic()

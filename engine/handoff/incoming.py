@@ -53,9 +53,15 @@ class Reservation:
 
     request: Request
     held: list[int]
-    pulls: dict[str, KvPull]  # by the prefill node: one, or the stages of a pipeline
+    pulls: dict[str, KvPull]  # by the prefill node: one, or the stages of a pipeline; or the decode node that it leaves
+    fence: str = messages.FENCE  # the message that makes these nodes stop writing
     arrival: Arrival | None = None  # from the stages of a pipeline
     moved: asyncio.Event = field(default_factory=asyncio.Event)  # set when a stage has delivered something, or the end
+
+    @property
+    def moves(self) -> bool:
+        """Whether it runs on that node, which goes on with it if the move fails."""
+        return self.fence == messages.MOVE_FENCE
 
 
 class Incoming:
@@ -113,18 +119,79 @@ class Incoming:
             first_missing = await self._blocks_for(request)
         finally:
             self._num_waiting -= 1
+        return self._expect(request, prefill_nodes, first_missing, messages.FENCE)
+
+    def _expect(self, request: Request, nodes: Sequence[str], first_missing: int, fence: str) -> KvTarget:
+        """Hold the blocks behind the first `first_missing` for KV from `nodes`."""
         held = request.block_ids[first_missing:]
         self._worker.batcher.pool.hold(held)
         form = self._form
-        pulls = {
-            node: KvPull(self._transfer, KV_REGION, form.block_bytes, node, held, form.decoder)
-            for node in prefill_nodes
-        }
-        arrival = Arrival(prefill_nodes, request.num_tokens) if len(pulls) > 1 else None
-        self._reservations[request.request_id] = Reservation(request, held, pulls, arrival)
-        epochs = [self._transfer.epoch_of(node) for node in prefill_nodes]
+        pulls = {node: KvPull(self._transfer, KV_REGION, form.block_bytes, node, held, form.decoder) for node in nodes}
+        arrival = Arrival(nodes, request.num_tokens) if len(pulls) > 1 else None
+        self._reservations[request.request_id] = Reservation(request, held, pulls, fence, arrival)
+        return self._target(request, nodes, first_missing)
+
+    def _target(self, request: Request, nodes: Sequence[str], first_missing: int) -> KvTarget:
+        epochs = [self._transfer.epoch_of(node) for node in nodes]
         target = KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epochs[-1])
-        return target if arrival is None else replace(target, epochs=epochs)
+        return target if len(epochs) == 1 else replace(target, epochs=epochs)
+
+    # --- running requests that move here (engine/migration/)
+
+    def move_in(self, request: Request, source: str, blocks: int) -> KvTarget:
+        """Hold `blocks` blocks for a request that runs on `source`. It never waits and takes nothing from requests of
+        this node. Raises RemoteError if there is no room."""
+        batcher = self._worker.batcher
+        if len(batcher.running) + len(batcher.waiting) + len(self._reservations) >= batcher.seats.max_num_seqs:
+            raise RemoteError(f"every seat of {self._channel.node_id} is taken", code="no_room")
+        try:
+            first_missing = batcher.reserve(time.monotonic(), request)
+        except OutOfBlocks:
+            raise RemoteError(f"{self._channel.node_id} has too few free blocks", code="no_room") from None
+        self._expect(request, [source], first_missing, messages.MOVE_FENCE)
+        try:
+            return self.grow(request.request_id, source, blocks)
+        except RemoteError:
+            reservation = self._reservations.pop(request.request_id)
+            batcher.pool.unhold(reservation.held)  # the source does not know these blocks yet
+            batcher.abort(time.monotonic(), request.request_id)
+            raise
+
+    def grow(self, request_id: str, source: str, blocks: int) -> KvTarget:
+        """Hold `blocks` blocks for a request that moves here, those it has included. Raises RemoteError if there is no
+        room, or the request is not expected any more."""
+        reservation = self._reservation(request_id, source)
+        request, batcher = reservation.request, self._worker.batcher
+        had = len(request.block_ids)
+        try:
+            batcher.blocks.extend(request, blocks * batcher.block_size)
+        except OutOfBlocks:
+            raise RemoteError(f"{self._channel.node_id} has too few free blocks", code="no_room") from None
+        more = request.block_ids[had:]
+        batcher.pool.hold(more)
+        reservation.held.extend(more)
+        reservation.pulls[source].allow(more)
+        return self._target(request, [source], request.num_named)
+
+    def _reservation(self, request_id: str, node: str) -> Reservation:
+        reservation = self._reservations.get(request_id)
+        if reservation is None or node not in reservation.pulls:
+            raise RemoteError("the request has ended on the decode node", code="gone")
+        return reservation
+
+    def commit(self, request_id: str, source: str, token_ids: list[int], private: bool = False) -> Request:
+        """All KV of a request that moves here has landed: go on behind these tokens. Raises RemoteError if it is not
+        expected any more, or if its blocks do not suffice."""
+        reservation = self._reservation(request_id, source)
+        request, blocks = reservation.request, self._worker.batcher.blocks
+        if len(token_ids) < request.num_tokens or blocks.blocks_for(len(token_ids) - 1) > len(request.block_ids):
+            raise RemoteError(f"{len(token_ids)} tokens do not fit the reservation", code="bad_request")
+        request.token_ids[:] = token_ids[:-1]
+        request.first_output_index = len(token_ids) - request.num_prompt_tokens
+        self.arrive(request_id, token_ids[-1], private)
+        return request
+
+    # --- waiting for blocks
 
     async def _blocks_for(self, request: Request) -> int:
         batcher = self._worker.batcher
@@ -178,10 +245,7 @@ class Incoming:
 
     def _pull(self, request_id: str, prefill_node: str) -> KvPull:
         """The request's KvPull. Raises RemoteError if the request no longer expects KV from this node."""
-        reservation = self._reservations.get(request_id)
-        if reservation is None or prefill_node not in reservation.pulls:
-            raise RemoteError("the request has ended on the decode node", code="gone")
-        return reservation.pulls[prefill_node]
+        return self._reservation(request_id, prefill_node).pulls[prefill_node]
 
     def landed(self, request_id: str, node: str, tokens: int) -> None:
         """The stage on `node` has delivered its layers of the first `tokens` tokens. Blocks that are whole now get
@@ -222,9 +286,9 @@ class Incoming:
         reservation = self._reservations.get(request_id)
         return None if reservation is None else reservation.request
 
-    def of_node(self, prefill_node: str) -> list[Request]:
+    def of_node(self, prefill_node: str) -> list[Reservation]:
         """Requests whose KV comes from that node."""
-        return [one.request for one in self._reservations.values() if prefill_node in one.pulls]
+        return [one for one in self._reservations.values() if prefill_node in one.pulls]
 
     def take(self, request_id: str) -> Reservation | None:
         """The request has ended: no further read starts. The caller passes the reservation to `give_up`."""
@@ -244,7 +308,9 @@ class Incoming:
         await pull.stop()
         request_id = reservation.request.request_id
         try:
-            await self._channel.call(node, messages.FENCE, encode(Fence(request_id)), timeout_s=FENCE_REPLY_TIMEOUT_S)
+            await self._channel.call(
+                node, reservation.fence, encode(Fence(request_id)), timeout_s=FENCE_REPLY_TIMEOUT_S
+            )
         except (ConnectionError, RemoteError, TimeoutError) as error:
             self._channel.drop(node, f"it did not confirm that it has stopped writing KV of {request_id}: {error}")
             await self._behind_fence(node, len(reservation.held))

@@ -40,6 +40,14 @@ BORROW = "engine.kv.borrow"  # keep these blocks where they are while I read the
 RETURN = "engine.kv.return"  # I have read them: were they kept until now?
 # decode node -> prefill node
 FENCE = "engine.fence"  # answer when nothing of this request will be pushed any more
+# decode node -> another decode node, to which a running request moves (engine/migration/)
+MOVE_IN = "engine.move.in"  # reserve blocks for this running request
+MOVE_GROW = "engine.move.grow"  # reserve more of them
+MOVE_COMMIT = "engine.move.commit"  # all KV has landed: go on with these tokens
+# the destination of a move -> its source
+MOVE_FENCE = "engine.move.fence"  # as FENCE; the request itself goes on
+# decode node -> acceptor
+MOVING = "engine.moving"  # you have all my tokens; the next ones come from this node
 # engine nodes -> acceptor
 TOKENS = "engine.tokens"
 PROMPT_LOGPROBS = "engine.prompt_logprobs"  # sent before the first token
@@ -95,6 +103,39 @@ class Abort:
 @dataclass(frozen=True, slots=True)
 class Fence:
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveIn:
+    """MOVE_IN; the answer is a KvTarget."""
+
+    request: WireRequest
+    acceptor: str
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveGrow:
+    """MOVE_GROW; the answer is a KvTarget with all blocks."""
+
+    id: str
+    blocks: int  # those it has included
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCommit:
+    """MOVE_COMMIT; its data are all known tokens, raw uint32. KV of the last one does not exist yet."""
+
+    id: str
+    private: bool = False  # Request.private
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """MOVING."""
+
+    id: str
+    to: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,10 @@ class KvPull:
             await self._decoder.decode(spans)
         return done
 
+    def allow(self, block_ids: Collection[int]) -> None:
+        """More blocks may be written."""
+        self._block_ids |= frozenset(block_ids)
+
     async def _until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         task = awaited(work)
         self._writes.add(task)

@@ -177,7 +177,7 @@ class EngineService:
         if (target := body.target) is not None:
             layers = None if request.part is None else range(request.part.begin, request.part.end)
             ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap, layers)
-            mover = self._mover(request.request_id, target)
+            mover = self.mover(request.request_id, target)
             transfer = KvTransfer(target.node, mover, ready, self._worker.batcher.pool, self._moves.wire)
             if request.part is not None:
                 transfer.watch(partial(self._stage_landed, request.request_id, target.node))
@@ -217,7 +217,8 @@ class EngineService:
             self._leaving.pop(request.request_id, None)
             self.blocks_freed()
 
-    def _mover(self, request_id: str, target: KvTarget) -> Mover:
+    def mover(self, request_id: str, target: KvTarget) -> Mover:
+        """Moves KV of this node's arena into the blocks of `target`."""
         wire = self._moves.wire
         region = KV_REGION if wire is None else wire.region.name
         if self._moves.how == "pull":
@@ -321,11 +322,41 @@ class EngineService:
                 self._acceptors[request_id] = NOBODY
             else:
                 self._end(request_id)
-        for request in self._incoming.of_node(node):
+        for reservation in self._incoming.of_node(node):
+            request = reservation.request
             acceptor = self._acceptors.get(request.request_id)
             self._end(request.request_id)
-            if acceptor is not None:
+            if acceptor is not None and not reservation.moves:  # else the acceptor watches `node` itself
                 self._tell(acceptor, request, Failed(f"prefill node {node} was lost", self._report(request)))
+
+    # --- running requests that move between decode nodes (engine/migration/)
+
+    @property
+    def incoming(self) -> Incoming:
+        return self._incoming
+
+    def acceptor_of(self, request_id: str) -> str | None:
+        """None if the request is unknown here or its acceptor was lost."""
+        return self._acceptors.get(request_id) or None
+
+    def expect(self, request_id: str, acceptor: str) -> None:
+        """A request of `acceptor` moves here."""
+        self._acceptors[request_id] = acceptor
+
+    def forget(self, request_id: str) -> None:
+        """The request goes on elsewhere, or it never came."""
+        self._acceptors.pop(request_id, None)
+        self.blocks_freed()
+
+    def end(self, request_id: str) -> None:
+        """End a request here; what moves its KV stops first."""
+        self._end(request_id)
+
+    def tell(self, acceptor: str, request_id: str, update: Update) -> None:
+        """Behind all earlier tokens of this node."""
+        self._send(acceptor, [(request_id, update)])
+
+    # --- ends of both
 
     def blocks_freed(self) -> None:
         """Let a waiting reservation or request try again."""

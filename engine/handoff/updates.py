@@ -6,6 +6,8 @@ A message of kind TOKENS has a list of updates. Each is a JSON array that begins
     [attempt, index, token id, log probabilities, finish, report]    a token with more fields
     [attempt, "landed", report]
     [attempt, "handed_over"]
+    [attempt, "moved", node, report]
+    [attempt, "stayed"]
     [attempt, "failed", reason, report, whether the prefix arrived incomplete]
     [attempt, "refused", reason, retry_after_s, facts, report]
 """
@@ -56,6 +58,19 @@ class HandedOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """From a decode node: another decode node goes on with the request, and this node no longer knows it."""
+
+    to: str
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Stayed:
+    """From a decode node: the announced move did not happen; the request goes on here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The attempt ends; the request can be placed again."""
 
@@ -91,7 +106,7 @@ class Ended:
     finish: str  # "stop" or "length"
 
 
-Update = Token | Landed | HandedOver | Failed | Refused
+Update = Token | Landed | HandedOver | Moved | Stayed | Failed | Refused
 """The updates that nodes send."""
 
 
@@ -100,9 +115,9 @@ def ends_there(update: Update) -> bool:
     match update:
         case Token(finish=finish):
             return finish is not None
-        case Landed():
+        case Landed() | Stayed():
             return False
-        case HandedOver() | Failed() | Refused():
+        case HandedOver() | Moved() | Failed() | Refused():
             return True
 
 
@@ -117,6 +132,10 @@ def encode(attempt: str, update: Update) -> list[Any]:
             return [attempt, "landed", _report_out(report)]
         case HandedOver():
             return [attempt, "handed_over"]
+        case Moved(to, report):
+            return [attempt, "moved", to, _report_out(report)]
+        case Stayed():
+            return [attempt, "stayed"]
         case Failed(reason, report, incomplete):
             return [attempt, "failed", reason, _report_out(report), incomplete]
         case Refused(reason, retry_after_s, facts, report):
@@ -137,6 +156,10 @@ def decode(wire: object) -> tuple[str, Update]:
             return attempt, Landed(_report(report))
         case [attempt, "handed_over"]:
             return attempt, HandedOver()
+        case [attempt, "moved", str() as to, [_, _] as report]:
+            return attempt, Moved(to, _report(report))
+        case [attempt, "stayed"]:
+            return attempt, Stayed()
         case [attempt, "failed", str() as reason, report, bool() as incomplete]:
             return attempt, Failed(reason, _report_in(report), incomplete)
         case [attempt, "refused", str() as reason, retry_after_s, dict() as facts, report]:

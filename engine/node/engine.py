@@ -31,6 +31,7 @@ from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
 from engine.handoff.service import EngineService, KvMoves
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
+from engine.migration.migrator import Migrator
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
@@ -122,15 +123,17 @@ class Engine:
             StepThread(config.engine_nice, step_recorder(config)),
         )
         rejection = refusals(config)
+        moves = KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas, self._wire)
         self.service = EngineService(
             cluster.channel,
             transfer,
             self.worker,
-            KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas, self._wire),
+            moves,
             config.max_waiting_requests,
             OwnLoad(config.node_id, self.load, cluster.words, rejection),
             metrics,
         )
+        self.migrator = Migrator(config, cluster, self.worker, self.service, moves, self.load, metrics)
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
         )
@@ -188,6 +191,7 @@ class Engine:
     def start(self) -> None:
         self.publisher.start()
         self.worker.start(self.service.on_emissions)
+        self.migrator.start()
 
     async def forget_prefixes(self) -> int:
         """Forget the keys of all blocks of the arena, and publish none of those that wait for it. Blocks of requests
@@ -207,6 +211,7 @@ class Engine:
         self._forgotten = told
 
     async def close(self) -> None:
+        await self.migrator.close()
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
@@ -239,7 +244,7 @@ class Engine:
             "blocks": self.pool.usage(),
             "references": self.pool.references(),
             "integrity": self._integrity(),
-            "held_for_requests": self.service.held(),
+            "held_for_requests": self.service.held() | {"moving": len(self.migrator)},
             "waiting": len(self.batcher.waiting),
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
@@ -257,7 +262,9 @@ class Engine:
     def _integrity(self) -> str | None:
         try:
             self.pool.check_integrity()
-            self.pool.check_transfer_owners([*self.worker.held_blocks(), *self.service.held_blocks()])
+            self.pool.check_transfer_owners(
+                [*self.worker.held_blocks(), *self.service.held_blocks(), *self.migrator.held_blocks()]
+            )
             self.pool.check_request_owners([*self.worker.request_blocks(), *self._calibrated])
         except Exception as error:
             return str(error)

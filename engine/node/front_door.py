@@ -39,6 +39,7 @@ from engine.observe.trace_recorder import TraceRecorder
 from engine.sampling.grammar import Grammars
 from engine.speculation.draft_source import check_draft
 from engine.text.tokenizer import Tokenizer
+from net.http.batches.runner import Batches, PathInUse
 from net.http.common.frontend import Frontend
 from net.http.server import HttpServer, create_app
 from net.metrics.watched import of_traces
@@ -94,6 +95,7 @@ class FrontDoor:
             ignore_unknown=config.unknown_fields == "ignore",
             version=__version__,
             cluster_key=open_cluster_key(config),
+            batches=_batches(config, frontend),
         )
         self._http = HttpServer(app, max_header_bytes=config.max_header_bytes)
         await self._http.start_on(listening)
@@ -216,6 +218,15 @@ def _recorder(config: Config) -> TraceRecorder | None:
         return TraceRecorder(Path(config.record_trace), time.time())
     except OSError as error:
         raise UsageError(f"--record-trace {config.record_trace}: {error.strerror}") from None
+
+
+def _batches(config: Config, frontend: Frontend) -> Batches | None:
+    if config.batch_path is None:
+        return None
+    try:
+        return Batches(frontend, Path(config.batch_path), config.batch_concurrency)
+    except (OSError, PathInUse) as error:
+        raise UsageError(f"--batch-path {config.batch_path}: {error}") from None
 
 
 def _span_export(config: Config) -> SpanExport | None:

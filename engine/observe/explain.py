@@ -75,6 +75,7 @@ def table(record: dict[str, Any]) -> str:
     ]
     if (refused := record["refused"]) is not None:
         lines += _refused(refused)
+    lines += _moves(record["events"])
     for number, decision in enumerate(record["decisions"]):
         if len(record["decisions"]) > 1:
             lines += ["", f"decision {number + 1} of {len(record['decisions'])}"]
@@ -89,6 +90,17 @@ def table(record: dict[str, Any]) -> str:
         ]
         lines += ["", *_columns(("", "estimated", "measured", "difference", "error"), rows)]
     return "\n".join(lines)
+
+
+def _moves(events: Sequence[dict[str, Any]]) -> list[str]:
+    """One line per move to another decode node."""
+    return [
+        f"moved from {event['node']} to {move['to']} ({move['reason']}): paused {1000 * move['pause_s']:.1f} ms, "
+        f"{move['bytes']} bytes, {move['stages']} copies while it decoded"
+        for event in events
+        if event["event"] == "moved"
+        for move in (event["detail"],)
+    ]
 
 
 def _dropped(event: dict[str, Any]) -> str:

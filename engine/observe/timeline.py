@@ -81,6 +81,7 @@ class Timeline:
         received, begun = _first(events, "accepted"), _first(events, "running", prefill)
         queued, first = _first(events, "waiting", prefill), _first(events, "first_token")
         fetched, moved = _all(events, "prefix_fetched"), _all(events, "kv_moved")
+        moves = _all(events, "moved")
         transfer, compute = spans_of(moved), spans_of(_all(events, "computed", prefill))
         fetch_ms = sum(1000 * e["detail"]["seconds"] for e in fetched)
         wait_ms = _ms(queued, begun)
@@ -98,6 +99,8 @@ class Timeline:
             "ttft_ms": _ms(received, first),
             "decision_to_token_ms": _ms(_last(events, "placed"), first),
             "decode_ms": _ms(first, _first(events, "answered")),
+            "moves": len(moves),
+            "move_pauses_ms": sum(1000 * e["detail"]["pause_s"] for e in moves),
             "e2e_ms": _ms(received, _first(events, "answered")),
             "nodes": self.nodes,
             "prompt_tokens": self.prompt_tokens,

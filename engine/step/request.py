@@ -28,14 +28,15 @@ class RequestState(Enum):
 
     WAITING ──> LOADING ──> WAITING ──> RUNNING ──> FINISHED
              (prefix fetch)               │  ^
-    REMOTE ───────────────────────────────┘  └── WAITING (preempted: blocks released)
-    (KV arrives from a prefill node)
+    REMOTE ───────────────────────────────┘  ├── WAITING (preempted: blocks released)
+    (KV arrives from another node)           └── MOVING (its last blocks go to another decode node)
     """
 
     WAITING = "waiting"
     LOADING = "loading"
     REMOTE = "remote"
     RUNNING = "running"
+    MOVING = "moving"
     FINISHED = "finished"
 
 

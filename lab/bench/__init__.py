@@ -3,6 +3,8 @@
 Files:
     backends       Placement over two vLLM workers: the same requests through our acceptor with each policy of
                    --policies
+    batches        Offline prompts as one batch (/v1/batches), the same prompts online, and interactive requests next
+                   to the batch
     burst          How many requests of a burst are served, and how fast the others are refused
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
@@ -36,6 +38,7 @@ Files:
 BENCHMARKS = {
     "attention": "lab.bench.attention.command",
     "backends": "lab.bench.backends",
+    "batches": "lab.bench.batches",
     "burst": "lab.bench.burst",
     "collectives": "lab.bench.collectives.command",
     "experts": "lab.bench.experts.command",

@@ -16,6 +16,8 @@ Files:
     histories           Is a history of puts and gets of one key linearizable?
     kill_roles          SIGKILL one node of each role under load: no client error, the same tokens, and how long a
                         stream pauses
+    migrations          Running requests move between decode nodes under load, by drains: no token is lost or doubled,
+                        and how long it takes
     namespaces          Nodes in separate network namespaces, connected by a bridge: during a cut, the kernel drops
                         packets
     put_client          One client of scripts/faults.py put-histories in a separate process: it may be on the other
@@ -47,6 +49,7 @@ FAULTS = {
     "cut-nodes": "lab.faults.cut_nodes",
     "exhaustion": "lab.faults.exhaustion",
     "kill-roles": "lab.faults.kill_roles",
+    "migrations": "lab.faults.migrations",
     "put-histories": "lab.faults.put_histories",
     "ranks": "lab.faults.ranks",
     "role-changes": "lab.faults.role_changes",

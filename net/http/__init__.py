@@ -11,6 +11,7 @@ Files:
     weights       POST and GET /v1/update_weights: the cluster serves other weights, which a program put into the pool
                   as tensors
     anthropic/    The Messages API, as Anthropic's clients speak it
+    batches/      /v1/files and /v1/batches: thousands of prompts in a file, answered in idle capacity, kept on disk
     common/       The common parts of all routes of the HTTP API: errors, limits, bodies, connections
     openai/       The OpenAI API: bodies, rules, answers, streams
 """

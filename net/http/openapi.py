@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from net.http.anthropic.schema import CountBody, MessagesBody
+from net.http.batches.schema import BatchBody
 from net.http.common.answers import ANSWERS
 from net.http.common.page import ASSETS, TYPES
 from net.http.drain import DrainBody
@@ -61,6 +62,15 @@ OPERATIONS = {
     "POST /v1/responses": Operation("Answer a conversation", ResponsesBody, (JSON, EVENTS), answer="Response"),
     "POST /v1/messages": Operation("Answer a conversation", MessagesBody, (JSON, EVENTS), answer="AnthropicMessage"),
     "POST /v1/messages/count_tokens": Operation("Tokens of a conversation", CountBody, answer="TokenCount"),
+    "POST /v1/files": Operation("Keep a file of requests for a batch: multipart/form-data", answer="File"),
+    "GET /v1/files": Operation("Files that this node keeps", answer="Files"),
+    "GET /v1/files/{file_id}": Operation("A file", answer="File"),
+    "DELETE /v1/files/{file_id}": Operation("Delete a file"),
+    "GET /v1/files/{file_id}/content": Operation("The bytes of a file", types=("application/octet-stream",)),
+    "POST /v1/batches": Operation("Answer the requests of a file in idle capacity", BatchBody, answer="Batch"),
+    "GET /v1/batches": Operation("Batches of this node", answer="Batches"),
+    "GET /v1/batches/{batch_id}": Operation("The progress of a batch", answer="Batch"),
+    "POST /v1/batches/{batch_id}/cancel": Operation("End a batch; the answers so far stay", answer="Batch"),
     "POST /v1/embeddings": Operation("Refused: this server generates text", types=()),
     "GET /v1/models": Operation("The served model", answer="Models"),
     "GET /v1/models/{model}": Operation("The served model by its name", answer="Model"),

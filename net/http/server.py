@@ -15,6 +15,8 @@ from aiohttp import web
 from net.channel.cluster_key import ClusterKey
 from net.http import docs, openapi
 from net.http.anthropic.routes import Messages
+from net.http.batches.routes import BatchRoutes
+from net.http.batches.runner import Batches
 from net.http.common import page
 from net.http.common.accepting import BACKLOG, Accepting
 from net.http.common.connections import Rooms, Runner
@@ -51,11 +53,13 @@ def create_app(
     ignore_unknown: bool = True,
     version: str = "unknown",
     cluster_key: ClusterKey | None = None,
+    batches: Batches | None = None,
 ) -> web.Application:
     """The whole API over `frontend`. With keys, every route except OPEN_PATHS requires one; without keys, LOCAL_PAGES
     answer only this machine. read_timeout_s: for the head of a request, and again for its body; rate_limit: POST
     requests per second and client, 0: unlimited; allowed_origins: origins of web pages that may call; ignore_unknown:
-    unknown fields of bodies are ignored, not refused; cluster_key: its owners may ask for /cluster without an API key.
+    unknown fields of bodies are ignored, not refused; cluster_key: its owners may ask for /cluster without an API key;
+    batches: run while the app runs.
     """
     middlewares = [identify, limit_connections(max_connections)]
     cors = Cors(allowed_origins) if allowed_origins else None
@@ -77,6 +81,11 @@ def create_app(
     serving = Serving(frontend, door)
     openai, responses, messages = OpenAI(serving), Responses(serving), Messages(serving)
     info = Info(frontend, version, cluster_key)
+    if batches is not None:
+        batches.give_way(serving.working_on)
+    batch_routes = BatchRoutes(batches)
+    app.on_startup.append(batch_routes.start)
+    app.on_shutdown.append(batch_routes.close)
     app.add_routes(
         [
             web.post("/v1/completions", openai.completions),
@@ -104,6 +113,7 @@ def create_app(
             web.get("/live/history", info.live_history),
             web.get("/live/requests/{request_id}", info.live_request),
             web.post("/reset_prefix_cache", PrefixCache(frontend, keyed=bool(keys)).reset),
+            *batch_routes.routes(),
             *Drain(frontend, keyed=bool(keys)).routes(),
             *Weights(frontend, keyed=bool(keys)).routes(),
             *page.routes(),

@@ -65,6 +65,20 @@ ENGINE = (
         "vllm:num_preemptions",
         "Requests sent back to the queue because blocks ran out or a higher class needed them",
     ),
+    Declared(
+        Counter,
+        "mooncake:migrations",
+        "Running requests that this node tried to move to another one, by reason (drain, balance, pressure) and "
+        "result (moved, stayed, failed)",
+        ("reason", "result"),
+    ),
+    Declared(Counter, "mooncake:migrated_bytes", "KV bytes copied by moves of running requests"),
+    Declared(
+        Histogram,
+        "mooncake:migration_pause_seconds",
+        "Pause of a moved request: from its last step here to its seat on the other node",
+        buckets=STALL_BUCKETS_S,
+    ),
     Declared(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache"),
     Declared(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache, in any tier"),
     Declared(Counter, "vllm:spec_decode_num_drafts", "Verified drafts: one per request and step"),

@@ -39,9 +39,10 @@ EVERY_ALONE: Flags = {
     "num_threads": "1",
 }
 ALONE: dict[str, Flags] = {
-    "one": {"eviction": "lru", "queue_order": "fcfs", "batching_policy": "prefill-first", "rejection": "none"},
+    "one": {"eviction": "lru", "queue_order": "fcfs", "batching_policy": "prefill-first", "rejection": "none"}
+    | {"migration": "none"},
     "two": {"eviction": "lfu", "queue_order": "edf", "batching_policy": "decode-first", "rejection": "stage-load"}
-    | {"ssd_backend": "file"},
+    | {"ssd_backend": "file", "migration": "balance"},
     "three": {"eviction": "fifo", "queue_order": "srpt", "batching_policy": "mixed", "rejection": "early"}
     | {"speculative_method": "suffix", "speculative_length": "fixed"},
     "four": {"eviction": "length-aware", "queue_order": "weighted-fair", "rejection": "predicted"}
@@ -136,6 +137,11 @@ ROWS: dict[str, dict[str, Row]] = {
         "always": Row("prefill-0", _FETCH),
         "never": Row("one", _EVICTION),
         "auto": Row("six", not_asserted="depends on measured times: test_next_turn.py has one that pays"),
+    },
+    "migration": {
+        "none": Row("one", not_asserted="nothing happens: the default and balance are the ones with an effect"),
+        "drain": Row("prefill-0", not_asserted="needs a node that leaves: test_migration.py"),
+        "balance": Row("two", not_asserted="needs two decode nodes with unequal loads: test_migration.py"),
     },
     "prefetch": {
         "wait": Row("prefill-0", _FETCH),

@@ -108,6 +108,20 @@ MODEL = _object(
     weights_version=TEXT_OR_NULL,
 )
 
+FILE = _object(id=TEXT, object={"const": "file"}, bytes=COUNT, created_at=COUNT, filename=TEXT, purpose=TEXT)
+BATCH = _object(
+    id=TEXT,
+    object={"const": "batch"},
+    endpoint=TEXT,
+    input_file_id=TEXT,
+    completion_window=TEXT,
+    status=TEXT,
+    output_file_id=TEXT_OR_NULL,
+    error_file_id=TEXT_OR_NULL,
+    created_at=COUNT,
+    request_counts=_object(total=COUNT, completed=COUNT, failed=COUNT),
+)
+
 ANSWERS: dict[str, Json] = {
     "Completion": COMPLETION,
     "ChatCompletion": CHAT,
@@ -116,6 +130,10 @@ ANSWERS: dict[str, Json] = {
     "TokenCount": _object(input_tokens=COUNT),
     "Model": MODEL,
     "Models": _object(object={"const": "list"}, data=_list({"$ref": "#/components/schemas/Model"})),
+    "File": FILE,
+    "Files": _object(object={"const": "list"}, data=_list(FILE)),
+    "Batch": BATCH,
+    "Batches": _object(object={"const": "list"}, data=_list(BATCH), has_more={"type": "boolean"}),
     "Tokens": _object(count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=_or_null(_list(TEXT))),
     "Detokenized": _object(prompt=TEXT),
     "Load": _object(server_load=COUNT),

@@ -50,9 +50,9 @@ async def parse_body(request: web.Request, raw: bytes, kind: type[BodyT]) -> Bod
     _check_values(raw)
     ignored: list[str] | None = [] if request.app[ignores_key] else None
     if len(raw) <= LONG_BODY_BYTES:
-        body = _parsed(raw, kind, ignored)
+        body = parsed(raw, kind, ignored)
     else:
-        body = await asyncio.to_thread(_parsed, raw, kind, ignored)
+        body = await asyncio.to_thread(parsed, raw, kind, ignored)
     request[ignored_key] = ignored or ()
     return body
 
@@ -80,21 +80,21 @@ def deeper_than(levels: int, value: Any) -> bool:
     return bool(level)
 
 
-def _parsed(raw: bytes, kind: type[BodyT], ignored: list[str] | None = None) -> BodyT:
-    """`ignored`: gets the names of unknown fields; None: they are refused."""
+def parsed(raw: bytes, kind: type[BodyT], ignored: list[str] | None = None) -> BodyT:
+    """The valid body; `ignored` gets the names of unknown fields; None: they are refused. Raises ApiError 400."""
     try:
-        parsed = orjson.loads(raw)
+        found = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
+    if not isinstance(found, dict):
         raise bad_request("the body must be a JSON object")
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
-        _check_depth(parsed)
+        _check_depth(found)
     try:
-        return kind.model_validate(parsed, context=ignored)
+        return kind.model_validate(found, context=ignored)
     except ValidationError as error:
         refused = from_validation(error)
     try:
         raise refused
     finally:  # it travels to the event loop with this frame, which must keep neither the values nor the refusal itself
-        del parsed, refused
+        del found, refused

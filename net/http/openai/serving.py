@@ -77,9 +77,13 @@ class Serving:
                     told.collect(choice, output)
             return answer(await encoded(told.size, told.whole))
 
+    def working_on(self) -> int:
+        """Number of requests that this server works on."""
+        return len(self._in_flight) + self._door.arriving
+
     async def load(self, request: web.Request) -> web.Response:
         """vLLM's GET /load: requests that this server works on."""
-        return answer([orjson.dumps({"server_load": len(self._in_flight) + self._door.arriving})])
+        return answer([orjson.dumps({"server_load": self.working_on()})])
 
     @contextmanager
     def _unique_id(self, request_id: str) -> Iterator[str]:

@@ -221,3 +221,12 @@ def test_without_an_id_it_is_the_request_that_ended_last(url, capsys, monkeypatc
     monkeypatch.setattr(Node, "refused", {"id": "r-1", "ended": 5.0})
     assert main(["--url", url]) == 0, "one that was refused is asked for more than any other"
     assert "request r-1:" in capsys.readouterr().out
+
+
+def test_moves_between_decode_nodes_are_told_with_their_pause():
+    timeline = record_timeline()
+    detail = {"to": "c", "reason": "drain", "pause_s": 0.02, "stages": 2, "bytes": 4096}
+    timeline.extend([{"t": 12.3, "node": "b", "event": "moved", "detail": detail}])
+    told = json.loads(json.dumps(timeline.as_dict()))
+    assert told["summary"]["moves"] == 1 and told["summary"]["move_pauses_ms"] == 20
+    assert "moved from b to c (drain): paused 20.0 ms, 4096 bytes, 2 copies while it decoded" in table(told)

@@ -41,6 +41,7 @@ def test_summary_of_a_disaggregated_request():
         "transfer_hidden_ms": 10,
         "ttft_ms": 250,
         "decision_to_token_ms": 248,
+        "move_pauses_ms": 0,
         "decode_ms": 650,
         "e2e_ms": 900,
     }

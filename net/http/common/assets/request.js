@@ -20,7 +20,7 @@ export async function showRequest(into, id) {
 }
 
 function facts(summary) {
-  const names = { placement_ms: "placed in", queue_ms: "queued", prefix_fetch_ms: "prefix fetched in", prefill_ms: "prefill", other_prompts_ms: "of it for other prompts", transfer_ms: "KV moved in", transfer_exposed_ms: "not hidden", ttft_ms: "TTFT", decode_ms: "decode", e2e_ms: "in all" };
+  const names = { placement_ms: "placed in", queue_ms: "queued", prefix_fetch_ms: "prefix fetched in", prefill_ms: "prefill", other_prompts_ms: "of it for other prompts", transfer_ms: "KV moved in", transfer_exposed_ms: "not hidden", ttft_ms: "TTFT", decode_ms: "decode", move_pauses_ms: "paused by moves", e2e_ms: "in all" };
   const times = Object.entries(names).filter(([field]) => summary[field]) // stages that did not happen took no time
     .map(([field, name]) => element("span", {}, `${name} ${ms(summary[field])}`));
   const tokens = `${summary.prompt_tokens} prompt tokens, ${summary.cached_tokens} of them found, ${summary.output_tokens} output tokens`;

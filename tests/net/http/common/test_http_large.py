@@ -245,8 +245,8 @@ async def test_a_chat_without_max_tokens_gets_as_many_as_its_log_probabilities_l
 
 async def test_long_bodies_are_parsed_in_a_thread(monkeypatch):
     threads = []
-    parsed = bodies._parsed
-    monkeypatch.setattr(bodies, "_parsed", lambda *args: (threads.append(threading.get_ident()), parsed(*args))[1])
+    parsed = bodies.parsed
+    monkeypatch.setattr(bodies, "parsed", lambda *args: (threads.append(threading.get_ident()), parsed(*args))[1])
     async with serving(FakeFrontend()) as url, aiohttp.ClientSession(url) as session:
         for size in (10, 2 * bodies.LONG_BODY_BYTES):
             async with session.post("/tokenize", json={"prompt": "a" * size}) as response:
@@ -259,16 +259,16 @@ def test_a_refusal_does_not_keep_the_values_of_the_body():
     before = Counter(map(type, gc.get_objects()))[list]
     raw = orjson.dumps({"prompt": [[]] * 5000, "n": 0})
     with pytest.raises(ApiError) as refused:
-        bodies._parsed(raw, CompletionBody)
+        bodies.parsed(raw, CompletionBody)
     assert Counter(map(type, gc.get_objects()))[list] < before + 1000
     assert refused.value.status == 400
 
 
 def test_a_long_conversation_is_refused_before_its_messages_are_checked():
     with pytest.raises(ApiError, match="at most 4096 messages, got 4097"):
-        bodies._parsed(orjson.dumps({"messages": [1] * 4097}), ChatBody)
+        bodies.parsed(orjson.dumps({"messages": [1] * 4097}), ChatBody)
     with pytest.raises(ApiError, match=r"messages\.0"):
-        bodies._parsed(orjson.dumps({"messages": [1] * 4096}), ChatBody)
+        bodies.parsed(orjson.dumps({"messages": [1] * 4096}), ChatBody)
 
 
 async def test_a_chat_is_rendered_in_a_thread_whatever_makes_it_long():

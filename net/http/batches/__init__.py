@@ -1,0 +1,13 @@
+"""/v1/files and /v1/batches: thousands of prompts in a file, answered in idle capacity, kept on disk (--batch-path).
+
+Files:
+    answering  One line of a batch: its body through the same plan and renderer as a request over HTTP
+    files      Files of clients and of batches on disk: `ID` has the bytes, `ID.json` what the API shows
+    journal    The answers of one batch on disk, a line each, in the order in which they ended
+    line       One line of an input file, and the lines of output and error files, in OpenAI's form
+    pace       How many lines of batches run at once
+    record     The state of one batch, as the API shows it
+    routes     The routes of files and batches, in OpenAI's form
+    runner     Runs batches: validates, answers line by line, writes the output and the error file
+    schema     The bodies of /v1/batches
+"""

@@ -1,0 +1,335 @@
+"""Runs batches: validates, answers line by line, writes the output and the error file.
+
+A batch is `batches/ID.json` (its record) and `batches/ID.lines` (its journal). Both survive the process: a node that
+starts again goes on behind the answers on disk. Lines of all batches run at once, as many
+as net/http/batches/pace.py lets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from net.http.batches.answering import answer
+from net.http.batches.files import ID, Files, write_at_once
+from net.http.batches.journal import Journal
+from net.http.batches.line import MAX_LINES, SHOWN_ERRORS, Line, LineError, answered, parse, unanswered
+from net.http.batches.pace import Pace
+from net.http.batches.record import Batch
+from net.http.common.frontend import Frontend, Overloaded, Unavailable
+from net.loop.restarts import Restarts
+from net.loop.tasks import awaited, keep
+
+log = logging.getLogger("mooncake.batches")
+
+LOOK_S = 0.2
+"""Between two looks at the clock, a cancellation and the requests of others while lines run."""
+
+SAVE_S = 1.0
+"""Between two writes of a running batch's counts; after a restart they are counted again from its journal."""
+
+
+DISK_RETRY_S = 10.0
+ENDS = ("output", "error")
+"""The two files of a batch that has ended."""
+
+
+class PathInUse(Exception):
+    """Another node uses the folder."""
+
+
+class Batches:
+    """All batches of one folder. All methods run on the event loop, except what it hands to threads."""
+
+    def __init__(self, frontend: Frontend, folder: Path, at_once: int) -> None:
+        """at_once: lines at once, at most. Raises OSError, PathInUse."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._others: Callable[[], int] = lambda: 0
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise PathInUse(f"another node uses {folder}") from None
+        self.files = Files(folder / "files")
+        self._frontend = frontend
+        self._folder = folder / "batches"
+        self._folder.mkdir(exist_ok=True)
+        self._batches = {batch.id: batch for batch in self._read()}
+        self._tidy()
+        self._pace = Pace(at_once)
+        self._wake = asyncio.Event()
+        self._progress: dict[str, asyncio.Event] = {}  # by batch, of those that answer lines
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by batch
+        self._task: asyncio.Task[None] | None = None
+
+    def _read(self) -> Iterator[Batch]:
+        for path in self._folder.glob("*.json"):
+            try:
+                yield Batch.of(orjson.loads(path.read_bytes()))
+            except (orjson.JSONDecodeError, TypeError) as error:
+                log.error("%s is not the record of a batch, and is left alone: %s", path, error)
+
+    def _tidy(self) -> None:
+        """Delete the journals of batches that have ended: their node was killed just before it did so."""
+        for path in self._folder.glob("*.lines"):
+            if (batch := self._batches.get(path.stem)) is not None and not batch.open:
+                path.unlink()
+
+    # --- from the routes
+
+    async def create(self, batch: Batch) -> None:
+        """Raises OSError."""
+        await asyncio.to_thread(self._save, batch)
+        self._batches[batch.id] = batch
+        self._wake.set()
+
+    def get(self, batch_id: str) -> Batch:
+        """Raises KeyError."""
+        if not ID.fullmatch(batch_id):
+            raise KeyError(batch_id)
+        return self._batches[batch_id]
+
+    def all(self) -> list[Batch]:
+        """Newest first."""
+        return sorted(self._batches.values(), key=lambda batch: (-batch.created_at, batch.id))
+
+    def cancel(self, batch: Batch) -> None:
+        """Its running lines end; the answers so far become its output. Idempotent; a batch that has ended stays."""
+        if batch.status in ("validating", "in_progress"):
+            batch.move("cancelling", int(time.time()))
+            self._save(batch)
+            self._nudge()
+            self._wake.set()
+
+    def _nudge(self) -> None:
+        """Every running batch looks again."""
+        for progress in self._progress.values():
+            progress.set()
+
+    def needs(self, file_id: str) -> bool:
+        """Whether an unfinished batch reads this file."""
+        return any(batch.open and batch.input_file_id == file_id for batch in self._batches.values())
+
+    # --- life
+
+    def give_way(self, others: Callable[[], int]) -> None:
+        """`others()`: number of requests of other clients that this server works on."""
+        self._others = others
+
+    def start(self) -> None:
+        self._task = keep(self._run, "running batches", Restarts())
+
+    async def close(self) -> None:
+        """Running lines end; their batches go on at the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        os.close(self._lock)
+
+    async def _run(self) -> None:
+        """Starts a task for every open batch; they share the pace."""
+        try:
+            while True:
+                self._wake.clear()
+                for batch in list(self._batches.values()):
+                    if batch.open and batch.id not in self._tasks:
+                        task = self._tasks[batch.id] = awaited(self._work(batch))
+                        task.add_done_callback(partial(self._ended, batch.id))
+                await self._wake.wait()
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, batch_id: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[batch_id]
+        self._wake.set()
+
+    async def _work(self, batch: Batch) -> None:
+        """One batch to its end. A disk that fails does not end it: it goes on after a while."""
+        try:
+            await self._through(batch)
+        except OSError as error:
+            log.warning("batch %s goes on in %g s: %s", batch.id, DISK_RETRY_S, error)
+            await asyncio.sleep(DISK_RETRY_S)
+        except Exception:
+            log.exception("batch %s", batch.id)
+            batch.errors = [{"code": "internal_error", "line": None, "message": "see the node's log", "param": None}]
+            self._move(batch, "failed")
+
+    async def _through(self, batch: Batch) -> None:
+        if not self.files.path(batch.input_file_id).exists():
+            message = f"the file {batch.input_file_id} is gone"
+            batch.errors = [{"code": "file_lost", "line": None, "message": message, "param": "input_file_id"}]
+            self._move(batch, "failed")
+            return
+        lines, errors = await asyncio.to_thread(self._lines, batch)
+        batch.total, batch.model = len(lines), self._frontend.model_name
+        if batch.status == "validating":
+            batch.errors = errors
+            self._move(batch, "failed" if errors else "in_progress")
+            if errors:
+                return
+        journal = Journal(self._path(batch, "lines"))
+        try:
+            batch.recount()
+            done = set()
+            for number, ok, line in await asyncio.to_thread(lambda: list(journal.entries())):
+                done.add(number)
+                batch.count(ok, _usage(line))
+            if batch.status == "in_progress":
+                await self._answer(batch, journal, [line for line in lines if line.number not in done])
+            if batch.status == "cancelling":
+                batch.end = "cancelled"
+            elif batch.status == "in_progress":
+                batch.end = "completed" if batch.completed + batch.failed == batch.total else "expired"
+                self._move(batch, "finalizing")
+            out, err = await asyncio.to_thread(self._write, batch, journal, lines)
+            batch.output_file_id, batch.error_file_id = out, err
+            self._move(batch, batch.end)
+        finally:
+            journal.close()
+        self._path(batch, "lines").unlink()
+
+    def _move(self, batch: Batch, status: str) -> None:
+        batch.move(status, int(time.time()))
+        self._save(batch)
+
+    def _lines(self, batch: Batch) -> tuple[list[Line], list[dict[str, Any]]]:
+        """(the lines of the input file, what is wrong with others)"""
+        found, errors, known = [], list[dict[str, Any]](), set[str]()
+        with self.files.path(batch.input_file_id).open("rb") as file:
+            for number, raw in enumerate(line for line in file if line.strip()):
+                if number >= MAX_LINES:
+                    message = f"a batch may have {MAX_LINES} lines, this file has more"
+                    errors.append({"code": "too_many_lines", "line": None, "message": message, "param": None})
+                    break
+                try:
+                    line = parse(raw, number, batch.endpoint, self._frontend.model_name)
+                    if line.custom_id in known:
+                        raise LineError("duplicate_custom_id", f"{line.custom_id!r} names an earlier line", "custom_id")
+                except LineError as error:
+                    if len(errors) < SHOWN_ERRORS:
+                        errors.append(error.entry(number + 1))
+                    continue
+                known.add(line.custom_id)
+                found.append(line)
+        if not found and not errors:
+            errors = [{"code": "empty_file", "line": None, "message": "the file has no lines", "param": None}]
+        return found, errors
+
+    # --- answers
+
+    async def _answer(self, batch: Batch, journal: Journal, lines: list[Line]) -> None:
+        """Returns when all lines are answered, or the batch is cancelled or has expired."""
+        left, tasks, saved = lines[::-1], set[asyncio.Task[None]](), time.monotonic()
+        progress = self._progress[batch.id] = asyncio.Event()
+        try:
+            while (left or tasks) and batch.status == "in_progress" and time.time() < batch.expires_at:
+                progress.clear()
+                pause_s = self._pace.pause_s(time.monotonic(), self._others())
+                while left and pause_s == 0.0:
+                    self._pace.started()
+                    tasks.add(awaited(self._one(batch, journal, left.pop(), left)))
+                    pause_s = self._pace.pause_s(time.monotonic(), self._others())
+                for task in [task for task in tasks if task.done()]:
+                    tasks.discard(task)
+                    task.result()  # a full disk ends the batch's run here, and its next run goes on
+                if time.monotonic() - saved > SAVE_S:
+                    await asyncio.to_thread(self._save, batch)
+                    saved = time.monotonic()
+                if not (left or tasks):
+                    break
+                try:
+                    async with asyncio.timeout(min(LOOK_S, pause_s) if left and pause_s else LOOK_S):
+                        await progress.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            del self._progress[batch.id]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, batch: Batch, journal: Journal, line: Line, left: list[Line]) -> None:
+        """Answer one line, or put it back if there is no room now."""
+        had_token = False
+        request_id = f"{batch.id}-{line.number}"
+
+        def first_token() -> None:
+            nonlocal had_token
+            had_token = True
+            self._pace.first_token()
+            self._nudge()
+
+        try:
+            status, body = await answer(self._frontend, line, batch.endpoint, request_id, first_token)
+        except (Overloaded, Unavailable) as error:
+            self._pace.refused(time.monotonic(), error.retry_after_s)
+            left.append(line)
+        else:
+            entry = answered(batch.id, line.number, line.custom_id, request_id, status, body)
+            journal.add(line.number, status == 200, entry)
+            batch.count(status == 200, _usage(entry))
+            self._pace.went_well()
+        finally:
+            self._pace.ended(had_token)
+            self._nudge()
+
+    # --- ends
+
+    def _write(self, batch: Batch, journal: Journal, lines: list[Line]) -> tuple[str | None, str | None]:
+        """Write the output and the error file; returns their ids, None for one without lines. A node that was killed in
+        the middle writes the same files again."""
+        out, err = (f"file-{blake2b(f'{batch.id} {name}'.encode(), digest_size=12).hexdigest()}" for name in ENDS)
+        counts, done = {True: 0, False: 0}, set()
+        code, why = _UNANSWERED.get(batch.end, ("", ""))
+        with self.files.path(out).open("wb") as good, self.files.path(err).open("wb") as bad:
+            for number, ok, line in journal.entries():
+                (good if ok else bad).write(orjson.dumps(line) + b"\n")
+                counts[ok] += 1
+                done.add(number)
+            for one in lines:
+                if one.number not in done:
+                    counts[False] += 1
+                    bad.write(orjson.dumps(unanswered(batch.id, one.number, one.custom_id, code, why)) + b"\n")
+            for file in (good, bad):
+                file.flush()
+                os.fsync(file.fileno())
+        for file_id, name, count in zip((out, err), ENDS, (counts[True], counts[False]), strict=True):
+            if count:
+                now = int(time.time())
+                self.files.add(file_id, f"{batch.id}_{name}.jsonl", "batch_output", now, batch.output_expires_s)
+            else:
+                self.files.path(file_id).unlink()
+        return out if counts[True] else None, err if counts[False] else None
+
+    def _save(self, batch: Batch) -> None:
+        write_at_once(self._path(batch, "json"), batch.kept())
+
+    def _path(self, batch: Batch, suffix: str) -> Path:
+        return self._folder / f"{batch.id}.{suffix}"
+
+
+_UNANSWERED = {
+    "expired": ("batch_expired", "this request did not run before the batch expired"),
+    "cancelled": ("batch_cancelled", "this request did not run before the batch was cancelled"),
+}
+
+
+def _usage(line: dict[str, Any]) -> dict[str, Any]:
+    """The usage in an answer; {} without one."""
+    response = line["response"]
+    return dict(response["body"].get("usage") or {}) if response is not None else {}

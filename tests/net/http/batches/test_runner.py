@@ -1,0 +1,195 @@
+"""Batches over HTTP without a model: refusals, waits, ends, a full disk, and one owner of a folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from net.http import create_app
+from net.http.batches import runner
+from net.http.batches.journal import Journal
+from net.http.batches.record import Batch
+from net.http.batches.runner import Batches, PathInUse
+from net.http.server import HttpServer
+from tests.net.fake_frontend import FakeFrontend
+
+
+class Api:
+    """One server with a folder, and its client."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, batches: Batches | None, frontend: FakeFrontend
+    ) -> None:
+        self._session, self._url = session, url
+        self.batches, self.frontend = batches, frontend
+
+    async def json(self, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
+        async with self._session.request(method, self._url + path, **body) as answer:
+            found = await answer.json()
+            assert answer.status == status, found
+            return found
+
+    async def lines(self, file_id: str) -> list[dict[str, Any]]:
+        async with self._session.get(f"{self._url}/v1/files/{file_id}/content") as answer:
+            return [orjson.loads(line) for line in (await answer.read()).splitlines()]
+
+    async def upload(self, data: bytes, status: int = 200, purpose: str = "batch") -> dict[str, Any]:
+        form = aiohttp.FormData()
+        form.add_field("purpose", purpose)
+        form.add_field("file", data, filename="a.jsonl")
+        return await self.json("POST", "/v1/files", status, data=form)
+
+    async def begin(self, *prompts: str, **fields: Any) -> dict[str, Any]:
+        given = await self.upload(b"\n".join(line(str(n), prompt) for n, prompt in enumerate(prompts)))
+        body = {"input_file_id": given["id"], "endpoint": "/v1/completions", "completion_window": "24h"} | fields
+        return await self.json("POST", "/v1/batches", json=body)
+
+    async def until(self, batch: dict[str, Any], *states: str) -> dict[str, Any]:
+        async with asyncio.timeout(20):
+            while (found := await self.json("GET", f"/v1/batches/{batch['id']}"))["status"] not in states:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return found
+
+
+def line(custom_id: str, prompt: str) -> bytes:
+    body = {"model": "fake", "prompt": prompt, "max_tokens": 5}
+    return orjson.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body})
+
+
+@asynccontextmanager
+async def served(folder: Path | None, at_once: int = 4) -> AsyncIterator[Api]:
+    frontend = FakeFrontend()
+    batches = None if folder is None else Batches(frontend, folder, at_once)
+    server = HttpServer(create_app(frontend, batches=batches))
+    host, port = await server.start("127.0.0.1")
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Api(session, f"http://{host}:{port}", batches, frontend)
+    finally:
+        await server.close()
+
+
+@pytest.mark.expects_error("request batch-[0-9a-f]*-2 failed")
+async def test_answers_errors_and_classes(tmp_path):
+    async with served(tmp_path) as api:
+        done = await api.until(await api.begin("hello", "!invalid x", "!crash x", metadata={"a": "b"}), "completed")
+        assert done["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+        assert done["metadata"] == {"a": "b"} and done["model"] == "fake"
+        (good,) = await api.lines(done["output_file_id"])
+        bad, crashed = sorted(await api.lines(done["error_file_id"]), key=lambda one: one["custom_id"])
+        assert good["response"]["body"]["choices"][0]["text"] == "hello"
+        assert bad["custom_id"] == "1" and bad["response"]["status_code"] == 400
+        assert crashed["response"]["status_code"] == 500, "a line that fails costs no other one"
+        assert {call["service_class"] for call in api.frontend.calls} == {"batch"}
+        await api.json("POST", f"/v1/batches/{done['id']}/cancel", 409)
+
+
+async def test_a_line_without_room_runs_later(tmp_path):
+    async with served(tmp_path) as api:
+        turns = 0
+        plain = api.frontend._generate
+
+        async def busy(prompt, sampling):
+            nonlocal turns
+            turns += 1
+            word = "!overloaded" if turns <= 3 else api.frontend.decode(prompt)
+            async for output in plain(api.frontend.encode(word), sampling):
+                yield output
+
+        api.frontend._generate = busy
+        done = await api.until(await api.begin("a", "b", "c"), "completed")
+        assert done["request_counts"]["completed"] == 3
+        assert len(await api.lines(done["output_file_id"])) == 3 and turns == 6
+
+
+async def test_a_full_disk_delays_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "DISK_RETRY_S", 0.05)
+    add, failures = Journal.add, [OSError("disk full")]
+
+    def full_once(self, *entry):
+        if failures:
+            raise failures.pop()
+        add(self, *entry)
+
+    monkeypatch.setattr(Journal, "add", full_once)
+    async with served(tmp_path) as api:
+        done = await api.until(await api.begin("a", "b"), "completed")
+        lines = await api.lines(done["output_file_id"])
+    assert sorted(one["custom_id"] for one in lines) == ["0", "1"]
+
+
+async def test_an_expired_batch_says_what_did_not_run(tmp_path):
+    async with served(tmp_path) as api:
+        given = await api.upload(line("late", "x"))
+        batch = Batch("batch-" + "0" * 24, "/v1/completions", given["id"], "24h", 1000)
+        await api.batches.create(batch)
+        over = await api.until({"id": batch.id}, "expired")
+        (bad,) = await api.lines(over["error_file_id"])
+    assert bad["error"]["code"] == "batch_expired" and over["output_file_id"] is None and not api.frontend.calls
+
+
+@pytest.mark.parametrize("status", ["in_progress", "cancelling", "finalizing"])
+async def test_what_a_killed_node_left_is_finished_at_the_next_start(tmp_path, status):
+    async with served(tmp_path) as api:
+        given = await api.upload(b"\n".join(line(str(n), "x") for n in range(3)))
+    batch = Batch("batch-" + "1" * 24, "/v1/completions", given["id"], "24h", 2**31)
+    batch.status, batch.total = status, 3
+    runner.write_at_once(tmp_path / "batches" / f"{batch.id}.json", batch.kept())
+    journal = Journal(tmp_path / "batches" / f"{batch.id}.lines")
+    entry = {"custom_id": "1", "response": {"status_code": 200, "body": {}}, "error": None}
+    journal.add(1, True, entry)
+    journal.close()
+    async with served(tmp_path) as api:
+        over = await api.until({"id": batch.id}, "completed", "cancelled")
+        ran = {call["request_id"].rpartition("-")[2] for call in api.frontend.calls}
+        assert entry in await api.lines(over["output_file_id"])
+    assert over["status"] == ("cancelled" if status == "cancelling" else "completed")
+    assert len(ran) == (2 if status == "in_progress" else 0)
+    assert not (tmp_path / "batches" / f"{batch.id}.lines").exists()
+
+
+async def test_lists_and_refusals(tmp_path):
+    async with served(tmp_path) as api:
+        files = [(await api.upload(b"{}"))["id"] for _ in range(3)]
+        page = await api.json("GET", "/v1/files?limit=2")
+        assert page["has_more"] and {one["id"] for one in page["data"]} < set(files)
+        rest = await api.json("GET", f"/v1/files?limit=2&after={page['last_id']}")
+        assert not rest["has_more"] and len(rest["data"]) == 1
+        for query in ("limit=0", "limit=x", "after=nobody", "order=up"):
+            await api.json("GET", f"/v1/files?{query}", 400)
+        await api.upload(b"", 400)
+        await api.upload(b"{}", 400, purpose="fine-tune")
+        await api.json("POST", "/v1/files", 415, json={})
+        body = {"input_file_id": files[0], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        await api.json("POST", "/v1/batches", 400, json=body)
+        for path in ("/v1/files/lock", "/v1/files/..%2Flock", "/v1/batches/x", f"/v1/batches/{files[0]}"):
+            await api.json("GET", path, 404)
+        assert (await api.json("DELETE", f"/v1/files/{files[0]}"))["deleted"]
+        await api.json("GET", f"/v1/files/{files[0]}", 404)
+
+
+async def test_a_file_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("net.http.batches.routes.MAX_FILE_BYTES", 1000)
+    async with served(tmp_path) as api:
+        await api.upload(b"x" * 1001, 413)
+        assert not list((tmp_path / "files").iterdir())
+
+
+async def test_without_a_folder(tmp_path):
+    async with served(None) as api:
+        told = await api.json("GET", "/v1/batches", 404)
+    assert "--batch-path" in told["error"]["message"]
+
+
+async def test_one_node_uses_a_folder_at_a_time(tmp_path):
+    async with served(tmp_path) as api:
+        with pytest.raises(PathInUse):
+            Batches(api.frontend, tmp_path, 1)
+    Batches(FakeFrontend(), tmp_path, 1)
