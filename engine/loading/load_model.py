@@ -229,6 +229,7 @@ def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBack
             rank=0 if model.latent is None else model.latent.rank,
             dtype=getattr(torch, config.dtype),
             cpu_level=config.cpu_level,
+            sinks=model.sinks,
         )
     except ValueError as error:  # not on this device, not installed, or no such file
         raise UsageError(str(error)) from error

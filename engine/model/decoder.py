@@ -1,4 +1,4 @@
-"""One config-driven decoder for the Llama, Mistral, Qwen, Gemma and DeepSeek families.
+"""One config-driven decoder for the Llama, Mistral, Qwen, Gemma, DeepSeek and gpt-oss families.
 
 T is the step's tokens of all requests, H the hidden size. Products are fused where inputs are shared: q, k and v in one
 matrix, gate and up in one, so a dense layer is four matrix products.
@@ -7,8 +7,8 @@ matrix, gate and up in one, so a dense layer is four matrix products.
     x += down( act(gate) * up )                     gate, up = gate_up( norm(x) )
 
 An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
-optional parts of some families: biases, norms of q and k, windows and soft caps, norms before the additions, experts
-instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every rank has
+optional parts of some families: biases, norms of q and k, windows, soft caps and sinks, norms before the additions,
+experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every rank has
 some heads and some columns of each MLP; the two results that are added to x are summed over the ranks (parallel.py).
 
 The order of casts follows transformers, so that bfloat16 rounds at the same places.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -65,6 +66,7 @@ class Layer:
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens that a row sees, including itself; 0: all
     latent: LatentAttention | None = None
+    sinks: Tensor | None = None  # [num_heads]
 
 
 @dataclass(slots=True)
@@ -174,6 +176,7 @@ class Model:
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
             latent=None if config.latent is None else self._latent(weights, at, config.latent),
+            sinks=self._take(weights, at + "sinks") if config.sinks else None,
         )
 
     def _latent(self, weights: dict[str, Any], at: str, sizes: Latent) -> LatentAttention:
@@ -199,21 +202,33 @@ class Model:
 
     def _experts(self, weights: dict[str, Any], at: str) -> Experts:
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
+        biases = None
+        if self.config.expert_biases:
+            inner = [self._take(weights, name + "gate_bias", name + "up_bias") for name in each]
+            biases = torch.stack(inner), torch.stack([self._take(weights, name + "down_bias") for name in each])
         return Experts(
             router=self._router(weights, at),
             gate_up=self.ops.grouped_linear([self._matrix(weights, name + "gate", name + "up") for name in each]),
             down=self.ops.grouped_linear([self._matrix(weights, name + "down") for name in each]),
-            gate={"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation],
+            gate=self._gate(),
             num_experts=self.config.num_experts,
             experts_per_token=self.config.experts_per_token,
             shared=self._mlp(weights, at + "shared.") if self.config.shared_size else None,
+            biases=biases,
         )
+
+    def _gate(self) -> Callable[[Tensor], Tensor]:
+        """Of gate and up of experts."""
+        if self.config.activation == "clamped":
+            return partial(self.ops.clamped_mul, limit=self.config.gate_limit)
+        return {"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation]
 
     def _router(self, weights: dict[str, Any], at: str) -> Router:
         weight, routing = self._take(weights, at + "router"), self.config.routing
         chosen = self.config.experts_per_token, self.config.normalize_experts
         if routing is None:
-            return PlainRouter(self.ops.linear(weight), *chosen)
+            biases = self._take(weights, at + "router_bias").to(self.dtype) if self.config.expert_biases else None
+            return PlainRouter(self.ops.linear(weight, biases), *chosen)
         bias = self._take(weights, at + "router_bias") if routing.biased else None
         return RoutedRouter(weight.float(), bias, routing, *chosen)
 
@@ -317,6 +332,7 @@ class Model:
             k.copy_(self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps))
         cos, sin = step.local_angles if layer.window else step.angles
         q = self.backend.rotate_and_write_kv(qkv, heads, cos, sin, kv, step.batch, step.plan)
+        options: dict[str, Any] = {} if layer.sinks is None else {"sinks": layer.sinks}
         out = self.backend.attend(
             q,
             kv,
@@ -325,6 +341,7 @@ class Model:
             config.attention_scale,
             window=layer.window,
             soft_cap=config.attention_soft_cap,
+            **options,
         )
         return out.flatten(1)
 
