@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cache.layer_groups import LayerGroups
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.core.seats import Seats
 from engine.speculation.speculative import Speculator
@@ -26,13 +27,14 @@ from sched.stretch import Waiting
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
-    tokens behind `context` others, for eviction."""
+    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one."""
 
     prefix_caching: bool = True
     policy: BatchingPolicy = field(default_factory=DecodeFirst)
     order: QueueOrder = field(default_factory=FCFS)
     speculator: Speculator | None = None
     recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
+    groups: LayerGroups | None = None
 
 
 class Batcher:
@@ -50,7 +52,9 @@ class Batcher:
     ) -> None:
         rules = rules or BatchRules()
         self.pool = pool
-        self.blocks = BlockBook(pool, block_size, rules.prefix_caching, rules.recompute_s)
+        self.blocks = BlockBook(
+            pool, block_size, rules.prefix_caching, rules.recompute_s, rules.groups, max_num_batched_tokens
+        )
         self._order = rules.order
         self.seats = Seats(self.blocks, max_num_seqs, self._order)
         self.block_size = block_size
@@ -360,7 +364,7 @@ class Batcher:
     def held_blocks(self) -> Iterator[int]:
         """Block ids, one item per request reference, also those of requests that ended during the running step."""
         ended = (request for request in self._in_step.values() if request.finished)
-        return (block_id for request in (*self.requests.values(), *ended) for block_id in request.block_ids)
+        return (block_id for request in (*self.requests.values(), *ended) for block_id in request.held_blocks)
 
     def check_integrity(self) -> None:
         """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""

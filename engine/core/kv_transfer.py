@@ -71,11 +71,13 @@ class KvTransfer:
         self._closed = False
         self._sender = awaited(self._send())
 
-    def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> None:
-        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request."""
+    def layer_done(
+        self, block_ids: Sequence[int], layer: int, start: int, end: int, others: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request, or in those of `others`."""
         if self._closed:
             return
-        pieces = self._ready.layer_done(block_ids, layer, start, end)
+        pieces = self._ready.layer_done(block_ids, layer, start, end, others)
         self._pool.hold([piece.block_id for piece in pieces])
         self._waiting.extend(pieces)
         self._wake.set()

@@ -19,7 +19,7 @@ from engine.step.rows import row_of
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
 
-Transfers = Sequence[tuple[KvTransfer, Sequence[int], int, int]]
+Transfers = Sequence[tuple[KvTransfer, Sequence[int], int, int, Sequence[Sequence[int]]]]
 Gates = Mapping[str, LayerGate]
 
 
@@ -56,6 +56,7 @@ class ModelSteps:
                     list(row.request.block_ids),
                     0 if row.request.request_id in gates else row.start,
                     row.start + row.num_tokens,
+                    [list(table) for table in row.request.others],
                 )
                 for row in rows
                 if (transfer := self._transfers.get(row.request.request_id)) is not None
@@ -88,6 +89,7 @@ def by_weights(rows: Sequence[ScheduledRow]) -> dict[bytes, list[int]]:
 
 
 def _layer_done(transfers: Transfers, layer: int) -> None:
-    """Runs on the event loop, once per layer for all (transfer, block ids, start, end) of a step."""
-    for transfer, block_ids, start, end in transfers:
-        transfer.layer_done(block_ids, layer, start, end)
+    """Runs on the event loop, once per layer for all (transfer, block ids, start, end, those of other groups) of
+    a step."""
+    for transfer, block_ids, start, end, others in transfers:
+        transfer.layer_done(block_ids, layer, start, end, others)

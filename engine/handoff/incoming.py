@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from cache.layer_groups import GONE
 from cache.pool.block_pool import OutOfBlocks
 from engine.core.kv_ready import KV_REGION, KvTarget
 from engine.core.worker import Worker
@@ -110,12 +111,13 @@ class Incoming:
         finally:
             self._num_waiting -= 1
         held = request.block_ids[first_missing:]
+        held += [block for table in request.others for block in table[first_missing:] if block != GONE]
         self._worker.batcher.pool.hold(held)
         form = self._form
         pull = KvPull(self._transfer, KV_REGION, form.block_bytes, prefill_node, held, form.decoder)
         self._reservations[request.request_id] = Reservation(request, held, prefill_node, pull)
         epoch = self._transfer.epoch_of(prefill_node)
-        return KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epoch)
+        return KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epoch, request.others)
 
     async def _blocks_for(self, request: Request) -> int:
         batcher = self._worker.batcher

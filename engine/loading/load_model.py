@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,7 @@ def load_rank(
         device,
         _ops(config, backend, dtype, products_of(weights.values())),
         ranks=None if join is None else join(),
+        groups=geometry.groups,
     )
     return make(model, kv, geometry.block_size, device)
 
@@ -210,7 +211,7 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     backend = _backend(config, source.config, config.dtype)
     ops = _ops(config, backend, dtype)
     model = Model(source.config, weights, backend, config.device, ops)
-    shape = geometry_of(config, source.config, config.dtype)
+    shape = geometry_of(replace(config, kv_groups="uniform"), source.config, config.dtype)
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
     kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")

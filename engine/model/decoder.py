@@ -16,7 +16,7 @@ The order of casts follows transformers, so that bfloat16 rounds at the same pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
+from cache.layer_groups import LayerGroups
 from engine.model.experts.moe import Experts
 from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
 from engine.model.latent import LatentAttention, halves_of
@@ -100,12 +101,15 @@ class Model:
         device: str = "cpu",
         ops: Ops | None = None,
         ranks: Ranks | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
         Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
-        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py)."""
+        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py). `groups`: how the KV
+        pool has the layers; None = all in each block."""
+        self.groups = groups
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
         self.ranks: Ranks = ranks or Alone()
@@ -121,7 +125,7 @@ class Model:
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
-        self.layers_at_once = all_in_one(config, backend, self.ops, self.tails)
+        self.layers_at_once = all_in_one(config, backend, self.ops, self.tails) if groups is None else None
         if weights:
             raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
         self.rope = Rope(config.rope_size, config.rope_theta, config.rope_scaling, self.device)
@@ -259,6 +263,7 @@ class Model:
         on_layer: Callable[[int], None] | None = None,
         before_layer: Callable[[int], None] | None = None,
         scores: Scores | None = None,
+        others: Sequence[RaggedBatch] = (),
     ) -> Tensor:
         """Compute one step: writes its KV to the pool; returns logits [R, vocab_size] float32 of `rows`.
 
@@ -266,12 +271,14 @@ class Model:
         rows [R] int64, R may be 0. on_layer(l) is called, in order, when layer l's KV of this step is in the pool, on
         every rank (on a GPU: when its write is queued on the current stream). before_layer(l) is called before layer l
         reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
-        of its rows part by part, so that memory never contains all logits of a long prompt.
+        of its rows part by part, so that memory never contains all logits of a long prompt. `others`: the batch in the
+        blocks of each further group.
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
         angles = self.rope.angles(batch.positions)
         local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
         step = Step(batch, self.backend.plan(batch), angles, local)
+        steps = [step, *(Step(other, self.backend.plan(other), angles, local) for other in others)]
         x = self.embedding.embed(token_ids)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
@@ -282,7 +289,7 @@ class Model:
             attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
             x, projected = self.tails[-1](attended[wanted], x[wanted])
         else:
-            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, step, on_layer, before_layer)
+            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, steps, on_layer, before_layer)
         normed = projected if self.alone else projected[wanted]  # by the norm before the head
         if scores is not None:
             for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
@@ -301,16 +308,18 @@ class Model:
         projected: Tensor,
         kv_pool: Tensor,
         wanted: Tensor,
-        step: Step,
+        steps: Sequence[Step],
         on_layer: Callable[[int], None] | None,
         before_layer: Callable[[int], None] | None,
     ) -> tuple[Tensor, Tensor]:
-        """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `wanted`."""
+        """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `wanted`.
+        steps: one for each group of layers."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
-        for index, (layer, tail, kv) in enumerate(zip(self.layers, self.tails, pools, strict=True)):
+        for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
+            group, place = (0, index) if self.groups is None else self.groups.places[index]
             if before_layer is not None:
                 before_layer(index)
-            attended = self._attention(projected, layer, kv, step)
+            attended = self._attention(projected, layer, pools[place], steps[group])
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
