@@ -1,10 +1,10 @@
 """Layers in groups with a block table each: layers that see all tokens, and layers that see a window. Pure.
 
-All groups have the same number of layers, so all blocks have the same size and share one arena. The windowed layers of a
-model with few full layers (Gemma 3: five of six) are several groups; the last group of a window may have unused layers.
-Group 0 sees all tokens: its blocks have the keys of the prompt (cache/block.py), those of another group keys derived
-from them. A request needs, before token n, in a group with a window of W tokens only the blocks of the last W - 1
-tokens (cache/groups.py).
+All groups have the same number of layers, so all blocks have the same size and share one arena. The windowed layers of
+a model with few full layers (Gemma 3: five of six) are several groups; the last group of a window may have unused
+layers. Group 0 sees all tokens: its blocks have the keys of the prompt (cache/block.py), those of another group keys
+derived from them. A request needs, before token n, in a group with a window of W tokens only the blocks of the last
+W - 1 tokens (cache/groups.py).
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ def choose(
     """The backend called `name`, or the user's class from 'FILE.py:NAME'; 'auto' is the fastest one that runs on
     `device` ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in
     attention.codes.DTYPES, anything else is a float type. `rank`: of a latent (attention/latent.py), which `head_size`
-    contains; 0: K and V of heads. `sinks`: whether the model's heads have sinks. On a CPU 'auto' measures, with the model's heads in its `dtype`, on one rank; its
-    kernels are those of `cpu_level` (attention/cpu/level.py). Raises ValueError."""
+    contains; 0: K and V of heads. `sinks`: whether the model's heads have sinks. On a CPU 'auto'
+    measures, with the model's heads in its `dtype`, on one rank; its kernels are those of `cpu_level`
+    (attention/cpu/level.py). Raises ValueError."""
     if sinks and name == "auto":
         log.info("attention by torch: the model has attention sinks, for which the other backends have no kernel")
         return TorchBackend()

@@ -1,4 +1,4 @@
-"""gpt-oss' experts in floats: one tensor for all experts of a layer, matrices [in, out], columns of gate and up in turns.
+"""gpt-oss' experts in floats: all of a layer in one tensor, matrices [in, out], columns of gate and up in turns.
 
     mlp.experts.gate_up_proj        [E, hidden, 2 * size]      column 2 i is gate's i-th, column 2 i + 1 is up's
     mlp.experts.gate_up_proj_bias   [E, 2 * size]

@@ -220,7 +220,8 @@ def _mlp(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
 
 
 class DummyWeights:
-    """Normal random numbers that depend only on the seed and the tensor's name; norms are neutral, biases and sinks zero."""
+    """Normal random numbers that depend only on the seed and the tensor's name; norms are neutral, biases and sinks
+    zero."""
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
         self._shapes = shapes(config)

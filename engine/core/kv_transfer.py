@@ -74,7 +74,7 @@ class KvTransfer:
     def layer_done(
         self, block_ids: Sequence[int], layer: int, start: int, end: int, others: Sequence[Sequence[int]] = ()
     ) -> None:
-        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request, or in those of `others`."""
+        """Layer `layer` of tokens [start, end) is in this request's `block_ids`, or in those of `others`."""
         if self._closed:
             return
         pieces = self._ready.layer_done(block_ids, layer, start, end, others)

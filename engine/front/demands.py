@@ -2,8 +2,8 @@
 
 Transfers are priced by the bytes that really move, and measured paths are too (the `bytes` of the timeline's
 `kv_moved` and `prefix_fetched`). --wire-dtype and --pool-dtype make them fewer than the bytes of the arena; what comes
-from the arena of another node is never encoded. A window layer hands over its window, not the whole prompt; a fetch from
-the pool is priced without the blocks of windows, a constant.
+from the arena of another node is never encoded. A window layer hands over its window, not the whole prompt; a fetch
+from the pool is priced without the blocks of windows, a constant.
 """
 
 from __future__ import annotations

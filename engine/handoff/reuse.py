@@ -243,9 +243,8 @@ class PrefixLoader:
     async def _fetch(self, request: Request, source: Source) -> None:
         pool, keys = self._batcher.pool, source.keys
         try:
-            others = self._batcher.blocks.others_to_load(
-                request, len(keys)
-            )  # first: all of them, or the rest is useless
+            # These come first: without all of them, the rest is useless.
+            others = self._batcher.blocks.others_to_load(request, len(keys))
             keys = [*(key for *_, key in others), *keys]
             if others and pool.num_free < len(keys):
                 return

@@ -8,8 +8,9 @@ matrix, gate and up in one, so a dense layer is four matrix products.
 
 An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
 optional parts of some families: biases, norms of q and k, windows, soft caps and sinks, norms before the additions,
-experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every rank has
-some heads and some columns of each MLP; the two results that are added to x are summed over the ranks (parallel.py).
+experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every
+rank has some heads and some columns of each MLP; the two results that are added to x are summed over the ranks
+(parallel.py).
 
 The order of casts follows transformers, so that bfloat16 rounds at the same places.
 """

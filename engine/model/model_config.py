@@ -1,7 +1,8 @@
 """ModelConfig: the shape of a decoder, read from any kind of file (hf_config.py, gguf_config.py).
 
 Model families differ only in these fields: the Llama, Mistral, Qwen, Gemma, DeepSeek and gpt-oss families, dense or
-with experts, share one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the geometry.
+with experts, share one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the
+geometry.
 """
 
 from __future__ import annotations

@@ -113,19 +113,21 @@ class BlockBook:
                 if block != GONE:
                     self.pool.acquire([block])
                 table.append(block)
-        self._give_old(request, end * self.block_size)
+        self._give_old(request, end * self.block_size, gaps=True)
 
-    def _give_old(self, request: Request, num_tokens: int) -> None:
-        """Give back what the next token after `num_tokens` tokens does not need."""
+    def _give_old(self, request: Request, num_tokens: int, *, gaps: bool = False) -> None:
+        """Give back what the next token after `num_tokens` tokens does not need. gaps: older blocks may lie behind some
+        that are gone."""
         for group in self._others:
             assert self._groups is not None
             table = request.others[group - 1]
             first = self._groups.first_needed(group, num_tokens, self.block_size)
             for place in range(min(first, len(table)) - 1, -1, -1):
-                if table[place] == GONE:
+                if table[place] != GONE:
+                    self.pool.release([table[place]])
+                    table[place] = GONE
+                elif not gaps:
                     break  # and so are those before it
-                self.pool.release([table[place]])
-                table[place] = GONE
 
     def _reuses(self, request: Request) -> bool:
         """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
@@ -168,7 +170,7 @@ class BlockBook:
             table += [GONE] * (len(request.block_ids) - len(table))
         for group, place, block in others:
             request.others[group - 1][place] = block
-        self._give_old(request, request.num_computed)
+        self._give_old(request, request.num_computed, gaps=True)
         self.name_full(request)
 
     def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:

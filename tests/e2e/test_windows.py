@@ -90,7 +90,8 @@ def test_a_small_arena(start: Start, model):
     prompts = [list(range(1000 * i, 1000 * i + 150)) for i in range(1, 5)]
     with start("mixed=1", *flags, *small, "--max-model-len", "336", "--dram-bytes", "0") as cluster:
         url = cluster.nodes[0].url
-        assert answers(url)["page"] == expected["page"]
+        page = complete(url, PROMPTS["page"], NEW_TOKENS, ignore_eos=True)
+        assert page["choices"][0]["text"] == expected["page"]
         chapter = complete(url, PROMPTS["chapter"][:324], NEW_TOKENS, ignore_eos=True)
         assert chapter["usage"]["completion_tokens"] == NEW_TOKENS
 
@@ -101,4 +102,18 @@ def test_a_small_arena(start: Start, model):
         alone = [ask(prompt) for prompt in prompts]
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(ask, prompts)) == alone
+        settled(cluster)
+
+
+@pytest.mark.heavy
+def test_uniform_blocks(start: Start, model):
+    """--kv-groups uniform: all layers of every block move, for the same tokens. A node of the other kind may not
+    join."""
+    flags, expected, geometry = model
+    with start("prefill=1,decode=1", *flags, "--kv-groups", "uniform", "--max-num-batched-tokens", "96") as cluster:
+        url = cluster["decode-0"].url
+        answer = complete(url, PROMPTS["page"], NEW_TOKENS, ignore_eos=True)
+        assert answer["choices"][0]["text"] == expected["page"]
+        (moved,) = events(url, answer, "kv_moved")
+        assert moved["bytes"] == 10 * geometry.model_layers * geometry.layer_bytes
         settled(cluster)
