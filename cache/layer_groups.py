@@ -45,7 +45,8 @@ def layer_groups(windows: Sequence[int]) -> LayerGroups | None:
     if 0 not in kinds or len(kinds) == 1:
         return None
     size = min(len(layers) for layers in kinds.values())
-    places, groups = [(0, 0)] * len(windows), []
+    places = [(0, 0)] * len(windows)
+    groups: list[int] = []
     for window, layers in kinds.items():
         for begin in range(0, len(layers), size):
             for place, layer in enumerate(layers[begin : begin + size]):

@@ -111,7 +111,7 @@ class Mxfp4Weights(SafetensorsWeights):
 
     def kinds(self) -> Mapping[str, str]:
         """Every weight -> mxfp4, or why not."""
-        return dict.fromkeys((*self._where, *self._parts), "not quantized") | dict.fromkeys(self._places, "mxfp4")
+        return dict.fromkeys((*self._where, *self._joined), "not quantized") | dict.fromkeys(self._places, "mxfp4")
 
     def stored(self, name: str, dtype: torch.dtype) -> Quantized:
         """A matrix of kinds(), for products in `dtype`. Raises ModelError for damaged scales."""

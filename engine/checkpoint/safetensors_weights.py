@@ -78,7 +78,7 @@ class SafetensorsWeights:
         names = gemma_names if config.post_norms else layer_names
         drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_draft_layers))
         self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
-        self._parts: dict[str, Part] = {}  # our name -> its part of a tensor of all experts
+        self._joined: dict[str, Part] = {}  # our name -> its part of a tensor of all experts
         for path in files:
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
@@ -87,7 +87,7 @@ class SafetensorsWeights:
                 raise ModelError(f"{path} is not a whole safetensors file ({error}): fetch it again") from None
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 if config.together and (parts := parts_of(file, name)):
-                    self._parts |= parts
+                    self._joined |= parts
                 elif not name.endswith(COMPUTED) and not name.startswith(drafts):
                     self._where[our_name(name, names)] = (file, name)
 
@@ -99,12 +99,12 @@ class SafetensorsWeights:
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         whole = {ours: tuple(file.get_slice(name).get_shape()) for ours, (file, name) in self._where.items()}
-        return whole | {ours: part.shape for ours, part in self._parts.items()}
+        return whole | {ours: part.shape for ours, part in self._joined.items()}
 
     def read(self, name: str) -> Tensor:
         """The tensor as stored. It owns its memory: the file may be closed or replaced afterwards."""
-        if name in self._parts:
-            return self._parts[name].read()
+        if name in self._joined:
+            return self._joined[name].read()
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
         return tensor.clone()

@@ -123,7 +123,9 @@ class InputBuilder:
         )
         if self._num_groups == 1:
             return Inputs(token_ids_t, batch, last_rows_t, order)
-        of_rows = [rows[i].others or [rows[i].block_ids] * (self._num_groups - 1) for i in order]
+        of_rows: list[Sequence[Sequence[int] | np.ndarray]] = [
+            rows[i].others or [rows[i].block_ids] * (self._num_groups - 1) for i in order
+        ]
         others = [
             self._other_batch(batch, [tables[group] for tables in of_rows], counts, request, positions)
             for group in range(self._num_groups - 1)

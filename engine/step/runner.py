@@ -62,7 +62,7 @@ class Runner:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
-        self._forward = model.forward
+        self._forward: Callable[..., Tensor] = model.forward
         self._gpu = gpu or gpu_of(self.device)
         num_groups = 1 if model.groups is None else len(model.groups.windows)
         self._inputs = InputBuilder(block_size, self.device, self._gpu, num_groups)
