@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.complaints import no_unexpected_errors, no_unexpected_errors_at_the_end
 from tests.heavy import pytest_addoption, pytest_collection_modifyitems, pytest_terminal_summary
@@ -19,6 +20,10 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_terminal_summary",
 ]
+
+# No example may be timed: on a busy machine every example is slow.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 SOCKET_PATH_MAX = 70  # bytes: a Unix socket's path has 108, of which a private directory takes some 30
 

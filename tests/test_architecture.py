@@ -64,6 +64,7 @@ PURE = (
     "engine.config.fits",
     "engine.config.resolve",
     "engine.speculation.speculative",
+    "engine.speculation.suffix",
     "engine.sampling.params",
     "engine.sampling.uniform",
     "engine.core.seats",

@@ -214,9 +214,9 @@ class ModelFields:
     speculative_method: str = flag(
         "none",
         "engine",
-        "guess tokens and verify them in one step: ngram = the tokens that followed the same words before; draft = "
-        "a small model",
-        ("none", "ngram", "draft"),
+        "guess tokens and verify them in one step: ngram = the tokens that followed the same words before; suffix = "
+        "the tokens that mostly followed them, here and in earlier answers; draft = a small model",
+        ("none", "ngram", "suffix", "draft"),
     )
     num_speculative_tokens: int = flag(
         4, "engine", "maximum number of guessed tokens per request and step", unit="tokens", least=1, most=64
@@ -250,4 +250,27 @@ class ModelFields:
     )
     prompt_lookup_min: int = flag(
         2, "engine", "shortest run of tokens to look up with ngram", unit="tokens", least=1, most=64
+    )
+    suffix_decoding_max_spec_factor: float = flag(
+        1.0,
+        "engine",
+        "with suffix, guessed tokens per token of the text that occurred before",
+        unit="ratio",
+        least=0.05,
+        most=64,
+    )
+    suffix_decoding_min_token_prob: float = flag(
+        0.1,
+        "engine",
+        "with suffix, guess on while all guessed tokens together have at least this chance, by counting",
+        unit="ratio",
+        least=0,
+        most=1,
+    )
+    suffix_decoding_cached_tokens: int = flag(
+        100_000,
+        "engine",
+        "with suffix, tokens of earlier answers to remember, about 250 bytes each; 0 = guess from the request's own text",
+        unit="tokens",
+        least=0,
     )

@@ -34,7 +34,9 @@ from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
-from engine.speculation.speculative import Speculator
+from engine.speculation.ngram import NgramLookups
+from engine.speculation.speculative import Lookups, Speculator
+from engine.speculation.suffix import SuffixLookups, SuffixRules
 from net.metrics.events import Metrics
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
@@ -154,12 +156,21 @@ class Engine:
         return Speculator(
             config.speculative_method,
             config.num_speculative_tokens,
-            (config.prompt_lookup_min, config.prompt_lookup_max),
+            self._lookups(),
             config.speculative_length,
             limit,
             self.costs.verify_cost,
             draft,
         )
+
+    def _lookups(self) -> Lookups | None:
+        config = self._config
+        if config.speculative_method == "ngram":
+            return NgramLookups(config.prompt_lookup_min, config.prompt_lookup_max)
+        if config.speculative_method == "suffix":
+            factor, least = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
+            return SuffixLookups(SuffixRules(factor, least, config.suffix_decoding_cached_tokens))
+        return None
 
     async def calibrate(self) -> int:
         """Measure steps before `start`, for at most --calibration-ms; returns their number. The steps write to blocks

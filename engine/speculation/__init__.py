@@ -6,4 +6,5 @@ Files:
     draft_source  Finds the draft model for the served model, and checks that their vocabularies match
     ngram         Prompt lookup: the draft is the text that followed the last earlier occurrence of the text's end
     speculative   Speculative decoding: the number of draft tokens per row, and which of them are accepted
+    suffix        Suffix decoding: the draft is what mostly followed the text's end, here and in earlier answers
 """

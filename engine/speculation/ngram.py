@@ -46,3 +46,19 @@ class NgramIndex:
                     draft.append(draft[at - len(tokens)])
                 return draft
         return []
+
+
+class NgramLookups:
+    """An index for each request; requests do not learn from each other."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._shortest, self._longest = shortest, longest
+
+    def of(self, root: bytes) -> NgramIndex:
+        return NgramIndex(self._shortest, self._longest)
+
+    def ended(self, root: bytes, output: Sequence[int]) -> None:
+        """Nothing is kept."""
+
+    def catch_up(self, limit: int) -> int:
+        return 0

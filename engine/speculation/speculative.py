@@ -4,7 +4,7 @@ A step computes the last known token of a request together with the k draft toke
 token after each of them. Drafts are accepted while they equal the chosen tokens; the first different choice (or the
 one after the whole draft) is also kept, so a step yields 1 to k + 1 tokens.
 
-Acceptance by the same draw (n-grams; greedy; draft models with --speculative-acceptance same-draw) gives the same
+Acceptance by the same draw (lookups; greedy; draft models with --speculative-acceptance same-draw) gives the same
 tokens. engine/sampling/sampler.py chooses the token at position i as x_i = S(logits after x_<i, params, seed, i), S
 deterministic: the random numbers of (seed, i) decide the draw. Let d be the draft and
 y_j = S(logits after x_<i d_<j, params, seed, i + j). y_0 = x_i always. While y_l = d_l for all l < j, y_j is chosen
@@ -15,7 +15,7 @@ Penalties and min_tokens count the drafts before a position as output.
 The rejection rule (rejection.py; draft models by default) keeps the distribution, not the tokens, and accepts
 with probability sum_x min(p(x), q(x)), the maximum for any rule. Compared with it, the same draw
 
-    n-gram        is as good: q is one token d, both accept with probability p(d);
+    lookups       are as good: q is one token d, both accept with probability p(d);
     greedy        is as good: both accept if the argmax agrees;
     draft model   is a little worse: the draft takes part in a race of its own weights with the same random numbers
                   (engine/sampling/race.py). Measured on two texts with the embedded model; its draft lacked 1, 2 or 4
@@ -35,7 +35,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.speculation.ngram import NgramIndex
 from engine.step.block_book import BlockBook
 from engine.step.request import Request
 from engine.step.step import ScheduledRow
@@ -100,7 +99,8 @@ class _Request:
     """The speculator's state of one running request."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
-    index: NgramIndex | None = None
+    index: Index | None = None
+    request: Request | None = None  # with `index`
 
 
 @dataclass(slots=True)
@@ -120,6 +120,29 @@ class Totals:
             self.per_position[j] += 1
 
 
+class Index(Protocol):
+    """The text of one request (ngram.py, suffix.py)."""
+
+    def extend(self, tokens: Sequence[int], limit: int) -> int:
+        """Index at most `limit` more of these tokens, which are the whole text; returns their number."""
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Up to `count` tokens that may follow."""
+
+
+class Lookups(Protocol):
+    """Makes the indexes of the requests, and may learn from requests that have ended."""
+
+    def of(self, root: bytes) -> Index:
+        """For a new request. root: of the request's keys."""
+
+    def ended(self, root: bytes, output: Sequence[int]) -> None:
+        """These tokens were the output of a request."""
+
+    def catch_up(self, limit: int) -> int:
+        """Index at most `limit` tokens of requests that have ended; returns their number."""
+
+
 class Proposer(Protocol):
     """A draft model (draft.py)."""
 
@@ -132,15 +155,15 @@ class Proposer(Protocol):
 class Speculator:
     """Plans and counts the drafts of each step.
 
-    method: "ngram" fills the drafts here; "draft" only sets the number of tokens for the draft model (draft.py).
-    verify_cost(rows, context): of a step with `rows` decodes over `context` tokens of KV in total.
-    draft: the draft model; None: prompt lookup. length: "auto", or "fixed": always the maximum."""
+    method: the name, for /debug/state. lookups: fill the drafts here; None: this only sets the number of tokens for the
+    draft model `draft` (draft.py). verify_cost(rows, context): of a step with `rows` decodes over `context` tokens of
+    KV in total. length: "auto", or "fixed": always the maximum."""
 
     def __init__(
         self,
         method: str,
         num_tokens: int,
-        lookup: tuple[int, int],
+        lookups: Lookups | None,
         length: str,
         max_model_len: int,
         verify_cost: Callable[[int, int], VerifyCost],
@@ -149,7 +172,7 @@ class Speculator:
         self.method = method
         self.totals = Totals(per_position=[0] * num_tokens)
         self._num_tokens = num_tokens
-        self._lookup = lookup
+        self._lookups = lookups
         self._length = length
         self._max_model_len = max_model_len
         self._verify_cost = verify_cost
@@ -169,11 +192,13 @@ class Speculator:
         for row in decodes:
             most = self._most(row.request)
             draft: list[int] = []
-            if self.method == "ngram" and most > 0:
-                draft, used = self._look_up(row.request, most, left_to_index)
+            if self._lookups is not None and most > 0:
+                draft, used = self._look_up(self._lookups, row.request, most, left_to_index)
                 left_to_index -= used
                 most = len(draft)
             wanted.append((row, draft, most))
+        if self._lookups is not None:
+            self._lookups.catch_up(left_to_index)
         counts = self._lengths([most for *_, most in wanted], decodes)
         for (row, draft, _), count in zip(wanted, counts, strict=True):
             count = min(count, budget, self._room(row, blocks))
@@ -197,11 +222,11 @@ class Speculator:
         slots = (len(row.request.block_ids) + free) * blocks.block_size
         return slots - row.start - 1
 
-    def _look_up(self, request: Request, most: int, limit: int) -> tuple[list[int], int]:
+    def _look_up(self, lookups: Lookups, request: Request, most: int, limit: int) -> tuple[list[int], int]:
         """(draft, tokens indexed for it)."""
         state = self._of(request)
         if state.index is None:
-            state.index = NgramIndex(*self._lookup)
+            state.index, state.request = lookups.of(request.root), request
         used = state.index.extend(request.token_ids, limit)
         return state.index.propose(request.token_ids, most), used
 
@@ -232,7 +257,9 @@ class Speculator:
 
     def forget(self, request_id: str) -> None:
         """The request has ended here."""
-        self._requests.pop(request_id, None)
+        state = self._requests.pop(request_id, None)
+        if state is not None and state.request is not None and self._lookups is not None:
+            self._lookups.ended(state.request.root, state.request.output_ids)
         if self._draft is not None:
             self._draft.forget(request_id)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -32,7 +32,9 @@ from engine.model.decoder import Model
 from engine.model.ops_choice import choose_ops
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
-from engine.speculation.speculative import Speculator, accepted
+from engine.speculation.ngram import NgramLookups
+from engine.speculation.speculative import Lookups, Speculator, accepted
+from engine.speculation.suffix import SuffixLookups, SuffixRules
 from engine.step.request import Request
 from engine.step.rows import row_of
 from engine.step.runner import Runner
@@ -71,6 +73,15 @@ PROMPTS = {
 }
 
 
+LOOKUPS: dict[str, Callable[[], Lookups]] = {
+    "ngram": lambda: NgramLookups(2, 4),
+    "suffix": lambda: SuffixLookups(SuffixRules(kept_tokens=0)),
+    "suffix again": lambda: SuffixLookups(SuffixRules()),
+}
+"""Methods with the defaults of a node. Rounds repeat the prompts, so only `again` may remember earlier answers: it has
+seen each answer before, except in the first round."""
+
+
 @dataclass(slots=True)
 class Measured:
     """One variant over all prompts of a case."""
@@ -105,8 +116,9 @@ class Variant:
 
     def __post_init__(self) -> None:
         if self.method != "none":
+            lookups = LOOKUPS[self.method]() if self.method in LOOKUPS else None
             self.speculator = Speculator(
-                self.method, self.num_tokens, (2, 4), self.length, 8192, self.costs.verify_cost, self.draft,
+                self.method, self.num_tokens, lookups, self.length, 8192, self.costs.verify_cost, self.draft,
             )  # fmt: skip
 
 
@@ -130,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = runner_of(args.model, args.dtype)
     k = args.num_speculative_tokens
     variants = [Variant("none", "none")]
-    variants += [Variant(f"ngram {length}", "ngram", length, None, k) for length in ("auto", "fixed")]
+    for method in LOOKUPS:
+        variants += [Variant(f"{method} {length}", method, length, None, k) for length in ("auto", "fixed")]
     if args.draft:
         draft = DraftModel(runner_of(args.draft, args.dtype), rejection=True)
         variants += [Variant(f"draft {length}", "draft", length, draft, k) for length in ("auto", "fixed")]

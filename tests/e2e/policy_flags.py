@@ -39,7 +39,8 @@ ALONE: dict[str, Flags] = {
     "one": {"eviction": "lru", "queue_order": "fcfs", "batching_policy": "prefill-first", "rejection": "none"},
     "two": {"eviction": "lfu", "queue_order": "edf", "batching_policy": "decode-first", "rejection": "stage-load"}
     | {"ssd_backend": "file"},
-    "three": {"eviction": "fifo", "queue_order": "srpt", "batching_policy": "mixed", "rejection": "early"},
+    "three": {"eviction": "fifo", "queue_order": "srpt", "batching_policy": "mixed", "rejection": "early"}
+    | {"speculative_method": "suffix", "speculative_length": "fixed"},
     "four": {"eviction": "length-aware", "queue_order": "weighted-fair", "rejection": "predicted"}
     | {"batching_policy": "decode-first", "speculative_method": "draft", "speculative_length": "fixed"}
     | {"speculative_acceptance": "rejection"},
@@ -137,6 +138,7 @@ ROWS: dict[str, dict[str, Row]] = {
     "speculative_method": {
         "none": Row("one", _GUESSES),
         "ngram": Row("five", _GUESSES),
+        "suffix": Row("three", _GUESSES),
         "draft": Row(DECODE, _GUESSES),
     },
     "speculative_length": {

@@ -288,9 +288,10 @@ def test_roles_at_the_start(alone, together):
 
 
 def test_speculation_gives_the_same_tokens(alone, together):
-    """Greedy and drawn; without a guess, with n-grams and a draft model, which is the model itself: both rules accept
-    its guesses."""
-    nodes = {name: alone[name].nodes[0] for name in ("one", "four", "five", "six")} | {"draft": together[DECODE]}
+    """Greedy and drawn; without a guess, with n-grams, suffixes and a draft model, which is the model itself: both
+    rules accept its guesses."""
+    guessing = ("one", "three", "four", "five", "six")
+    nodes = {name: alone[name].nodes[0] for name in guessing} | {"draft": together[DECODE]}
     prompt = [100, 200, 300, 400] * 12 + [500]
     for body in ({"temperature": 0}, {"temperature": 1.0, "seed": 7}):
         texts = {
@@ -299,7 +300,7 @@ def test_speculation_gives_the_same_tokens(alone, together):
         }
         assert len(set(texts.values())) == 1, texts
     assert engine(nodes["one"])["speculation"] is None
-    for name in ("four", "five", "draft"):
+    for name in ("three", "four", "five", "draft"):
         assert engine(nodes[name])["speculation"]["accepted_tokens"] > 0, name
 
 

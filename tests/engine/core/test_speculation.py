@@ -18,7 +18,9 @@ from engine.core.worker import Drafts, Reuse, Worker
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
+from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Speculator, VerifyCost
+from engine.speculation.suffix import SuffixLookups, SuffixRules
 from engine.step.request import Request
 from net.metrics.events import Metrics
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
@@ -86,7 +88,8 @@ class Engine:
 
 
 def speculator(method: str, k: int, draft: DraftModel | None = None, length: str = "fixed") -> Speculator:
-    return Speculator(method, k, (1, 4), length, MAX_LEN, lambda rows, context: COST, draft)
+    lookups = {"ngram": NgramLookups(1, 4), "suffix": SuffixLookups(SuffixRules())}.get(method)
+    return Speculator(method, k, lookups, length, MAX_LEN, lambda rows, context: COST, draft)
 
 
 def requests(texts: list[list[int]], **sampling: Any) -> list[Request]:
@@ -139,7 +142,7 @@ async def test_automatic_lengths_change_no_token(target, plain):
     assert own.totals.drafted > 0
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
 async def test_preempted_requests_too(target, small, method):
     """Room for a third of the load, and for a part of the drafts."""
     texts = [text + [5 + i] * 20 for i, text in enumerate(prompts(8, seed=3))]

@@ -11,6 +11,7 @@ from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts
 from engine.sampling.params import SamplingParams
+from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Acceptance, Speculator, VerifyCost, accepted, goodput_lengths
 from engine.step.request import Request
 from engine.step.step import ScheduledRow, Step
@@ -20,7 +21,8 @@ ROOT = root_key("toy", BlockGeometry(1, 1, 2, 4, "float32"))
 
 
 def speculator(method="ngram", num_tokens=4, length="fixed", max_len=1000) -> Speculator:
-    return Speculator(method, num_tokens, (1, 3), length, max_len, lambda rows, context: COST)
+    lookups = NgramLookups(1, 3) if method == "ngram" else None
+    return Speculator(method, num_tokens, lookups, length, max_len, lambda rows, context: COST)
 
 
 def batcher(own: Speculator, blocks=16, budget=16, seqs=4) -> Batcher:
