@@ -6,6 +6,7 @@ Files:
     config/       One frozen Config: its fields, its flags, and the resolution of auto
     core/         Which requests compute how many tokens in the next step, and the loop that computes them
     doctor/       `python mooncake.py doctor`: what this machine offers to a node, and what would improve it
+    experts/      Mixtures of experts over several processes of a node: each rank has a share of the experts
     front/        The acceptor's side of a request: placed, followed, tried again
     handoff/      KV between nodes: prompts pushed or pulled, prefixes loaded, blocks published; what an engine node
                   answers

@@ -58,6 +58,11 @@ PURE = (
     "engine.front.persistence",
     "engine.handoff.arenas",
     "engine.core.kv_ready",
+    "engine.experts.balance",
+    "engine.experts.eplb",
+    "engine.experts.placement",
+    "engine.model.experts.losses",
+    "engine.model.experts.shares",
     "engine.speculation.ngram",
     "engine.config.agreement",
     "engine.config.contradictions",
@@ -111,6 +116,8 @@ PURE = (
     "net.kv_events.backlog",
     "net.kv_events.settings",
     "net.kv_events.wire",
+    "net.rounds.layout",
+    "net.rounds.silence",
     "net.channel.doorstep",
     "net.channel.keyring",
     "net.gossip.sealed_packets",
@@ -177,7 +184,12 @@ WALL_CLOCK = (
 
 # What is unpickled can run any code: bytes of peers, clients and disks never are.
 PICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"}
-MAY_PICKLE = ("engine.loading.rank_processes", "engine.loading.rank_worker")
+MAY_PICKLE = (
+    "engine.experts.processes",
+    "engine.experts.worker",
+    "engine.loading.rank_processes",
+    "engine.loading.rank_worker",
+)
 
 # torch costs a second and hundreds of megabytes; a store node starts without it. Only these may import it ...
 TORCH = {"torch", "triton", "transformers"}
@@ -199,6 +211,11 @@ MAY_TORCH = (
     "engine.loading.load_model",
     "engine.sampling.logit_rules",
     "engine.sampling.logprobs",
+    "engine.experts.group",
+    "engine.experts.loading",
+    "engine.experts.share",
+    "engine.experts.work",
+    "engine.experts.worker",
     "engine.model.decoder",
     "engine.model.graphs",
     "engine.model.experts.moe",
@@ -471,8 +488,9 @@ FLOORS = {
     "sampling": {"text"},
     "step": {"observe", "model", "sampling"},
     "speculation": {"config", "checkpoint", "text", "sampling", "step"},
-    "core": {"config", "observe", "sampling", "step", "speculation"},
-    "loading": {"config", "observe", "model", "checkpoint", "sampling", "step", "speculation", "core"},
+    "core": {"config", "observe", "model", "sampling", "step", "speculation"},
+    "experts": {"config", "observe", "model", "checkpoint", "core"},
+    "loading": {"config", "observe", "model", "checkpoint", "sampling", "step", "speculation", "core", "experts"},
     "pooled": set(),
     "handoff": {"observe", "sampling", "step", "core", "pooled"},
     "front": {"config", "observe", "text", "sampling", "step", "core", "handoff"},
@@ -489,6 +507,7 @@ FLOORS = {
         "step",
         "speculation",
         "core",
+        "experts",
         "loading",
         "pooled",
         "handoff",

@@ -135,6 +135,7 @@ STARTED_BY_OTHERS = {
     "lab.bench.collectives.rank_program",
     "lab.bench.connect.client_program",
     "lab.bench.connect.engine_program",
+    "lab.bench.experts.rank_program",
     "lab.bench.transfer.agent",
     "lab.bench.weights.trainer_program",
     "lab.clients.libraries.run",

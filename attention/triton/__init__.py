@@ -2,16 +2,13 @@
 
 Files:
     aot             Compiles kernels ahead of time, without the GPU
-    backend         The Triton backend: split-KV decode for the rows [0, num_decodes), chunked prefill for the rest
-    byte_product    y = x w^T for weights of one byte, int8 or fp8 (e4m3), with float32 scales
+    backend         The Triton backend: split-KV decode for the rows [0, num_decodes); short queries or chunked
+                    prefill for the rest
     codes           Rows of a quantized pool for the Triton kernels: the numbers and the layout of attention/codes.py
     decode          Paged decode: one query row per request against its whole context, the context split over many
                     programs
-    group_planes    The memory layout of weights in groups of inputs for attention/triton/group_product.py: the bits
-                    of a GGUF file
-    group_product   y = x w^T for weights in groups of inputs, which become floats only in registers
-    group_weights   Weights in groups of inputs as floats in registers (attention/triton/group_planes.py); rows of an
-                    embedding
+    hopper          Long chunks on Hopper: one warp group copies, two compute, and each computes its softmax while the
+                    other multiplies
     latent_decode   Paged decode over latent rows: one query row per request and head, the context split over many
                     programs
     latent_prefill  Chunked prefill over latent rows in a paged pool
@@ -24,7 +21,10 @@ Files:
                     paged keys
     prefill         Chunked prefill over a paged prefix: the new tokens of a request attend to all cached tokens and
                     to one another
+    short           Short queries over long contexts: several query rows per request, the context split over many
+                    programs
     tiles           The tile table: the tile of one program, for every head size, element type and shared-memory size
     work            Cuts a ragged batch into equal pieces of work, on the device
     write           Writes new keys and values into the paged pool, as they are or with rotary embedding
+    products/       Products with quantized weights
 """

@@ -62,6 +62,10 @@ class Resources:
     wide_loads: int  # 16 bytes per thread
     wide_stores: int
     in_flight: int  # asynchronous copies in flight while the main loop computes; 0 = not pipelined
+    boxes: int = 0  # copies of whole boxes by Hopper's copy engine (TMA)
+    threads: int = 128  # of a program
+    waits: tuple[int, ...] = ()  # of each wait for wgmma: how many may still run
+    serialized: bool = False  # the assembler makes every wgmma wait for the one before
 
 
 @contextmanager
@@ -135,6 +139,10 @@ def resources(launch: Launch, capability: int) -> Resources:
         wide_loads=len(re.findall(r"ld\.global\S*\.v4\.b32|cp\.async\.cg", ptx)),  # .cg copies 16 bytes, always
         in_flight=max(map(int, re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", ptx)), default=0),
         wide_stores=len(re.findall(r"st\.global\S*\.v4\.b32", ptx)),
+        boxes=len(re.findall(r"cp\.async\.bulk\.tensor\S*global", ptx)),
+        threads=32 * kernel.metadata.num_warps,  # with the warps that specialization adds
+        serialized="wgmma.mma_async instructions are serialized" in log,
+        waits=tuple(map(int, re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", ptx))),
     )
 
 

@@ -1,4 +1,4 @@
-"""The Triton backend: split-KV decode for the rows [0, num_decodes), chunked prefill for the rest.
+"""The Triton backend: split-KV decode for the rows [0, num_decodes); short queries or chunked prefill for the rest.
 
 Runs on NVIDIA GPUs of compute capability 8.0 and later, and, for tests and for study on a laptop, on the CPU under
 Triton's interpreter (TRITON_INTERPRET=1 in the environment before this module is imported; thousands of times slower).
@@ -21,11 +21,13 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from attention.triton.decode import decode, plan_decode
+from attention.triton.hopper import LongWork, long, long_keys, plan_long
 from attention.triton.latent_decode import latent_decode, plan_latent_decode
 from attention.triton.latent_prefill import latent_prefill, plan_latent_prefill
 from attention.triton.latent_tiles import LatentGeometry, find_latent_tiles
 from attention.triton.latent_write import write_latent
 from attention.triton.prefill import plan_prefill, prefill
+from attention.triton.short import Chunks, ShortWork, is_short, plan_short, short
 from attention.triton.tiles import SM90, Geometry, Tiles, find_tiles
 from attention.triton.work import Work
 from attention.triton.write import rotate_and_write_kv, write_kv
@@ -37,6 +39,7 @@ class Limits:
 
     shared_bytes: int  # per program
     multiprocessors: int
+    hopper: bool  # capability 9: attention/triton/hopper.py runs
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class Cut:
 
     decode: Work | None
     prefill: Work | None
+    short: ShortWork | None = None
+    long: LongWork | None = None
 
 
 @dataclass(slots=True)
@@ -60,14 +65,15 @@ class TritonBackend:
     """float32, bfloat16, float16, and quantized pools; head sizes that are multiples of 16 up to 256; latent rows
     (attention/latent.py) of multiples of 16, up to 512 for the value; any block size and grouping.
 
-    tiles: replaces the row of attention/triton/tiles.py (experiments, tests).
+    tiles: replaces the row of attention/triton/tiles.py (experiments, tests). limits: replace those of the device
+    (kernels compiled without it, tests).
     """
 
     name = "triton"
     reads_codes = True
 
-    def __init__(self, *, tiles: Tiles | None = None) -> None:
-        self._tiles = tiles
+    def __init__(self, *, tiles: Tiles | None = None, limits: Limits | None = None) -> None:
+        self._tiles, self._limits = tiles, limits
 
     def plan(self, batch: RaggedBatch) -> Plan:
         if batch.cu_q.device.type == "cpu" and not triton.knobs.runtime.interpret:
@@ -104,9 +110,10 @@ class TritonBackend:
         tiles = self.tiles(geometry, q.device)
         cut = plan.cuts.get((geometry, window))
         if cut is None:
-            cut = plan.cuts[geometry, window] = self._cut(batch, geometry, tiles, q, window)
+            cut = plan.cuts[geometry, window] = self._cut(batch, geometry, tiles, q, kv, window)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         decodes = batch.num_decodes
+        chunks = (batch.block_tables[decodes:], batch.ctx_lens[decodes:], batch.cu_q[decodes:])
         if cut.decode is not None:
             decode(
                 q[:decodes],
@@ -120,20 +127,12 @@ class TritonBackend:
                 window=window,
                 soft_cap=soft_cap,
             )
+        if cut.long is not None and tiles.long is not None:
+            long(q, kv, out, *chunks, cut.long, scale, tiles.long, soft_cap=soft_cap)
+        if cut.short is not None:
+            short(q, kv, out, *chunks, cut.short, scale, tiles.short, window=window, soft_cap=soft_cap)
         if cut.prefill is not None:
-            prefill(
-                q,
-                kv,
-                out,
-                batch.block_tables[decodes:],
-                batch.ctx_lens[decodes:],
-                batch.cu_q[decodes:],
-                cut.prefill,
-                scale,
-                tiles.prefill,
-                window=window,
-                soft_cap=soft_cap,
-            )
+            prefill(q, kv, out, *chunks, cut.prefill, scale, tiles.prefill, window=window, soft_cap=soft_cap)
         return out
 
     def write_latent(self, rows: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan) -> None:
@@ -143,7 +142,7 @@ class TritonBackend:
 
     def attend_latent(self, q: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan, scale: float, rank: int) -> Tensor:
         """See attention/latent.py."""
-        geometry, limits = LatentGeometry.of(q, kv, rank), limits_of(q.device)
+        geometry, limits = LatentGeometry.of(q, kv, rank), self._limits or limits_of(q.device)
         tiles = self._tiles or find_latent_tiles(
             geometry.dtype.itemsize, limits.shared_bytes, quantized=geometry.codes > 0
         )
@@ -173,19 +172,29 @@ class TritonBackend:
         """The row of the tile table for `geometry` on `device`. Raises ValueError if there is none."""
         if self._tiles is not None:
             return self._tiles
-        shared = limits_of(device).shared_bytes
+        shared = (self._limits or limits_of(device)).shared_bytes
         return find_tiles(geometry.head_size, geometry.dtype.itemsize, shared, quantized=geometry.codes > 0)
 
-    def _cut(self, batch: RaggedBatch, geometry: Geometry, tiles: Tiles, q: Tensor, window: int) -> Cut:
-        decodes = batch.num_decodes
-        decode_work = prefill_work = None
+    def _cut(self, batch: RaggedBatch, geometry: Geometry, tiles: Tiles, q: Tensor, kv: Tensor, window: int) -> Cut:
+        decodes, limits, cut = batch.num_decodes, self._limits or limits_of(q.device), Cut(None, None)
+        programs = 2 * limits.multiprocessors  # two per multiprocessor hide each other's latency
         if decodes:
-            # Two programs per multiprocessor hide each other's latency.
-            programs = 2 * limits_of(q.device).multiprocessors
-            decode_work = plan_decode(batch.ctx_lens[:decodes], geometry, tiles.decode, programs, window)
-        if batch.num_requests > decodes:
-            prefill_work = plan_prefill(batch.cu_q[decodes:], q.shape[0] - decodes, geometry, tiles.prefill)
-        return Cut(decode_work, prefill_work)
+            cut.decode = plan_decode(batch.ctx_lens[:decodes], geometry, tiles.decode, programs, window)
+        if (requests := batch.num_requests - decodes) > 0:
+            cu_q, ctx_lens, rows = batch.cu_q[decodes:], batch.ctx_lens[decodes:], q.shape[0] - decodes
+            longest = max(batch.q_lens[decodes:])
+            keys = long_keys(tiles, geometry, q, kv, window, longest) if limits.hopper else 0
+            if keys and tiles.long is not None:
+                lens = (batch.q_lens[decodes:], batch.kv_lens[decodes:])
+                cut.long = plan_long(cu_q, ctx_lens, *lens, tiles.long, keys, limits.multiprocessors)
+                if cut.long.rest.num_rows:
+                    cut.short = plan_short(cut.long.rest, cu_q, ctx_lens, geometry, tiles.short, programs, window)
+            elif is_short(requests, rows, longest, geometry, tiles.prefill, limits.multiprocessors):
+                chunks = Chunks(cu_q, cu_q, rows)
+                cut.short = plan_short(chunks, cu_q, ctx_lens, geometry, tiles.short, programs, window)
+            else:
+                cut.prefill = plan_prefill(cu_q, rows, geometry, tiles.prefill)
+        return cut
 
 
 @cache
@@ -193,6 +202,7 @@ def limits_of(device: torch.device) -> Limits:
     """For a GPU, the driver's values. For the interpreter, enough programs for several splits, but few enough to be
     fast."""
     if device.type != "cuda":
-        return Limits(shared_bytes=SM90, multiprocessors=4)
+        return Limits(shared_bytes=SM90, multiprocessors=4, hopper=True)
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return Limits(properties["max_shared_mem"], properties["multiprocessor_count"])
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    return Limits(properties["max_shared_mem"], properties["multiprocessor_count"], hopper)

@@ -107,6 +107,39 @@ def decode_kernel(
         tl.store(lse + row, top + tl.log2(total), mask=member < GROUP)
 
 
+@triton.jit
+def merge_parts(
+    parts: tl.tensor,  # [pieces, STRIDE, HEAD_SIZE] float32
+    lse: tl.tensor,  # [pieces, STRIDE] float32, log2; -inf: the row sees no key of this split
+    first: tl.tensor,  # the row's pieces first .. last - 1
+    last: tl.tensor,
+    index: tl.tensor,  # of the row in a piece
+    STRIDE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,  # splits per turn
+) -> tl.tensor:
+    """The row's output [D] float32 from its splits, of which one of the first WIDTH at least has a key for it."""
+    d = tl.arange(0, D)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([D], tl.float32)
+    for start in range(first, last, WIDTH):
+        piece = start + tl.arange(0, WIDTH)
+        row = piece.to(tl.int64) * STRIDE + index
+        held = piece < last
+        weight = tl.load(lse + row, mask=held, other=float("-inf"))
+        new_top = tl.maximum(top, tl.max(weight, 0))
+        weight = tl.exp2(weight - new_top)
+        shrink = tl.exp2(top - new_top)
+        mine = held[:, None] & (d < HEAD_SIZE)[None, :]
+        part = tl.load(parts + row[:, None] * HEAD_SIZE + d[None, :], mask=mine, other=0.0)
+        total = total * shrink + tl.sum(weight, 0)
+        acc = acc * shrink + tl.sum(part * weight[:, None], 0)
+        top = new_top
+    return acc / total
+
+
 @triton.jit(do_not_specialize_on_alignment=METADATA)
 def merge_kernel(
     out: tl.tensor,  # [S, num_heads, HEAD_SIZE], written for requests of several splits
@@ -126,24 +159,9 @@ def merge_kernel(
     if last - first == 1:
         return
     d = tl.arange(0, D)
-    top = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([D], tl.float32)
-    for start in range(first, last, WIDTH):
-        piece = start + tl.arange(0, WIDTH)
-        row = piece.to(tl.int64) * NUM_HEADS + head
-        held = piece < last
-        weight = tl.load(lse + row, mask=held, other=float("-inf"))
-        new_top = tl.maximum(top, tl.max(weight, 0))
-        weight = tl.exp2(weight - new_top)
-        shrink = tl.exp2(top - new_top)
-        mine = held[:, None] & (d < HEAD_SIZE)[None, :]
-        part = tl.load(parts + row[:, None] * HEAD_SIZE + d[None, :], mask=mine, other=0.0)
-        total = total * shrink + tl.sum(weight, 0)
-        acc = acc * shrink + tl.sum(part * weight[:, None], 0)
-        top = new_top
+    merged = merge_parts(parts, lse, first, last, head, NUM_HEADS, HEAD_SIZE, D, WIDTH)
     place = out + s.to(tl.int64) * out_row + head * out_head + d
-    tl.store(place, (acc / total).to(out.dtype.element_ty), mask=d < HEAD_SIZE)
+    tl.store(place, merged.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
 
 
 def head_rows(group: int, limit: int) -> int:

@@ -74,6 +74,38 @@ def tanh(x: tl.tensor, EXACT: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def capped(scores: tl.tensor, scale: tl.tensor, SOFT_CAP: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
+    """Scores in units of `unit_of`: that scaling is left to the exponent, where it is one instruction with the
+    subtraction."""
+    if SOFT_CAP > 0:
+        scores = tanh(scores * (scale / SOFT_CAP), EXACT)
+    return scores
+
+
+@triton.jit
+def unit_of(scale: tl.tensor, SOFT_CAP: tl.constexpr) -> tl.tensor:
+    """The factor that brings the scores of `capped` to units of log2."""
+    return LOG2_E * (scale if SOFT_CAP == 0 else SOFT_CAP)
+
+
+@triton.jit
+def weigh(
+    scores: tl.tensor,  # [ROWS, KEYS] float32, -inf where hidden
+    top: tl.tensor,
+    total: tl.tensor,
+    unit: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """One tile of keys: top', total', the weights p [ROWS, KEYS], and the factor 2^(top - top') [ROWS] of the sums."""
+    new_top = tl.maximum(top, tl.max(scores, 1) * unit)
+    # A row that has seen no key yet keeps top = -inf; replacing it by 0 makes all its weights 2^-inf = 0, not NaN.
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(scores * unit - anchor[:, None])
+    shrink = tl.exp2(top - anchor)
+    total = total * shrink + tl.sum(weights, 1)
+    return new_top, total, weights, shrink
+
+
+@triton.jit
 def attend_keys(
     q: tl.tensor,  # [ROWS, D] in the type of the product
     newest: tl.tensor,  # [ROWS] int32: the last key that the row sees here
@@ -121,24 +153,16 @@ def attend_keys(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CODES > 0:
         scores *= read_scales(keys + at, token % BLOCK_SIZE, token < end, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
-    # Scores are scaled inside the exponent, where scaling and subtracting are one instruction.
-    if SOFT_CAP > 0:
-        scores = tanh(scores * (scale / SOFT_CAP), q.dtype == tl.float32)
-    unit = LOG2_E * (scale if SOFT_CAP == 0 else SOFT_CAP)
+    scores = capped(scores, scale, SOFT_CAP, q.dtype == tl.float32)
     if MASKED:
         visible = token[None, :] <= newest[:, None]
         if WINDOW > 0:
             visible = visible & (token[None, :] >= oldest[:, None])
         scores = tl.where(visible, scores, float("-inf"))
 
-    new_top = tl.maximum(top, tl.max(scores, 1) * unit)
-    # A row that has seen no key yet keeps top = -inf; replacing it by 0 makes all its weights 2^-inf = 0, not NaN.
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(scores * unit - anchor[:, None])
-    shrink = tl.exp2(top - anchor)
-    total = total * shrink + tl.sum(weights, 1)
+    top, total, weights, shrink = weigh(scores, top, total, unit_of(scale, SOFT_CAP))
     if CODES > 0:
         values = keys + VALUES
         weights *= read_scales(values + at, token % BLOCK_SIZE, token < end, HEAD_SIZE, BLOCK_SIZE, CODES)[None, :]
     acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return new_top, total, acc
+    return top, total, acc

@@ -13,6 +13,9 @@ first: the short ones fill the gaps at the end of the launch.
 
 The keys of the chunk itself must be in the pool already (write_kv comes first).
 
+This is the kernel for any pool, on any GPU since Ampere. attention/triton/short.py computes chunks that would leave
+most of the machine idle here, attention/triton/hopper.py long ones on Hopper over large blocks.
+
 We have not measured this kernel on a GPU yet: scripts/bench.py attention prints TFLOP/s and the share of the ceiling.
 """
 

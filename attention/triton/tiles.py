@@ -38,6 +38,7 @@ class Tile:
     # The precision of float32 products. One pass of TF32 has 10 bits; three passes give float32 on tensor cores, but
     # take more registers than plain float32 ("ieee"). Half types ignore it.
     precision: str = "tf32x3"
+    persistent: bool = False  # long chunks: a program computes several tiles of queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ class Tiles:
 
     decode: Tile
     prefill: Tile
+    long: Tile | None = None  # on Hopper: long chunks over blocks of whole tiles of keys (attention/triton/hopper.py)
+
+    @property
+    def short(self) -> Tile:
+        """Several queries against a split context: decode's tile. Before Hopper its warps hold the operands of their
+        products, and masks of 64 rows would take too many registers."""
+        return self.decode if self.long else replace(self.decode, rows=min(self.decode.rows, 32), warps=8)
 
 
 KIB = 1024
@@ -54,13 +62,13 @@ SM86, SM80, SM90 = 99 * KIB, 163 * KIB, 227 * KIB
 
 TABLE: dict[tuple[int, int, int], Tiles] = {
     # (maximum head size, bytes per element, minimum shared memory)
-    (64, 2, SM90): Tiles(Tile(64, 128, 4, 4), Tile(128, 128, 8, 3)),
+    (64, 2, SM90): Tiles(Tile(64, 128, 4, 4), Tile(128, 128, 8, 3), Tile(128, 128, 4, 3, persistent=True)),
     (64, 2, SM80): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
     (64, 2, SM86): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
-    (128, 2, SM90): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3)),
+    (128, 2, SM90): Tiles(Tile(64, 64, 4, 4), Tile(128, 64, 8, 3), Tile(128, 128, 4, 2, persistent=True)),
     (128, 2, SM80): Tiles(Tile(64, 64, 4, 3), Tile(128, 32, 8, 4)),
     (128, 2, SM86): Tiles(Tile(64, 32, 4, 3), Tile(128, 32, 8, 3)),
-    (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 32, 8, 3)),
+    (256, 2, SM90): Tiles(Tile(64, 32, 4, 4), Tile(128, 32, 8, 3), Tile(128, 64, 4, 2)),
     (256, 2, SM80): Tiles(Tile(32, 32, 4, 3), Tile(64, 32, 8, 3)),
     (256, 2, SM86): Tiles(Tile(32, 16, 4, 3), Tile(64, 16, 8, 3)),
     (64, 4, SM86): Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 8, 2)),

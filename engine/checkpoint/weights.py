@@ -133,11 +133,14 @@ def read_all(
     take: Callable[[R, str], W],
     dtype: torch.dtype,
     progress: Callable[[int, int], None] | None,
+    only: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, W]:
-    """What `take` makes of every weight, in several threads. `progress` as load has it. Raises ModelError."""
+    """What `take` makes of every weight, or of those that `only` chooses, in several threads. `progress` as load has
+    it. Raises ModelError."""
     wanted, weights = shapes(source.config), {}
     with opened as reader, ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
         _check(source, wanted, reader.shapes())
+        wanted = {name: shape for name, shape in wanted.items() if only(name)}
         done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
         for name, weight in zip(wanted, threads.map(lambda name: take(reader, name), wanted), strict=True):
             weights[name] = weight

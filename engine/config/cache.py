@@ -18,7 +18,7 @@ class CacheFields(ModelFields):
         16,
         "cache",
         "tokens per KV block, the unit of allocation, hashing, transfer and storage; all nodes of a cluster use the "
-        "same size",
+        "same size; on an H100 or H200, blocks of 64 or 128 are copied whole when long prompts are computed",
         unit="tokens",
         least=1,
         most=4096,

@@ -44,9 +44,21 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
+    if config.expert_parallel_size > 1:
+        for flag, given in (
+            (f"--tensor-parallel-size {config.tensor_parallel_size}", config.tensor_parallel_size > 1),
+            ("--weights-from-store", config.weights_from_store),
+            ("--device cuda", config.device == "cuda"),
+        ):
+            if given:
+                ranks = f"--expert-parallel-size {config.expert_parallel_size}"
+                yield f"{ranks} does not work with {flag}; use one of the two"
+    elif config.expert_replicas > 1 or config.num_redundant_experts:
+        yield "--expert-replicas and --num-redundant-experts are about the ranks of --expert-parallel-size: give it too"
     if config.weight_dtype not in ("auto", "wide"):
         for flag, given in (
             ("--tensor-parallel-size", config.tensor_parallel_size > 1),
+            ("--expert-parallel-size", config.expert_parallel_size > 1),
             ("--weights-from-store", config.weights_from_store),
         ):
             if given:

@@ -175,6 +175,53 @@ class ModelFields:
         "memory (net/collectives/); on GPUs it is NCCL",
         ("gloo", "mooncake"),
     )
+    expert_parallel_size: int = flag(
+        1,
+        "engine",
+        "number of processes of this node that share the experts of a mixture of experts, and --num-threads. The first "
+        "one computes attention; the node outlives the loss of any other",
+        unit="ranks",
+        least=1,
+        most=64,
+    )
+    expert_replicas: int = flag(
+        1,
+        "engine",
+        "number of ranks of --expert-parallel-size that have each expert; 2 or more outlive the loss of a rank",
+        unit="ranks",
+        least=1,
+        most=64,
+    )
+    num_redundant_experts: int = flag(
+        0,
+        "engine",
+        "copies of experts in each layer in addition to --expert-replicas, for those that are chosen most",
+        unit="experts",
+        least=0,
+        most=65536,
+    )
+    expert_loss: str = flag(
+        "fail",
+        "engine",
+        "what follows when a rank is lost and no other one has an expert that a token needs: fail = its request fails; "
+        "drop = the token's other experts count more instead, and the answer says so; wait = the step waits for the "
+        "rank, for up to a minute",
+        ("fail", "drop", "wait"),
+    )
+    expert_dispatch_dtype: str = flag(
+        "auto",
+        "engine",
+        "type of the rows that go to the ranks with experts; auto = as --dtype; int8 = a byte per element and a scale "
+        "per row",
+        ("auto", "int8"),
+    )
+    expert_balance_steps: int = flag(
+        0,
+        "engine",
+        "move experts between ranks after this number of steps if their loads differ too much; 0 = never",
+        unit="steps",
+        least=0,
+    )
     num_threads: int = flag(
         0,
         "engine",
@@ -270,7 +317,8 @@ class ModelFields:
     suffix_decoding_cached_tokens: int = flag(
         100_000,
         "engine",
-        "with suffix, tokens of earlier answers to remember, about 250 bytes each; 0 = guess from the request's own text",
+        "with suffix, tokens of earlier answers to remember, about 250 bytes each; 0 = guess from the request's own "
+        "text only",
         unit="tokens",
         least=0,
     )

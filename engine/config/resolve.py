@@ -70,6 +70,9 @@ class ModelSizes(Protocol):
     def indivisible(self, ranks: int) -> str | None:
         """Why tensor parallelism cannot split the model over `ranks` ranks; None if it can."""
 
+    def unshareable(self, ranks: int, least: int, redundant: int) -> str | None:
+        """Why its experts cannot be shared out over `ranks` ranks like this; None if they can."""
+
 
 def resolve(
     config: Config,
@@ -87,6 +90,7 @@ def resolve(
     device = _device(config, machine)
     if _runs_model(config):
         _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
+        _check_experts(config, model)
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = _kv_dtype(config, model, dtype, cluster)
     config = replace(
@@ -156,11 +160,18 @@ def _check_ranks(ranks: int, model: ModelSizes, gpu: Gpu | None) -> None:
         )
 
 
+def _check_experts(config: Config, model: ModelSizes) -> None:
+    ranks, least, redundant = config.expert_parallel_size, config.expert_replicas, config.num_redundant_experts
+    if ranks > 1 and (reason := model.unshareable(ranks, least, redundant)):
+        raise UsageError(f"--expert-parallel-size {ranks}: {reason}")
+
+
 def _device(config: Config, machine: Machine) -> str:
     if config.device == "cuda" and machine.gpu is None and _runs_model(config):
         raise UsageError("--device cuda: torch sees no NVIDIA GPU here; use --device cpu, or install a CUDA build")
     if config.device == "auto":
-        return "cuda" if machine.gpu and _runs_model(config) else "cpu"
+        wanted = machine.gpu and _runs_model(config) and config.expert_parallel_size == 1
+        return "cuda" if wanted else "cpu"
     return config.device
 
 
@@ -182,7 +193,7 @@ def _native_dtype(machine: Machine, device: str) -> str:
 def _weight_dtype(config: Config, machine: Machine, device: str, dtype: str) -> str:
     """--weight-dtype; instead of auto `wide` where quantized weights cannot be computed, or the cluster's first node
     named a type of computation."""
-    plain = config.tensor_parallel_size == 1 and not config.weights_from_store
+    plain = config.tensor_parallel_size == config.expert_parallel_size == 1 and not config.weights_from_store
     if config.weight_dtype != "auto" or (plain and dtype == _native_dtype(machine, device)):
         return config.weight_dtype
     return "wide"

@@ -12,6 +12,7 @@ Files:
     kv_transfer    Moves one prompt's KV from the prefill node to the decode node while the prefill node computes the
                    rest
     layered_load   Loads a prefix layer by layer while the engine computes with it
+    lost_experts   Requests whose experts were lost with a rank: they end, or keep their KV for themselves
     model_steps    Computes a step in the engine thread
     prefix_loads   Loads of prefixes from lower tiers and other nodes: which requests load one, and which loads a step
                    waits for

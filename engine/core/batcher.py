@@ -131,9 +131,15 @@ class Batcher:
         if request in self.seats.claims:
             self.seats.claims.remove(request)
 
-    def arrived(self, now: float, request: Request, first_token: int) -> None:
-        """The KV and the first token of a reserved prompt have arrived: decode from the next step on."""
+    def keep_private(self, request: Request) -> None:
+        """No other request may find the KV that it computes from now on."""
+        request.private = True
+
+    def arrived(self, now: float, request: Request, first_token: int, private: bool = False) -> None:
+        """The KV and the first token of a reserved prompt have arrived: decode from the next step on. `private`: as
+        after keep_private."""
         self._changes += 1
+        request.private = private
         request.num_computed = request.num_tokens
         self.blocks.name_full(request)
         request.token_ids.append(first_token)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from engine.core.held_weights import HeldWeights
 from engine.core.kv_transfer import KvTransfer
 from engine.core.layered_load import Arriving, LayerGate
+from engine.model.experts.losses import Loss
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.step.rows import row_of
@@ -36,6 +37,7 @@ class ModelSteps:
         transfers: Mapping[str, KvTransfer],
     ) -> None:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
+        self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
         self.unusual = False  # the last step had to wait for a prefix, or used several weights
         self._weights, self._draft, self._eos_token_ids = weights, draft, eos_token_ids
         self._arriving, self._transfers = arriving, transfers
@@ -45,6 +47,7 @@ class ModelSteps:
         change them, and an abort leaves both until the step has ended."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
+        self.losses = {}
         parts = by_weights(step.rows)
         for weights, places in parts.items():
             rows = [step.rows[place] for place in places]
@@ -69,11 +72,13 @@ class ModelSteps:
                 for gate in gates.values():
                     gate.wait(layer)
 
-            results = self._weights.runner(weights).step(
+            runner = self._weights.runner(weights)
+            results = runner.step(
                 [row_of(row, self._eos_token_ids, proposals.get(row.request.request_id, ())) for row in rows],
                 on_layer if transfers else None,
                 before_layer if gates else None,
             )
+            self.losses |= {places[row]: loss for row, loss in runner.losses.items()}
             waited = waited or bool(gates)
             sampled.update(zip(places, results, strict=True))
         self.ran, self.unusual = (begin, time.monotonic()), waited or len(parts) > 1

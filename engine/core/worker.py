@@ -24,6 +24,7 @@ from engine.core.costs import StepCosts
 from engine.core.emissions import Emission, Emit, hand_out
 from engine.core.held_weights import WRONG_WEIGHTS, HeldWeights
 from engine.core.kv_transfer import KvTransfer
+from engine.core.lost_experts import settle_losses
 from engine.core.model_steps import ModelSteps
 from engine.core.prefix_loads import Loader, PrefixLoads
 from engine.core.priority import step_back
@@ -297,6 +298,7 @@ class Worker:
         for row, seconds in zip(step.rows, others_s, strict=True):
             row.request.journal.computed(begin, end, row.num_tokens, seconds)
         self.costs.ran(step, begin, others_s)
+        failed = [*failed, *settle_losses(time.monotonic(), self.batcher, step, self._model.losses)]
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
         self.costs.decoded(step, begin, end, sum(kept for _, index, kept in done.emitted if step.rows[index].decodes))

@@ -161,5 +161,6 @@ class OutputText:
             finish_reason=finish,
             num_prompt_tokens=flight.num_prompt_tokens,
             num_cached_tokens=flight.timeline.cached_tokens,
+            num_dropped_experts=flight.timeline.dropped_experts,
             stop_reason=stop,
         )

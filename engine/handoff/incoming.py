@@ -176,7 +176,7 @@ class Incoming:
             raise RemoteError("the request has ended on the decode node", code="gone")
         return reservation.pull
 
-    def arrive(self, request_id: str, first_token: int) -> None:
+    def arrive(self, request_id: str, first_token: int, private: bool = False) -> None:
         """All KV has landed: start decoding. Raises RemoteError if the request has ended."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is None:
@@ -185,7 +185,7 @@ class Incoming:
         request = reservation.request
         if request.finished:
             raise RemoteError("the request has ended on the decode node", code="gone")
-        self._worker.batcher.arrived(time.monotonic(), request, first_token)
+        self._worker.batcher.arrived(time.monotonic(), request, first_token, private)
         self._worker.wake()
 
     def request(self, request_id: str) -> Request | None:

@@ -98,6 +98,7 @@ class Fence:
 class Handover:
     id: str
     first_token: int
+    private: bool = False  # Request.private
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class EngineService:
     async def _on_handover(self, peer: str, body: Handover, data: memoryview) -> None:
         if (request := self._incoming.request(body.id)) is not None and not request.num_output_tokens:
             self._own_load.decode(request.service_class)
-        self._incoming.arrive(body.id, body.first_token)
+        self._incoming.arrive(body.id, body.first_token, body.private)
 
     async def _give_up(self, reservation: Reservation) -> None:
         await self._incoming.give_up(reservation)
@@ -202,7 +202,7 @@ class EngineService:
             request.journal.note(now, "kv_moved", detail)
             # Sent before the call: the decode node may finish a short answer before it replies here.
             self._tell(acceptor, request, Landed(self._report(request)))
-            handover = Handover(request.request_id, request.token_ids[-1])
+            handover = Handover(request.request_id, request.token_ids[-1], request.private)
             await self._channel.call(transfer.node, messages.HANDOVER, encode(handover))
         except Exception as error:
             await transfer.stop()

@@ -27,6 +27,8 @@ from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.resolve import geometry as geometry_of
 from engine.core.kv_ready import KV_REGION
+from engine.experts.loading import load_rest
+from engine.experts.processes import ExpertProcesses
 from engine.loading import rank_arenas
 from engine.loading.cuda_memory import CudaMemory
 from engine.loading.rank_processes import RankProcesses
@@ -55,7 +57,7 @@ class LoadedModel:
     runner: Runner
     region: Region | DeviceRegion  # the KV arena
     eos_token_ids: tuple[int, ...]
-    processes: RankProcesses | None  # of the other ranks
+    processes: RankProcesses | ExpertProcesses | None  # of the other ranks
     draft: DraftModel | None = None
 
 
@@ -75,6 +77,8 @@ def load_model(
     if config.tensor_parallel_size > 1:
         return _load_ranks(config, geometry, source, drafts, progress, masks)
     region, kv = arena(config, geometry)
+    if config.expert_parallel_size > 1:
+        return _load_experts(config, geometry, source, drafts, progress, masks, (region, kv))
     make = partial(Runner, masks=masks)
     opened = None if find_pooled is None else find_pooled()
     if opened is not None:
@@ -122,6 +126,39 @@ def _load_ranks(
     return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
 
 
+def _load_experts(
+    config: Config,
+    geometry: BlockGeometry,
+    source: ModelSource,
+    drafts: DraftModel | None,
+    progress: Callable[[int, int], None],
+    masks: Masks | None,
+    made: tuple[Region | DeviceRegion, Tensor],
+) -> LoadedModel:
+    """As rank 0 of ranks that share the experts. `made`: the arena."""
+    region, kv = made
+    torch.set_num_threads(max(1, config.num_threads // config.expert_parallel_size))
+    torch.set_grad_enabled(False)
+    dtype = getattr(torch, config.dtype)
+    try:
+        processes = ExpertProcesses(config, source)
+    except OSError as error:
+        raise UsageError(f"--expert-parallel-size {config.expert_parallel_size}: no shared memory: {error}") from error
+    try:
+        cache = weight_cache(config)
+        weights = load_rest(source, dtype, cache, progress)
+        processes.fill_own(cache)
+        backend = _backend(config, source.config, geometry.dtype)
+        group = processes.join()
+        ops = _ops(config, backend, dtype)
+        model = Model(source.config, weights, backend, config.device, ops, experts=group)
+        runner = Runner(model, kv, geometry.block_size, config.device, masks=masks, around_forward=group.step)
+    except BaseException:
+        processes.close()
+        raise
+    return LoadedModel(runner, region, source.config.eos_token_ids, processes, drafts)
+
+
 def splits_arena(config: Config) -> bool:
     """Whether every rank keeps the KV of its heads in memory of its own."""
     return config.device == "cuda"
@@ -155,7 +192,8 @@ def record_graphs(config: Config, runner: Runner) -> None:
     if (reason := obstacle(runner.model)) is not None:
         log.info("no CUDA graphs: %s", reason)
         return
-    runner.record(CudaRecorder(), config.max_num_seqs, config.max_model_len)
+    drafts = 0 if config.speculative_method == "none" else config.num_speculative_tokens
+    runner.record(CudaRecorder(), config.max_num_seqs, config.max_model_len, drafts)
 
 
 def load_rank(

@@ -46,6 +46,11 @@ def obstacle(config: Config) -> str | None:
             f"weights are replaced on one rank only, not with --tensor-parallel-size {config.tensor_parallel_size}: "
             "start it with another --model"
         )
+    if config.expert_parallel_size > 1:
+        return (
+            f"weights are replaced on one rank only, not with --expert-parallel-size {config.expert_parallel_size}: "
+            "start it with another --model"
+        )
     return None
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
 from cache.layer_groups import LayerGroups
+from engine.model.experts.losses import Losses
 from engine.model.experts.moe import Experts
 from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
 from engine.model.latent import LatentAttention, halves_of
@@ -64,7 +65,7 @@ class Layer:
     o: Linear  # [H, num_heads * head_size (or value_size)]
     attn_post_norm: Tensor | None  # [H]
     mlp_norm: Tensor  # [H]
-    mlp: Mlp | Experts
+    mlp: Mlp | Experts | Linear  # Linear: ExpertRanks.layer
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens that a row sees, including itself; 0: all
     latent: LatentAttention | None = None
@@ -79,6 +80,19 @@ class Step:
     plan: Any  # the attention backend's
     angles: tuple[Tensor, Tensor]  # cos, sin [T, head_size / 2] float32
     local_angles: tuple[Tensor, Tensor]  # of layers with a window
+
+
+class ExpertRanks(Protocol):
+    """The experts of several ranks (engine/experts/group.py)."""
+
+    def layer(self, index: int, router: Router, shared: Linear | None) -> Linear:
+        """The experts of a layer: x [T, H] -> [T, H]."""
+
+    def only(self, tokens: Tensor) -> None:
+        """The layers that follow compute only these tokens of the step [n] int64."""
+
+    def take_losses(self) -> Losses:
+        """The tokens of the last step whose experts were lost."""
 
 
 class Scores(Protocol):
@@ -103,18 +117,20 @@ class Model:
         ops: Ops | None = None,
         ranks: Ranks | None = None,
         groups: LayerGroups | None = None,
+        experts: ExpertRanks | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
         Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
         With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py). `groups`: how the KV
-        pool has the layers; None = all in each block."""
+        pool has the layers; None = all in each block. With `experts`, the weights have no experts."""
         self.groups = groups
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
         self.ranks: Ranks = ranks or Alone()
         self.alone = isinstance(self.ranks, Alone)
+        self.experts = experts
         embedding = self._matrix(weights, "embed")
         self.dtype = embedding.dtype
         # Rounded to the dtype, because the model was trained with the rounded value.
@@ -177,7 +193,7 @@ class Model:
             o=linear("o", bias=config.o_bias),
             attn_post_norm=norm("attn_post_norm") if config.post_norms else None,
             mlp_norm=norm("mlp_norm"),
-            mlp=self._experts(weights, at) if config.has_experts(index) else self._mlp(weights, at),
+            mlp=self._experts(weights, at, index) if config.has_experts(index) else self._mlp(weights, at),
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
             latent=None if config.latent is None else self._latent(weights, at, config.latent),
@@ -205,7 +221,10 @@ class Model:
             down=self.ops.linear(self._matrix(weights, at + "down")),
         )
 
-    def _experts(self, weights: dict[str, Any], at: str) -> Experts:
+    def _experts(self, weights: dict[str, Any], at: str, index: int) -> Experts | Linear:
+        if self.experts is not None:
+            shared = self._mlp(weights, at + "shared.") if self.config.shared_size else None
+            return self.experts.layer(index, self._router(weights, at), shared)
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
         biases = None
         if self.config.expert_biases:
@@ -325,6 +344,8 @@ class Model:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
                 attended, x = attended[wanted], x[wanted]  # the other rows are not needed
+                if self.experts is not None:
+                    self.experts.only(wanted)
             x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
                 on_layer(index)  # after the sums over the ranks, all ranks have written

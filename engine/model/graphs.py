@@ -7,9 +7,12 @@ shapes, its *bucket*, and padded with rows that have no effect:
     chunks       the step's prefill requests, then requests without rows
     chunk rows   the step's, then rows that belong to no request: slot -1
 
+A step that verifies drafts (engine/speculation) has a few rows per request and needs the logits of all of them. Its
+buckets have chunks only: a request without a draft is a chunk of one row there.
+
 Results are the same as without graphs: rows are independent of each other, and the logits of padding rows are not
 read. The Triton backend divides its work on the device, so one recording serves all lengths. A step that fits no bucket
-(a long prompt, more logits than requests), or one with callbacks for its layers, runs without a graph.
+(a long prompt, the logits of many rows), or one with callbacks for its layers, runs without a graph.
 
 All buckets are recorded once, at the start, largest first and in one memory pool: smaller buckets reuse the memory of
 the largest one's activations. They also share the rows of logits, which would otherwise take a gigabyte.
@@ -32,6 +35,10 @@ MIXED_ROWS = (16, 64, 256)
 """Small mixed steps: above about 256 rows, the products are long enough to hide the launches."""
 
 MIXED_CHUNKS = 4
+
+VERIFIED_ROWS = 256
+"""The largest step that verifies drafts: its products are long enough, and each of its rows has logits."""
+
 WARM_UPS = 2
 """Runs before the recording: they compile kernels and let cuBLAS allocate its workspace."""
 
@@ -43,6 +50,7 @@ class Bucket:
     decodes: int
     chunks: int = 0  # prefill requests
     chunk_rows: int = 0  # of all chunks together
+    longest: int = 0  # rows of one chunk in a step that verifies drafts; 0 = any other step
 
     @property
     def num_requests(self) -> int:
@@ -52,8 +60,16 @@ class Bucket:
     def num_rows(self) -> int:
         return self.decodes + self.chunk_rows
 
+    @property
+    def num_logits(self) -> int:
+        """One row per request, or every row if drafts are verified."""
+        return self.num_rows if self.longest else self.num_requests
+
     def holds(self, batch: RaggedBatch, num_wanted: int) -> bool:
-        """Whether `batch` fits, with at most one row of logits per request."""
+        """Whether `batch` fits, with at most `num_logits` rows of logits."""
+        if self.longest:
+            fits = batch.num_requests <= self.chunks and max(batch.q_lens) <= self.longest
+            return fits and batch.num_requests < num_wanted <= self.num_logits
         chunks = batch.num_requests - batch.num_decodes
         rows = sum(batch.q_lens) - batch.num_decodes
         fits = batch.num_decodes <= self.decodes and chunks <= self.chunks and rows <= self.chunk_rows
@@ -66,12 +82,16 @@ def decode_sizes(most: int) -> list[int]:
     return [*(size for size in sizes if size < most), most]
 
 
-def buckets(max_num_seqs: int) -> list[Bucket]:
-    """Buckets for steps of at most `max_num_seqs` requests, cheapest first."""
+def buckets(max_num_seqs: int, max_drafts: int = 0) -> list[Bucket]:
+    """Buckets for steps of at most `max_num_seqs` requests, cheapest first; some verify up to `max_drafts` tokens per
+    request."""
     decodes = [Bucket(size) for size in decode_sizes(max_num_seqs)]
     counts = sorted({min(count, max_num_seqs) for count in MIXED_DECODES})
     mixed = [Bucket(count, MIXED_CHUNKS, rows) for count in counts for rows in MIXED_ROWS]
-    return decodes + sorted(mixed, key=lambda bucket: bucket.num_rows)
+    each = max_drafts + 1
+    verified = [Bucket(0, size, size * each, each) for size in decode_sizes(max_num_seqs) if max_drafts]
+    verified = [bucket for bucket in verified if bucket.num_rows <= VERIFIED_ROWS]
+    return decodes + sorted([*verified, *mixed], key=lambda bucket: bucket.num_rows)
 
 
 class StaticStep:
@@ -81,7 +101,7 @@ class StaticStep:
         requests, rows = bucket.num_requests, bucket.num_rows
         self.bucket = bucket
         self.token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.rows = torch.zeros(requests, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(bucket.num_logits, dtype=torch.int64, device=device)
         self.batch = RaggedBatch(
             cu_q=torch.zeros(requests + 1, dtype=torch.int32, device=device),
             ctx_lens=torch.zeros(requests, dtype=torch.int32, device=device),
@@ -90,8 +110,9 @@ class StaticStep:
             positions=torch.zeros(rows, dtype=torch.int64, device=device),
             num_decodes=bucket.decodes,
             block_size=block_size,
-            q_lens=[1] * bucket.decodes + [0] * bucket.chunks,
-            kv_lens=[0] * requests,
+            # Of the recording: a backend chooses the kernel of chunks by the longest one.
+            q_lens=[1] * bucket.decodes + [bucket.longest] * bucket.chunks,
+            kv_lens=[0] * bucket.decodes + [bucket.longest] * bucket.chunks,
         )
         # Each decode has one row, also a padding one; this part of cu_q never changes.
         decodes = bucket.decodes
@@ -103,7 +124,8 @@ class StaticStep:
 
         All rows after the copied part are padding or become padding again: only the slot, the context length and the
         number of rows of a padding row have an effect."""
-        mine, decodes, shift = self.batch, batch.num_decodes, self.bucket.decodes - batch.num_decodes
+        mine, decodes = self.batch, min(batch.num_decodes, self.bucket.decodes)
+        shift = self.bucket.decodes - decodes
         num_rows, requests = len(token_ids), batch.num_requests
         mine.slot_mapping.fill_(-1)
         mine.ctx_lens.zero_()
@@ -146,7 +168,7 @@ class Recorded:
 
     step: StaticStep
     replay: Callable[[], None]
-    logits: Tensor  # [requests, vocab_size] float32, in memory that all buckets share
+    logits: Tensor  # [num_logits of the bucket, vocab_size] float32, in memory that all buckets share
 
 
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
@@ -198,14 +220,16 @@ class GraphedModel:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        max_drafts: int = 0,
     ) -> None:
-        """Records every bucket; nothing else may use the GPU meanwhile."""
+        """Records every bucket; nothing else may use the GPU meanwhile. max_drafts: tokens that a step verifies per
+        request."""
         self.model, self.kv_pool = model, kv_pool
         self._max_blocks = -(-max_model_len // (16 * block_size)) * 16
         self._block_size = block_size
         self._recorder = record
-        ordered = buckets(max_num_seqs)
-        most = max(bucket.num_requests for bucket in ordered)
+        ordered = buckets(max_num_seqs, max_drafts)
+        most = max(bucket.num_logits for bucket in ordered)
         self._logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=kv_pool.device)
         recorded = {bucket: self._record(bucket) for bucket in sorted(ordered, key=lambda bucket: -bucket.num_rows)}
         self.recorded = [recorded[bucket] for bucket in ordered]
@@ -239,7 +263,7 @@ class GraphedModel:
 
     def _record(self, bucket: Bucket) -> Recorded:
         step = StaticStep(bucket, self._max_blocks, self._block_size, self.kv_pool.device)
-        logits = self._logits[: bucket.num_requests]
+        logits = self._logits[: bucket.num_logits]
 
         def run() -> None:
             logits.copy_(self.model.forward(step.token_ids, step.batch, self.kv_pool, step.rows))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.model.experts.routing_config import Routing
+from engine.model.experts.shares import problem as sharing_problem
 from engine.model.latent_config import Latent
 from engine.model.model_error import ModelError
 from engine.model.rope_scaling import problem
@@ -152,6 +153,11 @@ class ModelConfig:
         if self.num_kv_heads % ranks and ranks % self.num_kv_heads:
             return f"the model's {self.num_kv_heads} KV heads can neither be split nor repeated over {ranks}"
         return None
+
+    def unshareable(self, ranks: int, least: int, redundant: int) -> str | None:
+        """Why its experts cannot be shared out over `ranks` ranks, with `least` copies of each and `redundant` more;
+        None if they can."""
+        return sharing_problem(self.num_experts, ranks, least, redundant)
 
     @property
     def kv_kind(self) -> str:

@@ -1,7 +1,7 @@
 """Products with quantized weights on a GPU: codes stay in its memory, and the kernels make floats of them in registers.
 
-Quantized    attention/triton/group_product.py
-Scaled       attention/triton/byte_product.py
+Quantized    attention/triton/products/group_product.py
+Scaled       attention/triton/products/byte_product.py
 Mixed        one product for each part, into its columns of the result
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attention.triton.byte_product import byte_product
-from attention.triton.group_planes import Planes, planes_of
-from attention.triton.group_product import group_product
-from attention.triton.group_weights import group_rows
+from attention.triton.products.byte_product import byte_product
+from attention.triton.products.group_planes import Planes, planes_of
+from attention.triton.products.group_product import group_product
+from attention.triton.products.group_weights import group_rows
 from engine.model.ops import Linear
 from engine.model.quantized import Mixed, Quantized, Scaled
 

@@ -20,6 +20,7 @@ from engine.core.engine_load import Complete, EngineLoad
 from engine.core.kv_ready import KV_REGION
 from engine.core.step_recorder import step_recorder
 from engine.core.worker import Drafts, Reuse, StepThread, Worker
+from engine.experts.processes import ExpertProcesses
 from engine.front.cluster import Cluster
 from engine.handoff.arenas import Arenas
 from engine.handoff.borrowing import Borrowing
@@ -224,6 +225,16 @@ class Engine:
         """Why this engine can no longer compute; None while it can."""
         return self.worker.lost or (None if self._processes is None else self._processes.lost)
 
+    @property
+    def experts(self) -> dict[str, Any] | None:
+        """The ranks that share the experts (engine/experts/group.py); None without --expert-parallel-size."""
+        return self._processes.state() if isinstance(self._processes, ExpertProcesses) else None
+
+    @property
+    def masked_ranks(self) -> dict[str, str]:
+        """Ranks with experts that steps do without, and why."""
+        return self._processes.missing() if isinstance(self._processes, ExpertProcesses) else {}
+
     def state(self) -> dict[str, Any]:
         """For /debug/state. Recounts every block: `integrity` is None if all counts agree."""
         return {
@@ -234,6 +245,7 @@ class Engine:
             "waiting": len(self.batcher.waiting),
             "running": len(self.batcher.running),
             "preemptions": self.batcher.num_preemptions,
+            "experts": self.experts,
             "speculation": self.speculator and self.speculator.state(),
             "draft_model": self.draft and self.draft.state(),
             "mixed_step": {

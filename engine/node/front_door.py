@@ -174,6 +174,7 @@ class FrontDoor:
             members,
             lambda: node_report.state(config, serving, cluster, blocks, stalls),
             lambda: serving.not_ready,
+            lambda: {} if serving.engine is None else serving.engine.masked_ranks,
             self._metrics_text,
             live,
             self._leaving,

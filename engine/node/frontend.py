@@ -5,7 +5,7 @@ Implements net.http.common.frontend.Frontend, the only part of the engine that t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,11 +23,12 @@ NO_TOKENS = "this node is a store without a model (--model none): ask a node tha
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers about this node. `healthy`: why it is not ready; None if it is."""
+    """Answers about this node. `healthy`: why it is not ready; None if it is. `masked_ranks`: why, by rank."""
 
     cluster: Callable[[], dict[str, Any]]
     state: Callable[[], dict[str, Any]]
     healthy: Callable[[], str | None]
+    masked_ranks: Callable[[], Mapping[str, str]]
     metrics: Callable[[], Awaitable[bytes]]
     live: Live
     leaving: Leaving
@@ -73,6 +74,7 @@ class ServingFrontend:
 
     def _answer(self, answers: Answers) -> None:
         self.cluster, self.state, self.healthy = answers.cluster, answers.state, answers.healthy
+        self.masked_ranks = answers.masked_ranks
         self._metrics, self._live, self._leaving = answers.metrics, answers.live, answers.leaving
         self._reset, self._weights = answers.reset, answers.weights
         self.weights = answers.weights.state

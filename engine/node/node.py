@@ -47,7 +47,7 @@ from engine.node.phases import Phases
 from engine.node.prefault import prefault
 from engine.node.resource_use import NodeUse
 from engine.node.role_changes import RoleChanges
-from engine.node.scrape import watch
+from engine.node.scrape import watch, watch_engine
 from engine.observe.history import History
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
@@ -187,6 +187,7 @@ class Node:
             assert self.door.grammars is not None, "a node with a model has a tokenizer"
             engine, _ = await asyncio.gather(self._load_engine(), asyncio.to_thread(self.door.grammars.prepare))
             self.serving.engine = engine
+            watch_engine(self.measures.metrics, engine)
             await self.weights.hold()
             engine.pool.watch(self.gossip.cached)
             self._tell_kv_events(engine)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine.front.cluster import Cluster
 from engine.node.parts import Blocks
 from net.metrics.events import Metrics
-from net.metrics.watched import of_gossip, of_load_words, of_store, of_tenants, of_tiers
+from net.metrics.watched import of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers
+
+if TYPE_CHECKING:
+    from engine.node.engine import Engine
 
 
 def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
@@ -22,3 +27,9 @@ def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
     if blocks.share is not None:
         metrics.watch(of_tiers(blocks.share.stats, blocks.geometry.pool_bytes))
         metrics.watch(of_tenants(blocks.share.tenants))
+
+
+def watch_engine(metrics: Metrics, engine: Engine) -> None:
+    """The same for the parts of the engine, once it has loaded."""
+    if engine.experts is not None:
+        metrics.watch(of_experts(lambda: engine.experts or {}))

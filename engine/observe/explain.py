@@ -80,6 +80,7 @@ def table(record: dict[str, Any]) -> str:
             lines += ["", f"decision {number + 1} of {len(record['decisions'])}"]
         lines += _decision(decision)
     lines += [_load(event["detail"]) for event in record["events"] if event["event"] == "prefix_fetched"]
+    lines += [_dropped(event) for event in record["events"] if event["event"] == "experts_dropped"]
     if record["truth"]:
         rows = [
             (name, t["estimated_s"], t["measured_s"], t["error_s"], _share(t["error"]))
@@ -87,6 +88,12 @@ def table(record: dict[str, Any]) -> str:
         ]
         lines += ["", *_columns(("", "estimated", "measured", "difference", "error"), rows)]
     return "\n".join(lines)
+
+
+def _dropped(event: dict[str, Any]) -> str:
+    detail = event["detail"]
+    ranks = ", ".join(map(str, detail["ranks"]))
+    return f"{event['node']} did without {detail['pairs']} results of experts: rank {ranks} of its ranks was masked"
 
 
 def recent_errors(nodes: Sequence[dict[str, Any]]) -> list[str]:

@@ -42,6 +42,11 @@ class Timeline:
     def extend(self, events: Iterable[dict[str, Any]]) -> None:
         self.events.extend(events)
 
+    @property
+    def dropped_experts(self) -> int:
+        """(token, expert) pairs that had no result because a rank was lost (--expert-loss drop), as far as reported."""
+        return sum(event["detail"]["pairs"] for event in self.events if event["event"] == "experts_dropped")
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready: the answer of /debug/requests/<id>."""
         summary = self.summary()

@@ -237,7 +237,7 @@ class BlockBook:
         """Name the blocks that became full, so that they can be reused. Returns (key, block id, facts for eviction) of
         those whose key no other block has."""
         full = request.num_computed // self.block_size
-        if not self.prefix_caching or full <= request.num_named:
+        if not self.prefix_caching or request.private or full <= request.num_named:
             return []
         first = request.num_named
         full_blocks = self.named(request, first, full)

@@ -64,6 +64,7 @@ class Request:
     handover: bool = False  # another node decodes: end here after the first new token
     handed_over: bool = False  # the prompt was computed on another node and pushed here
     paused: bool = False  # it lost its seat and kept its blocks
+    private: bool = False  # its KV was computed with fewer experts: no other request may find it
     num_preemptions: int = 0
     num_served: int = 0  # known tokens charged in the queue order; recomputing them is not charged
     finish_reason: str | None = None

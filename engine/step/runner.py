@@ -17,6 +17,7 @@ from torch import Tensor
 from attention.interface import RaggedBatch
 from cache.block import PLANES
 from engine.model.decoder import Model
+from engine.model.experts.losses import Loss
 from engine.model.gpu import Gpu, gpu_of
 from engine.model.graphs import GraphedModel, Recorder
 from engine.sampling.logit_rules import Masks, SamplingRow
@@ -62,6 +63,7 @@ class Runner:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
+        self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
         self._forward: Callable[..., Tensor] = model.forward
         self._gpu = gpu or gpu_of(self.device)
         num_groups = 1 if model.groups is None else len(model.groups.windows)
@@ -74,10 +76,11 @@ class Runner:
         """A runner of another model of the same shape over the same pool, on one rank and without recordings."""
         return Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)
 
-    def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int) -> None:
+    def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int, max_drafts: int = 0) -> None:
         """Record small steps now and replay the recordings from now on (engine/model/graphs.py). No other code may use
-        the device during the call. Only for models without an `obstacle`."""
-        sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+        the device during the call. Only for models without an `obstacle`. max_drafts: tokens that a step verifies per
+        request."""
+        sizes = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len, "max_drafts": max_drafts}
         self._forward = GraphedModel(self.model, self.kv_pool, self.block_size, recorder, **sizes).forward
 
     def follow(self, rows: Sequence[Row]) -> None:
@@ -123,6 +126,8 @@ class Runner:
                     self._scores(PromptScorer, rows, inputs),
                     **_of_groups(inputs),
                 )
+            if self.model.experts is not None:
+                self.losses = self.model.experts.take_losses().by_row(inputs.order, inputs.batch.q_lens)
             chosen = sample(logits, [sampling for _, sampling in wanted], self._masks)
             if not wanted:
                 # No code has waited for the device yet. When a step returns, its KV must be in the pool, because it is

@@ -23,6 +23,7 @@ Files:
     connect/       Measures our pool as other engines use it, next to upstream's wheel: the Python calls, and vLLM
                    with both
     engine/        The parts of scripts/bench.py engine
+    experts/       The parts of scripts/bench.py experts
     ops/           The parts of scripts/bench.py ops
     quantization/  Measures the model after prefixes that went through the pool, or to another node, in another type
     sched/         The parts of scripts/bench.py sched, one question each
@@ -35,6 +36,7 @@ BENCHMARKS = {
     "backends": "lab.bench.backends",
     "burst": "lab.bench.burst",
     "collectives": "lab.bench.collectives.command",
+    "experts": "lab.bench.experts.command",
     "connect": "lab.bench.connect.command",
     "connect-vllm": "lab.bench.connect.vllm_command",
     "engine": "lab.bench.engine.command",

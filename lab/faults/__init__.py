@@ -22,6 +22,8 @@ Files:
                         side of a cut
     put_histories       Clients put the same keys concurrently, in calm and across a cut: checks their reads against
                         docs/store.md
+    ranks               Ranks with experts that are killed, stopped and continued under load: who notices, and what it
+                        costs
     role_changes        Nodes that change between prefill and decode under a load that changes its nature: no request
                         fails, equal tokens
     rolling_restart     Restart every node of a local cluster in turn, under load, and count the requests that failed
@@ -46,6 +48,7 @@ FAULTS = {
     "exhaustion": "lab.faults.exhaustion",
     "kill-roles": "lab.faults.kill_roles",
     "put-histories": "lab.faults.put_histories",
+    "ranks": "lab.faults.ranks",
     "role-changes": "lab.faults.role_changes",
     "rolling-restart": "lab.faults.rolling_restart",
     "soak": "lab.faults.soak",

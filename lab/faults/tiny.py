@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -21,7 +22,17 @@ CONFIG = {
 """Random weights: its tokens have no meaning, but every node computes the same ones."""
 
 
-def tiny_model(folder: Path, **changed: int) -> list[str]:
+EXPERTS = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 12,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+"""Changes to CONFIG: a mixture of experts."""
+
+
+def tiny_model(folder: Path, **changed: Any) -> list[str]:
     """Write the model into `folder`, with the embedded model's tokenizer; returns the flags that serve it. `changed`:
     fields of CONFIG."""
     from engine.checkpoint.model_source import describe

@@ -15,5 +15,7 @@ Files:
     serving            Serving with --device cuda: real nodes on the GPU answer like a node on the CPU
     staging            KV between GPU and page-locked host memory: layers of scattered blocks against one plain copy
                        of the same size
+    tiles              The tiles of heads of 128: the shipped ones against the most promising others, a line for each
+                       kernel
     transformers_peer  transformers' continuous batching on the same geometry, with its own random weights
 """

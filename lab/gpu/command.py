@@ -3,10 +3,13 @@
   scripts/tools.py gpu-check                              # all sections
   scripts/tools.py gpu-check --only attention,engine      # some of them
   scripts/tools.py gpu-check --json gpu.json              # also written after every section
+  scripts/tools.py gpu-check --write-tiles                # the fastest tiles go into attention/triton/tiles.py
 
   kernels     the grid of tests/attention/interpreted on the GPU, compared with float64
   sanitizer   a part of it under compute-sanitizer's memcheck, if that is installed
-  attention   decode relative to the measured copy bandwidth, prefill to the measured GEMM rate, and peers
+  attention   decode and short queries relative to the measured copy bandwidth, prefill to the measured GEMM rate, and
+              peers: torch's attention and, where it is installed, FlashInfer
+  tiles       the shipped tiles of heads of 128 against the most promising others
   engine      Llama-3-8B's geometry with random weights: decode steps against their floor in bytes, prefill against GEMM
   serving     nodes with --device cuda give a CPU node's tokens, with and without CUDA graphs, and as prefill + decode
   staging     KV layers between GPU and page-locked host memory, compared with one plain copy
@@ -38,6 +41,11 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument(
         "--logs", type=Path, metavar="DIR", help="keep the sections' output here; default: a new folder"
     )
+    parser.add_argument(
+        "--write-tiles",
+        action="store_true",
+        help="replace the row of heads of 128 if the section tiles finds a faster one",
+    )
     parser.add_argument("--section", choices=tuple(BUDGET_S), help="measure one section in this process")
     parser.add_argument("--lines", type=Path, metavar="PATH", help="with --section: file for its lines")
     args = parser.parse_args(arguments)
@@ -57,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if args.section:
         serve_section(args.section, args.lines)
+        if args.section == "tiles" and args.write_tiles:
+            from lab.gpu.tiles import write
+
+            write()
         return 0
     folder = args.logs or Path(tempfile.mkdtemp(prefix="gpu_check_"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps({"config": about, "checks": lines}, indent=2) + "\n")
 
-    checks = run_sections(args.only, folder, save)
+    checks = run_sections(args.only, folder, save, ["--write-tiles"] if args.write_tiles else [])
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(table(checks))
     code: int = exit_code(checks)

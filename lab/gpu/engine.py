@@ -34,6 +34,8 @@ CONFIG = ModelConfig(
 )
 BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for context in (1024, 8192) for batch in (1, 32, 128))
+VERIFIED = (8, 1024, 5)
+"""Requests, their context, and rows of each in a step that verifies drafts."""
 PREFILL = 8192
 DECODE_GOAL, PREFILL_GOAL = 0.85, 0.55
 PEER_BATCH, PEER_CONTEXT = 32, 1024
@@ -117,7 +119,8 @@ def measure() -> Iterator[Check]:
     shape = (num_blocks, CONFIG.num_layers, 2, CONFIG.num_kv_heads, BLOCK_SIZE, CONFIG.head_size)
     pool = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
     yield prefill_check(model, pool, tflop_s)
-    graphed = GraphedModel(model, pool, BLOCK_SIZE, CudaRecorder(), max_num_seqs=128, max_model_len=8192)
+    sizes = {"max_num_seqs": 128, "max_model_len": 8192, "max_drafts": VERIFIED[2] - 1}
+    graphed = GraphedModel(model, pool, BLOCK_SIZE, CudaRecorder(), **sizes)
     ours = None
     for batch, context in fitting:
         check = decode_check(graphed, pool, batch, context, gb_s)
@@ -127,6 +130,7 @@ def measure() -> Iterator[Check]:
     for batch, context in (case for case in DECODES if case not in fitting):
         size = batch * context * kv_token_bytes(CONFIG) / 1e9
         yield skipped("engine", f"decode {batch} x {context}", f"{size:.0f} GB of KV do not fit after the weights")
+    yield verify_check(graphed, pool, gb_s)
     yield eager_check(model, pool)
     del graphed, model, pool
     gc.collect()
@@ -146,6 +150,17 @@ def decode_check(graphed: GraphedModel, pool: Tensor, batch: int, context: int, 
     seconds = median_seconds(lambda: graphed.forward(token_ids, ragged, pool, rows).argmax(-1))
     floor = decode_bytes(CONFIG, batch, context) / gb_s / 1e6
     return Check("engine", f"decode {batch} x {context}", "ms", seconds * 1e3, floor, DECODE_GOAL, lower_is_better=True)
+
+
+def verify_check(graphed: GraphedModel, pool: Tensor, gb_s: float) -> Check:
+    """A step that verifies drafts reads what a decode step reads, and has the logits of every row."""
+    batch, context, chunk = VERIFIED
+    token_ids, ragged, _ = inputs_of(batch, context, chunk)
+    rows = torch.arange(batch * chunk, device="cuda")
+    seconds = median_seconds(lambda: graphed.forward(token_ids, ragged, pool, rows).argmax(-1))
+    floor = decode_bytes(CONFIG, batch, context) / gb_s / 1e6
+    what = f"verify {chunk - 1} drafts, {batch} x {context}"
+    return Check("engine", what, "ms", seconds * 1e3, floor, DECODE_GOAL, lower_is_better=True)
 
 
 def eager_check(model: Model, pool: Tensor) -> Check:

@@ -22,6 +22,7 @@ import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -32,6 +33,16 @@ ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "results", ".*_cache", ".hypothesis")
 CHECK_S = 900.0
 """The longest time of one mutant's checks."""
+
+TESTS = {
+    "decode": ("decode", "both"),
+    "prefill": ("prefill",),
+    "short": ("short",),
+    "hopper": ("long",),
+    "backend": (),
+    "codes": (),
+}
+"""Tests of Triton's kernels -> the first words of the names of the mutants that they are likely to find."""
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
@@ -45,7 +56,7 @@ def found_by(mutant: Mutant | None, kernel: str, copy: Path) -> str | None:
     if mutant is not None:
         (copy / mutant.file).write_text(mutant.applied(ROOT))
     try:
-        return _grid(copy) if kernel == CPU else _tests(copy)
+        return _grid(copy) if kernel == CPU else _tests(copy, mutant.name.partition(":")[0] if mutant else "")
     finally:
         if mutant is not None:
             shutil.copy(ROOT / mutant.file, copy / mutant.file)
@@ -59,8 +70,10 @@ def _grid(copy: Path) -> str | None:
     return fault and ": ".join(fault)
 
 
-def _tests(copy: Path) -> str | None:
-    which = [f"tests/attention/interpreted/test_{name}.py" for name in ("decode", "prefill", "backend", "codes")]
+def _tests(copy: Path, part: str) -> str | None:
+    """Those of the mutant's part come first."""
+    names = sorted(TESTS, key=lambda name: part not in TESTS[name])
+    which = [f"tests/attention/interpreted/test_{name}.py" for name in names]
     command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--skip-heavy", *which]
     done = _run(copy, command, {"TRITON_INTERPRET": "1"})
     if done.returncode == 0:
@@ -90,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"--name {args.name}: no mutant has this word in its name")
     console = Console(highlight=False, soft_wrap=True)
-    rows, survivors = [], 0
+    rows: list[dict[str, Any]] = []
+    survivors, broken = 0, ""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "checkout"
         shutil.copytree(ROOT, copy, ignore=LEFT_OUT, symlinks=True)
@@ -105,11 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found = {"metric": "found", "unit": "", "ours": int(check is not None), "check": check}
                 rows.append({"case": f"{one.kernel}, {one.name}"} | found)
         except (Broken, ValueError) as error:
-            print(f"mutants: {error}", file=sys.stderr)
-            return 2
+            broken = str(error)
+    if args.json and rows:  # of a run that broke, what it found until then
+        write_result({"tool": "mutants", "broken": broken}, rows, args.json)
+    if broken:
+        print(f"mutants: {broken}", file=sys.stderr)
+        return 2
     console.print(f"{len(chosen) - survivors} of {len(chosen)} mutants found")
-    if args.json:
-        write_result({"tool": "mutants"}, rows, args.json)
     return 1 if survivors else 0
 
 

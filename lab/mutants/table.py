@@ -30,7 +30,7 @@ class Mutant:
 DECODE, DECODE_H = "attention/cpu/decode/decode.cpp", "attention/cpu/decode/decode.h"
 SPAN, FLASH = "attention/cpu/decode/span.h", "attention/cpu/prefill/flash.h"
 PAGING, SPLIT = "attention/triton/paging.py", "attention/triton/decode.py"
-CHUNK = "attention/triton/prefill.py"
+CHUNK, SHORT, LONG = (f"attention/triton/{name}.py" for name in ("prefill", "short", "hopper"))
 
 MUTANTS = (
     Mutant(CPU, "decode: splits merge with equal weights", DECODE, "add = std::exp2(other.max - max)", "add = 1"),
@@ -171,5 +171,77 @@ MUTANTS = (
         CHUNK,
         "end = past + tl.minimum(query + QUERIES, q_len)",
         "end = past + tl.minimum(query + QUERIES, q_len) - 1",
+    ),
+    Mutant(
+        TRITON,
+        "short: a split runs over its end",
+        SHORT,
+        "end = tl.minimum(start + tokens, past",
+        "end = tl.minimum(start + tokens + 1, past",
+    ),
+    Mutant(
+        TRITON,
+        "short: the last keys belong to no split",
+        SHORT,
+        "span = past + tl.minimum(query + QUERIES, q_len)",
+        "span = past",
+    ),
+    Mutant(
+        TRITON,
+        "short: with a window, splits begin at the first key",
+        SHORT,
+        "start = first_key(past + query, KEYS, WINDOW) + (piece - first) * tokens",
+        "start = (piece - first) * tokens",
+    ),
+    Mutant(TRITON, "short: a query does not see itself", SHORT, "newest = past + i", "newest = past + i - 1"),
+    Mutant(
+        TRITON,
+        "short: the queries of a tile share their parts",
+        SHORT,
+        "(piece.to(tl.int64) * QUERIES + r // HEADS)",
+        "(piece.to(tl.int64) * QUERIES)",
+    ),
+    Mutant(
+        TRITON,
+        "short: splits merge by their maximum only",
+        SHORT,
+        "top + tl.log2(total)",
+        "top",
+    ),
+    Mutant(TRITON, "long: the diagonal is hidden", LONG, "<= position[:, None]", "< position[:, None]"),
+    Mutant(
+        TRITON,
+        "long: keys of the tile itself are not reached",
+        LONG,
+        "end = tl.where(exists, lowest + ROWS, 0)",
+        "end = tl.where(exists, lowest, 0)",
+    ),
+    Mutant(
+        TRITON,
+        "long: a tile of keys that is not full is read",
+        LONG,
+        "ctx_len // KEYS * KEYS",
+        "(ctx_len + KEYS - 1) // KEYS * KEYS",
+    ),
+    Mutant(
+        TRITON,
+        "long: the rest begins one query late",
+        LONG,
+        "starts + s, begin + queries",
+        "starts + s, begin + queries + 1",
+    ),
+    Mutant(
+        TRITON,
+        "long: values of the next head",
+        LONG,
+        "pool.load([row + NUM_KV_HEADS * BLOCK_SIZE, 0])",
+        "pool.load([row + BLOCK_SIZE, 0])",
+    ),
+    Mutant(
+        TRITON,
+        "long: every tile of keys has a block of its own",
+        LONG,
+        "table + token // BLOCK_SIZE",
+        "table + token // KEYS",
     ),
 )

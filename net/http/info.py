@@ -84,7 +84,8 @@ class Info:
         reason = self._frontend.healthy()
         if reason is not None:
             raise ApiError(503, reason, code="unhealthy", headers={"Retry-After": "1"})
-        return json_response({"status": "ok"})
+        masked = self._frontend.masked_ranks()
+        return json_response({"status": "ok"} | ({"masked_ranks": masked} if masked else {}))
 
     async def version(self, request: web.Request) -> web.Response:
         return json_response({"version": self._version})

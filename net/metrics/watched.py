@@ -182,6 +182,38 @@ def of_store(stats: Callable[[], Mapping[str, Any]]) -> list[Watched]:
     return [Watched(CounterMetricFamily, "mooncake:store_faults", text, ("fault",), faults)]
 
 
+def of_experts(state: Callable[[], Mapping[str, Any]]) -> list[Watched]:
+    """state: engine.experts.processes.ExpertProcesses.state of a node with --expert-parallel-size."""
+
+    def masked() -> Rows:
+        now = state()
+        return [((str(rank),), float(str(rank) in now["masked"])) for rank in range(now.get("ranks", 0))]
+
+    def each(field: str) -> Callable[[], Rows]:
+        return lambda: [((str(place),), count) for place, count in enumerate(state().get(field, ()))]
+
+    def one(field: str) -> Callable[[], Rows]:
+        return lambda: [((), state().get(field, 0))]
+
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    return [
+        Watched(gauge, "mooncake:expert_rank_masked", "1 while steps do without the experts of this rank", ("rank",),
+                masked),
+        Watched(counter, "mooncake:expert_pairs", "(token, expert) pairs that each rank was asked for", ("rank",),
+                each("pairs_by_rank")),
+        Watched(counter, "mooncake:expert_choices", "Choices of an expert by its number, over all layers", ("expert",),
+                each("choices_by_expert")),
+        Watched(counter, "mooncake:expert_ranks_masked", "How often a rank with experts was given up", (),
+                one("times_masked")),
+        Watched(counter, "mooncake:expert_dropped_pairs", "(token, expert) pairs without a result", (),
+                one("dropped_pairs")),
+        Watched(counter, "mooncake:expert_moves", "Experts copied to another rank for balance", (),
+                one("moved_experts")),
+        Watched(counter, "mooncake:expert_wait_seconds", "Time for which rank 0 waited for other ranks", (),
+                one("waited_s")),
+    ]  # fmt: skip
+
+
 def of_traces(lost: Callable[[], int], sent: Callable[[], int]) -> list[Watched]:
     """Metrics of --otlp-traces-endpoint."""
     counter = CounterMetricFamily

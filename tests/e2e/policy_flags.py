@@ -164,6 +164,8 @@ OTHERS = {
     "wire_dtype": "a number format: test_wire_dtype.py",
     "device": "a machine",
     "collectives": "an implementation: tests/e2e/test_tensor_parallel.py, tests/net/collectives",
+    "expert_loss": "what a lost rank means: tests/engine/experts, test_experts.py",
+    "expert_dispatch_dtype": "a number format: tests/engine/experts",
     "attention_backend": "an implementation: tests/attention",
     "cpu_level": "an implementation: tests/attention",
     "unknown_fields": "what the API refuses: tests/net/http",

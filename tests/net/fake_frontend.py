@@ -36,6 +36,7 @@ class FakeFrontend:
         self.last = False  # of its role
         self.drained: tuple[float | None, float] | None = None
         self.sick: str | None = None
+        self.masked: dict[str, str] = {}  # ranks with experts
         self.resets = 0
         self.version = ""  # of the weights
         self.update_error: Exception | None = None
@@ -192,6 +193,9 @@ class FakeFrontend:
     def weights(self) -> dict[str, Any]:
         told = {"generation": 0, "key": "", "prefix": "", "tenant": "", "version": self.version, "root": "ab"}
         return told | {"updating": False, "behind": None, "held": [""]}
+
+    def masked_ranks(self) -> dict[str, str]:
+        return self.masked
 
     def healthy(self) -> str | None:
         return self.sick

@@ -215,7 +215,10 @@ async def test_state_routes(api, frontend):
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         assert await response.read() == b"# fake\n"
     async with api.get("/health") as response:
-        assert response.status == 200
+        assert response.status == 200 and await response.json() == {"status": "ok"}
+    frontend.masked = {"1": "its process has ended"}
+    async with api.get("/health") as response:
+        assert response.status == 200 and (await response.json())["masked_ranks"] == frontend.masked
     frontend.sick = "leaving the cluster"
     async with api.get("/health") as response:
         assert response.status == 503

@@ -20,6 +20,9 @@ class Shape:
     head_size: int
 
 
+SHORT = 64
+"""Tokens of a chunk up to which it is compared with the memory's rate: attention/triton/short.py."""
+
 LLAMA_8B = Shape("8B 32/8/128", 32, 8, 128)
 SMOLLM2 = Shape("SmolLM2 9/3/64", 9, 3, 64)
 
@@ -35,8 +38,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        kind = "decode" if self.chunk == 1 else f"prefill {self.chunk}"
+        kind = "decode" if self.chunk == 1 else f"{'verify' if self.short else 'prefill'} {self.chunk}"
         return f"{kind} {self.shape.name} x{self.requests} ctx {self.context}"
+
+    @property
+    def short(self) -> bool:
+        """Whether reading the context bounds the time, as for a decode, and not the products."""
+        return self.chunk <= SHORT
 
     @property
     def bytes_moved(self) -> int:
@@ -52,10 +60,15 @@ class Case:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Decode by batch and context, prefill by chunk and context; the small geometry is bound by launches."""
+    """Decode by batch and context, drafts to verify and small chunks after a prefix, prefill by chunk and context; the
+    small geometry is bound by launches."""
     decodes = [(1, 1024), (32, 4096)] if quick else [(1, 1024), (1, 32768), (32, 1024), (32, 8192), (128, 1024)]
     chunks = [(2048, 2048)] if quick else [(512, 8192), (2048, 2048), (2048, 8192), (8192, 8192), (8192, 32768)]
+    drafts = (
+        [(1, 32768, 5)] if quick else [(1, 32768, 5), (8, 32768, 5), (32, 8192, 5), (1, 131072, 16), (1, 32768, 64)]
+    )
     listed = [Case(LLAMA_8B, requests, context, 1) for requests, context in decodes]
+    listed += [Case(LLAMA_8B, requests, context, chunk) for requests, context, chunk in drafts]
     listed += [Case(LLAMA_8B, 1, context, chunk) for chunk, context in chunks]
     return [*listed, replace(listed[0], shape=SMOLLM2), replace(listed[-1], shape=SMOLLM2)]
 

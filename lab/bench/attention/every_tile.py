@@ -9,7 +9,7 @@ this covers all pairs of a head size and a type of KV, with the heads of Llama-3
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ from attention.triton.tiles import HEAD_SIZES, SM80, SM86, SM90, Tile, Tiles, fi
 SHARED_BYTES = {80: SM80, 86: SM86, 90: SM90}
 """Compute capability -> shared memory that a program may use."""
 
-KERNELS = ("decode_kernel", "prefill_kernel")
+KERNELS = {"decode_kernel": "decode", "short_kernel": "short", "prefill_kernel": "prefill", "long_kernel": "long"}
+"""Kernel -> the tile of a row with which it is compiled."""
+
 KV_TYPES = ("", *DTYPES)
 """Types of the pool; "" = the queries' type."""
 
@@ -40,6 +42,7 @@ class Variant:
 
 
 LLAMA = Variant(32, 8, 16)  # a tile of keys spans blocks
+BLOCKS = Variant(32, 8, 128)  # blocks of whole tiles of keys
 
 
 def meta(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -55,41 +58,53 @@ def quantized(*shape: int, kv_dtype: str) -> Tensor:
 def attention_launches(
     head_size: int, dtype: torch.dtype, tiles: Tiles, variant: Variant, kv_dtype: str = ""
 ) -> dict[str, aot.Launch]:
-    """Two decodes and two chunks of 128, as the backend launches them; kv_dtype: one of KV_TYPES."""
+    """Decodes, drafts, chunks after a prefix and whole prompts, as the backend launches them; kv_dtype: one of
+    KV_TYPES. Without long_kernel where the row has no tile for it, or the variant's blocks are small."""
+    launches: dict[str, aot.Launch] = {}
+    for q_lens, long in (([1, 1, 5, 5], None), ([1, 1, 2048, 2048], None), ([2048, 2048], tiles.long)):
+        launched = backend_launches(q_lens, head_size, dtype, replace(tiles, long=long), variant, kv_dtype)
+        launches |= {launch.kernel.fn.__name__: launch for launch in launched}
+    return launches
+
+
+def backend_launches(
+    q_lens: list[int], head_size: int, dtype: torch.dtype, tiles: Tiles, variant: Variant, kv_dtype: str
+) -> list[aot.Launch]:
+    """One attend over contexts of 4096."""
     i32, i64 = torch.int32, torch.int64
-    rows = 2 + 2 * 128
+    rows, requests = sum(q_lens), len(q_lens)
     batch = RaggedBatch(
-        cu_q=meta(5, dtype=i32),
-        ctx_lens=meta(4, dtype=i32),
-        block_tables=meta(4, 32, dtype=i32),
+        cu_q=meta(requests + 1, dtype=i32),
+        ctx_lens=meta(requests, dtype=i32),
+        block_tables=meta(requests, 256, dtype=i32),
         slot_mapping=meta(rows, dtype=i64),
         positions=meta(rows, dtype=i64),
-        num_decodes=2,
+        num_decodes=q_lens.count(1),
         block_size=variant.block_size,
-        q_lens=[1, 1, 128, 128],
-        kv_lens=[500, 500, 500, 500],
+        q_lens=q_lens,
+        kv_lens=[4096] * requests,
     )
     q = meta(rows, variant.num_heads, head_size, dtype=dtype)
     shape = (4, 2, variant.num_kv_heads, variant.block_size, head_size)
     kv = quantized(*shape, kv_dtype=kv_dtype)[:, 1] if kv_dtype else meta(8, *shape, dtype=dtype)[:, 1]
     backend, window, soft_cap = TritonBackend(tiles=tiles), variant.window, variant.soft_cap
-
-    def launch() -> None:
-        backend.attend(q, kv, batch, backend.plan(batch), 0.1, window=window, soft_cap=soft_cap)
-
-    launches = aot.record(launch)
-    return {launch.kernel.fn.__name__: launch for launch in launches}
+    return aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 0.1, window=window, soft_cap=soft_cap))
 
 
 def shortfall(name: str, tiles: Tiles, dtype: torch.dtype, kv_dtype: str, capability: int, used: aot.Resources) -> str:
     """The requirements that the kernel `name` of KERNELS misses, compiled for these parameters; "" = none."""
-    tile: Tile = getattr(tiles, name.removesuffix("_kernel"))
+    tile: Tile = getattr(tiles, KERNELS[name])
     lacking = {
         f"spills {used.spill_bytes} bytes": used.spill_bytes > 0,
         f"{used.shared_bytes} bytes of shared memory": used.shared_bytes > SHARED_BYTES[capability],
-        "no 16-byte loads": used.wide_loads == 0,
+        "no 16-byte loads": used.wide_loads + used.boxes == 0,
     }
-    if dtype.itemsize == 2:
+    if name == "long_kernel":
+        lacking["no copies of boxes"] = used.boxes == 0
+        lacking["no warp groups of its own"] = used.threads != 3 * 128
+        lacking["no tensor cores"] = used.wgmma == 0
+        lacking["products that wait for one another"] = used.serialized
+    elif dtype.itemsize == 2:
         lacking["no tensor cores"] = used.mma + used.wgmma == 0
         if not kv_dtype:
             lacking["no copies in flight"] = tile.stages > 2 and used.in_flight == 0

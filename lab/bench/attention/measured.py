@@ -13,23 +13,23 @@ from lab.bench.attention.timing import copies_for, copy_rate, gemm_rate, median_
 from lab.bench.common.results import Row
 
 LAUNCH_BOUND_BYTES = 100 << 20
-"""Decodes that move less are reported as microseconds only."""
+"""Decodes and short chunks that move less are reported as microseconds only."""
 
 
 def measured_rows(block_size: int, quick: bool) -> list[Row]:
     return [row for _, row in measure(block_size, cases(quick))]
 
 
-def measure(block_size: int, listed: list[Case]) -> Iterator[tuple[Case | None, Row]]:
+def measure(block_size: int, listed: list[Case], *, peers: bool = True) -> Iterator[tuple[Case | None, Row]]:
     """Yields each row with its case; the ceilings come first. Needs a GPU."""
     copy_gb_s, gemm_tflop_s = copy_rate(), gemm_rate()
     yield None, Row("ceiling", "device copy", "GB/s", copy_gb_s, note="copy counts bytes read and written")
     yield None, Row("ceiling", "bf16 GEMM 8192", "TFLOP/s", gemm_tflop_s)
     for case in listed:
         seconds = time_ours(case, block_size)
-        peers = {name: to_us(peer) for name, peer in peer_seconds(case, block_size).items()}
-        yield case, Row(case.name, "time", "us", seconds * 1e6, peers)
-        if case.chunk > 1:
+        others = peer_seconds(case, block_size) if peers else {}
+        yield case, Row(case.name, "time", "us", seconds * 1e6, {name: to_us(peer) for name, peer in others.items()})
+        if not case.short:
             rate = case.operations / seconds / 1e12
             yield case, Row(case.name, "rate", "TFLOP/s", rate, limits={"GEMM": gemm_tflop_s})
         elif case.bytes_moved >= LAUNCH_BOUND_BYTES:

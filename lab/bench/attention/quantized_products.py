@@ -15,7 +15,7 @@ OUTPUTS, INPUTS = 4096, 4096
 """The o of Llama-3-8B."""
 
 ROWS = (1, 512)
-"""One of each tile of attention/triton/group_product.py."""
+"""One of each tile of attention/triton/products/group_product.py."""
 
 KINDS = (*BLOCKS, *SHARED)
 

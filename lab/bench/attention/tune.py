@@ -39,7 +39,9 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
         "--head-size", type=int, required=True, choices=(64, 128, 256), help="largest head size of the row"
     )
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="element type")
-    parser.add_argument("--kind", choices=("decode", "prefill"), help="only this kernel's tile; default: both")
+    parser.add_argument(
+        "--kind", choices=("decode", "prefill", "long"), help="only this kernel's tile; default: all of the row"
+    )
     parser.add_argument("--capability", type=int, choices=(80, 86, 90), help="with --dry-run; default: 90")
     parser.add_argument("--dry-run", action="store_true", help="compile only; needs no GPU")
     parser.add_argument("--write", action="store_true", help="replace the row in attention/triton/tiles.py")
@@ -61,14 +63,16 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
-    from lab.bench.attention.tuning import DTYPES, KINDS, Target, row_of, with_row
+    from lab.bench.attention.tuning import DTYPES, Target, row_of, with_row
 
     target = Target(args.head_size, DTYPES[args.dtype], args.capability if args.dry_run else own_capability())
     if args.dry_run and args.capability is None:
         target = replace(target, capability=90)
     tiles = target.current
     found: list[Row] = []
-    for kind in [args.kind] if args.kind else KINDS:
+    if args.kind and args.kind not in target.kinds:
+        raise SystemExit(f"--kind {args.kind}: the row {target.key} has no such tile")
+    for kind in [args.kind] if args.kind else target.kinds:
         tiles = replace(tiles, **{kind: best_tile(kind, target, args, found)})
     row = row_of(target, tiles)
     print(row)

@@ -22,12 +22,13 @@ from lab.bench.attention.timing import median_seconds
 
 CAPABILITIES = {80: SM80, 86: SM86, 90: SM90}
 NAMES = {SM80: "SM80", SM86: "SM86", SM90: "SM90"}
-KINDS = ("decode", "prefill")
+KINDS = ("decode", "prefill", "long")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-BLOCK_SIZE = 16
+BLOCK_SIZES = {"decode": 16, "prefill": 16, "long": 128}
 CASES = {
     "decode": ((1, 8192, 1), (32, 4096, 1), (128, 1024, 1)),
-    "prefill": ((1, 8192, 512), (1, 8192, 2048), (1, 8192, 8192)),
+    "prefill": ((1, 8192, 1024), (1, 8192, 2048), (1, 8192, 8192)),
+    "long": ((1, 8192, 1024), (1, 8192, 2048), (1, 8192, 8192)),
 }
 """(requests, context, chunk) that a tile is timed at; the geometric mean of the times decides."""
 
@@ -53,6 +54,16 @@ class Target:
     def current(self) -> Tiles:
         return find_tiles(self.head_size, self.dtype.itemsize, self.shared_bytes)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those of KINDS that the row has a tile for."""
+        return tuple(kind for kind in KINDS if getattr(self.current, kind) is not None)
+
+    def with_tile(self, kind: str, tile: Tile) -> Tiles:
+        """The row with another tile, for a backend that uses it: while one of prefill is tried, no chunk is long."""
+        tiles: Tiles = replace(self.current, **{kind: tile})
+        return replace(tiles, long=None) if kind == "prefill" else tiles
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -69,22 +80,24 @@ def candidates(kind: str, target: Target) -> list[Tile]:
     shipped: Tile = getattr(target.current, kind)
     half = target.dtype.itemsize == 2
     keys = (16, 32, 64, 128) if half else (16, 32)
-    rows = {"decode": (shipped.rows,), "prefill": (64, 128) if half else (16, 32, 64)}[kind]
+    rows = {"decode": (shipped.rows,), "prefill": (64, 128) if half else (16, 32, 64), "long": (shipped.rows,)}[kind]
     stages = (2, 3, 4, 5) if half else (2, 3)
+    # Of a long one, four warps become two groups of four and one that copies.
+    warps: tuple[int, ...] = (4,) if kind == "long" else (4, 8)
+    keys = (64, 128) if kind == "long" else keys
     tried = [
         replace(shipped, rows=r, keys=k, warps=w, stages=s)
-        for r, k, w, s in itertools.product(rows, keys, (4, 8), stages)
+        for r, k, w, s in itertools.product(rows, keys, warps, stages)
     ]
     return list(dict.fromkeys([shipped, *tried]))
 
 
 def compile_one(kind: str, target: Target, tile: Tile) -> Compiled:
     """Compile the kernel of `kind` for the target, as the backend launches it; needs no GPU."""
-    tiles = replace(target.current, **{kind: tile})
-    case = Case(Shape("tune", 32, 8, target.head_size), 2, 512, 1 if kind == "decode" else 128)
-    batch, num_blocks = batch_of(case, BLOCK_SIZE, "meta")
-    q, kv = (tensor.to(target.dtype) for tensor in tensors_of(case, num_blocks, BLOCK_SIZE, "meta"))
-    backend = TritonBackend(tiles=tiles)
+    case = Case(Shape("tune", 32, 8, target.head_size), 2, 2048, 1 if kind == "decode" else 2048)
+    batch, num_blocks = batch_of(case, BLOCK_SIZES[kind], "meta")
+    q, kv = (tensor.to(target.dtype) for tensor in tensors_of(case, num_blocks, BLOCK_SIZES[kind], "meta"))
+    backend = TritonBackend(tiles=target.with_tile(kind, tile))
     launches = aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 1.0))
     (launch,) = (launch for launch in launches if launch.kernel.fn.__name__ == f"{kind}_kernel")
     try:
@@ -120,21 +133,22 @@ def cases_of(kind: str, target: Target) -> list[Case]:
 
 
 def time_case(case: Case, target: Target, kind: str, tile: Tile) -> float:
-    batch, num_blocks = batch_of(case, BLOCK_SIZE, "cuda")
-    backend = TritonBackend(tiles=replace(target.current, **{kind: tile}))
+    batch, num_blocks = batch_of(case, BLOCK_SIZES[kind], "cuda")
+    backend = TritonBackend(tiles=target.with_tile(kind, tile))
     plan = backend.plan(batch)
 
     def call(q: Tensor, kv: Tensor) -> Callable[[], object]:
         return lambda: backend.attend(q, kv, batch, plan, case.shape.head_size**-0.5)
 
-    inputs = (tensor.to(target.dtype) for tensor in tensors_of(case, num_blocks, BLOCK_SIZE, "cuda"))
+    inputs = (tensor.to(target.dtype) for tensor in tensors_of(case, num_blocks, BLOCK_SIZES[kind], "cuda"))
     seconds: float = median_seconds([call(*inputs)])
     return seconds
 
 
 def row_of(target: Target, tiles: Tiles) -> str:
     """The line of attention/triton/tiles.py."""
-    return f"    {target.key}: Tiles({source_of(tiles.decode)}, {source_of(tiles.prefill)}),"
+    shown = [source_of(tile) for tile in (tiles.decode, tiles.prefill, tiles.long) if tile is not None]
+    return f"    {target.key}: Tiles({', '.join(shown)}),"
 
 
 def source_of(tile: Tile) -> str:
@@ -143,6 +157,8 @@ def source_of(tile: Tile) -> str:
         parts.append(f"min_chunk={tile.min_chunk}")
     if tile.precision != Tile.__dataclass_fields__["precision"].default:
         parts.append(f'precision="{tile.precision}"')
+    if tile.persistent:
+        parts.append("persistent=True")
     return f"Tile({', '.join(parts)})"
 
 

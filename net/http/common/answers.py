@@ -41,11 +41,14 @@ COMPLETION_LOGPROBS = _object(
 )
 RANKED = _object(logprob=NUMBER, rank=COUNT, decoded_token=TEXT)
 PROMPT_LOGPROBS = _list(_or_null({"type": "object", "additionalProperties": RANKED}))
-USAGE = _object(
-    prompt_tokens=COUNT,
-    completion_tokens=COUNT,
-    total_tokens=COUNT,
-    prompt_tokens_details=_object(cached_tokens=COUNT),
+USAGE = _optional(
+    _object(
+        prompt_tokens=COUNT,
+        completion_tokens=COUNT,
+        total_tokens=COUNT,
+        prompt_tokens_details=_object(cached_tokens=COUNT),
+    ),
+    dropped_experts=COUNT,
 )
 CALL = _object(id=TEXT, type={"const": "function"}, function=_object(name=TEXT, arguments=TEXT))
 MESSAGE = _optional(
@@ -116,7 +119,7 @@ ANSWERS: dict[str, Json] = {
     "Tokens": _object(count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=_or_null(_list(TEXT))),
     "Detokenized": _object(prompt=TEXT),
     "Load": _object(server_load=COUNT),
-    "Health": _object(status={"const": "ok"}),
+    "Health": _optional(_object(status={"const": "ok"}), masked_ranks={"type": "object", "additionalProperties": TEXT}),
     "Version": _object(version=TEXT),
     "Drain": _object(
         node_id=TEXT, draining={"type": "boolean"}, accepted=COUNT, computing=COUNT, left_s={"type": ["number", "null"]}

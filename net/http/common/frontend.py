@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ class Output:
     prompt_logprobs: Sequence[LogprobItem] | None = (
         None  # of prompt tokens 1, 2, ...: on the first Output, if requested
     )
+    num_dropped_experts: int = 0  # (token, expert) pairs without a result, because a rank with experts was lost
 
 
 class _Retry(Exception):
@@ -167,6 +168,10 @@ class Frontend(Protocol):
 
     def healthy(self) -> str | None:
         """None if this node can serve, else the reason why not."""
+        ...
+
+    def masked_ranks(self) -> Mapping[str, str]:
+        """Ranks with experts that this node does without at the moment, and why."""
         ...
 
     async def metrics(self) -> bytes:

@@ -72,6 +72,7 @@ def joined(outputs: Sequence[Output]) -> Output:
         finish_reason=last.finish_reason,
         num_prompt_tokens=last.num_prompt_tokens,
         num_cached_tokens=last.num_cached_tokens,
+        num_dropped_experts=last.num_dropped_experts,
         stop_reason=last.stop_reason,
         prompt_logprobs=outputs[0].prompt_logprobs,
     )

@@ -83,7 +83,7 @@ def test_chunks_and_decodes_of_a_model() -> None:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, msg=lambda text, step=step: f"{step}: {text}")
 
 
-@pytest.mark.parametrize("bucket", [Bucket(5, 4, 16), Bucket(3)], ids=str)
+@pytest.mark.parametrize("bucket", [Bucket(5, 4, 16), Bucket(3), Bucket(0, 3, 12, longest=4)], ids=str)
 def test_a_step_padded_for_a_graph(bucket: Bucket) -> None:
     """The same logits and the same KV: padding rows write nothing, NaN in the pool harms nobody."""
     model = Model(CONFIG, weights(), TritonBackend(tiles=TILES), DEVICE, TritonOps())

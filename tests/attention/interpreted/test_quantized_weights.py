@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attention.codes import encode_rows
 from attention.torch_backend import TorchBackend
-from attention.triton.byte_product import SHARED as GROUP
-from attention.triton.byte_product import rounded
-from attention.triton.group_planes import planes_of
-from attention.triton.group_product import splits_for
+from attention.triton.products.byte_product import SHARED as GROUP
+from attention.triton.products.byte_product import rounded
+from attention.triton.products.group_planes import planes_of
+from attention.triton.products.group_product import splits_for
 from engine.model.decoder import Model
 from engine.model.model_config import ModelConfig
 from engine.model.ops import TorchOps

@@ -1,15 +1,19 @@
 """Every row of the tile table computes what it should, in every type of its size and over codes. Compiling a row ahead
-of time (tests/attention/triton) shows that it fits a GPU, not that it is right."""
+of time (tests/attention/triton) shows that it fits a GPU, not that it is right. test_hopper.py has its tiles of long
+chunks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 from attention.codes import DTYPES as CODES
-from attention.triton.backend import TritonBackend
-from attention.triton.tiles import OVER_CODES, TABLE, Tiles
-from lab.bench.attention.grid import LONG, Point, find_fault
+from attention.triton import short
+from attention.triton.backend import Limits, TritonBackend
+from attention.triton.tiles import OVER_CODES, SM90, TABLE, Tiles
+from lab.bench.attention.grid import LONG, Mix, Point, find_fault
 from lab.bench.attention.quantized import find_quantized_fault
 from tests.attention.interpreted.cases import DEVICE
 
@@ -18,7 +22,7 @@ LIGHT = {(64, 2), (128, 4)}
 """(head size, bytes per element) whose first type is not heavy: a row takes seconds interpreted."""
 
 
-def rows() -> list[object]:
+def rows() -> list[Any]:
     """(tiles, head size, type, KV in): every row of both tables in every type that it serves."""
     found = []
     for key, tiles in TABLE.items():
@@ -40,16 +44,26 @@ def rows() -> list[object]:
     return found
 
 
+def check(tiles: Tiles, mix: Mix, size: int, dtype: torch.dtype, kv_dtype: str, limits: Limits | None = None) -> None:
+    backend = TritonBackend(tiles=tiles, limits=limits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LONG, "a row", mix)
+        point = Point("a row", 2, 1, size, 16, dtype)
+        if kv_dtype:
+            assert find_quantized_fault(backend, point, kv_dtype, DEVICE) is None
+        else:
+            assert find_fault(backend, point, DEVICE) is None
+
+
 @pytest.mark.parametrize(("tiles", "size", "dtype", "kv_dtype"), rows())
 def test_a_row_of_the_table(
     tiles: Tiles, size: int, dtype: torch.dtype, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two splits of a decode, and a chunk of more rows than a tile, whose keys end inside a tile."""
-    chunk = tiles.prefill.rows // 2 + 3
-    monkeypatch.setitem(LONG, "two tiles", [(1, tiles.decode.min_chunk + tiles.decode.keys + 5), (chunk, 37)])
-    point = Point("two tiles", 2, 1, size, 16, dtype)
-    backend = TritonBackend(tiles=tiles)
-    if kv_dtype:
-        assert find_quantized_fault(backend, point, kv_dtype, DEVICE) is None
-    else:
-        assert find_fault(backend, point, DEVICE) is None
+    """Two splits of a decode, and a chunk of more rows than a tile, whose keys end inside a tile; then a draft against
+    two splits."""
+    two_splits = tiles.decode.min_chunk + tiles.decode.keys + 5
+    check(tiles, [(5, two_splits)], size, dtype, kv_dtype)
+    monkeypatch.setattr(short, "SHORT", 0)
+    check(
+        tiles, [(1, two_splits), (tiles.prefill.rows // 2 + 3, 37)], size, dtype, kv_dtype, Limits(SM90, 1, hopper=True)
+    )

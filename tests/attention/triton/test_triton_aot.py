@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
@@ -27,7 +28,16 @@ from engine.model.graphs import Bucket, StaticStep
 from engine.model.model_config import ModelConfig
 from engine.model.ops_triton import TritonOps
 from engine.step.inputs import InputBuilder, Row
-from lab.bench.attention.every_tile import KERNELS, LLAMA, Variant, attention_launches, meta, quantized, shortfall
+from lab.bench.attention.every_tile import (
+    BLOCKS,
+    LLAMA,
+    Variant,
+    attention_launches,
+    backend_launches,
+    meta,
+    quantized,
+    shortfall,
+)
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
 
@@ -85,9 +95,39 @@ def test_the_rows_below_cover_the_table() -> None:
 def test_attention_compiles_within_its_means(head_size: int, dtype: torch.dtype, shared: int, variant: Variant) -> None:
     tiles = find_tiles(head_size, dtype.itemsize, shared)
     launches = attention_launches(head_size, dtype, tiles, variant)
-    for name in KERNELS:
+    for name in ("decode_kernel", "prefill_kernel"):
         used = aot.resources(launches[name], CAPABILITY[shared])
         assert not shortfall(name, tiles, dtype, "", CAPABILITY[shared], used), (name, used)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "shared", "variant", "kv_dtype"),
+    [
+        pytest.param(*row, marks=pytest.mark.heavy if number % 7 else [])
+        for number, row in enumerate(product(HEAD_SIZES, (SM90, SM80, SM86), VARIANTS, ("", *DTYPES)))
+    ],
+    ids=str,
+)
+def test_short_queries_compile_within_their_means(head_size: int, shared: int, variant: Variant, kv_dtype: str) -> None:
+    bf16, tiles = torch.bfloat16, find_tiles(head_size, 2, shared, quantized=bool(kv_dtype))
+    (launch,) = (
+        launch
+        for launch in backend_launches([5, 5], head_size, bf16, tiles, variant, kv_dtype)
+        if launch.kernel.fn.__name__ == "short_kernel"
+    )
+    used = aot.resources(launch, CAPABILITY[shared])
+    assert not shortfall("short_kernel", tiles, bf16, kv_dtype, CAPABILITY[shared], used), used
+
+
+@pytest.mark.parametrize("block_size", [128, pytest.param(64, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_long_chunks_have_warp_groups_and_boxes(head_size: int, block_size: int) -> None:
+    """One warp group copies boxes, two multiply, and their products are not put in a row: on capability 9 only."""
+    tiles = find_tiles(head_size, 2, SM90)
+    launches = attention_launches(head_size, torch.bfloat16, tiles, replace(BLOCKS, block_size=block_size))
+    used = aot.resources(launches["long_kernel"], 90)
+    assert not shortfall("long_kernel", tiles, torch.bfloat16, "", 90, used), used
+    assert used.threads == 384 and used.boxes >= 4 and not used.serialized and used.spill_bytes == 0
 
 
 @pytest.mark.parametrize(("row", "kv_dtype"), list(zip(TABLE, cycle(DTYPES), strict=False)), ids=str)
@@ -98,7 +138,7 @@ def test_attention_over_codes_compiles_within_its_means(row: tuple[int, int, int
     dtype = torch.bfloat16 if itemsize == 2 else torch.float32
     tiles = find_tiles(head_size, itemsize, shared, quantized=True)
     launches = attention_launches(head_size, dtype, tiles, LLAMA, kv_dtype)
-    for name in KERNELS:
+    for name in ("decode_kernel", "prefill_kernel"):
         used = aot.resources(launches[name], CAPABILITY[shared])
         assert not shortfall(name, tiles, dtype, kv_dtype, CAPABILITY[shared], used), (name, used)
 
@@ -106,7 +146,7 @@ def test_attention_over_codes_compiles_within_its_means(row: tuple[int, int, int
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_small_kernels_compile(capability: int) -> None:
     launches = attention_launches(128, torch.bfloat16, TABLE[128, 2, SM80], LLAMA)
-    for name in ("cut_kernel", "merge_kernel"):
+    for name in ("cut_kernel", "merge_kernel", "span_kernel", "short_merge_kernel"):
         used = aot.resources(launches[name], capability)
         assert used.spill_bytes == 0, (name, used)
 
@@ -197,11 +237,13 @@ def test_a_step_never_waits_for_the_device() -> None:
 
     counts = Counter(one.kernel.fn.__name__ for one in aot.record(launch))
     assert counts == {
-        "cut_kernel": 2,
+        "cut_kernel": 3,
         "rotary_kernel": 2,
         "decode_kernel": 2,
         "merge_kernel": 2,
-        "prefill_kernel": 2,
+        "span_kernel": 1,
+        "short_kernel": 2,
+        "short_merge_kernel": 2,
         "norm_kernel": 5,
         "gate_kernel": 2,
     }

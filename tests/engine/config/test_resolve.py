@@ -53,6 +53,7 @@ def test_a_laptop():
         "weight_dtype",
         "attention_backend",
         "cpu_level",
+        "expert_dispatch_dtype",
         "transport",
         "prefix_fetch",
         "rdma_devices",

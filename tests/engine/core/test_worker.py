@@ -16,6 +16,7 @@ from engine.core.emissions import Emission
 from engine.core.served import TOKENS
 from engine.core.worker import Reuse, Worker
 from engine.handoff.reuse import Publisher
+from engine.model.experts.losses import Loss
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
 from engine.step.request import Request
@@ -36,6 +37,8 @@ class Counting:
         self.gate = threading.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.losses: dict[int, Loss] = {}
+        self.next_losses: dict[int, Loss] = {}  # of the next step alone
 
     def step(self, rows: Any, on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:
         with self.beginning:
@@ -43,6 +46,7 @@ class Counting:
             self.tables.append([list(row.block_ids) for row in rows])
             self.beginning.notify_all()
         assert self.gate.wait(5)
+        self.losses, self.next_losses = self.next_losses, {}
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -222,3 +226,36 @@ async def test_a_step_runs_the_model_once_for_each_of_the_weights():
 def _with(one: Request, weights: bytes) -> Request:
     one.weights = weights
     return one
+
+
+async def test_a_request_that_lost_its_experts_ends_and_the_others_go_on():
+    worker, runner = make()
+    got: list[Emission] = []
+    runner.next_losses = {0: Loss(3, (1,), fails=True)}
+    runner.gate.clear()
+    worker.start(got.extend)
+    worker.add(request("lost"))
+    worker.add(request("stays", token=2))
+    await until(lambda: runner.begun)
+    runner.gate.set()
+    await until(lambda: sum(e.request.request_id == "stays" and e.request.finished for e in got))
+    (lost,) = [e for e in got if e.request.request_id == "lost"]
+    assert "lost with rank 1 of --expert-parallel-size" in lost.error
+    assert all(e.error is None for e in got if e.request.request_id == "stays")
+    await worker.close()
+    worker.batcher.check_integrity()
+    assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+async def test_a_request_with_fewer_experts_keeps_its_kv_for_itself():
+    worker, runner = make()
+    got: list[Emission] = []
+    runner.next_losses = {0: Loss(3, (1,), fails=False)}
+    worker.start(got.extend)
+    worker.add(request("short", prompt=9, max_tokens=8))
+    await until(lambda: got and got[-1].request.finished)
+    assert all(e.error is None for e in got)
+    assert worker.batcher.pool.usage()["named"] == 0
+    (event, *_) = [one for one in got[-1].request.journal.drain(0.0) if one[1] == "experts_dropped"]
+    assert event[2] == {"pairs": 3, "ranks": [1]}
+    await worker.close()

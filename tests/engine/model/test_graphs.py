@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attention.choice.choose import choose
 from engine.model.decoder import Model
-from engine.model.graphs import Bucket, GraphedModel, StaticStep, buckets, decode_sizes, obstacle
+from engine.model.graphs import VERIFIED_ROWS, Bucket, GraphedModel, StaticStep, buckets, decode_sizes, obstacle
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.logprobs import PromptScores
 from engine.sampling.params import SamplingParams
@@ -26,6 +26,7 @@ STEPS = {
     "three decodes": [Row([5], 20, [3, 1]), Row([9], 0, [2]), Row([7], 15, [4])],
     "one chunk": [Row([1, 2, 3, 4], 14, [3, 1])],
     "two chunks": [Row([1, 2, 3], 0, [5]), Row([8, 9], 30, [3, 1])],
+    "verify": [Row([5], 20, [3, 1]), Row([7, 8, 9], 10, [4]), Row([1, 2, 3], 15, [5, 6])],
     "both": [Row([5], 20, [3, 1]), Row([9], 0, [2]), Row([7, 8, 9], 10, [4]), Row([1, 2], 0, [5])],
 }
 
@@ -65,6 +66,44 @@ def test_what_fits_no_bucket() -> None:
     assert not fits([Row([1] * 257, 0, list(range(17)))], 1), "more rows"
     assert not fits([Row([1], 0, [0])] * 5, 5), "more decodes"
     assert not fits([chunk], 9), "more logits than requests"
+
+
+def test_steps_that_verify_drafts_have_buckets_of_their_own() -> None:
+    """Every row has logits there; a request without a draft is a chunk of one row."""
+
+    def found(rows: list[Row], wanted: int, drafts: int = 4) -> Bucket | None:
+        batch = InputBuilder(BLOCK_SIZE, CPU).build(rows).batch
+        return next((bucket for bucket in buckets(16, drafts) if bucket.holds(batch, wanted)), None)
+
+    draft, plain = Row([1] * 5, 20, [0, 1, 2]), Row([1], 20, [0, 1, 2])
+    assert found([draft], 5) == Bucket(0, 1, 5, longest=5)
+    assert found([draft, plain], 6) == found([draft] * 2, 10) == Bucket(0, 2, 10, longest=5)
+    assert found([plain, plain], 2) == Bucket(2), "no draft in this step"
+    assert found([draft] * 16, 80) == Bucket(0, 16, 80, longest=5)
+    assert found([Row([1] * 6, 20, [0, 1, 2])] * 16, 96) is None, "a draft longer than any of this node"
+    assert found([draft] * 17, 85) is None
+    assert not [bucket for bucket in buckets(16) if bucket.longest], "without speculation"
+    assert max(bucket.num_rows for bucket in buckets(256, 7) if bucket.longest) <= VERIFIED_ROWS
+
+
+@pytest.mark.parametrize("name", ["both", "verify"])
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_verifying_step_has_the_logits_of_all_rows(backend: str, name: str) -> None:
+    model = model_over(backend, layers=2)
+    config = model.config
+    shape = (8, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
+    pool = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    padded_pool = pool.clone()
+    static = StaticStep(Bucket(0, 5, 20, longest=4), 16, BLOCK_SIZE, CPU)
+    for rows in (STEPS["both"], STEPS[name]):
+        inputs = InputBuilder(BLOCK_SIZE, CPU).build(rows)
+        every = torch.arange(len(inputs.token_ids))
+        static.load(inputs.token_ids, inputs.batch, every)
+        expected = model.forward(inputs.token_ids, inputs.batch, pool, every)
+        logits = model.forward(static.token_ids, static.batch, padded_pool, static.rows)
+        assert len(logits) == 20 and len(expected) == len(inputs.token_ids)
+        torch.testing.assert_close(logits[: len(expected)], expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(padded_pool, pool, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -112,7 +151,7 @@ def test_a_runner_replays_small_steps_and_computes_the_others() -> None:
     config = model.config
     shape = (8, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size)
     plain, graphed = (Runner(model, torch.zeros(shape), BLOCK_SIZE) for _ in range(2))
-    graphed.record(recorder, max_num_seqs=4, max_model_len=8 * BLOCK_SIZE)
+    graphed.record(recorder, max_num_seqs=4, max_model_len=8 * BLOCK_SIZE, max_drafts=5)
     recorder.replays = 0
     greedy = SamplingParams(temperature=0.0)
     long = list(range(3, 3 + 5 * BLOCK_SIZE))  # five chunks' worth: still a bucket
@@ -120,6 +159,7 @@ def test_a_runner_replays_small_steps_and_computes_the_others() -> None:
         ([Row(long, 0, [0, 1, 2, 3, 4, 5], SamplingRow(greedy, long, len(long)))], True),
         ([Row([7], len(long), [0, 1, 2, 3, 4, 5], SamplingRow(greedy, [*long, 7], len(long)))], True),
         ([Row([7, 8, 9], 0, [6], SamplingRow(greedy, [7, 8, 9], 3), 3)], True),  # logits of three rows
+        ([Row([7, 8, 9, 3, 4, 5], 0, [6], SamplingRow(greedy, [7, 8, 9, 3, 4, 5], 3), 4)] * 2, True),  # two drafts
         ([Row([1] * 5, 0, [7])] * 5, False),  # more chunks than any bucket has
     ]
     for rows, replayed in steps:

@@ -157,6 +157,49 @@ def test_goals_of_attention():
 
 
 @needs_triton
+def test_goals_of_short_queries():
+    from lab.bench.attention.cases import LLAMA_8B, Case
+    from lab.bench.common.results import Row
+    from lab.gpu.attention import checks_of
+
+    verify = Case(LLAMA_8B, 1, 32768, 5)
+    assert verify.short and not Case(LLAMA_8B, 1, 32768, 65).short and verify.bytes_moved > 100 << 20
+    (rate,) = checks_of(verify, Row("v", "rate", "GB/s", 3300.0, limits={"copy": 4300.0}))
+    assert (rate.goal, rate.verdict) == (0.75, "pass")
+    (flashinfer,) = checks_of(verify, Row("v", "time", "us", 10.0, {"flashinfer": 9.0}))
+    assert (flashinfer.goal, flashinfer.verdict) == (1.0, "SHORT")
+
+
+@needs_triton
+def test_the_fastest_tiles_are_written_back(tmp_path, monkeypatch):
+    """Times instead of a GPU: a tile that is a little faster is left, one that is much faster goes into the table."""
+    from attention.triton.tiles import SM90, TABLE
+    from lab.bench.attention.tuning import Target
+    from lab.gpu import tiles
+
+    source = ROOT / "attention" / "triton" / "tiles.py"
+    table = tmp_path / "tiles.py"
+    table.write_text(source.read_text())
+    monkeypatch.setattr(tiles, "TABLE", table)
+    monkeypatch.setattr(tiles, "own_capability", lambda: 90)
+    monkeypatch.setattr(tiles, "chosen", {})
+    own = Target(128, torch.bfloat16, 90)
+    assert own.kinds == ("decode", "prefill", "long")
+    shipped, other, *_ = tiles.near("prefill", own)
+    assert shipped == TABLE[128, 2, SM90].prefill and other != shipped
+    check = tiles.compared("prefill", shipped, [shipped, other], {shipped: 1.0, other: 0.99}.__getitem__)
+    assert check.verdict == "pass" and "fastest" in check.note
+    tiles.write()
+    assert table.read_text() == source.read_text()
+    check = tiles.compared("prefill", shipped, [shipped, other], {shipped: 1.0, other: 0.5}.__getitem__)
+    assert (check.verdict, check.share) == ("SHORT", 0.5)
+    tiles.write()
+    changed = [line for line in table.read_text().splitlines() if line not in source.read_text().splitlines()]
+    assert len(changed) == 1 and changed[0].startswith("    (128, 2, SM90): Tiles(") and changed[0].count("Tile(") == 3
+    assert tiles.compared("decode", shipped, [other], lambda tile: 1.0).verdict == "FAILED"
+
+
+@needs_triton
 def test_floors_of_the_engine():
     from engine.checkpoint.weights import shapes
     from lab.gpu.engine import CONFIG, decode_bytes, kv_token_bytes, prefill_operations

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from net.metrics.events import Metrics
 from net.metrics.table import declared, size_buckets
-from net.metrics.watched import Watched, of_gossip, of_load_words, of_store, of_tenants, of_tiers, of_traces
+from net.metrics.watched import Watched, of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers, of_traces
 
 LABELS = {"model_name": "tiny", "engine": "node-1"}
 
@@ -145,6 +145,9 @@ def test_what_others_count_is_as_of_the_last_read(metrics):
     metrics.watch(of_tenants(lambda: tenants))
     metrics.watch(of_store(lambda: {"corrupt": 4, "home_failures": 5}))
     metrics.watch(of_traces(lambda: 6, lambda: 7))
+    counts = {"times_masked": 3, "dropped_pairs": 5, "moved_experts": 8, "waited_s": 0.5}
+    experts = {"ranks": 2, "masked": {"1": "why"}, "pairs_by_rank": [10, 11], "choices_by_expert": [4, 17]}
+    metrics.watch(of_experts(lambda: experts | counts))
     assert value(metrics, "mooncake:gossip_packets_total", direction="sent") is None
     metrics.read()
     lost["dead"] += 1
@@ -165,6 +168,10 @@ def test_what_others_count_is_as_of_the_last_read(metrics):
     assert value(metrics, "mooncake:store_faults_total", fault="damaged") == 4
     assert value(metrics, "mooncake:otlp_lost_traces_total") == 6
     assert value(metrics, "mooncake:otlp_spans_total") == 7
+    assert [value(metrics, "mooncake:expert_rank_masked", rank=rank) for rank in "01"] == [0, 1]
+    assert value(metrics, "mooncake:expert_pairs_total", rank="1") == 11
+    assert value(metrics, "mooncake:expert_choices_total", expert="1") == 17
+    assert value(metrics, "mooncake:expert_dropped_pairs_total") == 5
 
 
 OF_VLLM = {  # what vLLM's own dashboard asks for (examples/observability/prometheus_grafana, of 2026), without labels

@@ -24,7 +24,9 @@ def test_compiles_and_reports_without_a_gpu(tmp_path: Path) -> None:
     assert {"config", "commit", "rows"} <= set(result) and result["config"]["capability"] == 90
     spilled = [row["ours"] for row in result["rows"] if row["metric"] == "spills"]
     assert spilled and not any(spilled)
-    assert "prefill_kernel" in done.stdout
+    assert "prefill_kernel" in done.stdout and "short_kernel" in done.stdout
+    turns = [row for row in result["rows"] if row["metric"] == "a turn, by the model"]
+    assert turns and all(row["ours"] >= max(row["limits"].values()) > 0 for row in turns)
 
 
 def test_every_tile_is_for_compiling(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,11 +26,12 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_the_shipped_tile_is_the_first_candidate_and_fits():
-    for kind in ("decode", "prefill"):
+    for kind in ("decode", "prefill", "long"):
         tiles = candidates(kind, TARGET)
-        assert tiles[0] == getattr(TABLE[128, 2, SM90], kind) and len(tiles) == len(set(tiles)) > 20
-    compiled = compile_one("decode", TARGET, candidates("decode", TARGET)[0])
-    assert compiled.problem == "" and compiled.registers > 0 and compiled.shared_bytes > 0
+        assert tiles[0] == getattr(TABLE[128, 2, SM90], kind) and len(tiles) == len(set(tiles)) > 7
+    for kind in ("decode", "long"):
+        compiled = compile_one(kind, TARGET, candidates(kind, TARGET)[0])
+        assert compiled.problem == "" and compiled.registers > 0 and compiled.shared_bytes > 0
 
 
 @pytest.mark.parametrize(

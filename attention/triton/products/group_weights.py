@@ -1,4 +1,4 @@
-"""Weights in groups of inputs as floats in registers (attention/triton/group_planes.py); rows of an embedding."""
+"""Weights in groups of inputs as floats in registers (products/group_planes.py); rows of an embedding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.triton.group_planes import Planes
+from attention.triton.products.group_planes import Planes
 
 TILE_BYTES = 64
 """Codes of an output that a program reads at once."""

@@ -1,4 +1,4 @@
-"""The memory layout of weights in groups of inputs for attention/triton/group_product.py: the bits of a GGUF file.
+"""The memory layout of weights in groups of inputs for products/group_product.py: the bits of a GGUF file.
 
 A matrix [N, K] in one of GGUF's types is divided into planes, one row for each output, so that a program reads many
 adjacent bytes of each. No bit of a code is moved within its byte:

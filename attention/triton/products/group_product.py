@@ -1,4 +1,4 @@
-"""y = x w^T for weights in groups of inputs, which become floats only in registers (attention/triton/group_planes.py).
+"""y = x w^T for weights in groups of inputs, which become floats only in registers (products/group_planes.py).
 
 A program computes OUTPUTS outputs of ROWS rows over a part of the inputs. It reads CHUNKS chunks of codes for each
 output, makes of them a tile of weights in the type of x, and multiplies it as the left operand: w x^T, because only the
@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attention.triton.group_planes import Planes
-from attention.triton.group_weights import TILE_BYTES, constants, memory_of, rows_of, weights_of
+from attention.triton.products.group_planes import Planes
+from attention.triton.products.group_weights import TILE_BYTES, constants, memory_of, rows_of, weights_of
 
 PROGRAMS = 256
 """About two for each multiprocessor of an A100 or H100."""

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.triton.codes import TINY, to_e4m3, to_int8, widen
-from attention.triton.group_product import FEW, splits_for, tile_for
+from attention.triton.products.group_product import FEW, splits_for, tile_for
 
 SHARED = 128
 """Inputs with one scale of fp8; also those of a turn of int8."""

@@ -1,0 +1,345 @@
+"""ExpertGroup: the experts of all ranks as rank 0 calls them, layer by layer.
+
+    route      weights, experts of each token                       the router, on rank 0
+    dispatch   one message to each rank that has work               rows once per token and rank, and their pairs
+    compute    rank 0's own experts, and the shared expert          while the other ranks compute theirs
+    combine    the answers' rows of a token, summed in float32
+
+A rank that does not answer (collect.py) is masked: its pairs go to copies on other ranks in a second round. Pairs
+without any copy are lost, and losses.py says what follows. Masked ranks come back between two steps: when a new process
+has their place, or the old one answers again.
+
+The engine's thread calls everything except `died`, `arrived` and `state`, which any thread may call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.experts.balance import Balance
+from engine.experts.collect import Collector
+from engine.experts.placement import Placement
+from engine.experts.plan import Plan
+from engine.experts.share import Share
+from engine.experts.work import COMMIT, COMPUTE, STAGE, Work
+from engine.model.experts.losses import WAIT, Losses
+from engine.model.experts.routing import Router
+from net.rounds import native
+from net.rounds.desk import Desk
+from net.rounds.layout import TYPES
+from net.transfer.common.memory import Region
+
+log = logging.getLogger("mooncake.experts")
+
+WAIT_S = 60.0
+"""How long --expert-loss wait waits for a rank, before the requests fail."""
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LossRule:
+    """--expert-loss, and how long `wait` waits."""
+
+    name: str
+    wait_s: float = WAIT_S
+
+
+class ExpertGroup:
+    """`desks`: of all ranks; rank 0's own is private memory. `shares`: of all ranks."""
+
+    def __init__(
+        self, plan: Plan, placement: Placement, desks: list[Desk], shares: list[Share], bell: Region, rule: LossRule
+    ) -> None:
+        self.placement = placement
+        self.alive = set(range(plan.ranks))
+        self.masked: dict[int, str] = {}  # why
+        self.counts = torch.zeros(len(plan.layers), plan.num_experts, dtype=torch.int64)
+        self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
+        self.num_masked = self.num_dropped = self.num_moved = 0
+        self.balance: Balance | None = None
+        self._plan, self._desks, self._shares, self._rule = plan, desks, shares, rule
+        self._own = Work(desks[0], 0, shares)
+        self._dead: set[int] = set()
+        self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
+        self._arrivals: deque[tuple[int, Desk]] = deque()
+        self._collector = Collector(bell, self._dead)
+        self._only: Tensor | None = None
+        self._losses = Losses(rule.name)
+        self._turn = 0
+        self._dispatch, self._tokens = _dispatch(plan, desks)
+        self._tables: list[Tensor] = []
+        self._uncovered: list[bool] = []
+        self._tabulate()
+
+    # --- from other threads
+
+    def died(self, rank: int) -> None:
+        """Its process has ended."""
+        self._dead.add(rank)
+
+    def arrived(self, rank: int, desk: Desk) -> None:
+        """A new process is ready to answer at `desk`."""
+        self._arrivals.append((rank, desk))
+
+    def missing(self) -> dict[str, str]:
+        """The ranks that the next step does without, and why."""
+        masked = dict.fromkeys(set(self._dead), "its process has ended") | dict(self.masked)
+        back = {rank for rank, _ in list(self._arrivals)}
+        return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state."""
+        return {
+            "ranks": self._plan.ranks,
+            "masked": self.missing(),
+            "times_masked": self.num_masked,
+            "dropped_pairs": self.num_dropped,
+            "moved_experts": self.num_moved,
+            "waited_s": self._collector.waited_s,
+            "pairs_by_rank": list(self.pairs),
+            "choices_by_expert": self.counts.sum(0).tolist(),
+        }
+
+    # --- steps
+
+    def begin(self) -> None:
+        """Before each step: ranks come back, experts move."""
+        self._losses = Losses(self._rule.name)
+        self._only = None
+        self._adopt()
+        well = not self.masked and not self._dead
+        if well and self.balance is not None and (move := self.balance.next(self.counts, self.placement)) is not None:
+            self._move(*move)
+
+    def only(self, tokens: Tensor) -> None:
+        """The layers that follow compute only these tokens of the step [n] int64."""
+        self._only = tokens
+
+    def take_losses(self) -> Losses:
+        """Of the step that has ended."""
+        return self._losses
+
+    @contextmanager
+    def step(self, rows: Sequence[Any]) -> Iterator[None]:
+        """Around a forward pass."""
+        self.begin()
+        yield
+
+    def layer(self, index: int, router: Router, shared: Callable[[Tensor], Tensor] | None) -> ExpertLayer:
+        """The experts of the model's layer `index`."""
+        return ExpertLayer(self, self._plan.layers.index(index), router, shared)
+
+    # --- rounds
+
+    def compute(
+        self, layer: int, x: Tensor, chosen: Tensor, weights: Tensor, meanwhile: Callable[[], Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, H], chosen and weights [T, k] -> the sum of the experts' results [T, H], and what `meanwhile` returned,
+        which runs while other ranks compute."""
+        most = self._plan.layout.most_rows
+        if len(x) > most:
+            parts = [
+                self.compute(layer, x[i : i + most], chosen[i : i + most], weights[i : i + most], lambda: None)[0]
+                for i in range(0, len(x), most)
+            ]
+            return torch.cat(parts), meanwhile()
+        out = torch.empty_like(x)
+        self._turn += 1
+        sent, failed, other = self._round(layer, x, chosen, weights, meanwhile, count=True)
+        if not failed and not self._uncovered[layer]:
+            self._combine(failed, None, out)
+            return out, other
+        total = torch.empty(x.shape)
+        self._combine(failed, None, total)
+        open_pairs = chosen.where((sent == -1) | _isin(sent, failed), -1)
+        deadline = time.monotonic() + self._rule.wait_s
+        while (open_pairs >= 0).any():
+            sent, failed, _ = self._round(layer, x, open_pairs, weights, lambda: None)
+            self._combine(failed, total, total)
+            open_pairs = open_pairs.where((sent == -1) | _isin(sent, failed), -1)
+            if failed:
+                continue
+            if self._rule.name != WAIT or time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+            self._adopt()
+        self._lose(open_pairs >= 0, weights, total)
+        return total.to(x.dtype), other
+
+    def _round(
+        self,
+        layer: int,
+        x: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        meanwhile: Callable[[], Tensor | None],
+        count: bool = False,
+    ) -> tuple[Tensor, list[int], Tensor | None]:
+        """(rank of each pair, -1 without one; ranks that failed; what `meanwhile` returned)."""
+        d, x = self._dispatch, x.contiguous()
+        chosen, weights = chosen.contiguous(), weights.contiguous()
+        sent = torch.empty(chosen.shape, dtype=torch.int32)
+        d.x, d.chosen, d.weights, d.sent = x.data_ptr(), chosen.data_ptr(), weights.data_ptr(), sent.data_ptr()
+        d.table, d.counts = self._tables[layer].data_ptr(), self.counts[layer].data_ptr() if count else None
+        d.num_tokens, d.first = len(x), self._turn
+        native.library().mr_dispatch(ctypes.addressof(d))
+        rows, pairs = d.rows[: self._plan.ranks], d.pairs[: self._plan.ranks]
+        asked = [rank for rank in range(1, self._plan.ranks) if rows[rank]]
+        self.pairs = [sum(both) for both in zip(self.pairs, pairs, strict=True)]
+        for rank in asked:
+            self._desks[rank].ask(COMPUTE, layer, rows[rank], pairs[rank])
+        if rows[0]:
+            self._own.compute(layer, rows[0], pairs[0])
+        other = meanwhile()
+        failed = self._collector.wait(self._desks_by_rank, asked) if asked else {}
+        for rank, why in failed.items():
+            self._mask(rank, why)
+        return sent, list(failed), other
+
+    def _combine(self, failed: Sequence[int], base: Tensor | None, out: Tensor) -> None:
+        """The answers of the last round, except of ranks that failed, added to `base` [T, H] float32, into out [T, H],
+        which may be `base`."""
+        answers = (ctypes.c_void_p * self._plan.ranks)(
+            *(None if rank in failed else desk.answer for rank, desk in enumerate(self._desks))
+        )
+        code = TYPES.index(str(out.dtype).removeprefix("torch."))
+        above = None if base is None else base.data_ptr()
+        native.library().mr_combine(ctypes.addressof(self._dispatch), answers, above, out.data_ptr(), code)
+
+    def _lose(self, lost: Tensor, weights: Tensor, total: Tensor) -> None:
+        """`lost` [T, k] pairs have no result; `total` [T, H] is scaled by the weights of those that have."""
+        by_token = lost.sum(1)
+        if not by_token.any():
+            return
+        whole = weights.sum(1)
+        kept = weights.masked_fill(lost, 0).sum(1)
+        total.mul_(torch.where(kept > 0, whole / kept.clamp_min(1e-20), torch.zeros_like(kept))[:, None])
+        self.num_dropped += int(by_token.sum())
+        self._losses.masked = tuple(sorted(self.masked))
+        for token in by_token.nonzero()[:, 0].tolist():
+            at = token if self._only is None else int(self._only[token])
+            self._losses.add(at, int(by_token[token]))
+
+    # --- ranks
+
+    @property
+    def _desks_by_rank(self) -> dict[int, Desk]:
+        return dict(enumerate(self._desks))
+
+    def _mask(self, rank: int, why: str) -> None:
+        log.warning("rank %d of the experts is masked: %s", rank, why)
+        self.alive.discard(rank)
+        self.masked[rank] = why
+        self.num_masked += 1
+        self._beats[rank] = self._desks[rank].beats
+        self._tabulate()
+
+    def _adopt(self) -> None:
+        """Unmask ranks with a new process, and those that live and have answered everything."""
+        while self._arrivals:
+            rank, desk = self._arrivals.popleft()
+            self._desks[rank].close()
+            self._desks[rank] = desk
+            self._dispatch.desks[rank] = desk.message
+            self._dead.discard(rank)
+            self._unmask(rank, "a new process has its place")
+        for rank in list(self.masked):
+            if self._answers(rank):
+                self._unmask(rank, "it answers again")
+        for rank in self._dead & self.alive:
+            self._mask(rank, "its process has ended")
+
+    def _answers(self, rank: int) -> bool:
+        """Whether a masked rank lives and has answered everything."""
+        desk, beats = self._desks[rank], self._beats.get(rank)
+        return rank not in self._dead and beats is not None and desk.idle and desk.beats > beats + 1
+
+    def _unmask(self, rank: int, why: str) -> None:
+        log.info("rank %d of the experts is back: %s", rank, why)
+        self._collector.silence.forget([rank])
+        self.masked.pop(rank, None)
+        self._beats.pop(rank, None)
+        self.alive.add(rank)
+        self._tabulate()
+
+    def _tabulate(self) -> None:
+        layers = range(len(self._plan.layers))
+        self._tables = [torch.tensor(self.placement.table(i, self.alive), dtype=torch.int32) for i in layers]
+        self._uncovered = [bool((table < 0).any()) for table in self._tables]
+
+    # --- moves
+
+    def _move(self, layer: int, placement: Placement) -> None:
+        """Copy experts to the ranks where `placement` has them; the placement counts from then on."""
+        before, after = self.placement.layers[layer], placement.layers[layer]
+        moves: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in range(self._plan.ranks)}
+        for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+            for slot, expert in enumerate(new):
+                if old[slot] != expert:
+                    moves[rank].append((slot, *self.placement.holders(layer, expert)[0]))
+        moved = [rank for rank in moves if moves[rank]]
+        others = [rank for rank in moved if rank]
+        for rank in others:
+            Work(self._desks[rank], rank, self._shares).put_moves(moves[rank])
+            self._desks[rank].ask(STAGE, layer, len(moves[rank]), 0)
+        self._own.put_moves(moves[0])
+        self._own.stage(layer, len(moves[0]))
+        failed = self._collector.wait(self._desks_by_rank, others) if others else {}
+        for rank, why in failed.items():
+            self._mask(rank, why)
+        if failed:
+            self._shares[0].drop_staged()
+            return
+        for rank in others:
+            self._desks[rank].ask(COMMIT, layer, 0, 0)
+        self._shares[0].commit()
+        self.placement = placement
+        for rank, why in (self._collector.wait(self._desks_by_rank, others) if others else {}).items():
+            self._mask(rank, why)
+        self.num_moved += sum(map(len, moves.values()))
+        self._tabulate()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """Called with x [T, H]; returns [T, H]: as engine/model/experts/moe.py, over the ranks."""
+
+    group: ExpertGroup
+    layer: int
+    router: Router
+    shared: Callable[[Tensor], Tensor] | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x)
+        shared = self.shared
+        meanwhile = (lambda: None) if shared is None else (lambda: shared(x))
+        summed, other = self.group.compute(self.layer, x, chosen, weights, meanwhile)
+        return summed if other is None else summed + other
+
+
+def _isin(sent: Tensor, ranks: Sequence[int]) -> Tensor:
+    return torch.isin(sent, torch.tensor(ranks, dtype=sent.dtype))
+
+
+def _dispatch(plan: Plan, desks: Sequence[Desk]) -> tuple[native.Dispatch, list[Tensor]]:
+    """What stays the same from round to round, and the memory that it points to."""
+    layout, d = plan.layout, native.Dispatch()
+    tokens = [torch.zeros(layout.most_rows, dtype=torch.int32) for _ in desks]
+    for rank, (desk, memory) in enumerate(zip(desks, tokens, strict=True)):
+        d.desks[rank], d.tokens[rank] = desk.message, memory.data_ptr()
+    d.hidden, d.top_k, d.columns = layout.hidden, layout.top_k, plan.ranks
+    d.slots, d.ranks = plan.slots, plan.ranks
+    d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
+    d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights
+    d.type, d.coded = TYPES.index(layout.dtype), int(layout.coded)
+    return d, tokens

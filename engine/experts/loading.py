@@ -1,0 +1,77 @@
+"""A share of the experts gets its weights: from ranks that have them, the others from the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.weight_cache import WeightCache
+from engine.checkpoint.weights import Reader, open_weights, read_all, type_of
+from engine.config.config import Config
+from engine.experts.placement import Placement
+from engine.experts.plan import Plan
+from engine.experts.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """All that a rank is told before the first message."""
+
+    rank: int
+    config: Config
+    source: ModelSource
+    plan: Plan
+    placement: Placement
+    living: tuple[int, ...]  # ranks whose shares are filled
+    memfds: tuple[int, ...]  # of the shares of all ranks
+    desk: int
+    bell: int
+
+
+def fill(start: Start, shares: list[Share], cache: WeightCache | None = None) -> int:
+    """Fill the share of start.rank. Returns the number of experts that came from other ranks. Raises ModelError."""
+    plan, placement, own = start.plan, start.placement, shares[start.rank]
+    wanted: dict[str, tuple[int, int, str]] = {}
+    copied = 0
+    for layer, index in enumerate(plan.layers):
+        for slot, expert in enumerate(placement.layers[layer][start.rank]):
+            there = [at for at in placement.holders(layer, expert) if at[0] in start.living and at[0] != start.rank]
+            if there:
+                own.copy(layer, slot, shares[there[0][0]], there[0][1])
+                copied += 1
+                continue
+            for kind in ("gate", "up", "down"):
+                wanted[f"layers.{index}.experts.{expert}.{kind}"] = layer, slot, kind
+
+    def take(reader: Reader, name: str) -> None:
+        layer, slot, kind = wanted[name]
+        own.put(layer, slot, kind, reader.read(name))
+
+    if wanted:
+        dtype = getattr(torch, start.config.dtype)
+        read_all(start.source, open_weights(start.source, dtype, cache), take, dtype, None, wanted.__contains__)
+    return copied
+
+
+def load_rest(
+    source: ModelSource,
+    dtype: torch.dtype,
+    cache: WeightCache | None,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Tensor]:
+    """The weights of rank 0 that are no experts of ranks, in `dtype`. Raises ModelError."""
+
+    def take(reader: Reader, name: str) -> Tensor:
+        return reader.read(name).to(type_of(name, dtype)).contiguous()
+
+    opened = open_weights(source, dtype, cache)
+    return read_all(source, opened, take, dtype, progress, lambda name: not is_expert(name))
+
+
+def is_expert(name: str) -> bool:
+    """Whether a weight (engine/checkpoint/weights.py) is one of the experts that ranks share."""
+    return ".experts." in name

@@ -1,0 +1,65 @@
+"""The sizes that all ranks of a node agree on. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config.config import Config
+from engine.experts.placement import Placement, first_placement
+from engine.model.model_config import ModelConfig
+from net.rounds.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`layers`: the model's layers with experts; what counts layers elsewhere counts only these."""
+
+    layers: tuple[int, ...]
+    num_experts: int
+    ranks: int
+    slots: int  # of a rank in each layer
+    hidden: int
+    expert_size: int
+    activation: str
+    layout: Layout
+
+    @property
+    def expert_elements(self) -> int:
+        return 3 * self.hidden * self.expert_size
+
+    @property
+    def share_bytes(self) -> int:
+        """Of the experts of one rank."""
+        return len(self.layers) * self.slots * self.expert_elements * self.layout.item_bytes
+
+
+def plan_of(config: Config, model: ModelConfig) -> Plan:
+    """For a resolved configuration and a model with experts."""
+    ranks = config.expert_parallel_size
+    return Plan(
+        layers=tuple(layer for layer in range(model.num_layers) if model.has_experts(layer)),
+        num_experts=model.num_experts,
+        ranks=ranks,
+        slots=copies_of(config, model) // ranks,
+        hidden=model.hidden_size,
+        expert_size=model.expert_size,
+        activation=model.activation,
+        layout=Layout(
+            most_rows=config.max_num_batched_tokens,
+            hidden=model.hidden_size,
+            top_k=model.experts_per_token,
+            dtype=config.dtype,
+            coded=config.expert_dispatch_dtype == "int8",
+        ),
+    )
+
+
+def copies_of(config: Config, model: ModelConfig) -> int:
+    """Of all experts of a layer together."""
+    return config.expert_replicas * model.num_experts + config.num_redundant_experts
+
+
+def first_of(config: Config, plan: Plan) -> Placement:
+    """The placement at the start."""
+    copies = plan.slots * plan.ranks
+    return first_placement(len(plan.layers), plan.num_experts, plan.ranks, copies, config.expert_replicas)

@@ -1,0 +1,195 @@
+"""ExpertProcesses: the other ranks as child processes: started, watched, started again.
+
+All ranks of a node are on one host. Their shares of the experts lie in memory that rank 0 keeps, so a process that is
+started again finds the experts of the other ranks there and needs the checkpoint only for those that no other rank has.
+A rank that is masked and shows no sign of life for HUNG_S is killed, and started again like one that ended by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.weight_cache import WeightCache
+from engine.config.config import Config
+from engine.experts.balance import Balance
+from engine.experts.group import ExpertGroup, LossRule
+from engine.experts.loading import Start, fill
+from engine.experts.plan import first_of, plan_of
+from engine.experts.share import Share
+from engine.model.model_error import ModelError
+from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
+from net.transfer.common.memory import Region
+
+log = logging.getLogger("mooncake.experts")
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = "engine.experts.worker"
+END_TIMEOUT_S = 10.0
+HUNG_S = 30.0
+AGAIN_S = (0.0, 1.0, 5.0, 30.0)
+"""Before a process is started again, by how often that has happened in a row."""
+WELL_S = 60.0
+"""After this long, a process counts as started for the first time."""
+
+
+class ExpertProcesses:
+    """The constructor returns while the other ranks load; `join` waits for them. `source`: the model served."""
+
+    def __init__(self, config: Config, source: ModelSource) -> None:
+        self.plan = plan_of(config, source.config)
+        self.placement = first_of(config, self.plan)
+        self.lost: str | None = None  # a node outlives its ranks
+        self.group: ExpertGroup | None = None
+        self._config, self._source = config, source
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        ranks = range(self.plan.ranks)
+        self._regions = [Region.shared(f"experts of rank {rank}", self.plan.share_bytes) for rank in ranks]
+        self.shares = [Share(region, self.plan) for region in self._regions]
+        self._bell = new_bell("bell of the experts")
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._links: dict[int, Connection] = {}
+        self._threads: list[threading.Thread] = []
+        self.restarts = 0
+        self._desks = [Desk(Region.private("desk", desk_bytes(self.plan.layout)), self.plan.layout)]
+        self._desks += [self._start(rank, ()) for rank in ranks[1:]]
+
+    def fill_own(self, cache: WeightCache | None) -> None:
+        """Rank 0's share, from the checkpoint. Raises ModelError."""
+        fill(self._told(0, (), 0), self.shares, cache)
+
+    def join(self) -> ExpertGroup:
+        """Wait until the others have loaded. Raises ModelError with the error of one of them."""
+        for rank in range(1, self.plan.ranks):
+            if (error := self._loaded(rank)) is not None:
+                raise ModelError(f"--expert-parallel-size {self.plan.ranks}: rank {rank}: {error}")
+        config = self._config
+        rule = LossRule(config.expert_loss)
+        self.group = ExpertGroup(self.plan, self.placement, self._desks, self.shares, self._bell, rule)
+        if config.expert_balance_steps:
+            self.group.balance = Balance(config.expert_balance_steps, config.expert_replicas)
+        for rank in range(1, self.plan.ranks):
+            thread = threading.Thread(target=self._keep, args=(rank,), name=f"expert rank {rank}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return self.group
+
+    def missing(self) -> dict[str, str]:
+        """The ranks that steps do without, and why."""
+        return {} if self.group is None else self.group.missing()
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state."""
+        pids = {str(rank): process.pid for rank, process in sorted(self._processes.items())}
+        group = {} if self.group is None else self.group.state()
+        return group | {"restarts": self.restarts, "processes": pids}
+
+    def close(self) -> None:
+        """End the other ranks and wait for them."""
+        with self._lock:
+            self._closing.set()
+            for link in self._links.values():
+                link.close()
+        for process in list(self._processes.values()):
+            with suppress(ProcessLookupError):
+                process.kill()  # one that is stopped does not see the closed socket
+            process.wait(END_TIMEOUT_S)
+        for thread in self._threads:
+            thread.join(END_TIMEOUT_S)
+        for desk in self._desks:
+            desk.close()
+        for region in (*self._regions, self._bell):
+            region.close()
+
+    # --- one process
+
+    def _start(self, rank: int, living: tuple[int, ...]) -> Desk:
+        """Start the process of a rank; returns its new desk."""
+        region = new_region(f"desk of rank {rank}", self.plan.layout)
+        assert region.memfd is not None
+        told = self._told(rank, living, region.memfd)
+        ours, theirs = Pipe()
+        with self._lock:
+            if self._closing.is_set():
+                raise ModelError("this node is stopping")
+            self._links[rank] = ours
+            self._processes[rank] = subprocess.Popen(
+                [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # the node's stdout belongs to the process that started it
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                pass_fds=(theirs.fileno(), told.desk, told.bell, *told.memfds),
+            )
+        theirs.close()
+        ours.send(told)
+        return Desk(region, self.plan.layout)
+
+    def _told(self, rank: int, living: tuple[int, ...], desk: int) -> Start:
+        memfds = tuple(region.memfd or 0 for region in self._regions)
+        placement = self.placement if self.group is None else self.group.placement
+        parts = self._config, self._source, self.plan, placement
+        return Start(rank, *parts, living, memfds, desk, self._bell.memfd or 0)
+
+    def _loaded(self, rank: int) -> str | None:
+        """Wait until the rank has loaded; returns why it could not."""
+        try:
+            error: str | None = self._links[rank].recv()
+            return error
+        except (EOFError, OSError):
+            code = self._processes[rank].wait()
+            return f"it ended with exit code {code}; its log above says why"
+
+    def _keep(self, rank: int) -> None:
+        """Watch the process of a rank and start it again when it has ended, until this node stops."""
+        assert self.group is not None
+        tries = 0
+        while True:
+            begun = time.monotonic()
+            code = self._watch(rank)
+            if self._closing.is_set():
+                return
+            self.group.died(rank)
+            tries = 0 if time.monotonic() - begun > WELL_S else tries
+            wait_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
+            log.warning("expert rank %d ended with exit code %d; starting it again in %g s", rank, code, wait_s)
+            if self._closing.wait(wait_s):
+                return
+            tries += 1
+            self.restarts += 1
+            try:
+                living = tuple(sorted(self.group.alive - {rank}))
+                desk = self._start(rank, living)
+            except (OSError, ModelError) as error:
+                if self._closing.is_set():
+                    return
+                log.error("expert rank %d cannot be started: %s", rank, error)
+                continue
+            if (reason := self._loaded(rank)) is None:
+                self.group.arrived(rank, desk)
+            elif not self._closing.is_set():
+                log.error("expert rank %d cannot load: %s", rank, reason)
+
+    def _watch(self, rank: int) -> int:
+        """Wait for the end of the process; kill it when it is masked and hangs. Returns its exit code."""
+        process, beats, since = self._processes[rank], -1, time.monotonic()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(1.0)
+            assert self.group is not None
+            now = self._desks[rank].beats
+            if rank not in self.group.masked or now != beats:
+                beats, since = now, time.monotonic()
+            elif time.monotonic() - since > HUNG_S:
+                log.warning("expert rank %d hangs for %g s: it is killed", rank, HUNG_S)
+                process.kill()

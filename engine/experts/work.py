@@ -1,0 +1,88 @@
+"""The work of a message: products of experts, or the copy of an expert from another rank.
+
+COMPUTE  layer, rows, pairs    answer[row] = sum over the row's pairs of  weight * expert(slot, x[row]), in float32
+STAGE    layer, moves          read experts from other ranks: (slot, rank, slot there) of each, in the rows' place
+COMMIT                         use them
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.experts.share import Share
+from net.rounds import native
+from net.rounds.desk import Desk
+from net.rounds.layout import PAGE, TYPES
+
+COMPUTE, STAGE, COMMIT = 0, 1, 2
+
+
+class Work:
+    """What one rank does with the messages on its desk. `shares`: of all ranks, its own among them."""
+
+    def __init__(self, desk: Desk, rank: int, shares: list[Share]) -> None:
+        layout = desk.layout
+        self._desk, self._share, self._shares = desk, shares[rank], shares
+        memory, self._dtype = desk.region.memory, getattr(torch, layout.dtype)
+        shape, pairs = (layout.most_rows, layout.hidden), layout.most_rows * layout.top_k
+
+        def part(at: int, count: int, dtype: torch.dtype) -> Tensor:
+            return torch.frombuffer(memory, dtype=dtype, count=count, offset=PAGE + at)
+
+        count = layout.most_rows * layout.hidden
+        self._rows = None if layout.coded else part(0, count, self._dtype).view(shape)
+        self._moves = part(0, 3 * self.most_moves, torch.int64).view(-1, 3)
+        self._pair_rows = part(layout.at_pair_rows, pairs, torch.int32)
+        self._pair_slots = part(layout.at_pair_slots, pairs, torch.int32)
+        self._pair_weights = part(layout.at_pair_weights, pairs, torch.float32)
+        self._answer = part(layout.message_bytes, count, self._dtype).view(shape)
+
+    @property
+    def most_moves(self) -> int:
+        """Moves that one message has room for."""
+        return self._desk.layout.message_bytes // 24
+
+    def do(self, head: list[int]) -> None:
+        kind, layer, first, second = head[:4]
+        if kind == COMPUTE:
+            self.compute(layer, first, second)
+        elif kind == STAGE:
+            self.stage(layer, first)
+        else:
+            self._share.commit()
+
+    def compute(self, layer: int, rows: int, pairs: int) -> None:
+        x = self._x(rows)
+        slots = self._pair_slots[:pairs]
+        order = slots.argsort(stable=True)
+        of_row = self._pair_rows[:pairs][order]
+        weight = self._pair_weights[:pairs][order, None]
+        total = torch.zeros(rows, self._desk.layout.hidden)
+        begin = 0
+        for slot, count in enumerate(slots.bincount().tolist()):
+            if count:
+                chosen = of_row[begin : begin + count]
+                out = self._share.expert(layer, slot, x[chosen])
+                total.index_add_(0, chosen, out.float() * weight[begin : begin + count])
+                begin += count
+        self._answer[:rows].copy_(total)
+
+    def put_moves(self, moves: list[tuple[int, int, int]]) -> None:
+        """Write (slot, rank, slot there) of each into the message."""
+        if moves:
+            self._moves[: len(moves)].copy_(torch.tensor(moves))
+
+    def stage(self, layer: int, count: int) -> None:
+        self._share.drop_staged()
+        for slot, rank, there in self._moves[:count].tolist():
+            self._share.stage(layer, slot, self._shares[rank], there)
+
+    def _x(self, rows: int) -> Tensor:
+        if self._rows is not None:
+            return self._rows[:rows]
+        layout = self._desk.layout
+        x = torch.empty(rows, layout.hidden, dtype=self._dtype)
+        message, code = self._desk.message, TYPES.index(layout.dtype)
+        native.library().mr_decode(message, message + layout.at_scales, x.data_ptr(), rows, layout.hidden, code)
+        return x

@@ -1,0 +1,97 @@
+"""Nodes whose experts are on several ranks: the tokens of one process, and answers after the loss of a rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+
+import pytest
+import torch
+
+from attention.choice.choose import choose
+from engine.checkpoint import weights
+from engine.checkpoint.model_source import describe
+from engine.model.decoder import Model
+from engine.step.runner import Runner
+from lab.faults.tiny import EXPERTS, tiny_model
+from tests.e2e.conftest import Start, complete, settled
+from tests.e2e.test_start import run
+from tests.e2e.test_tensor_parallel import children, running, soon
+from tests.engine.model.test_model import greedy
+from tests.engine.tiny_families import empty_pool
+
+PROMPTS = [list(range(100, 100 + n)) for n in (5, 150, 331)]
+NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory) -> list[str]:
+    return [*tiny_model(tmp_path_factory.mktemp("moe"), **EXPERTS), "--max-model-len", "2048"]
+
+
+@pytest.fixture(scope="module")
+def expected(moe, embedded_tokenizer) -> list[str]:
+    """What one process with all experts computes, without a node around it."""
+    source = describe(moe[1], "dummy")
+    model = Model(source.config, weights.load(source, torch.float32), choose("torch", "cpu"))
+    texts = []
+    for prompt in PROMPTS:
+        runner = Runner(model, empty_pool(source, torch.float32), 16)
+        ids = greedy(runner, prompt, NEW_TOKENS, [len(prompt)], list(range(len(prompt) // 16 + 2)))
+        texts.append(embedded_tokenizer.decode(ids, skip_special_tokens=True))
+    return texts
+
+
+def answers(url: str) -> list[dict]:
+    return [complete(url, prompt, NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
+
+
+def texts(url: str) -> list[str]:
+    return [one["choices"][0]["text"] for one in answers(url)]
+
+
+def get(url: str) -> dict:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_ranks_prefill_and_one_process_decodes(start: Start, moe, expected):
+    """Then the node is killed, and its ranks end with it."""
+    flags = ["--expert-parallel-size", "3", "--num-redundant-experts", "3"]
+    with start("prefill=1,decode=1", *moe, role_flags={"prefill": flags}) as cluster:
+        assert texts(cluster["decode-0"].url) == expected
+        assert texts(cluster["prefill-0"].url) == expected  # prefixes are found now
+        settled(cluster)
+        ranks = children(cluster["prefill-0"].pid)
+        assert len(ranks) == 2
+        cluster.kill("prefill-0")
+        soon(lambda: not any(map(running, ranks)))
+
+
+def test_an_answer_tells_that_experts_were_missing(start: Start, moe, expected):
+    """With --expert-loss drop, without copies: usage says so, nothing of it is reused, and the rank comes back."""
+    with start("mixed=1", *moe, "--expert-parallel-size", "2", "--expert-loss", "drop") as cluster:
+        url = cluster.nodes[0].url
+        assert texts(url) == expected
+        assert get(f"{url}/health") == {"status": "ok"}
+        (rank,) = children(cluster.nodes[0].pid)
+        os.kill(rank, signal.SIGKILL)
+        answer = complete(url, list(range(7, 250)), NEW_TOKENS, ignore_eos=True)
+        assert answer["usage"]["dropped_experts"] > 0
+        soon(lambda: get(f"{url}/health") == {"status": "ok"}, 60)
+        again = complete(url, list(range(7, 250)), NEW_TOKENS, ignore_eos=True)
+        assert "dropped_experts" not in again["usage"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert texts(url) == expected
+        settled(cluster)
+        state = get(f"{url}/debug/state")["engine"]["experts"]
+        assert state["times_masked"] == 1 and state["restarts"] == 1 and state["masked"] == {}
+        metrics = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+        assert "mooncake:expert_rank_masked{" in metrics and "mooncake:expert_pairs_total{" in metrics
+
+
+def test_a_dense_model_is_refused(tiny_model):
+    code, told = run(*tiny_model, "--port", "0", "--expert-parallel-size", "2")
+    assert code == 2 and "--expert-parallel-size 2: the model has no experts" in told

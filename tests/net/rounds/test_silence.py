@@ -1,0 +1,96 @@
+"""Which ranks are given up, in virtual time: those that are silent, and never those that are only slow."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from net.rounds.silence import ANSWER_S, LEAST_S, LOOK_S, MOST_S, Silence
+
+LOOK = LOOK_S / 2
+
+
+def run(silence: Silence, beats_at: list[list[float]], answers_at: list[float], looks: list[float]) -> dict[int, float]:
+    """One round from time 0: rank r beats at beats_at[r] and answers at answers_at[r]; the observer looks at `looks`.
+    Returns when which ranks were given up."""
+    given_up: dict[int, float] = {}
+    begun = looks[0]
+    silence.begin(begun, {rank: sum(t <= begun for t in times) for rank, times in enumerate(beats_at)})
+    for now in looks[1:]:
+        pending = [rank for rank, at in enumerate(answers_at) if at > now and rank not in given_up]
+        if not pending:
+            break
+        late = silence.look(now, {rank: sum(t <= now for t in beats_at[rank]) for rank in pending})
+        given_up |= dict.fromkeys(late, now)
+    silence.end()
+    return given_up
+
+
+def every(step: float, until: float, since: float = 0.0) -> list[float]:
+    return [since + step * i for i in range(int((until - since) / step) + 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rank_that_stops_is_given_up_soon(seed):
+    """However long its pauses were before; the other one is not."""
+    rng = random.Random(seed)
+    stopped = rng.uniform(0.0, 3.0)
+    pause = rng.choice([0.01, 0.05, 0.15])
+    beats = [every(pause, stopped), every(0.01, 10)]
+    found = run(Silence(), beats, [99.0, 9.0], every(LOOK, 10))
+    assert set(found) == {0}
+    limit = min(MOST_S, max(LEAST_S, 8 * (pause + LOOK_S)))
+    assert LEAST_S <= found[0] - beats[0][-1] <= limit + 2 * LOOK_S
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_busy_machine_masks_nobody(seed):
+    """An hour of rounds: beats come late by up to 0.4 s, and the observer itself is held up for seconds."""
+    rng = random.Random(seed)
+    silence, now = Silence(), 0.0
+    for _ in range(400):
+        length = rng.expovariate(1 / 3)
+        beats, t = [], now
+        while t < now + length + 1:
+            t += 0.01 if rng.random() < 0.9 else rng.uniform(0.01, 0.4)
+            beats.append(t)
+        looks, at = [], now
+        while at < now + length + 1:
+            looks.append(at)
+            at += LOOK if rng.random() < 0.98 else rng.uniform(LOOK, 5.0)
+        looks.append(at)
+        assert run(silence, [beats], [now + length], looks) == {}
+        now += length + rng.uniform(0.0, 12.0)
+
+
+def test_a_stopped_observer_takes_its_own_pause_for_nobodys():
+    """Both were stopped together: the rank has not beaten either."""
+    assert run(Silence(), [[0.0, *every(0.01, 70, 60)]], [69.0], [0.0, LOOK, *every(LOOK, 70, 60.0)]) == {}
+
+
+def test_a_rank_that_beats_and_never_answers_is_given_up():
+    found = run(Silence(), [every(0.01, 60)], [99.0], every(LOOK, 60))
+    assert ANSWER_S <= found[0] <= ANSWER_S + 2 * LOOK_S
+
+
+def test_long_rounds_are_waited_for_longer():
+    silence = Silence()
+    assert run(silence, [every(0.01, 9)], [8.0], every(LOOK, 9)) == {}
+    assert silence.answer_limit_s == pytest.approx(160, rel=0.1)
+    assert run(silence, [every(0.01, 120)], [110.0], every(LOOK, 120)) == {}
+
+
+def test_a_steady_rank_is_given_up_after_the_least_time():
+    """The silence that is under way does not count as a pause."""
+    found = run(Silence(), [every(0.01, 3)], [99.0], every(LOOK, 10))
+    assert LEAST_S <= found[0] - 3 <= LEAST_S + 2 * LOOK_S
+
+
+def test_the_limit_follows_the_longest_pause_and_forgets_it():
+    silence = Silence()
+    slow = every(0.12, 6)
+    assert run(silence, [slow], [5.0], every(LOOK, 6)) == {}
+    assert LEAST_S < silence.limit_s(0) <= MOST_S
+    silence.forget([0])
+    assert silence.limit_s(0) == LEAST_S
