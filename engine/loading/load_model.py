@@ -137,6 +137,11 @@ def _load_experts(
 ) -> LoadedModel:
     """As rank 0 of ranks that share the experts. `made`: the arena."""
     region, kv = made
+    if source.config.expert_biases:
+        raise UsageError(
+            f"--expert-parallel-size {config.expert_parallel_size}: experts with biases (gpt-oss) are not spread over "
+            "processes; give 1"
+        )
     torch.set_num_threads(max(1, config.num_threads // config.expert_parallel_size))
     torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
@@ -151,7 +156,7 @@ def _load_experts(
         backend = _backend(config, source.config, geometry.dtype)
         group = processes.join()
         ops = _ops(config, backend, dtype)
-        model = Model(source.config, weights, backend, config.device, ops, experts=group)
+        model = Model(source.config, weights, backend, config.device, ops, experts=group, groups=geometry.groups)
         runner = Runner(model, kv, geometry.block_size, config.device, masks=masks, around_forward=group.step)
     except BaseException:
         processes.close()
