@@ -4,6 +4,7 @@ For row i of request s at position p = ctx_lens[s] - q_len[s] + i, head h, its K
 
     out[i, h] = sum_{p - window < j <= p} softmax_j(cap(scale q[i, h] . k[j, g])) v[j, g]
     cap(x) = soft_cap tanh(x / soft_cap)      without a window: all j <= p; without a soft cap: cap(x) = x
+    with sinks, softmax_j's sum has one more term, e^sink[h]
 
 One request at a time, no blocking, no merging. Any float dtype: with float64 inputs it is the yardstick; with the dtype
 of a backend under test it shows how far plain torch is from the yardstick. Quantized pools are decoded
@@ -25,6 +26,7 @@ class ReferenceBackend(RotateThenWrite):
 
     name = "reference"
     reads_codes = True
+    takes_sinks = True
 
     def plan(self, batch: RaggedBatch) -> None:
         return None
@@ -47,12 +49,13 @@ class ReferenceBackend(RotateThenWrite):
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.zeros_like(q)
         row = 0
         for s, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
             k, v = tokens_of(kv, batch.block_tables[s], kv_len, q.dtype)
-            out[row : row + q_len] = attend_one(q[row : row + q_len], k, v, scale, window, soft_cap)
+            out[row : row + q_len] = attend_one(q[row : row + q_len], k, v, scale, window, soft_cap, sinks)
             row += q_len
         return out
 
@@ -64,7 +67,15 @@ def tokens_of(kv: Tensor, block_table: Tensor, kv_len: int, dtype: torch.dtype) 
     return rows_of(kv, lambda pool: torch.stack((pool[block, 0, :, offset], pool[block, 1, :, offset])), dtype)
 
 
-def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, soft_cap: float = 0.0) -> Tensor:
+def attend_one(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """q [q_len, num_heads, head_size], k and v [kv_len, num_kv_heads, head_size] of one request."""
     q_len, kv_len, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -77,5 +88,8 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, s
         hidden |= key <= row - window
     # The softmax of half-precision scores is taken in float32, as transformers does.
     wide = torch.promote_types(q.dtype, torch.float32)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=wide).to(q.dtype)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(q.dtype)[:, None, None].expand(-1, q_len, 1)), -1)
+    weights = scores.softmax(-1, dtype=wide)[..., :kv_len].to(q.dtype)
     return torch.einsum("hqk,khd->qhd", weights, v)

@@ -20,8 +20,8 @@ devices use the mask.
 A latent (attention/latent.py) is gathered once: its K and V are the same rows.
 
 With a window it gathers only the blocks that a row sees, and a mask hides older keys; it cuts a long chunk into pieces
-of about a window, so that the work grows with chunk x window. There is no fused kernel for soft caps: they use plain
-products.
+of about a window, so that the work grows with chunk x window. There is no fused kernel for soft caps and sinks: they
+use plain products.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MIN_FILL = 0.75
 MIN_PIECE = 128
 """Minimum rows of the pieces into which a windowed chunk is cut; otherwise they have about a window."""
 
-CAPPED_ROWS = 128
+PLAIN_ROWS = 128
 """Rows of a chunk whose scores exist at the same time: [num_heads, rows, context] float32."""
 
 
@@ -107,6 +107,7 @@ class TorchBackend(RotateThenWrite):
 
     name = "torch"
     reads_codes = True
+    takes_sinks = True
 
     def plan(self, batch: RaggedBatch) -> Plan:
         written = torch.nonzero(batch.slot_mapping >= 0).flatten()
@@ -132,15 +133,17 @@ class TorchBackend(RotateThenWrite):
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out, cut = torch.empty_like(q, memory_format=torch.contiguous_format), plan.cut(window)
         for group in cut.groups:
-            out.index_copy_(0, group.rows, attend_group(q.index_select(0, group.rows), kv, group, scale, soft_cap))
+            of_group = q.index_select(0, group.rows)
+            out.index_copy_(0, group.rows, attend_group(of_group, kv, group, scale, soft_cap, sinks))
         for chunk in cut.chunks:
             rows = slice(chunk.first_row, chunk.first_row + chunk.q_len)
             gathered = gather(kv, chunk.blocks, q.dtype)[:, None, :, : chunk.kv_len]
             k, v = gathered[0], gathered[-1]
-            attended = attend_chunk(q[rows].transpose(0, 1)[None], k, v, scale, chunk.visible, soft_cap)
+            attended = attend_chunk(q[rows].transpose(0, 1)[None], k, v, scale, chunk.visible, soft_cap, sinks)
             out[rows] = attended[0].transpose(0, 1)
         return out
 
@@ -220,7 +223,14 @@ def plan_chunk(batch: RaggedBatch, request: int, first_row: int, q_len: int, end
     return Chunk(first_row, q_len, end - first, blocks, visible)
 
 
-def attend_group(q: Tensor, kv: Tensor, group: DecodeGroup, scale: float, soft_cap: float = 0.0) -> Tensor:
+def attend_group(
+    q: Tensor,
+    kv: Tensor,
+    group: DecodeGroup,
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """q [group, num_heads, head_size] -> the same shape."""
     size, num_heads, head_size = q.shape
     num_kv_heads = kv.shape[2]
@@ -231,21 +241,29 @@ def attend_group(q: Tensor, kv: Tensor, group: DecodeGroup, scale: float, soft_c
     gathered = gathered.unflatten(2, (size, -1))[:, :, :, : group.max_len]
     k, v = gathered[0], gathered[-1]
     q = q.view(size, num_kv_heads, num_heads // num_kv_heads, head_size).transpose(0, 1)
-    if soft_cap:
-        out = attend_capped(q, k, v, group.visible, scale, soft_cap)
+    if soft_cap or sinks is not None:
+        of_heads = None if sinks is None else sinks.view(num_kv_heads, 1, -1, 1)
+        out = attend_plain(q, k, v, group.visible, scale, soft_cap, of_heads)
     else:
         out = scaled_dot_product_attention(q, k, v, attn_mask=group.visible, scale=scale)
     return out.transpose(0, 1).reshape(size, num_heads, head_size)
 
 
 def attend_chunk(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None = None, soft_cap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    visible: Tensor | None = None,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [1, num_heads, q_len, head_size], k and v [1, num_kv_heads, kv_len, head_size]; the last q_len keys are q's.
     visible [q_len, kv_len] bool replaces the causal rule."""
     past = k.shape[2] - q.shape[2]
-    if soft_cap:
-        return attend_chunk_capped(q, k, v, scale, causal(q, k) if visible is None else visible, soft_cap)
+    if soft_cap or sinks is not None:
+        seen = causal(q, k) if visible is None else visible
+        return attend_chunk_plain(q, k, v, scale, seen, soft_cap, sinks)
     if visible is not None:
         return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
     if past == 0:
@@ -271,22 +289,33 @@ def causal(q: Tensor, k: Tensor) -> Tensor:
     return position[None, :] <= position[k.shape[2] - q.shape[2] :, None]
 
 
-def attend_chunk_capped(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, soft_cap: float) -> Tensor:
+def attend_chunk_plain(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, soft_cap: float, sinks: Tensor | None
+) -> Tensor:
     """The heads that share a KV head are rows of one product, a few query rows at a time."""
     num_kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
     by_kv_head, out = q[0].unflatten(0, (num_kv_heads, group)), torch.empty_like(q[0])
-    for begin in range(0, q.shape[2], CAPPED_ROWS):
-        rows = slice(begin, begin + CAPPED_ROWS)
+    for begin in range(0, q.shape[2], PLAIN_ROWS):
+        rows = slice(begin, begin + PLAIN_ROWS)
         part = by_kv_head[:, :, rows]  # [num_kv_heads, group, rows, head_size]
         mask = visible[rows].repeat(group, 1)
-        attended = attend_capped(part.flatten(1, 2), k[0], v[0], mask, scale, soft_cap)
+        of_rows = None
+        if sinks is not None:
+            of_rows = sinks.view(num_kv_heads, group, 1).expand(-1, -1, part.shape[2]).flatten(1)[..., None]
+        attended = attend_plain(part.flatten(1, 2), k[0], v[0], mask, scale, soft_cap, of_rows)
         out[:, rows] = attended.view(part.shape).flatten(0, 1)
     return out[None]
 
 
-def attend_capped(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float, soft_cap: float) -> Tensor:
-    """q [..., rows, head_size], k and v [..., tokens, head_size]; scores, caps and softmax in float32."""
-    scores = soft_cap * ((q @ k.mT).float() * (scale / soft_cap)).tanh()
+def attend_plain(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float, soft_cap: float, sinks: Tensor | None
+) -> Tensor:
+    """q [..., rows, head_size], k and v [..., tokens, head_size]; scores, caps and softmax in float32. sinks: one score
+    per row, of a shape that expands to [..., rows, 1]."""
+    scores = (q @ k.mT).float()
+    scores = soft_cap * (scores * (scale / soft_cap)).tanh() if soft_cap else scores * scale
     if visible is not None:
         scores.masked_fill_(~visible, -torch.inf)
-    return scores.softmax(-1).to(q.dtype) @ v
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), -1)
+    return scores.softmax(-1)[..., : k.shape[-2]].to(q.dtype) @ v

@@ -12,6 +12,7 @@ Files:
     keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693, without
                    a secret
     keys           The keys of a prompt's blocks in one call: keys.c, compiled on first use into the user's cache
+    layer_groups   Layers in groups with a block table each: layers that see all tokens, and layers that see a window
     messages       The messages of nodes about pooled blocks: their kinds and their bodies
     offer          The facts that a writer sends about blocks in addition to their keys
     protocol       The common parts of questions and answers about pooled blocks: answer codes, deadlines, keys on the

@@ -9,7 +9,8 @@ so one layer's part is contiguous (pushed while later layers still compute) and 
 pool, wire and SSD). In a quantized arena elements are codes of one byte; the codes of each head are followed by the
 scales of its tokens (attention/codes.py), within the layer's part.
 
-All layers of a model have one kind. Every number of bytes in the system follows from BlockGeometry.
+All layers of a model have one kind. In a model whose layers are in groups (cache/layer_groups.py), a block holds the
+layers of one group. Every number of bytes in the system follows from BlockGeometry.
 
 A block key is a 128-bit chained hash: root -> parent key -> token ids. Two nodes with equal roots agree on every
 key; the root covers everything that makes KV bytes interchangeable.
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from cache.keys import chain
+from cache.layer_groups import LayerGroups
 
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -47,7 +49,7 @@ LAYOUT = "layer,kv,head,token,dim/1"
 class BlockGeometry:
     """Shape and size of one KV block."""
 
-    num_layers: int
+    num_layers: int  # of one group
     num_kv_heads: int
     head_size: int
     block_size: int  # tokens
@@ -55,6 +57,24 @@ class BlockGeometry:
     pool_dtype: str = ""  # in the pool: one of `encodings`; any other value = as in the arena
     wire_dtype: str = ""  # the same for the way from a prefill node to a decode node
     kind: str = "full"  # a key of PLANES
+    groups: LayerGroups | None = None  # None: all layers of the model are one group
+
+    @property
+    def num_groups(self) -> int:
+        return 1 if self.groups is None else len(self.groups.windows)
+
+    @property
+    def model_layers(self) -> int:
+        """Of all groups."""
+        return self.num_layers if self.groups is None else len(self.groups.places)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """A layer of the model -> its group, and its place in that group's blocks."""
+        return (0, layer) if self.groups is None else self.groups.places[layer]
+
+    def handover_blocks(self, tokens: int) -> int:
+        """Blocks that a decode node needs of a prompt of `tokens` tokens."""
+        return -(-tokens // self.block_size) if self.groups is None else self.groups.needed(tokens, self.block_size)
 
     @property
     def planes(self) -> int:
@@ -117,6 +137,8 @@ def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
     """The root of all keys of a cluster; nodes with another root cannot join."""
     g = geometry
     text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
+    if g.groups is not None:
+        text += f"|groups {g.groups.windows} {g.groups.places}"
     if g.kind != "full":
         text += f"|{g.kind}"
     if g.encoded:

@@ -14,7 +14,7 @@ from attention import backends
 from attention.choice.measured import Heads, fastest_of
 from attention.codes import DTYPES
 from attention.cpu.backend import CpuBackend, check_head_size
-from attention.interface import AttentionBackend, reads_codes
+from attention.interface import AttentionBackend, reads_codes, takes_sinks
 from attention.torch_backend import TorchBackend
 from net.compiled import NotCompiled
 from net.user_file import is_file, load
@@ -36,13 +36,23 @@ def choose(
     rank: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     cpu_level: str = "auto",
+    sinks: bool = False,
 ) -> AttentionBackend:
     """The backend called `name`, or the user's class from 'FILE.py:NAME'; 'auto' is the fastest one that runs on
     `device` ("cpu", "cuda"), takes heads of `head_size` elements and reads KV of `kv_dtype`: a name in
     attention.codes.DTYPES, anything else is a float type. `rank`: of a latent (attention/latent.py), which `head_size`
-    contains; 0: K and V of heads. On a CPU 'auto' measures, with the model's heads in its `dtype`, on one rank; its
-    kernels are those of `cpu_level` (attention/cpu/level.py). Raises ValueError."""
+    contains; 0: K and V of heads. `sinks`: whether the model's heads have sinks. On a CPU 'auto'
+    measures, with the model's heads in its `dtype`, on one rank; its kernels are those of `cpu_level`
+    (attention/cpu/level.py). Raises ValueError."""
+    if sinks and name == "auto":
+        log.info("attention by torch: the model has attention sinks, for which the other backends have no kernel")
+        return TorchBackend()
     backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype, rank), cpu_level)
+    if sinks and not takes_sinks(backend):
+        raise ValueError(
+            f"attention backend {backend.name!r} has no attention sinks, which this model needs: give "
+            "--attention-backend torch or auto"
+        )
     if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":
             raise ValueError(

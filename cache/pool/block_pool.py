@@ -174,15 +174,16 @@ class BlockPool:
 
     # --- content
 
-    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN) -> bool:
+    def name(self, block_id: int, key: BlockKey, facts: Facts = PLAIN, *, told: bool = True) -> bool:
         """Declare the content of the held block complete and known as `key`. Returns False when another block already
-        has that key: this block then stays unnamed and becomes free at its last reference. The policy gets `facts`."""
+        has that key: this block then stays unnamed and becomes free at its last reference. The policy gets `facts`.
+        Watchers hear of the key if `told`."""
         if not self._held(block_id):
             raise ValueError(f"block {block_id} is not held, so no key may name its content")
         known = self._index.block_of(key)
         if known is not None:
             return known == block_id
-        self._index.add(key, block_id)
+        self._index.add(key, block_id, told=told)
         self._newcomers[key] = Newcomer(facts)
         return True
 

@@ -18,19 +18,25 @@ class PrefixIndex:
         self._watchers: list[Callable[[BlockKey, bool], None]] = []
         self._blocks: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}
+        self._untold: set[BlockKey] = set()
 
     def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
         """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change."""
         for key in self._blocks:
-            changed(key, True)
+            if key not in self._untold:
+                changed(key, True)
         self._watchers.append(changed)
 
-    def add(self, key: BlockKey, block_id: int) -> None:
-        """Record that `block_id` holds `key`. Raises ValueError when either is already mapped."""
+    def add(self, key: BlockKey, block_id: int, *, told: bool = True) -> None:
+        """Record that `block_id` holds `key`; watchers hear of it if `told`. Raises ValueError when either is already
+        mapped."""
         if key in self._blocks or block_id in self._keys:
             raise ValueError(f"key {key.hex()} or block {block_id} already has its pair")
         self._blocks[key] = block_id
         self._keys[block_id] = key
+        if not told:
+            self._untold.add(key)
+            return
         for changed in self._watchers:
             changed(key, True)
 
@@ -38,6 +44,9 @@ class PrefixIndex:
         """Forget the pair of `block_id`; returns its key. Raises KeyError when it has none."""
         key = self._keys.pop(block_id)
         del self._blocks[key]
+        if key in self._untold:
+            self._untold.discard(key)
+            return key
         for changed in self._watchers:
             changed(key, False)
         return key

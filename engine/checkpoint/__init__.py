@@ -10,6 +10,8 @@ Files:
     hf_deepseek          The keys of config.json that only DeepSeek-V2, DeepSeek-V3 (R1, Kimi-K2, Moonlight) have ->
                          fields of ModelConfig
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
+    joined_experts       gpt-oss' experts in floats: all of a layer in one tensor, matrices [in, out], columns of gate
+                         and up in turns
     loop_calls           Runs coroutines on an event loop for threads that wait for their results
     model_source         describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
     mxfp4_weights        A Hugging Face directory with matrices in MXFP4

@@ -60,6 +60,10 @@ def _by_type(config: Json, default: Callable[[int], bool]) -> tuple[int, ...]:
     return tuple(window if kind == names[True] else 0 for kind in types)
 
 
+def gpt_oss(config: Json) -> dict[str, Any]:
+    return {"gate_limit": float(config["swiglu_limit"]), "expert_size": int(config["intermediate_size"])}
+
+
 def no_more(config: Json) -> dict[str, Any]:
     return {}
 
@@ -110,6 +114,25 @@ FAMILIES: dict[str, Family] = {
         windows=five_of_six,
         defaults=GEMMA_DEFAULTS | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
         fixed=GEMMA_FIXED | {"qk_norm": True},
+    ),
+    "GptOssForCausalLM": Family(
+        windows=every_other,
+        more=gpt_oss,
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_experts_per_tok": 4,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
+        },
+        fixed={
+            "activation": "clamped",
+            "expert_biases": True,
+            "normalize_experts": True,
+            "sinks": True,
+            "together": True,
+        },
     ),
     "DeepseekV2ForCausalLM": Family(more=deepseek_v2, implemented=V2_IMPLEMENTED),
     "DeepseekV3ForCausalLM": Family(more=deepseek_v3, implemented=V3_IMPLEMENTED),

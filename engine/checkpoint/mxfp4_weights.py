@@ -6,7 +6,7 @@ one.
 
     mxfp4                  P_blocks uint8 [..., out, in / 32, 16], P_scales uint8 [..., out, in / 32] of a parameter P:
                            X.weight, or all experts together: experts.gate_up_proj [E, ...], whose rows are those of the
-                           gate and then those of up, and experts.down_proj [E, ...]
+                           gate and then those of up (in gpt-oss in turns), and experts.down_proj [E, ...]
     mxfp4-pack-quantized   X.weight_packed uint8 [out, in / 2], X.weight_scale uint8 [out, in / 32]
 
 `stored` gives the blocks of GGUF's type MXFP4 (engine/model/quantized.py), which have the same bits in another order.
@@ -47,12 +47,16 @@ class Place:
     expert: int | None = None
     first: int = 0  # row
     rows: int | None = None  # None: all
+    step: int = 1  # between two rows
 
     def read(self, tensor: tuple[Any, str]) -> Tensor:
         """The matrix's part of one of the two, and nothing else of it."""
         file, name = tensor
-        rows = slice(self.first, None if self.rows is None else self.first + self.rows)
         whole = file.get_slice(name)
+        if self.step > 1:
+            of_expert: Tensor = whole[self.expert]
+            return of_expert[self.first :: self.step]
+        rows = slice(self.first, None if self.rows is None else self.first + self.rows)
         part: Tensor = whole[rows] if self.expert is None else whole[self.expert, rows]
         return part
 
@@ -68,6 +72,7 @@ class Mxfp4Weights(SafetensorsWeights):
     def __init__(self, files: Sequence[Path], config: ModelConfig, quantization: Mxfp4Quantization) -> None:
         super().__init__(files, config)
         self._names = gemma_names if config.post_norms else layer_names
+        self._in_turns = config.together
         self._places: dict[str, Place] = {}
         ends = ENDS[quantization.method]
         found: dict[str, dict[str, tuple[Any, str]]] = {}  # parameter -> end -> open file, name
@@ -94,6 +99,9 @@ class Mxfp4Weights(SafetensorsWeights):
             at = f"layers.{layer}.experts.{expert}."
             if parameter.endswith(DOWN):
                 self._places[at + "down"] = Place(codes, scales, expert)
+            elif self._in_turns:
+                self._places[at + "gate"] = Place(codes, scales, expert, 0, rows // 2, 2)
+                self._places[at + "up"] = Place(codes, scales, expert, 1, rows // 2, 2)
             else:
                 self._places[at + "gate"] = Place(codes, scales, expert, 0, rows // 2)
                 self._places[at + "up"] = Place(codes, scales, expert, rows // 2, rows // 2)
@@ -103,7 +111,7 @@ class Mxfp4Weights(SafetensorsWeights):
 
     def kinds(self) -> Mapping[str, str]:
         """Every weight -> mxfp4, or why not."""
-        return dict.fromkeys(self._where, "not quantized") | dict.fromkeys(self._places, "mxfp4")
+        return dict.fromkeys((*self._where, *self._joined), "not quantized") | dict.fromkeys(self._places, "mxfp4")
 
     def stored(self, name: str, dtype: torch.dtype) -> Quantized:
         """A matrix of kinds(), for products in `dtype`. Raises ModelError for damaged scales."""

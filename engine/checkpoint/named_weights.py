@@ -103,6 +103,8 @@ def content_key(weights: Mapping[str, tuple[TensorHead, bytes]]) -> bytes:
 
 def named(wanted: Mapping[str, object], config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Our name of each weight -> the names that checkpoints have for it."""
+    if config.together:
+        raise UnfitTensors("checkpoints of this model keep all experts in one tensor, which is not read from the pool")
     return checkpoint_names(wanted, config.post_norms)
 
 

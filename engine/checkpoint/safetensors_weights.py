@@ -10,6 +10,7 @@ from typing import Any, Self
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.checkpoint.joined_experts import Part, parts_of
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 
@@ -31,6 +32,9 @@ layer_names = {
     "self_attn.o_proj.bias": "o_bias",
     "self_attn.q_norm.weight": "q_norm",
     "self_attn.k_norm.weight": "k_norm",
+    "self_attn.sinks": "sinks",
+    "mlp.router.weight": "router",
+    "mlp.router.bias": "router_bias",
     "mlp.gate.weight": "router",
     "block_sparse_moe.gate.weight": "router",
     "self_attn.q_a_proj.weight": "q_a",
@@ -74,6 +78,7 @@ class SafetensorsWeights:
         names = gemma_names if config.post_norms else layer_names
         drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_draft_layers))
         self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
+        self._joined: dict[str, Part] = {}  # our name -> its part of a tensor of all experts
         for path in files:
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
@@ -81,7 +86,9 @@ class SafetensorsWeights:
                 self._stack.close()
                 raise ModelError(f"{path} is not a whole safetensors file ({error}): fetch it again") from None
             for name in file.keys():  # noqa: SIM118 - not a mapping
-                if not name.endswith(COMPUTED) and not name.startswith(drafts):
+                if config.together and (parts := parts_of(file, name)):
+                    self._joined |= parts
+                elif not name.endswith(COMPUTED) and not name.startswith(drafts):
                     self._where[our_name(name, names)] = (file, name)
 
     def __enter__(self) -> Self:
@@ -91,10 +98,13 @@ class SafetensorsWeights:
         self._stack.close()
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {ours: tuple(file.get_slice(name).get_shape()) for ours, (file, name) in self._where.items()}
+        whole = {ours: tuple(file.get_slice(name).get_shape()) for ours, (file, name) in self._where.items()}
+        return whole | {ours: part.shape for ours, part in self._joined.items()}
 
     def read(self, name: str) -> Tensor:
         """The tensor as stored. It owns its memory: the file may be closed or replaced afterwards."""
+        if name in self._joined:
+            return self._joined[name].read()
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
         return tensor.clone()

@@ -18,6 +18,8 @@ and, if the configuration requires them:
     layers.{i}.attn_post_norm, .mlp_post_norm         [hidden]
     layers.{i}.router                                 [num_experts, hidden]
     layers.{i}.router_bias                            [num_experts] float32
+    layers.{i}.experts.{e}.gate_bias, .up_bias, .down_bias    [out]
+    layers.{i}.sinks                                  [num_heads]
     layers.{i}.experts.{e}.gate, .up, .down           as the MLP's, with expert_size for intermediate
     layers.{i}.shared.gate, .up, .down                the same, with shared_size
 
@@ -156,14 +158,19 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     layer |= {f"{name}_bias": layer[name][:1] for name in biased}
     if config.qk_norm:
         layer |= {"q_norm": (config.head_size,), "k_norm": (config.head_size,)}
+    if config.sinks:
+        layer["sinks"] = (config.num_heads,)
     if config.post_norms:
         layer |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     dense = _mlp("", hidden, config.intermediate_size)
     sparse: dict[str, tuple[int, ...]] = {"router": (config.num_experts, hidden)}
-    if config.routing is not None and config.routing.biased:
+    if config.expert_biases or (config.routing is not None and config.routing.biased):
         sparse["router_bias"] = (config.num_experts,)
     for expert in range(config.num_experts):
-        sparse |= _mlp(f"experts.{expert}.", hidden, config.expert_size)
+        matrices = _mlp(f"experts.{expert}.", hidden, config.expert_size)
+        sparse |= matrices
+        if config.expert_biases:
+            sparse |= {f"{name}_bias": shape[:1] for name, shape in matrices.items()}
     if config.shared_size:
         sparse |= _mlp("shared.", hidden, config.shared_size)
     layers = {
@@ -216,7 +223,8 @@ def _mlp(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
 
 
 class DummyWeights:
-    """Normal random numbers that depend only on the seed and the tensor's name; norms are neutral, biases zero."""
+    """Normal random numbers that depend only on the seed and the tensor's name; norms are neutral, biases and sinks
+    zero."""
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
         self._shapes = shapes(config)
@@ -229,7 +237,7 @@ class DummyWeights:
     def read(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith("_bias") else self._norm(shape)
+            return torch.zeros(shape) if name.endswith(("_bias", ".sinks")) else self._norm(shape)
         digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
         random = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         std = EMBED_STD if name == "embed" else shape[1] ** -0.5

@@ -31,6 +31,14 @@ class CacheFields(ModelFields):
         "the tokens of bfloat16, and lose precision",
         ("auto", "float32", "bfloat16", "float16", *encodings),
     )
+    kv_groups: str = flag(
+        "windows",
+        "cache",
+        "windows = layers that see a window (Gemma, gpt-oss) have blocks of their own, which leave the arena and are "
+        "not handed over once the window has passed them; uniform = a block has all layers; all nodes of a "
+        "cluster use the same",
+        ("windows", "uniform"),
+    )
     kv_cache_bytes: int = flag(
         -1,
         "cache",

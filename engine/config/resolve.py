@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
+from cache.layer_groups import LayerGroups, layer_groups
 from engine.config.config import NO_MODEL, Config
 from engine.config.fits import MiB, check_disk, check_memory
 from engine.config.flags import UsageError
@@ -55,6 +56,10 @@ class ModelSizes(Protocol):
     @property
     def kv_kind(self) -> str:
         """A key of cache.block.PLANES."""
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of each layer, in tokens; 0: none. Empty: no layer has one."""
 
     @property
     def max_position_embeddings(self) -> int: ...
@@ -117,7 +122,7 @@ def resolve(
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     check_memory(resolved, machine)
     check_disk(resolved, machine)
-    return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes))
+    return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes, shape.groups))
 
 
 def _max_connections(config: Config, machine: Machine) -> int:
@@ -134,8 +139,10 @@ def _max_connections(config: Config, machine: Machine) -> int:
 
 def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
     """Shape of this node's KV blocks."""
-    sizes = model.num_layers, model.num_kv_heads, model.head_size, config.block_size
-    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype, model.kv_kind)
+    groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
+    layers = model.num_layers if groups is None else groups.layers
+    sizes = layers, model.num_kv_heads, model.head_size, config.block_size
+    return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype, model.kv_kind, groups)
 
 
 def _runs_model(config: Config) -> bool:
@@ -304,18 +311,40 @@ def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
     return wanted // block_bytes * block_bytes
 
 
-def _max_model_len(config: Config, model: ModelSizes, block_bytes: int) -> int:
+def _max_model_len(config: Config, model: ModelSizes, block_bytes: int, groups: LayerGroups | None) -> int:
     """At most the model's maximum, and the capacity of this node's KV arena."""
     wanted, most = config.max_model_len, model.max_position_embeddings
     if wanted > most:
         raise UsageError(f"--max-model-len {wanted} exceeds the model's {most} tokens; give {most} or less")
     if not _runs_model(config):
         return wanted or most
-    held = config.kv_cache_bytes // block_bytes * config.block_size
+    size, num_blocks = config.block_size, config.kv_cache_bytes // block_bytes
+    held = longest(num_blocks, groups, config) * size
     if held < (wanted or 1):
-        blocks = -(-(wanted or 1) // config.block_size)
+        blocks = peak_blocks(-(-(wanted or 1) // size), groups, config)
         raise UsageError(
             f"the KV arena holds {held} tokens, fewer than --max-model-len {wanted or 'auto'}; "
             f"give --kv-cache-bytes {blocks * block_bytes} or more"
         )
     return wanted or min(most, held)
+
+
+def peak_blocks(blocks: int, groups: LayerGroups | None, config: Config) -> int:
+    """Blocks of the arena that a prompt of `blocks` blocks of tokens takes while it is computed."""
+    if groups is None:
+        return blocks
+    size = config.block_size
+    most = (
+        -(-(window or blocks * size) // size) - (-config.max_num_batched_tokens // size) + 2
+        for window in groups.windows
+    )
+    return sum(blocks if not window else min(blocks, each) for window, each in zip(groups.windows, most, strict=True))
+
+
+def longest(num_blocks: int, groups: LayerGroups | None, config: Config) -> int:
+    """The most blocks of tokens whose peak_blocks an arena of `num_blocks` has."""
+    low, high = 0, num_blocks
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if peak_blocks(middle, groups, config) <= num_blocks else (low, middle - 1)
+    return low

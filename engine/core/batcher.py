@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from cache.layer_groups import LayerGroups
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.core.seats import Seats
 from engine.speculation.speculative import Speculator
@@ -28,13 +29,14 @@ from sched.stretch import Waiting
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
-    tokens behind `context` others, for eviction."""
+    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one."""
 
     prefix_caching: bool = True
     policy: BatchingPolicy = field(default_factory=DecodeFirst)
     order: QueueOrder = field(default_factory=FCFS)
     speculator: Speculator | None = None
     recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
+    groups: LayerGroups | None = None
 
 
 class Batcher:
@@ -52,7 +54,9 @@ class Batcher:
     ) -> None:
         rules = rules or BatchRules()
         self.pool = pool
-        self.blocks = BlockBook(pool, block_size, rules.prefix_caching, rules.recompute_s)
+        self.blocks = BlockBook(
+            pool, block_size, rules.prefix_caching, rules.recompute_s, rules.groups, max_num_batched_tokens
+        )
         self._order = rules.order
         self.seats = Seats(self.blocks, max_num_seqs, self._order)
         self.block_size = block_size
@@ -159,6 +163,12 @@ class Batcher:
         self._changes += 1
         request.num_computed = num_tokens
         return self.blocks.name_full(request)
+
+    def goes_on(self, request: Request, token_ids: Sequence[int]) -> None:
+        """A reserved request has run on another node since, and has these tokens; `arrived` brings the next one."""
+        self._changes += 1
+        request.token_ids[:] = token_ids
+        request.first_output_index = len(token_ids) + 1 - request.num_prompt_tokens
 
     def arrived(self, now: float, request: Request, first_token: int, private: bool = False) -> None:
         """The KV and the first token of a reserved prompt have arrived: decode from the next step on. `private`: as
@@ -430,7 +440,7 @@ class Batcher:
     def held_blocks(self) -> Iterator[int]:
         """Block ids, one item per request reference, also those of requests that ended during the running step."""
         ended = (request for request in self._in_step.values() if request.finished)
-        return (block_id for request in (*self.requests.values(), *ended) for block_id in request.block_ids)
+        return (block_id for request in (*self.requests.values(), *ended) for block_id in request.held_blocks)
 
     def check_integrity(self) -> None:
         """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""

@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache.block import BlockGeometry
+from cache.layer_groups import GONE
 
 KV_REGION = "kv"
 """The name of an engine node's KV arena in transfers."""
+
+Tables = Sequence[Sequence[int]]
+"""The blocks of each group."""
 
 OVERLAPS = ("layer", "chunk", "none")
 
@@ -30,6 +34,7 @@ class KvTarget:
     block_ids: Sequence[int]  # one per block of the prompt
     first_missing: int  # number of leading blocks that the decode node already has
     epoch: str  # of the decode node's hold on the prefill node: see TransferEngine.epoch_of
+    others: Sequence[Sequence[int]] = ()  # the same for each further group; GONE = not needed there
     epochs: Sequence[str] = ()  # the same for each stage of a pipeline, if several nodes compute the prompt
 
 
@@ -60,47 +65,58 @@ class KvReady:
         self._target = target
         self._num_tokens = num_tokens
         self._overlap = overlap
-        self._layers = range(geometry.num_layers) if layers is None else layers
-        self._complete: set[int] = set()  # indices of blocks handed out full, with all their layers
+        self._layers = range(geometry.model_layers) if layers is None else layers
+        whole = 0, geometry.block_bytes
+        some = self._layers[0] * geometry.layer_bytes, len(self._layers) * geometry.layer_bytes
+        self._span = whole if layers is None else some  # (offset, bytes) of these layers in a block
+        self._complete: set[tuple[int, int]] = set()  # (group, index) of blocks handed out full, with all these layers
+        self._there = [target.block_ids, *target.others]
 
     @property
     def at_end(self) -> bool:
         """Whether pieces must wait for the end of the last step, not only for the end of its last layer."""
         return self._overlap == "none"
 
-    def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
+    def layer_done(
+        self, block_ids: Sequence[int], layer: int, start: int, end: int, others: Sequence[Sequence[int]] = ()
+    ) -> list[Piece]:
         """The pieces completed by layer `layer` of tokens [start, end), which is now in the blocks `block_ids` of this
-        request. The blocks before `start` were cached and are complete."""
+        request, or in `others` if its group has a table there. The blocks before `start` were cached and are
+        complete."""
+        here = [block_ids, *others]
         if self._overlap == "layer":
-            return self._layer(block_ids, layer, start, end)
+            return self._layer(here, layer, start, end)
         if layer < self._layers[-1] or (self._overlap == "none" and end < self._num_tokens):
             return []
         size = self._geometry.block_size
-        pieces = self._whole(block_ids, range(self._target.first_missing, -(-end // size)), end)
-        self._complete.difference_update(range(end // size, -(-end // size)))
+        indices = range(self._target.first_missing, -(-end // size))
+        pieces = [piece for group in range(len(here)) for piece in self._whole(here, group, indices, end)]
+        self._complete.difference_update((g, i) for g in range(len(here)) for i in range(end // size, -(-end // size)))
         return pieces
 
-    def _layer(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> list[Piece]:
+    def _layer(self, here: Tables, layer: int, start: int, end: int) -> list[Piece]:
         size, first = self._geometry.block_size, self._target.first_missing
-        found = self._whole(block_ids, range(first, start // size), start) if layer == self._layers[0] else []
-        touched = range(max(start // size, first), -(-end // size))
+        group, place = self._geometry.place(layer)
+        cached = range(first, start // size) if layer == self._layers[0] else ()
+        found = [piece for each in range(len(here)) for piece in self._whole(here, each, cached, start)]
+        touched = [i for i in range(max(start // size, first), -(-end // size)) if self._there[group][i] != GONE]
         nbytes = self._geometry.layer_bytes
-        pieces = [self._piece(block_ids, i, layer * nbytes, nbytes, end) for i in touched]
+        pieces = [self._piece(here, group, i, place * nbytes, nbytes, end) for i in touched]
         if layer == self._layers[-1]:
-            self._complete.update(i for i in touched if (i + 1) * size <= end)
+            ended = range(max(start // size, first), end // size)
+            self._complete.update((each, i) for each in range(len(here)) for i in ended)
         return found + pieces
 
-    def _whole(self, block_ids: Sequence[int], indices: Iterable[int], end: int) -> list[Piece]:
-        missing = [i for i in indices if i not in self._complete]
-        self._complete.update(missing)
-        nbytes, layers = self._geometry.layer_bytes, self._layers
-        return [self._piece(block_ids, i, layers[0] * nbytes, len(layers) * nbytes, end) for i in missing]
+    def _whole(self, here: Tables, group: int, indices: Iterable[int], end: int) -> list[Piece]:
+        missing = [i for i in indices if (group, i) not in self._complete and self._there[group][i] != GONE]
+        self._complete.update((group, i) for i in missing)
+        return [self._piece(here, group, i, *self._span, end) for i in missing]
 
     def completes(self, layer: int, end: int) -> bool:
         """Whether with layer `layer` of the tokens before `end` all pieces of these tokens have been handed out."""
         return layer == self._layers[-1] and (self._overlap != "none" or end >= self._num_tokens)
 
-    def _piece(self, block_ids: Sequence[int], index: int, offset: int, nbytes: int, end: int) -> Piece:
-        size, block_id = self._geometry.block_bytes, block_ids[index]
+    def _piece(self, here: Tables, group: int, index: int, offset: int, nbytes: int, end: int) -> Piece:
+        size, block_id = self._geometry.block_bytes, here[group][index]
         tokens = min(self._geometry.block_size, end - index * self._geometry.block_size)
-        return Piece(block_id, block_id * size + offset, self._target.block_ids[index] * size + offset, nbytes, tokens)
+        return Piece(block_id, block_id * size + offset, self._there[group][index] * size + offset, nbytes, tokens)

@@ -78,11 +78,13 @@ class KvTransfer:
         """Call `landed(tokens)` when this node's layers of the first `tokens` tokens are on the decode node."""
         self._on_landed = landed
 
-    def layer_done(self, block_ids: Sequence[int], layer: int, start: int, end: int) -> None:
-        """Layer `layer` of tokens [start, end) is in the blocks `block_ids` of this request."""
+    def layer_done(
+        self, block_ids: Sequence[int], layer: int, start: int, end: int, others: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Layer `layer` of tokens [start, end) is in this request's `block_ids`, or in those of `others`."""
         if self._closed:
             return
-        pieces = self._ready.layer_done(block_ids, layer, start, end)
+        pieces = self._ready.layer_done(block_ids, layer, start, end, others)
         self._pool.hold([piece.block_id for piece in pieces])
         self._waiting.extend(pieces)
         self._taken += len(pieces)

@@ -26,7 +26,7 @@ from engine.step.step import ScheduledRow, Step
 if TYPE_CHECKING:
     from torch import Tensor
 
-Transfers = Sequence[tuple[KvTransfer, Sequence[int], int, int]]
+Transfers = Sequence[tuple[KvTransfer, Sequence[int], int, int, Sequence[Sequence[int]]]]
 Gates = Mapping[str, LayerGate]
 
 
@@ -71,6 +71,7 @@ class ModelSteps:
                     list(row.request.block_ids),
                     0 if row.request.request_id in gates else row.start,
                     row.start + row.num_tokens,
+                    [list(table) for table in row.request.others],
                 )
                 for row in rows
                 if (transfer := self._transfers.get(row.request.request_id)) is not None
@@ -99,7 +100,7 @@ class ModelSteps:
         request, part = row.request, row.request.part
         assert part is not None
         transfer, end = self._transfers.get(request.request_id), row.start + row.num_tokens
-        leaves: Transfers = [] if transfer is None else [(transfer, list(request.block_ids), row.start, end)]
+        leaves: Transfers = [] if transfer is None else [(transfer, list(request.block_ids), row.start, end, ())]
 
         def on_layer(layer: int) -> None:
             loop.call_soon_threadsafe(_layer_done, leaves, layer)
@@ -128,6 +129,7 @@ def by_weights(rows: Sequence[ScheduledRow]) -> dict[bytes, list[int]]:
 
 
 def _layer_done(transfers: Transfers, layer: int) -> None:
-    """Runs on the event loop, once per layer for all (transfer, block ids, start, end) of a step."""
-    for transfer, block_ids, start, end in transfers:
-        transfer.layer_done(block_ids, layer, start, end)
+    """Runs on the event loop, once per layer for all (transfer, block ids, start, end, those of other groups) of
+    a step."""
+    for transfer, block_ids, start, end, others in transfers:
+        transfer.layer_done(block_ids, layer, start, end, others)

@@ -122,7 +122,7 @@ class Seats:
         """Free `need` blocks for `request` if later requests of lower classes hold enough."""
         behind = [r for r in self._others(now, request) if RANK[r.service_class] > RANK[request.service_class]]
         short = need - self.blocks.pool.num_free
-        if short > 0 and sum(len(r.block_ids) for r in behind) >= short:
+        if short > 0 and sum(len(r.held_blocks) for r in behind) >= short:
             self._strip(now, behind, need)
 
     def lose(self, now: float, request: Request) -> None:

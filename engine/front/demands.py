@@ -2,7 +2,8 @@
 
 Transfers are priced by the bytes that really move, and measured paths are too (the `bytes` of the timeline's
 `kv_moved` and `prefix_fetched`). --wire-dtype and --pool-dtype make them fewer than the bytes of the arena; what comes
-from the arena of another node is never encoded.
+from the arena of another node is never encoded. A window layer hands over its window, not the whole prompt; a fetch
+from the pool is priced without the blocks of windows, a constant.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Demands:
 
     def __init__(self, geometry: BlockGeometry) -> None:
         size = self._block_size = geometry.block_size
-        self._handover_token_bytes = geometry.wire_bytes / size
+        self._geometry = geometry
         self._fetch_token_bytes = {"pool": geometry.pool_bytes / size, "arena": geometry.block_bytes / size}
 
     def of(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
@@ -40,7 +41,9 @@ class Demands:
             max_tokens=request.sampling.max_tokens - request.num_output_tokens,
             pool_tokens=prefix.tokens if from_pool else held_tokens,
             block_size=size,
-            handover_token_bytes=self._handover_token_bytes,
+            handover_token_bytes=self._geometry.handover_blocks(request.num_tokens)
+            * self._geometry.wire_bytes
+            / max(size, -(-request.num_tokens // size) * size),
             fetch_token_bytes=self._fetch_token_bytes[fetch_from],
             service_class=request.service_class,
             fetch_from=fetch_from,

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from cache.layer_groups import GONE
 from cache.pool.block_pool import OutOfBlocks
 from engine.core.kv_ready import KV_REGION, KvTarget
 from engine.core.worker import Worker
@@ -124,6 +125,7 @@ class Incoming:
     def _expect(self, request: Request, nodes: Sequence[str], first_missing: int, fence: str) -> KvTarget:
         """Hold the blocks behind the first `first_missing` for KV from `nodes`."""
         held = request.block_ids[first_missing:]
+        held += [block for table in request.others for block in table[first_missing:] if block != GONE]
         self._worker.batcher.pool.hold(held)
         form = self._form
         pulls = {node: KvPull(self._transfer, KV_REGION, form.block_bytes, node, held, form.decoder) for node in nodes}
@@ -133,7 +135,9 @@ class Incoming:
 
     def _target(self, request: Request, nodes: Sequence[str], first_missing: int) -> KvTarget:
         epochs = [self._transfer.epoch_of(node) for node in nodes]
-        target = KvTarget(self._channel.node_id, KV_REGION, request.block_ids, first_missing, epochs[-1])
+        target = KvTarget(
+            self._channel.node_id, KV_REGION, request.block_ids, first_missing, epochs[-1], request.others
+        )
         return target if len(epochs) == 1 else replace(target, epochs=epochs)
 
     # --- running requests that move here (engine/migration/)
@@ -186,8 +190,7 @@ class Incoming:
         request, blocks = reservation.request, self._worker.batcher.blocks
         if len(token_ids) < request.num_tokens or blocks.blocks_for(len(token_ids) - 1) > len(request.block_ids):
             raise RemoteError(f"{len(token_ids)} tokens do not fit the reservation", code="bad_request")
-        request.token_ids[:] = token_ids[:-1]
-        request.first_output_index = len(token_ids) - request.num_prompt_tokens
+        self._worker.batcher.goes_on(request, token_ids[:-1])
         self.arrive(request_id, token_ids[-1], private)
         return request
 

@@ -239,6 +239,11 @@ class PrefixLoader:
     async def _fetch(self, request: Request, source: Source) -> None:
         pool, keys = self._batcher.pool, source.keys
         try:
+            # These come first: without all of them, the rest is useless.
+            others = self._batcher.blocks.others_to_load(request, len(keys))
+            keys = [*(key for *_, key in others), *keys]
+            if others and pool.num_free < len(keys):
+                return
             blocks = self._allocate(min(len(keys), pool.num_free))
         except OutOfBlocks:
             return
@@ -247,7 +252,7 @@ class PrefixLoader:
         try:
             with self._sources.loading(source.block_bytes * len(blocks)) as before:
                 result = await self._prefetch.fetch(source.get, keys[: len(blocks)], blocks)
-            good = result.blocks
+            good = result.blocks if not others or result.blocks == len(keys) else 0
         finally:
             self._unhold(blocks)
             if request.finished:
@@ -260,7 +265,8 @@ class PrefixLoader:
             self._metrics.count_transfer("read", transport, count * each, seconds)
         self._sources.observe(result, before, seconds)
         if good:
-            self._batcher.blocks.adopt_loaded(request, blocks[:good])
+            placed = [(group, place, block) for (group, place, _), block in zip(others, blocks, strict=False)]
+            self._batcher.blocks.adopt_loaded(request, blocks[len(others) : good], placed)
             detail = {
                 "blocks": good,
                 "bytes": result.nbytes,

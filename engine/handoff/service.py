@@ -132,7 +132,8 @@ class EngineService:
     async def _on_probe(self, peer: str, body: Probe, data: memoryview) -> Probed:
         self._worker.check()
         keys = split_keys(data)
-        matched = self._worker.batcher.pool.match(keys) if self._worker.batcher.blocks.prefix_caching else []
+        blocks = self._worker.batcher.blocks
+        matched = blocks.match_keys(keys) if blocks.prefix_caching else []
         load = await self._own_load.answer(body.horizon_s)
         return Probed(load, self._moves.rails.tell(body.to, keys), len(matched) * self._moves.geometry.block_size)
 

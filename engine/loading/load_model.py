@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,11 @@ def _load_experts(
 ) -> LoadedModel:
     """As rank 0 of ranks that share the experts. `made`: the arena."""
     region, kv = made
+    if source.config.expert_biases:
+        raise UsageError(
+            f"--expert-parallel-size {config.expert_parallel_size}: experts with biases (gpt-oss) are not spread over "
+            "processes; give 1"
+        )
     torch.set_num_threads(max(1, config.num_threads // config.expert_parallel_size))
     torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
@@ -151,7 +156,7 @@ def _load_experts(
         backend = _backend(config, source.config, geometry.dtype)
         group = processes.join()
         ops = _ops(config, backend, dtype)
-        model = Model(source.config, weights, backend, config.device, ops, experts=group)
+        model = Model(source.config, weights, backend, config.device, ops, experts=group, groups=geometry.groups)
         runner = Runner(model, kv, geometry.block_size, config.device, masks=masks, around_forward=group.step)
     except BaseException:
         processes.close()
@@ -237,6 +242,7 @@ def load_rank(
         device,
         _ops(config, backend, dtype, products_of(weights.values())),
         ranks=None if join is None else join(),
+        groups=geometry.groups,
     )
     return make(model, kv, geometry.block_size, device)
 
@@ -248,7 +254,7 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     backend = _backend(config, source.config, config.dtype)
     ops = _ops(config, backend, dtype)
     model = Model(source.config, weights, backend, config.device, ops)
-    shape = geometry_of(config, source.config, config.dtype)
+    shape = geometry_of(replace(config, kv_groups="uniform"), source.config, config.dtype)
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
     kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
@@ -267,6 +273,7 @@ def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBack
             rank=0 if model.latent is None else model.latent.rank,
             dtype=getattr(torch, config.dtype),
             cpu_level=config.cpu_level,
+            sinks=model.sinks,
         )
     except ValueError as error:  # not on this device, not installed, or no such file
         raise UsageError(str(error)) from error

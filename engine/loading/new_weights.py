@@ -70,5 +70,7 @@ def load_new_weights(config: Config, source: ModelSource, opened: NamedWeights, 
         else:
             weights = load_quantized(source, config.weight_dtype, dtype, opened=opened.opened())
         read = time.monotonic()
-        model = Model(source.config, weights, running.model.backend, config.device, running.model.ops)
+        model = Model(
+            source.config, weights, running.model.backend, config.device, running.model.ops, groups=running.model.groups
+        )
     return NewWeights(opened.key(), running.with_model(model), nbytes, read - begun, time.monotonic() - begun)

@@ -1,7 +1,7 @@
 """The decoder: its shape from any configuration file, its operations on CPU and GPU, its parts on several ranks.
 
 Files:
-    decoder           One config-driven decoder for the Llama, Mistral, Qwen, Gemma and DeepSeek families
+    decoder           One config-driven decoder for the Llama, Mistral, Qwen, Gemma, DeepSeek and gpt-oss families
     gpu               The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads
     graphs            CUDA graphs: a small step needs one launch instead of about ten per layer
     huge_pages        Memory for packed weights, which every step reads from start to end

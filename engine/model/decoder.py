@@ -1,4 +1,4 @@
-"""One config-driven decoder for the Llama, Mistral, Qwen, Gemma and DeepSeek families.
+"""One config-driven decoder for the Llama, Mistral, Qwen, Gemma, DeepSeek and gpt-oss families.
 
 T is the step's tokens of all requests, H the hidden size. Products are fused where inputs are shared: q, k and v in one
 matrix, gate and up in one, so a dense layer is four matrix products.
@@ -7,23 +7,26 @@ matrix, gate and up in one, so a dense layer is four matrix products.
     x += down( act(gate) * up )                     gate, up = gate_up( norm(x) )
 
 An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
-optional parts of some families: biases, norms of q and k, windows and soft caps, norms before the additions, experts
-instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every rank has
-some heads and some columns of each MLP; the two results that are added to x are summed over the ranks (parallel.py).
+optional parts of some families: biases, norms of q and k, windows, soft caps and sinks, norms before the additions,
+experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every
+rank has some heads and some columns of each MLP; the two results that are added to x are summed over the ranks
+(parallel.py).
 
 The order of casts follows transformers, so that bfloat16 rounds at the same places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
+from cache.layer_groups import LayerGroups
 from engine.model.experts.losses import Losses
 from engine.model.experts.moe import Experts
 from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
@@ -66,6 +69,7 @@ class Layer:
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens that a row sees, including itself; 0: all
     latent: LatentAttention | None = None
+    sinks: Tensor | None = None  # [num_heads]
 
 
 @dataclass(slots=True)
@@ -112,14 +116,16 @@ class Model:
         device: str = "cpu",
         ops: Ops | None = None,
         ranks: Ranks | None = None,
+        groups: LayerGroups | None = None,
         experts: ExpertRanks | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
         Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
-        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py). With `experts`, the
-        weights have no experts."""
+        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py). `groups`: how the KV
+        pool has the layers; None = all in each block. With `experts`, the weights have no experts."""
+        self.groups = groups
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
         self.ranks: Ranks = ranks or Alone()
@@ -137,7 +143,7 @@ class Model:
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
         self._borders: dict[int, Tail] = {}  # of layers that end a part, made when they first do
-        self.layers_at_once = all_in_one(config, backend, self.ops, self.tails)
+        self.layers_at_once = all_in_one(config, backend, self.ops, self.tails) if groups is None else None
         if weights:
             raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
         self.rope = Rope(config.rope_size, config.rope_theta, config.rope_scaling, self.device)
@@ -192,6 +198,7 @@ class Model:
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
             latent=None if config.latent is None else self._latent(weights, at, config.latent),
+            sinks=self._take(weights, at + "sinks") if config.sinks else None,
         )
 
     def _latent(self, weights: dict[str, Any], at: str, sizes: Latent) -> LatentAttention:
@@ -220,21 +227,33 @@ class Model:
             shared = self._mlp(weights, at + "shared.") if self.config.shared_size else None
             return self.experts.layer(index, self._router(weights, at), shared)
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
+        biases = None
+        if self.config.expert_biases:
+            inner = [self._take(weights, name + "gate_bias", name + "up_bias") for name in each]
+            biases = torch.stack(inner), torch.stack([self._take(weights, name + "down_bias") for name in each])
         return Experts(
             router=self._router(weights, at),
             gate_up=self.ops.grouped_linear([self._matrix(weights, name + "gate", name + "up") for name in each]),
             down=self.ops.grouped_linear([self._matrix(weights, name + "down") for name in each]),
-            gate={"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation],
+            gate=self._gate(),
             num_experts=self.config.num_experts,
             experts_per_token=self.config.experts_per_token,
             shared=self._mlp(weights, at + "shared.") if self.config.shared_size else None,
+            biases=biases,
         )
+
+    def _gate(self) -> Callable[[Tensor], Tensor]:
+        """Of gate and up of experts."""
+        if self.config.activation == "clamped":
+            return partial(self.ops.clamped_mul, limit=self.config.gate_limit)
+        return {"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation]
 
     def _router(self, weights: dict[str, Any], at: str) -> Router:
         weight, routing = self._take(weights, at + "router"), self.config.routing
         chosen = self.config.experts_per_token, self.config.normalize_experts
         if routing is None:
-            return PlainRouter(self.ops.linear(weight), *chosen)
+            biases = self._take(weights, at + "router_bias").to(self.dtype) if self.config.expert_biases else None
+            return PlainRouter(self.ops.linear(weight, biases), *chosen)
         bias = self._take(weights, at + "router_bias") if routing.biased else None
         return RoutedRouter(weight.float(), bias, routing, *chosen)
 
@@ -265,6 +284,7 @@ class Model:
         on_layer: Callable[[int], None] | None = None,
         before_layer: Callable[[int], None] | None = None,
         scores: Scores | None = None,
+        others: Sequence[RaggedBatch] = (),
     ) -> Tensor:
         """Compute one step: writes its KV to the pool; returns logits [R, vocab_size] float32 of `rows`.
 
@@ -272,10 +292,13 @@ class Model:
         rows [R] int64, R may be 0. on_layer(l) is called, in order, when layer l's KV of this step is in the pool, on
         every rank (on a GPU: when its write is queued on the current stream). before_layer(l) is called before layer l
         reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
-        of its rows part by part, so that memory never contains all logits of a long prompt.
+        of its rows part by part, so that memory never contains all logits of a long prompt. `others`: the batch in the
+        blocks of each further group.
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
         step, x = self._step(batch), self.embed(token_ids)
+        more = (Step(other, self.backend.plan(other), step.angles, step.local_angles) for other in others)
+        steps = [step, *more]
         first = self.layers[0]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
         if self.layers_at_once is not None and on_layer is None and before_layer is None:
@@ -283,7 +306,7 @@ class Model:
             attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
             x, projected = self.tails[-1](attended[wanted], x[wanted])
         else:
-            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, step, on_layer, before_layer)
+            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, steps, on_layer, before_layer)
         normed = projected if self.alone else projected[wanted]  # by the norm before the head
         if scores is not None:
             for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
@@ -347,16 +370,18 @@ class Model:
         projected: Tensor,
         kv_pool: Tensor,
         wanted: Tensor,
-        step: Step,
+        steps: Sequence[Step],
         on_layer: Callable[[int], None] | None,
         before_layer: Callable[[int], None] | None,
     ) -> tuple[Tensor, Tensor]:
-        """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `wanted`."""
+        """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `wanted`.
+        steps: one for each group of layers."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
-        for index, (layer, tail, kv) in enumerate(zip(self.layers, self.tails, pools, strict=True)):
+        for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
+            group, place = (0, index) if self.groups is None else self.groups.places[index]
             if before_layer is not None:
                 before_layer(index)
-            attended = self._attention(projected, layer, kv, step)
+            attended = self._attention(projected, layer, pools[place], steps[group])
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
@@ -380,6 +405,7 @@ class Model:
             k.copy_(self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps))
         cos, sin = step.local_angles if layer.window else step.angles
         q = self.backend.rotate_and_write_kv(qkv, heads, cos, sin, kv, step.batch, step.plan)
+        options: dict[str, Any] = {} if layer.sinks is None else {"sinks": layer.sinks}
         out = self.backend.attend(
             q,
             kv,
@@ -388,6 +414,7 @@ class Model:
             config.attention_scale,
             window=layer.window,
             soft_cap=config.attention_soft_cap,
+            **options,
         )
         return out.flatten(1)
 

@@ -201,6 +201,8 @@ def obstacle(model: Model) -> str | None:
         return "CUDA graphs need --device cuda and --attention-backend triton"
     if model.config.num_experts:
         return "CUDA graphs are for dense models: experts are counted on the host"
+    if model.groups is not None:
+        return "CUDA graphs are for one block table: this model's layers are in groups (--kv-groups)"
     if not isinstance(model.ranks, Alone):
         return "CUDA graphs are for one GPU: recording the ranks' collectives is untried"
     return None

@@ -1,7 +1,8 @@
 """ModelConfig: the shape of a decoder, read from any kind of file (hf_config.py, gguf_config.py).
 
-Model families differ only in these fields: the Llama, Mistral, Qwen, Gemma and DeepSeek families, dense or with
-experts, share one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the geometry.
+Model families differ only in these fields: the Llama, Mistral, Qwen, Gemma, DeepSeek and gpt-oss families, dense or
+with experts, share one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the
+geometry.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from engine.model.latent_config import Latent
 from engine.model.model_error import ModelError
 from engine.model.rope_scaling import problem
 
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class ModelConfig:
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     """Scores and logits become cap * tanh(x / cap); 0: unchanged."""
+    sinks: bool = False
+    """Every head has one more score, learnt, whose key has no value (gpt-oss)."""
 
     # --- norms and multi-layer perceptrons
     rms_norm_eps: float = 1e-5
@@ -68,6 +71,9 @@ class ModelConfig:
     """The outputs of attention and MLP are normalised before they are added (Gemma)."""
     embedding_scale: float = 1.0
     activation: str = "silu"
+    """Of ACTIVATIONS; clamped: gpt-oss' gate (Ops.clamped_mul), which only experts have."""
+    gate_limit: float = 0.0
+    """Of clamped: gate and up are cut to it."""
 
     # --- mixture of experts
     num_experts: int = 0
@@ -83,6 +89,10 @@ class ModelConfig:
     """How experts are chosen; None: those with the largest shares of a softmax."""
     shared_size: int = 0
     """intermediate_size of the expert that every token also passes through; 0: none."""
+    expert_biases: bool = False
+    """The router and all products of experts have biases."""
+    together: bool = False
+    """Checkpoints keep all experts of a layer in one tensor, in which rows of gate and up alternate."""
     num_draft_layers: int = 0
     """Layers of the checkpoint after the last one, which predict further tokens. They are not loaded."""
 
@@ -108,6 +118,10 @@ class ModelConfig:
         check(len(self.windows) in (0, self.num_layers), f"{len(self.windows)} windows for {self.num_layers} layers")
         check(all(window >= 0 for window in self.windows), f"sliding_window is {min(self.windows, default=0)}")
         check(self.activation in ACTIVATIONS, f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        check(
+            self.activation != "clamped" or (self.num_experts > 0 and not self.dense_layers and self.gate_limit > 0),
+            f"activation clamped needs experts in every layer and a positive swiglu_limit, not {self.gate_limit}",
+        )
         if self.num_experts:
             check(
                 1 <= self.experts_per_token <= self.num_experts,

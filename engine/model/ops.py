@@ -24,6 +24,10 @@ Tail = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 both arguments may be reused."""
 
 
+SHARPNESS = 1.702
+"""Of the sigmoid in clamped_mul."""
+
+
 class Vocabulary(Protocol):
     """A matrix with one row per token: the embedding, the head, or both if they are tied."""
 
@@ -82,6 +86,9 @@ class Ops(Protocol):
 
     def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
         """The same with gelu in its tanh approximation."""
+
+    def clamped_mul(self, gate_up: Tensor, limit: float) -> Tensor:
+        """(up + 1) * gate * sigmoid(1.702 gate) with gate cut to at most `limit`, up to [-limit, limit] (gpt-oss)."""
 
 
 class TorchVocabulary:
@@ -151,3 +158,8 @@ class TorchOps:
     def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh") * up
+
+    def clamped_mul(self, gate_up: Tensor, limit: float) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * SHARPNESS))

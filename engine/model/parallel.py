@@ -32,7 +32,7 @@ from engine.model.model_config import ModelConfig
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 """Ranks run the same step concurrently; a rank that is this late is considered dead."""
 
-BY_OUTPUT = ("q", "q_b", "kv_b", "gate", "up", "q_bias")
+BY_OUTPUT = ("q", "q_b", "kv_b", "gate", "up", "q_bias", "gate_bias", "up_bias", "sinks")
 BY_KV_HEAD = ("k", "v", "k_bias", "v_bias")
 BY_INPUT = ("o", "down")
 
@@ -178,6 +178,6 @@ class Shard:
             rows = -(-len(tensor) // self.size)
             part = tensor[self.rank * rows : (self.rank + 1) * rows]
             return F.pad(part, (0, 0, 0, rows - len(part))) if len(part) < rows else part
-        if kind == "o_bias":
+        if kind in ("o_bias", "down_bias"):
             return tensor if self.rank == 0 else torch.zeros_like(tensor)  # summed once
         return tensor

@@ -92,6 +92,7 @@ class Engine:
                 queue_order(config),
                 self.speculator,
                 self.costs.prefill.estimate,
+                geometry.groups,
             ),
         )
         self.load = EngineLoad(config, self.batcher, self.costs, complete)
@@ -103,7 +104,8 @@ class Engine:
         prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
         sources = PrefixSources(reused, self._pool_blocks, arenas, borrowing, geometry, prices, config.prefix_fetch)
         prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
-        by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1  # other ranks do not wait
+        one_group = geometry.groups is None  # the layers of a prefix arrive group by group, not in the model's order
+        by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and one_group  # ranks do not wait
         loader = PrefixLoader(
             self.batcher,
             LoadOptions(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),

@@ -87,6 +87,8 @@ class Stages:
         model, i = self._worker.runner.model, place.index
         if not model.alone:
             raise RemoteError("the ranks of --tensor-parallel-size compute all layers of a prompt", "bad_request")
+        if model.groups is not None:
+            raise RemoteError("with --kv-groups windows one node computes all layers of a prompt", "bad_request")
         if model.experts is not None:  # a lost expert would have to be told to the other stages
             raise RemoteError("the ranks of --expert-parallel-size compute all layers of a prompt", "bad_request")
         if place.cuts[-1] != model.config.num_layers or place.nodes[i] != self._channel.node_id:

@@ -218,7 +218,8 @@ class Speculator:
 
     def _room(self, row: ScheduledRow, blocks: BlockBook) -> int:
         """The number of draft tokens that fit into the request's last block and the free blocks."""
-        slots = (len(row.request.block_ids) + blocks.pool.num_free) * blocks.block_size
+        free = blocks.pool.num_free // (1 + len(row.request.others))  # a block in every group
+        slots = (len(row.request.block_ids) + free) * blocks.block_size
         return slots - row.start - 1
 
     def _look_up(self, lookups: Lookups, request: Request, most: int, limit: int) -> tuple[list[int], int]:

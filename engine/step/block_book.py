@@ -1,5 +1,8 @@
 """Keeps track of the pool blocks that each request holds. Pure.
 
+A model whose layers are in groups has a table for each (cache/layer_groups.py). Blocks that a window has left are given
+back before the next ones are taken, so what a request holds in such a group does not grow with its length.
+
 Only this class takes and releases block references for requests: first on the longest cached prefix, then on fresh
 blocks as tokens are computed. It names blocks when they become full and releases all blocks at the end.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cache.block import BlockKey
+from cache.layer_groups import GONE, LayerGroups, group_key, servable
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from cache.pool.policy import Facts
 from engine.step.request import Request
@@ -23,8 +27,14 @@ class BlockBook:
         block_size: int,
         prefix_caching: bool = True,
         recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0,
+        groups: LayerGroups | None = None,
+        step_tokens: int = 0,
     ) -> None:
-        """recompute_s(tokens, context): seconds to compute `tokens` tokens after `context` others."""
+        """recompute_s(tokens, context): seconds to compute `tokens` tokens after `context` others. groups: None = one.
+        step_tokens: the most tokens that a step computes of one request."""
+        self._groups = groups
+        self._others = range(1, 1 if groups is None else len(groups.windows))
+        self._step_tokens = step_tokens
         self.pool = pool
         self.block_size = block_size
         self.prefix_caching = prefix_caching
@@ -45,8 +55,24 @@ class BlockBook:
         """Blocks of the longest prefix in the pool, without the last known token, whose logits are needed."""
         if not self.prefix_caching:
             return []
-        keys = request.block_keys(self.block_size)
-        return self.pool.match(keys[: (request.num_tokens - 1) // self.block_size])
+        return self.match_keys(request.block_keys(self.block_size)[: (request.num_tokens - 1) // self.block_size])
+
+    def match_keys(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Blocks of group 0 for the longest leading part of `keys` after which every group can go on."""
+        run = self.pool.match(keys)
+        return run if self._groups is None else run[: self._servable(keys, len(run))]
+
+    def _servable(self, keys: Sequence[BlockKey], run: int, request: Request | None = None) -> int:
+        """As servable(), with what the pool has and what `request` holds."""
+        assert self._groups is not None
+        held = 0 if request is None else len(request.block_ids)
+
+        def present(group: int, place: int) -> bool:
+            if request is not None and place < held:
+                return request.others[group - 1][place] != GONE
+            return self.pool.lookup(group_key(keys[place], group)) is not None
+
+        return servable(self._groups, run, held, self.block_size, present)
 
     def adopt_prefix(self, request: Request) -> int:
         """Take references on the longest prefix in this pool, or extend it since the last call. Returns the number of
@@ -60,12 +86,50 @@ class BlockBook:
         ):  # blocks that are still arriving have no names
             keys = request.block_keys(self.block_size)
             if more := self.pool.match(keys[held : (request.num_tokens - 1) // self.block_size]):
+                if self._groups is not None:
+                    self._open(request)
+                    more = more[: self._servable(keys, held + len(more), request) - held]
                 self.pool.acquire(more)
                 request.block_ids = request.block_ids + more
+                self._adopt_others(request, keys)
                 request.num_named = len(request.block_ids)
                 request.num_computed = request.num_named * self.block_size
                 self.changes += 1
         return len(request.block_ids)
+
+    def _open(self, request: Request) -> None:
+        """An empty table for each of the other groups."""
+        if not request.others:
+            request.others = [[] for _ in self._others]
+
+    def _adopt_others(self, request: Request, keys: Sequence[BlockKey]) -> None:
+        """Bring the tables of other groups to the length of group 0's with blocks that `servable` has found."""
+        end = len(request.block_ids)
+        for group in self._others:
+            assert self._groups is not None
+            table = request.others[group - 1]
+            first = self._groups.first_needed(group, end * self.block_size, self.block_size)
+            for place in range(len(table), end):
+                block = self.pool.lookup(group_key(keys[place], group)) if place >= first else GONE
+                assert block is not None, "found by servable"
+                if block != GONE:
+                    self.pool.acquire([block])
+                table.append(block)
+        self._give_old(request, end * self.block_size, gaps=True)
+
+    def _give_old(self, request: Request, num_tokens: int, *, gaps: bool = False) -> None:
+        """Give back what the next token after `num_tokens` tokens does not need. gaps: older blocks may lie behind some
+        that are gone."""
+        for group in self._others:
+            assert self._groups is not None
+            table = request.others[group - 1]
+            first = self._groups.first_needed(group, num_tokens, self.block_size)
+            for place in range(min(first, len(table)) - 1, -1, -1):
+                if table[place] != GONE:
+                    self.pool.release([table[place]])
+                    table[place] = GONE
+                elif not gaps:
+                    break  # and so are those before it
 
     def _reuses(self, request: Request) -> bool:
         """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
@@ -80,9 +144,35 @@ class BlockBook:
             return False
         return request.block_keys(self.block_size)[position] == other.block_keys(self.block_size)[position]
 
-    def adopt_loaded(self, request: Request, block_ids: Sequence[int]) -> None:
-        """Append blocks that hold the next part of the prefix; the request takes over their references."""
+    def others_to_load(self, request: Request, count: int) -> list[tuple[int, int, BlockKey]]:
+        """Blocks of other groups that the request lacks to go on after `count` more blocks of group 0: (group, place,
+        key) of each."""
+        if self._groups is None:
+            return []
+        self._open(request)
+        keys, held, end = request.block_keys(self.block_size), len(request.block_ids), len(request.block_ids) + count
+        lacking = []
+        for group in self._others:
+            first = self._groups.first_needed(group, end * self.block_size, self.block_size)
+            table = request.others[group - 1]
+            lacking += [
+                (group, place, group_key(keys[place], group))
+                for place in range(first, end)
+                if place >= held or table[place] == GONE
+            ]
+        return lacking
+
+    def adopt_loaded(
+        self, request: Request, block_ids: Sequence[int], others: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Append blocks that hold the next part of the prefix; the request takes over their references. others: (group,
+        place, block) of all that `others_to_load` said for them."""
         self.adopt_arriving(request, block_ids)
+        for table in request.others:
+            table += [GONE] * (len(request.block_ids) - len(table))
+        for group, place, block in others:
+            request.others[group - 1][place] = block
+        self._give_old(request, request.num_computed, gaps=True)
         self.name_full(request)
 
     def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:
@@ -95,26 +185,53 @@ class BlockBook:
     def take_all(self, request: Request) -> int:
         """Take blocks for all known tokens of a request that has none: n cached blocks, then fresh ones. Returns n.
         Raises OutOfBlocks and then changes nothing."""
-        matched = self.match(request)
-        self.pool.acquire(matched)
+        matched, end = self.match(request), self.blocks_for(request.num_tokens)
+        keys = request.block_keys(self.block_size)
+        tables = [list(matched)]
+        for group in self._others:
+            assert self._groups is not None
+            first = self._groups.first_needed(group, request.num_tokens, self.block_size)
+            found = [self.pool.lookup(group_key(keys[i], group)) for i in range(first, len(matched))]
+            tables.append([GONE] * min(first, end) + [block for block in found if block is not None])
+        taken = [block for table in tables for block in table if block != GONE]
+        self.pool.acquire(taken)
         try:
-            fresh = self.pool.allocate(self.blocks_for(request.num_tokens) - len(matched))
+            fresh = self.pool.allocate(sum(end - len(table) for table in tables))
         except OutOfBlocks:
-            self.pool.release(matched)
+            self.pool.release(taken)
             raise
-        request.block_ids = matched + fresh
+        for table in tables:
+            lacking = end - len(table)
+            table += fresh[:lacking]
+            del fresh[:lacking]
+        request.block_ids, *request.others = tables
         request.num_named = len(matched)
         return len(matched)
 
     def lacks(self, request: Request) -> int:
-        """Number of blocks that the known tokens of the request still need."""
-        return self.blocks_for(request.num_tokens) - len(request.block_ids)
+        """Number of blocks that the known tokens of the request still need, of all groups at once at most."""
+        total = missing = self.blocks_for(request.num_tokens) - len(request.block_ids)
+        if missing <= 0:
+            return total
+        for group in self._others:
+            assert self._groups is not None
+            held = sum(block != GONE for block in request.others[group - 1]) if request.others else 0
+            window = self._groups.windows[group]
+            most = self.blocks_for(window) + self.blocks_for(self._step_tokens) + 2 if window else missing + held
+            total += max(0, min(missing, most - held))
+        return total
 
     def extend(self, request: Request, count: int) -> None:
         """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then changes nothing."""
         need = self.blocks_for(request.num_computed + count) - len(request.block_ids)
+        if self._groups is not None:
+            self._open(request)
+            self._give_old(request, request.num_computed)
         if need > 0:
-            request.block_ids += self.pool.allocate(need)
+            fresh = self.pool.allocate(need * (1 + len(self._others)))
+            request.block_ids += fresh[:need]
+            for group in self._others:
+                request.others[group - 1] += fresh[group * need : (group + 1) * need]
 
     # --- naming
 
@@ -131,12 +248,27 @@ class BlockBook:
         fresh = [i for i, (key, block_id, facts) in enumerate(full_blocks) if self.pool.name(block_id, key, facts)]
         if self._named is not None and fresh:
             self._named(request, [first + i for i in fresh])
-        return [full_blocks[i] for i in fresh]
+        others = [
+            (key, block_id, facts)
+            for key, block_id, facts in self._named_others(request, first, full)
+            if self.pool.name(block_id, key, facts, told=False)
+        ]
+        return [full_blocks[i] for i in fresh] + others
 
     def named(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
         """(key, block id, facts for eviction) of the request's blocks [first, end)."""
         keys = request.block_keys(self.block_size)
         return [(keys[i], request.block_ids[i], self.facts(request, i)) for i in range(first, end)]
+
+    def _named_others(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
+        """The same of the other groups, of which the request still has some."""
+        keys = request.block_keys(self.block_size)
+        return [
+            (group_key(keys[i], group), table[i], self.facts(request, i))
+            for group, table in enumerate(request.others, 1)
+            for i in range(first, end)
+            if table[i] != GONE
+        ]
 
     def facts(self, request: Request, position: int) -> Facts:
         """Facts for eviction about the request's block at `position`."""
@@ -156,8 +288,8 @@ class BlockBook:
 
     def release(self, request: Request) -> None:
         """Release all blocks. Named blocks can still be found until they are evicted."""
-        self.pool.release(request.block_ids)
-        request.block_ids = []
+        self.pool.release(request.held_blocks)
+        request.block_ids, request.others = [], []
         request.num_computed = 0
         request.num_named = 0
         self.changes += 1

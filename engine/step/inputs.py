@@ -8,7 +8,7 @@ On the CPU the tensors are the buffer itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -39,6 +39,7 @@ class Row:
     num_samples: int = 1
     proposals: Sequence[Tensor] = ()  # [V] each: distributions of the draft's tokens; empty = compare tokens
     scores: PromptScores | None = None
+    others: Sequence[Sequence[int]] = ()  # of the other groups (cache/layer_groups.py); empty: as block_ids
 
     @property
     def num_wanted(self) -> int:
@@ -54,13 +55,15 @@ class Inputs:
     batch: RaggedBatch
     last_rows: Tensor  # [R] int64: the rows of q whose logits are needed, grouped by request
     order: list[int]  # request s of the batch is rows[order[s]]
+    others: Sequence[RaggedBatch] = ()  # of the other groups: the same rows in other blocks
 
 
 class InputBuilder:
     """Builds the inputs of each step. They are valid until the next `build`."""
 
-    def __init__(self, block_size: int, device: torch.device, gpu: Gpu | None = None) -> None:
+    def __init__(self, block_size: int, device: torch.device, gpu: Gpu | None = None, num_groups: int = 1) -> None:
         """gpu: copies to the device; by default the one of `device`."""
+        self._num_groups = num_groups
         self._block_size = block_size
         self._gpu = gpu or gpu_of(device)
         self._device = torch.empty(0, dtype=torch.int64, device=device)  # any tensor there
@@ -118,7 +121,39 @@ class InputBuilder:
             q_lens=q_lens.tolist(),
             kv_lens=kv_lens.tolist(),
         )
-        return Inputs(token_ids_t, batch, last_rows_t, order)
+        if self._num_groups == 1:
+            return Inputs(token_ids_t, batch, last_rows_t, order)
+        of_rows: list[Sequence[Sequence[int] | np.ndarray]] = [
+            rows[i].others or [rows[i].block_ids] * (self._num_groups - 1) for i in order
+        ]
+        others = [
+            self._other_batch(batch, [tables[group] for tables in of_rows], counts, request, positions)
+            for group in range(self._num_groups - 1)
+        ]
+        return Inputs(token_ids_t, batch, last_rows_t, order, others)
+
+    def _other_batch(
+        self,
+        batch: RaggedBatch,
+        tables: Sequence[Sequence[int] | np.ndarray],
+        counts: Sequence[int],
+        request: np.ndarray,
+        positions: np.ndarray,
+    ) -> RaggedBatch:
+        """`batch` with the blocks of another group. In place of blocks that were given back, which no row sees, stands
+        block 0."""
+        found = np.zeros(tuple(batch.block_tables.shape), np.int32)
+        for s, table in enumerate(tables):
+            found[s, : counts[s]] = table[: counts[s]]
+        np.maximum(found, 0, out=found)
+        block, offset = np.divmod(positions, self._block_size)
+        slots = found[request, block].astype(np.int64) * self._block_size + offset
+        device = batch.block_tables.device
+        return replace(
+            batch,
+            block_tables=torch.from_numpy(found).to(device),
+            slot_mapping=torch.from_numpy(slots).to(device),
+        )
 
     def _room(self, count: int) -> Tensor:
         """The first `count` int64 of the host buffer, after the previous step's copy has finished."""

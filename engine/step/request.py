@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cache.block import BlockKey, extend_keys, weights_root
+from cache.layer_groups import GONE
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
 from engine.step.block_table import BlockTable
@@ -56,7 +57,8 @@ class Request:
     fetches: bool = True  # may load its prefix from the pool or another arena; else the node computes it
     state: RequestState = RequestState.WAITING
     num_computed: int = 0  # tokens whose KV is in `block_ids`
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)  # of group 0 (cache/layer_groups.py)
+    others: list[list[int]] = field(default_factory=list)  # of the other groups, each as long; GONE = given back
     keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of token_ids, filled as needed
     num_named: int = 0  # full blocks already named in the prefix cache
     num_cached: int = 0  # prompt tokens not computed here, but found in HBM, a lower tier or the pool
@@ -73,6 +75,13 @@ class Request:
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)  # of token_ids[1], [2], ... so far
     journal: Journal = field(default_factory=Journal)  # any code on the node may append
     table: BlockTable = field(default_factory=BlockTable, repr=False)
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Of all groups."""
+        if not self.others:
+            return self.block_ids
+        return [*self.block_ids, *(block for table in self.others for block in table if block != GONE)]
 
     @property
     def num_tokens(self) -> int:

@@ -23,7 +23,8 @@ def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: S
     known = scheduled.num_tokens - len(scheduled.draft)
     token_ids = request.token_ids[scheduled.start : scheduled.start + known] + scheduled.draft
     scores = _scores(request, scheduled.start, known) if request.scores_prompt else None
-    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + len(scheduled.draft), proposals, scores)
+    drafts = len(scheduled.draft)
+    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + drafts, proposals, scores, request.others)
 
 
 def _scores(request: Request, start: int, count: int) -> PromptScores | None:

@@ -57,15 +57,17 @@ class Runner:
         around_forward: makes a context entered around each forward pass with its rows, so that other ranks compute the
         same pass (RankProcesses.step)."""
         config = model.config
-        shape = (config.num_layers, PLANES[config.kv_kind], config.num_kv_heads, block_size, config.head_size)
+        layers = config.num_layers if model.groups is None else model.groups.layers
+        shape = (layers, PLANES[config.kv_kind], config.num_kv_heads, block_size, config.head_size)
         if kv_pool.dim() != 6 or tuple(kv_pool.shape[1:]) != shape:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
-        self._forward = model.forward
+        self._forward: Callable[..., Tensor] = model.forward
         self._gpu = gpu or gpu_of(self.device)
-        self._inputs = InputBuilder(block_size, self.device, self._gpu)
+        num_groups = 1 if model.groups is None else len(model.groups.windows)
+        self._inputs = InputBuilder(block_size, self.device, self._gpu, num_groups)
         self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
         self._masks = masks
         self._around_forward = around_forward
@@ -90,6 +92,7 @@ class Runner:
             self.kv_pool,
             inputs.last_rows,
             scores=self._scores(PromptRows, rows, inputs),
+            **_of_groups(inputs),
         )
 
     def step(
@@ -121,6 +124,7 @@ class Runner:
                     on_layer,
                     before_layer,
                     self._scores(PromptScorer, rows, inputs),
+                    **_of_groups(inputs),
                 )
             if self.model.experts is not None:
                 self.losses = self.model.experts.take_losses().by_row(inputs.order, inputs.batch.q_lens)
@@ -171,6 +175,11 @@ class Runner:
         if not any(asked):
             return None
         return kind(asked, inputs.order, inputs.batch.q_lens, self.device)
+
+
+def _of_groups(inputs: Inputs) -> dict[str, Any]:
+    """Arguments of Model.forward, which recordings do not take."""
+    return {"others": inputs.others} if inputs.others else {}
 
 
 def _sampling_rows(row: Row) -> Sequence[SamplingRow]:

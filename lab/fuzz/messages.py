@@ -87,7 +87,7 @@ BODIES: tuple[Any, ...] = (
     stage.Known("a/r#0", 64),
     stage.Hidden("a/r#0", 64, 128, 64),
     stage.Landed("a/r#0", 192),
-    KvTarget("d", "kv", [1, 2], 0, "e", ["e", "f"]),
+    KvTarget("d", "kv", [1, 2], 0, "e", epochs=["e", "f"]),
     KvTarget("d", "kv", [1, 2], 0, "e"),
     handoff.Abort(["a/r#0"]),
     handoff.Fence("a/r#0"),

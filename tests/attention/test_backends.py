@@ -64,6 +64,47 @@ def test_windows_and_soft_caps(backend, mask, dtype, geometry):
         assert ours <= 2 * plain + SLACK, f"{name}: {ours:.2e}, plain torch {plain:.2e}"
 
 
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 0.0), (20, 2.0)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinks(dtype, window, soft_cap):
+    """torch as close to the reference in float64 as plain torch is."""
+    sinks = torch.randn(9, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3
+    for name in ("ragged decodes", "prefix and chunk", "everything"):
+        case = Case([*MIXES[name], (300, 9)], 9, 3, 64, 16, dtype)
+
+        def run(backend, dtype, case=case):
+            q, kv = case.q.to(dtype), case.kv.to(dtype)
+            options = {"window": window, "soft_cap": soft_cap, "sinks": sinks.to(dtype)}
+            return backend.attend(q, kv, case.batch, backend.plan(case.batch), case.scale, **options).double()
+
+        backend = ReferenceBackend()
+        backend.write_kv(case.k, case.v, case.kv, case.batch, backend.plan(case.batch))
+        truth = run(ReferenceBackend(), torch.float64)
+        without = case.run(ReferenceBackend(), torch.float64, window, soft_cap)
+        assert (truth.abs() <= without.abs() + 1e-9).all() and (truth - without).abs().max() > 0.01
+        plain = (run(ReferenceBackend(), dtype) - truth).abs().max()
+        assert (run(TorchBackend(), dtype) - truth).abs().max() <= 2 * plain + SLACK
+
+
+def test_a_sink_is_one_more_score_without_a_value():
+    """Two tokens, one head: o = plain * sigmoid(log-sum-exp - sink)."""
+    case, sink = Case([(2, 0)], 1, 1, 32, 16, torch.float64), 0.7
+    plain = case.run(ReferenceBackend(), torch.float64)
+    options = {"sinks": torch.tensor([sink], dtype=torch.float64)}
+    ReferenceBackend().write_kv(case.k, case.v, case.kv, case.batch, None)
+    out = ReferenceBackend().attend(case.q, case.kv, case.batch, None, case.scale, **options)
+    scores = torch.stack([case.scale * (case.q[1, 0] @ case.k[j, 0]) for j in (0, 1)])
+    torch.testing.assert_close(out[1], plain[1] * torch.sigmoid(scores.logsumexp(0) - sink))
+
+
+def test_a_backend_without_sinks_is_refused_by_name(caplog):
+    with pytest.raises(ValueError, match=r"'cpu' has no attention sinks.*--attention-backend torch or auto"):
+        choose("cpu", "cpu", sinks=True)
+    caplog.set_level("INFO")
+    assert choose("auto", "cpu", sinks=True).name == choose("torch", "cpu", sinks=True).name == "torch"
+    assert "attention sinks" in caplog.text
+
+
 def test_a_window_gathers_its_blocks_only():
     """Decodes: a window and the rest of its first block. Chunks: pieces of a window over a window."""
     batch = ragged_batch([(1, 999), (1, 500), (1, 3), (400, 600)], 16, torch.Generator().manual_seed(1))

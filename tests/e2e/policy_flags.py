@@ -172,6 +172,7 @@ OTHERS = {
     "load_format": "how weights are read: tests/engine/checkpoint",
     "dtype": "a number format",
     "weight_dtype": "a number format: test_weight_dtype.py",
+    "kv_groups": "which bytes move and stay: test_windows.py",
     "kv_cache_dtype": "a number format: test_quantized_arena.py, test_speculation.py",
     "pool_dtype": "a number format: test_pool_contents.py",
     "wire_dtype": "a number format: test_wire_dtype.py",

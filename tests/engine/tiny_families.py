@@ -82,6 +82,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3": ("Gemma3", {"sliding_window": 20, "query_pre_attn_scalar": 32, "num_hidden_layers": 7}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 20,
+            "head_dim": 16,
+            "swiglu_limit": 2.0,
+            "rope_parameters": YARN | {"factor": 32.0, "rope_theta": 1.5e5, "truncate": False},
+        },
+    ),
     "deepseek2-lite": ("DeepseekV2", LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.0}),
     "deepseek2": (
         "DeepseekV2",
@@ -119,7 +130,7 @@ def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrai
     )
     model = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, parameter in model.named_parameters():
-        if "norm" in parameter_name or parameter_name.endswith("bias"):
+        if "norm" in parameter_name or parameter_name.endswith(("bias", "sinks")):
             parameter.add_(torch.randn_like(parameter) * 0.2)
         elif "embed" not in parameter_name:
             torch.nn.init.normal_(parameter, std=0.15)  # transformers leaves the routers at zero
@@ -133,7 +144,8 @@ def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrai
 def ours(directory: Path, dtype: torch.dtype = torch.float32, backend: str = "torch") -> tuple[ModelSource, Runner]:
     """The saved model by our loader; its KV pool starts as NaN."""
     source = describe(str(directory))
-    model = Model(source.config, weights.load(source, dtype), choose(backend, "cpu"))
+    attention = choose(backend, "cpu", sinks=source.config.sinks)
+    model = Model(source.config, weights.load(source, dtype), attention)
     return source, Runner(model, empty_pool(source, dtype), BLOCK_SIZE)
 
 

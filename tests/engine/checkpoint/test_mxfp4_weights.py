@@ -8,7 +8,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attention.choice.choose import choose
@@ -24,6 +24,7 @@ from engine.model.ops_cpu import CpuOps
 from engine.model.quantized import Quantized
 from engine.step.runner import Row, Runner
 from tests.engine.checkpoint.test_packed_weights import CONFIG, MATRICES
+from tests.engine.tiny_families import ours, save
 from tests.engine.tiny_llama import logits_of
 
 torch.set_num_threads(1)
@@ -214,8 +215,31 @@ def test_what_is_not_served_is_refused_by_its_key(tmp_path, path, value):
     assert f"quantization_config.config_groups.group_0.{path} " in str(caught.value)
 
 
-def test_gpt_oss_is_refused_by_its_family(tmp_path):
-    """Its weights could be read: its layers have sinks, biases and another gate."""
-    folder, _ = write(tmp_path, GPT_OSS, "GptOss")
-    with pytest.raises(ModelError, match=r"^architecture 'GptOssForCausalLM' is not supported; supported: Llama"):
-        describe(folder)
+def test_gpt_oss_itself(tmp_path):
+    """Rows of gate and up in turns, biases and sinks in floats: the logits of a file with the same values in floats,
+    which transformers wrote (test_families.py compares these), and stored matrices keep their bits."""
+    floats, fours = tmp_path / "floats", tmp_path / "fours"
+    save("gpt-oss", floats)
+    tensors = load_file(floats / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+        experts, inputs, outputs = tensors[name].shape
+        parts, exact = parts_of(GPT_OSS, (experts, outputs, inputs), len(name))
+        tensors[name] = exact.float().mT.contiguous()
+        tensors.update({f"4 {name}{end}": part for end, part in parts.items()})
+    fours.mkdir()
+    packed = {name[2:]: each for name, each in tensors.items() if name.startswith("4 ")}
+    plain = {name: each for name, each in tensors.items() if not name.startswith("4 ")}
+    save_file(plain, floats / "model.safetensors")
+    kept = {name: each for name, each in plain.items() if f"{name}_blocks" not in packed}
+    save_file(kept | packed, fours / "model.safetensors")
+    config = json.loads((floats / "config.json").read_text())
+    (fours / "config.json").write_text(json.dumps(config | {"quantization_config": GPT_OSS}))
+
+    rows = [Row(list(range(40)), 0, [0, 1, 2])]
+    truth, widened = (logits_of(ours(folder)[1], rows) for folder in (floats, fours))
+    assert truth.isfinite().all() and torch.equal(widened, truth)
+    source = describe(str(fours))
+    stored, wide = load_quantized(source, "stored", torch.float32), weights.load(source, torch.float32)
+    fits = [name for name, weight in stored.items() if isinstance(weight, Quantized)]
+    assert len(fits) == config["num_hidden_layers"] * config["num_local_experts"] * 3
+    assert all(torch.equal(stored[name].widened(), wide[name]) for name in fits)

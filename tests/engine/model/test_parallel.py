@@ -68,7 +68,7 @@ def runner_of(source: ModelSource, pool: Tensor, rank: int, size: int, store: Pa
     shard = Shard(source.config, rank, size)
     part = weights.load(source, pool.dtype, shard=shard)
     ranks = ProcessRanks(FileStore(str(store), size), rank, size, torch.device("cpu"))
-    model = Model(shard.config, part, choose("torch", "cpu"), ranks=ranks)
+    model = Model(shard.config, part, choose("torch", "cpu", sinks=source.config.sinks), ranks=ranks)
     return Runner(model, pool[:, :, :, shard.kv_heads], BLOCK_SIZE)
 
 

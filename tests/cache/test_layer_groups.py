@@ -1,0 +1,66 @@
+"""Groups of layers, and the longest prefix after which all of them can go on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.groups import Group
+from cache.layer_groups import LayerGroups, group_key, layer_groups, servable
+
+SIZE = 4
+WINDOWS = st.lists(st.sampled_from([0, 1, 5, 8, 20]), min_size=1, max_size=30)
+
+
+@given(WINDOWS)
+def test_every_layer_has_a_place_of_its_own_in_a_group_of_its_window(windows):
+    groups = layer_groups(windows)
+    if groups is None:
+        assert len(set(windows)) == 1 or 0 not in windows
+        return
+    assert len(set(groups.places)) == len(groups.places) == len(windows)
+    assert groups.windows[0] == 0
+    for window, (group, place) in zip(windows, groups.places, strict=True):
+        assert groups.windows[group] == window and 0 <= place < groups.layers
+
+
+def test_published_models():
+    """gpt-oss: two equal groups. Gemma 3 27B: 10 full layers and six groups of up to 10."""
+    assert layer_groups([128, 0] * 18) == LayerGroups((0, 128), tuple((1 - i % 2, i // 2) for i in range(36)), 18)
+    gemma = layer_groups([1024 if (i + 1) % 6 else 0 for i in range(62)])
+    assert gemma is not None and gemma.layers == 10 and gemma.windows == (0,) + (1024,) * 6
+
+
+@given(st.integers(0, 200), st.integers(1, 30))
+def test_what_a_window_needs_is_what_cache_groups_says(tokens, window):
+    groups = LayerGroups((0, window), ((0, 0), (1, 0)), 1)
+    wanted = Group(kind="window", layers=1, row_bytes=1, window=window).needed(tokens, SIZE)
+    assert groups.first_needed(1, tokens, SIZE) == wanted.start
+    assert groups.needed(tokens, SIZE) == wanted.stop + len(wanted)
+
+
+@given(st.integers(0, 30), st.data())
+def test_servable_is_the_longest_prefix_that_every_group_serves(run, data):
+    """Against trying every length."""
+    groups = LayerGroups((0, 5, 12), ((0, 0), (1, 0), (2, 0)), 1)
+    held = data.draw(st.integers(0, run))
+    there = [set(data.draw(st.lists(st.integers(0, 30), max_size=40))) for _ in range(2)]
+
+    def serves(count: int) -> bool:
+        starts = [groups.first_needed(group, count * SIZE, SIZE) for group in (1, 2)]
+        return all(i in there[group] for group, start in enumerate(starts) for i in range(start, count))
+
+    expected = next((count for count in range(run, held, -1) if serves(count)), held)
+    assert servable(groups, run, held, SIZE, lambda group, place: place in there[group - 1]) == expected
+
+
+def test_keys_name_the_group():
+    key = bytes(range(16))
+    assert len({key, *(group_key(key, group) for group in range(1, 8))}) == 8
+    assert all(len(group_key(key, group)) == 16 for group in (1, 7))
+
+
+@pytest.mark.parametrize("windows", [[], [0, 0], [8, 8], [8, 5]])
+def test_one_group_where_there_is_nothing_to_gain(windows):
+    assert layer_groups(windows) is None
