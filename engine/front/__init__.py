@@ -5,9 +5,6 @@ Files:
     adoption          Takes over a request of a lost acceptor when its client reconnects to this node
     attempts          Attempts of accepted requests: starts each on its nodes, receives their updates, and ends it on
                       all of them
-    bursts            Finds out whether another node already computes a prompt's new blocks, through the claims of
-                      sched/gossip/intents.py
-    claims            Announces a prompt's work to its prefill node before the prompt arrives there
     clocks            Estimates the clock offsets of other nodes from calls and their answers
     cluster           The connections through which a node reaches the others
     declined          A decision against a request: what its client is told, and what led there, kept to be explained
@@ -29,5 +26,7 @@ Files:
                       policy decide
     probing           Asks nodes for their load before the policy chooses one
     silence           Handles nodes that fall silent
+    claiming/         What the acceptor announces before a prompt arrives at its node: its work, and the blocks that
+                      it will compute
     compiled/         The two compiled passes of a placement: the shortlist, and the choice among a few nodes
 """

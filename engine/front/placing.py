@@ -14,8 +14,8 @@ import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
 from cache.results import LeadingRun
-from engine.front.bursts import Bursts
-from engine.front.claims import Claims
+from engine.front.claiming.bursts import Bursts
+from engine.front.claiming.claims import Claims
 from engine.front.clocks import Clocks
 from engine.front.cluster import Cluster
 from engine.front.declined import no_placement, turned_away

@@ -34,7 +34,7 @@ from engine.loading.cuda_memory import CudaMemory
 from engine.loading.rank_processes import RankProcesses
 from engine.loading.shared_memory import shared_memory
 from engine.loading.weight_type import weight_type
-from engine.model.decoder import Model
+from engine.model.decoder import Model, Processes
 from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
@@ -156,7 +156,8 @@ def _load_experts(
         backend = _backend(config, source.config, geometry.dtype)
         group = processes.join()
         ops = _ops(config, backend, dtype)
-        model = Model(source.config, weights, backend, config.device, ops, experts=group, groups=geometry.groups)
+        others = Processes(experts=group)
+        model = Model(source.config, weights, backend, config.device, ops, geometry.groups, others)
         runner = Runner(model, kv, geometry.block_size, config.device, masks=masks, around_forward=group.step)
     except BaseException:
         processes.close()
@@ -241,8 +242,8 @@ def load_rank(
         backend,
         device,
         _ops(config, backend, dtype, products_of(weights.values())),
-        ranks=None if join is None else join(),
-        groups=geometry.groups,
+        geometry.groups,
+        None if join is None else Processes(join()),
     )
     return make(model, kv, geometry.block_size, device)
 

@@ -105,6 +105,15 @@ class Scores(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Other processes that compute a part of the model. With `ranks`, this one has the config and the weights of one
+    shard (engine/model/parallel.py); with `experts`, its weights have no experts."""
+
+    ranks: Ranks | None = None
+    experts: ExpertRanks | None = None
+
+
 class Model:
     """Weights on a device and the forward pass over a ragged batch."""
 
@@ -115,22 +124,21 @@ class Model:
         backend: AttentionBackend,
         device: str = "cpu",
         ops: Ops | None = None,
-        ranks: Ranks | None = None,
         groups: LayerGroups | None = None,
-        experts: ExpertRanks | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
         Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
-        With `ranks`, config and weights are those of one rank's shard (engine/model/parallel.py). `groups`: how the KV
-        pool has the layers; None = all in each block. With `experts`, the weights have no experts."""
+        `groups`: how the KV pool has the layers; None = all in each block. `processes`: others that compute a part."""
         self.groups = groups
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
-        self.ranks: Ranks = ranks or Alone()
+        processes = processes or Processes()
+        self.ranks: Ranks = processes.ranks or Alone()
         self.alone = isinstance(self.ranks, Alone)
-        self.experts = experts
+        self.experts = processes.experts
         embedding = self._matrix(weights, "embed")
         self.dtype = embedding.dtype
         # Rounded to the dtype, because the model was trained with the rounded value.

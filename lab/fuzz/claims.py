@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from engine.front.bursts import answer
+from engine.front.claiming.bursts import answer
 from engine.handoff.messages import Intend
 from net.bodies import decode, encode
 from net.gossip.load_words import Amount

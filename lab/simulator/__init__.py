@@ -8,6 +8,7 @@ Files:
     command         A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under
                     virtual time
     config          All parameters of a run except its requests; written into every result
+    costs           What a node knows of the time of its own steps: fitted to noisy steps, as real nodes do, or exact
     failures        Faults in a cluster: which parts are lost, which node notices when, and where lost requests go
     faults          Faults of a run, from text or by seed
     geometry_flags  The flags of commands without SimConfig that choose a step model by formula: a published model on

@@ -24,7 +24,7 @@ from lab.simulator.models.network import Network
 from lab.simulator.models.presets import chosen
 from lab.simulator.models.step_models import StepModel, with_bandwidth
 from lab.simulator.node import Node
-from lab.simulator.placing import Placing
+from lab.simulator.placing import Answers, Placing
 from lab.simulator.predictors import equip
 from lab.simulator.refusals import Refusals
 from lab.simulator.roles import Roles
@@ -59,15 +59,13 @@ class Cluster:
         candidates = [making.candidate(config, self.model, node) for node in self.nodes]
         reused = None if self.model.kv is None else self._reused
         self.placing = Placing(
-            config, self.loop, self.rng, candidates, self.links, self._step_soon, reused, self._equip
+            config, self.loop, self.rng, candidates, self.links, Answers(self._step_soon, reused), self._equip
         )
         self.live = self.placing.live
         self.caches = [making.cache(config, self.loop, self.placing, node) for node in self.nodes]
         self._left = 0
         parts = Parts(self.by_name, self.network, self.placing, self.caches, self.pool)
-        self.failures = Failures(
-            config, self.model, self.loop, parts, self.jobs, self.changed, self.place, self.slowness
-        )
+        self.failures = Failures(config, self.loop, parts, self.jobs, self.changed, self.place, self.slowness)
         self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
         self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
 
@@ -165,7 +163,7 @@ class Cluster:
         fetched = max(own, decision.prefix_tokens) if decision.prefix_source == "pool" else own
         job.prefix_tokens = job.computed = fetched
         job.source = "pool" if fetched > own else "local" if own else "none"
-        job.prefill_s = self.model.prompt_s(job.num_uncomputed, job.computed)
+        job.prefill_s = prefill.costs.prompt_s(job.num_uncomputed, job.computed)
         decode.promise(job)
         prefill.expect(job)
         nbytes = self.model.fetch_bytes(fetched, own) * self.config.kv_scale
@@ -220,7 +218,7 @@ class Cluster:
         """Skip the tokens that another prompt has computed here since the placement."""
         own = self._own_tokens(node, job)
         if own > job.computed:
-            node.found(job, own, self.model.prompt_s(job.input_tokens - own, own))
+            node.found(job, own, node.costs.prompt_s(job.input_tokens - own, own))
             job.prefix_tokens, job.source = own, "local"
         if self.config.kv_overlap == "layer" and job.decode != node.name:
             job.log.append((self.loop.now, "moving"))
@@ -294,7 +292,7 @@ class Cluster:
         job.restart(self.loop.now)
         job.preemptions += 1
         job.prefill, job.source, job.sent = node.name, "none", self.loop.now
-        job.prefill_s = self.model.prompt_s(job.num_uncomputed, 0)
+        job.prefill_s = node.costs.prompt_s(job.num_uncomputed, 0)
         node.promise(job)
         node.expect(job)
         node.ready(job)
@@ -305,6 +303,7 @@ class Cluster:
         self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch.running)
+        live.prefill[:, i] = [coefficient * node.known_slowness for coefficient in node.costs.prefill]
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
         if live.decodes[i]:
             live.step_s[i] = node.step_s()

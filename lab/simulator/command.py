@@ -33,7 +33,7 @@ from lab.flag_types import above_zero, not_negative, positive
 from lab.loads.generators import GENERATORS
 from lab.loads.trace import TraceRow, jittered, read_trace
 from lab.loads.traces import find_trace
-from lab.simulator import lengths
+from lab.simulator import costs, lengths
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.links import KINDS
@@ -46,6 +46,7 @@ CHOICES = {
     "publish": ("none", "home"),
     "predictor": tuple(predictors),
     "links": KINDS,
+    "step_models": costs.KINDS,
     "output_lengths": lengths.KINDS,
     "pool_model": POOL_MODELS,
 }

@@ -18,6 +18,12 @@ BELOW_ONE = {"gossip_loss"}
 ENDLESS = {"threshold", "guard_slack", "guard_most_error"}  # may be inf
 
 
+IDEAL: dict[str, Any] = {
+    "publish": "none", "links": "exact", "step_models": "exact", "step_noise": 0.0, "output_lengths": "oracle"
+}  # fmt: skip
+"""A cluster that publishes for nothing and knows everything, for questions about the mechanisms alone; no default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """Nodes are `prefill` + `decode`, or `mixed` ones; each has a cache of `cache_blocks` and a share of the pool of
@@ -63,6 +69,8 @@ class SimConfig:
     intents: bool = True  # prefixes that are being computed are announced, see sched/gossip/intents.py
     decode_ahead: bool = True  # probed decode nodes include promised requests in their step time
     links: str = "rails"  # knowledge of transfer times, see lab/simulator/links.py
+    step_models: str = "learnt"  # knowledge of step times, see lab/simulator/costs.py
+    step_noise: float = 0.05  # standard deviation of the logarithm of a step's time
     output_lengths: str = "limit"  # what is known of answers: limit, mean or oracle (lab/simulator/lengths.py)
     threshold: float = 1.5  # kvcache balancing threshold
     max_waiting: int = 100_000  # waiting prompts at which a node refuses

@@ -21,7 +21,6 @@ from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from lab.simulator.models.pool import Pool
 from lab.simulator.models.shares import HomedPool, PrefixCache
-from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Node
 from lab.simulator.placing import Placing
 
@@ -43,7 +42,6 @@ class Failures:
     def __init__(
         self,
         config: SimConfig,
-        model: StepModel,
         loop: Loop,
         parts: Parts,
         jobs: Sequence[Job],
@@ -53,7 +51,7 @@ class Failures:
     ) -> None:
         """jobs: all so far; changed(node): its columns may be outdated; place: place a request on nodes;
         slowness: the true factor of each node, changed here."""
-        self._config, self._model, self._loop, self._parts = config, model, loop, parts
+        self._config, self._loop, self._parts = config, loop, parts
         self._jobs, self._changed, self._place = jobs, changed, place
         self.slowness = slowness
         self.lost = 0  # attempts that a crash ended
@@ -83,7 +81,6 @@ class Failures:
     def _slow_known(self, node: Node, factor: float) -> None:
         """The node's records now report the factor, like those of a real node whose steps take longer than its model
         predicts."""
-        self._parts.placing.live.prefill[:, node.index] = np.array(self._model.prefill) * factor
         node.known_slowness = factor
         self._changed(node)
 

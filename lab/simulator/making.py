@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from random import Random
 
 from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose
 from lab.simulator.config import SimConfig
+from lab.simulator.costs import Knowledge, costs
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.caches import Cache
 from lab.simulator.models.disk import Disk
@@ -46,9 +49,17 @@ def nodes(
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk), classes)
         policy = make_policy(tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
-        return Node(loop, Identity(index, name, roles), model, rules, events, lambda now: slowness(index), lengths)
+        noise = partial(_noise, Random(f"{config.seed} {name}"), config.step_noise)
+        knows = Knowledge(costs(config.step_models, model, noise), lengths)
+        seat = Identity(index, name, roles)
+        return Node(loop, seat, model, rules, events, lambda now: slowness(index) * noise(), knows)
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
+
+
+def _noise(chance: Random, deviation: float) -> float:
+    """A factor with mean 1."""
+    return math.exp(chance.gauss(-deviation * deviation / 2, deviation)) if deviation else 1.0
 
 
 def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -130,7 +141,7 @@ def candidate(config: SimConfig, model: StepModel, node: Node) -> Candidate:
     return Candidate(
         node_id=node.name,
         roles=node.roles,
-        prefill=model.prefill,
+        prefill=node.costs.prefill,
         free_blocks=node.free_tokens // config.block_tokens,
         total_blocks=blocks,
         step_s=node.step_s() if "decode" in node.roles else 0.0,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lab.simulator.batch import Batch
+from lab.simulator.costs import Knowledge
 from lab.simulator.job import Job
-from lab.simulator.lengths import Lengths
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.segment import Segment
@@ -68,14 +68,14 @@ class Node:
         rules: StepRules,
         events: Events,
         slowness: Callable[[float], float],
-        lengths: Lengths,
+        knows: Knowledge,
     ) -> None:
-        """slowness(now): multiplies step times (a slow node)."""
+        """slowness(now): the factor of a step that begins now, by a slow node and by chance."""
         self.index, self.name, self.roles, self.model = seat.index, seat.name, seat.roles, model
         self.queue: list[Job] = []  # prompts that can be computed
         self.coming: dict[Job, None] = {}  # placed here, but their prefix is on its way
         self.queued_s = 0.0  # estimated prefill work of all of them
-        self.batch = Batch(model, lengths)
+        self.batch, self.costs = Batch(model, knows.lengths), knows.costs
         self.busy_s = 0.0
         self.steps = 0
         self.down = False
@@ -115,7 +115,11 @@ class Node:
     def step_s(self) -> float:
         """Seconds of a decode step with one more request."""
         context, batch = self.batch.context, len(self.batch.running)
-        return self.known_slowness * self.model.decode_s(batch + 1, context + (context // batch if batch else 0))
+        return self.decode_s(batch + 1, context + (context // batch if batch else 0))
+
+    def decode_s(self, batch: int, context: int) -> float:
+        """Seconds of a decode step, as the node expects it."""
+        return self.known_slowness * self.costs.decode_s(batch, context)
 
     # --- arrivals
 
@@ -255,6 +259,10 @@ class Node:
         computed, self._computing = self._computing, []
         seconds = self._loop.now - begun
         self._stepped(seconds, 1)
+        if not self.batch.running or self._policy.decodes_wait:
+            chunks = [(tokens, job.computed) for job, tokens, attempt in computed if job.retries == attempt]
+            if len(chunks) == len(computed):
+                self.costs.computed(chunks, seconds / self.known_slowness)
         if self._policy.decodes_wait:
             self.batch.held_s += seconds
         else:
@@ -287,6 +295,8 @@ class Node:
         seconds = self._loop.now - segment.begun
         self._stepped(seconds, segment.steps)
         last = segment.seconds(segment.steps) - segment.seconds(segment.steps - 1)
+        mean_context = segment.context + segment.batch * (segment.steps - 1) / 2
+        self.costs.decoded(segment.batch, mean_context, seconds / segment.steps / self.known_slowness)
         self._advance(segment.steps, last, segment.begun, segment.seconds(1))
         self._begin(self._version)
 

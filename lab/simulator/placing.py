@@ -60,6 +60,18 @@ class Decision:
     cell: Cell | None
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What nodes say when they are asked.
+
+    step_soon(node, seconds, tokens): the node's decode step after `seconds`, with one more request of `tokens` tokens.
+    reused(job, found): the tokens that the job need not compute on a node that has its first `found` ones; None: all of
+    these."""
+
+    step_soon: Callable[[int, float, int], float]
+    reused: Callable[[Job, int], int] | None
+
+
 class Placing:
     """The placements of one run."""
 
@@ -70,16 +82,13 @@ class Placing:
         rng: Random,
         nodes: Sequence[Candidate],
         links: SimLinks,
-        step_soon: Callable[[int, float, int], float],
-        reused: Callable[[Job, int], int] | None,
+        answers: Answers,
         equip: Callable[[PlacementPolicy], None],
     ) -> None:
-        """step_soon(node, seconds, tokens): the node's decode step after `seconds`, with one more request of `tokens`
-        tokens. reused(job, found): the tokens that the job need not compute on a node that has its first `found`
-        ones; None: all of these. equip(policy): called for every policy that is made."""
+        """equip(policy): called for every policy that is made."""
         size = len(nodes)
         self.config, self.loop, self.rng, self._links = config, loop, rng, links
-        self._step_soon, self._reused = step_soon, reused
+        self._step_soon, self._reused = answers.step_soon, answers.reused
         self.exact, self.told = Directory(size), Directory(size, config.digest_s)
         maker = chosen("--placement", config.placement, placements, METHODS)
 
@@ -189,8 +198,10 @@ class Placing:
         return Decision(decision, choice.view, questions, cell)
 
     def _matched(self, depths: Vector, job: Job) -> Vector:
-        """Leading tokens of the job that each node need not compute. depths: the blocks that it has."""
-        tokens: Vector = depths * self.config.block_tokens
+        """Leading tokens of the job that each node need not compute; one is always left to compute. depths: the blocks
+        that it has; the last block of a prompt may be partial."""
+        size = self.config.block_tokens
+        tokens: Vector = np.minimum(depths * size, float((job.input_tokens - 1) // size * size))
         reused = self._reused
         if reused is None:
             return tokens

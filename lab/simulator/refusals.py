@@ -40,7 +40,7 @@ class Refusals:
             wait_s=decision.estimates["wait_s"],
             step_s=step_s,
             step_soon_s=self.step_soon(node, decision.estimates["ttft_s"], job.input_tokens),
-            step_alone_s=self._model.decode_s(1, job.input_tokens),
+            step_alone_s=node.costs.decode_s(1, job.input_tokens),
             decode_s=self._lengths.mean * step_s,
         )
         return self._rejection.at_arrival(estimate)
@@ -49,7 +49,7 @@ class Refusals:
         """Called when the prompt's KV has arrived at `node`."""
         if not self._asked or job.retries:
             return None
-        alone_s = self._model.decode_s(1, job.input_tokens)
+        alone_s = node.costs.decode_s(1, job.input_tokens)
         step_s = self._of(node, len(node.batch.running) + len(node.batch.joining) + 1, job.input_tokens)
         decode_s = self._lengths.mean * step_s
         return self._again.after_prefill(job.service_class, step_s, alone_s, decode_s)
@@ -65,4 +65,4 @@ class Refusals:
         """Seconds of a step of `batch` requests as long as the running ones."""
         running = len(node.batch.running)
         mean = node.batch.context / running if running else tokens
-        return node.known_slowness * self._model.decode_s(batch, round(batch * mean))
+        return node.decode_s(batch, round(batch * mean))

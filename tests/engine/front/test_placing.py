@@ -11,7 +11,7 @@ import pytest
 
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
-from engine.front.claims import Claims
+from engine.front.claiming.claims import Claims
 from engine.front.declined import no_placement, turned_away
 from engine.front.known import with_silent
 from engine.front.placed import Placed, ProbeAnswer

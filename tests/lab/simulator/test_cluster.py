@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lab.loads.trace import TraceRow, jittered, read_trace, write_trace
 from lab.simulator.cluster import Cluster
-from lab.simulator.config import SimConfig
+from lab.simulator.config import IDEAL, SimConfig
 from lab.simulator.models.step_models import PRESETS
 from lab.simulator.result import figures
 from sched.placement.table import placements
@@ -40,6 +40,7 @@ def check(cluster: Cluster) -> None:
     for job in cluster.jobs:
         assert job.refused or job.arrival <= job.placed <= job.begun <= job.first_token <= job.finished, job
         assert job.refused or job.decoded == job.output_tokens
+        assert not job.estimates or min(job.estimates.values()) >= 0, "no prefix is longer than the prompt"
         assert job.prefix_tokens < job.input_tokens
     for node in cluster.nodes:
         assert not node.queue and not node.coming and not node.batch.running and not node.batch.joining
@@ -139,3 +140,21 @@ def test_the_decode_node_may_look_again():
     assert most[1] < most[0]
     assert figures(checked)["wasted_prefill_tokens"] > figures(trusting)["wasted_prefill_tokens"] == 0
     check(checked)
+
+
+def test_records_carry_what_the_node_has_learnt_of_noisy_steps():
+    config = SimConfig(prefill=2, decode=1, step_noise=0.1)
+    cluster = ran(config, rows(100))
+    for node in cluster.nodes[:2]:
+        told = tuple(cluster.live.prefill[:, node.index])
+        assert told == pytest.approx(node.costs.prefill) and told != MODEL.prefill
+        truth, guess = MODEL.prompt_s(6000, 0), node.costs.prompt_s(6000, 0)
+        assert truth != guess == pytest.approx(truth, rel=0.1)
+    exact = ran(SimConfig(prefill=2, decode=1, step_models="exact"), rows(100))
+    assert tuple(exact.live.prefill[:, 0]) == MODEL.prefill
+
+
+def test_steps_of_a_seed_vary_around_the_model():
+    loud, quiet = (ran(SimConfig(**IDEAL | {"step_noise": noise}), rows(60)) for noise in (0.2, 0.0))
+    apart = [a.ttft / b.ttft for a, b in zip(loud.jobs, quiet.jobs, strict=True)]
+    assert len(set(apart)) > 30 and 0.9 < sum(apart) / len(apart) < 1.1

@@ -18,7 +18,7 @@ MODEL = StepModel(
     name="round", prefill=(0.0, 1e-3, 0.0), decode=(0.0, 0.0, 1e-2, 0.0, 0.0), token_bytes=1, kv_tokens=2000,
     chunk_tokens=1000, nic_bytes_s=1e12, nic_latency_s=1e-9,
 )  # fmt: skip
-BASE = SimConfig(prefill=1, decode=1, cache_blocks=0)
+BASE = SimConfig(step_models="exact", step_noise=0.0, prefill=1, decode=1, cache_blocks=0)
 
 
 def long_answers(count: int = 6, output: int = 600) -> list[TraceRow]:

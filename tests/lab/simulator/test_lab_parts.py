@@ -61,7 +61,7 @@ def test_learned_placement_serves_everything_and_keeps_its_guard(predictor):
 def test_what_is_learned_is_who_is_slow():
     config = SimConfig(
         prefill=3, decode=2, placement="mooncake-learned", detect_s=1e9, faults="slow:prefill-0@0+100000x2",
-        cache_blocks=0,
+        step_models="exact", cache_blocks=0,
     )  # fmt: skip
     cluster = ran(config, [TraceRow(25 * i, 6000, 5, list(range(i * 12, i * 12 + 12))) for i in range(400)])
     for policy in cluster.placing.acceptors.learning.values():

@@ -18,7 +18,9 @@ MODEL = StepModel(
     chunk_tokens=1000, nic_bytes_s=1e12, nic_latency_s=1e-9,
 )  # fmt: skip
 """A millisecond per token of a prompt, ten per decode step."""
-BASE = SimConfig(prefill=0, decode=0, mixed=1, queue_order="fcfs", probe_s=0.0, cache_blocks=0)
+BASE = SimConfig(
+    step_models="exact", step_noise=0.0, prefill=0, decode=0, mixed=1, queue_order="fcfs", probe_s=0.0, cache_blocks=0
+)
 
 
 def ran(config: SimConfig, rows: list[TraceRow], model: StepModel = MODEL) -> Cluster:

@@ -10,7 +10,7 @@ from cache.pool.policies import policies
 from cache.pool.policy import PLAIN
 from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
-from lab.simulator.config import SimConfig
+from lab.simulator.config import IDEAL, SimConfig
 from lab.simulator.models.disk import Disk
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.pool import Pool
@@ -81,7 +81,7 @@ def test_a_crash_empties_dram_and_hides_the_ssd_until_it_is_back():
 
 BASE = SimConfig(
     prefill=1, decode=1, cache_blocks=0, pool_blocks=1, ssd_blocks=50, probe_s=0.0, lookup_s=0.0,
-    pool_model="fast", links="exact", publish="none", output_lengths="oracle",
+    pool_model="fast", **IDEAL,
 )  # fmt: skip
 
 

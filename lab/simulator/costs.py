@@ -1,0 +1,103 @@
+"""What a node knows of the time of its own steps: fitted to noisy steps, as real nodes do, or exact.
+
+A real node measures a few steps at its start (--calibration-ms) and learns from every later one (engine/core/costs.py).
+Its records carry the fitted coefficients, so placement errs by the noise of the steps and by the form of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lab.simulator.lengths import Lengths
+from lab.simulator.models.step_models import Chunk, StepModel
+from sched.cost import DecodeModel, PrefillModel, prefill_features
+
+KINDS = ("learnt", "exact")
+
+CALIBRATION = (64, 256, 1024)
+"""Prompt tokens of the steps at the start; each of them twice, the second time behind a context of the same length."""
+
+BATCHES = ((1, 256), (8, 512), (32, 1024))
+"""Requests, and tokens of context of each, of the decode steps at the start."""
+
+
+class NodeCosts(Protocol):
+    """Seconds, as the node expects them."""
+
+    @property
+    def prefill(self) -> tuple[float, float, float]:
+        """The coefficients in the node's records (sched/cost.py)."""
+
+    def prompt_s(self, new: int, context: int) -> float:
+        """All chunks of a prompt with `new` tokens after `context` known ones."""
+
+    def decode_s(self, batch: int, context: int) -> float:
+        """A decode step; `context` in total."""
+
+    def computed(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """A step without decodes took so long."""
+
+    def decoded(self, batch: int, context: float, seconds: float) -> None:
+        """A decode step took so long."""
+
+
+class Exact:
+    """Knows the step model itself."""
+
+    def __init__(self, model: StepModel) -> None:
+        self.prefill = model.prefill
+        self.prompt_s, self.decode_s = model.prompt_s, model.decode_s
+
+    def computed(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """There is nothing to learn."""
+
+    def decoded(self, batch: int, context: float, seconds: float) -> None:
+        """There is nothing to learn."""
+
+
+class Learnt:
+    """The regressions of a real node."""
+
+    def __init__(self, model: StepModel, noise: Callable[[], float]) -> None:
+        """noise(): the factor of one measured step."""
+        self._chunk_tokens = model.chunk_tokens
+        self._prefill, self._decode = PrefillModel(), DecodeModel()
+        for tokens in CALIBRATION:
+            for context in (0, tokens):
+                self.computed([(tokens, context)], model.prefill_s(tokens, context) * noise())
+        for batch, context in BATCHES:
+            self.decoded(batch, batch * context, model.decode_s(batch, batch * context) * noise())
+
+    @property
+    def prefill(self) -> tuple[float, float, float]:
+        return self._prefill.coefficients
+
+    def prompt_s(self, new: int, context: int) -> float:
+        return self._prefill.estimate(new, context, max(1, -(-new // self._chunk_tokens)))
+
+    def decode_s(self, batch: int, context: int) -> float:
+        return self._decode.estimate(batch, context)
+
+    def computed(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        features = [prefill_features(new, context) for new, context in chunks]
+        self._prefill.regression.observe((1.0, sum(f[1] for f in features), sum(f[2] for f in features)), seconds)
+
+    def decoded(self, batch: int, context: float, seconds: float) -> None:
+        self._decode.regression.observe((1.0, batch, context), seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What a node knows of its steps and of answers."""
+
+    costs: NodeCosts
+    lengths: Lengths
+
+
+def costs(kind: str, model: StepModel, noise: Callable[[], float]) -> NodeCosts:
+    """Raises ValueError for a kind that is not among KINDS."""
+    if kind not in KINDS:
+        raise ValueError(f"--step-models must be one of {', '.join(KINDS)}, got {kind!r}")
+    return Exact(model) if kind == "exact" else Learnt(model, noise)
