@@ -1,4 +1,4 @@
-"""What a node knows of the time of its own steps: fitted to noisy steps, as real nodes do, or exact.
+"""A node's knowledge of the time of its own steps: fitted to noisy steps, as real nodes do, or exact.
 
 A real node measures a few steps at its start (--calibration-ms) and learns from every later one (engine/core/costs.py).
 Its records carry the fitted coefficients, so placement errs by the noise of the steps and by the form of the model.

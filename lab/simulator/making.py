@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from random import Random
 
 from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose
@@ -19,6 +17,7 @@ from lab.simulator.models.pool import Pool
 from lab.simulator.models.shares import HomedPool, PrefixCache
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Events, Identity, Node, StepRules
+from lab.simulator.noise import Noise
 from lab.simulator.placing import Placing
 from net.user_file import chosen
 from sched import batching, queueing
@@ -49,17 +48,12 @@ def nodes(
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk), classes)
         policy = make_policy(tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
-        noise = partial(_noise, Random(f"{config.seed} {name}"), config.step_noise)
+        noise = Noise(config.seed, name, config.step_noise).factor
         knows = Knowledge(costs(config.step_models, model, noise), lengths)
         seat = Identity(index, name, roles)
         return Node(loop, seat, model, rules, events, lambda now: slowness(index) * noise(), knows)
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
-
-
-def _noise(chance: Random, deviation: float) -> float:
-    """A factor with mean 1."""
-    return math.exp(chance.gauss(-deviation * deviation / 2, deviation)) if deviation else 1.0
 
 
 def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:

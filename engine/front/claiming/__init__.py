@@ -1,4 +1,4 @@
-"""What the acceptor announces before a prompt arrives at its node: its work, and the blocks that it will compute.
+"""Announcements of the acceptor before a prompt arrives at its node: its work, and the blocks that it will compute.
 
 Files:
     bursts  Finds out whether another node already computes a prompt's new blocks, through the claims of
