@@ -8,7 +8,6 @@ Files:
     command         A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under
                     virtual time
     config          All parameters of a run except its requests; written into every result
-    costs           A node's knowledge of the time of its own steps: fitted to noisy steps, as real nodes do, or exact
     failures        Faults in a cluster: which parts are lost, which node notices when, and where lost requests go
     faults          Faults of a run, from text or by seed
     geometry_flags  The flags of commands without SimConfig that choose a step model by formula: a published model on
@@ -20,8 +19,6 @@ Files:
     making          The parts of a simulated cluster, made from its configuration
     node            A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch
                     (batch.py) take
-    noise           Steps take longer or shorter by chance: a factor with mean 1 for each step of a node, drawn by the
-                    seed
     placing         The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/
                     under virtual time
     predictors      The predictors for the guarded placement

@@ -33,11 +33,12 @@ from lab.flag_types import above_zero, not_negative, positive
 from lab.loads.generators import GENERATORS
 from lab.loads.trace import TraceRow, jittered, read_trace
 from lab.loads.traces import find_trace
-from lab.simulator import costs, lengths
+from lab.simulator import lengths
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.links import KINDS
 from lab.simulator.making import POOL_MODELS
+from lab.simulator.models.costs import KINDS as COST_KINDS
 from lab.simulator.predictors import predictors
 from lab.simulator.result import figures
 
@@ -46,7 +47,7 @@ CHOICES = {
     "publish": ("none", "home"),
     "predictor": tuple(predictors),
     "links": KINDS,
-    "step_models": costs.KINDS,
+    "step_models": COST_KINDS,
     "output_lengths": lengths.KINDS,
     "pool_model": POOL_MODELS,
 }

@@ -69,7 +69,7 @@ class SimConfig:
     intents: bool = True  # prefixes that are being computed are announced, see sched/gossip/intents.py
     decode_ahead: bool = True  # probed decode nodes include promised requests in their step time
     links: str = "rails"  # knowledge of transfer times, see lab/simulator/links.py
-    step_models: str = "learnt"  # knowledge of step times, see lab/simulator/costs.py
+    step_models: str = "learnt"  # knowledge of step times, see lab/simulator/models/costs.py
     step_noise: float = 0.05  # standard deviation of the logarithm of a step's time
     output_lengths: str = "limit"  # what is known of answers: limit, mean or oracle (lab/simulator/lengths.py)
     threshold: float = 1.5  # kvcache balancing threshold

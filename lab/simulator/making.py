@@ -8,16 +8,16 @@ from functools import partial
 from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose
 from lab.simulator.config import SimConfig
-from lab.simulator.costs import Knowledge, costs
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.caches import Cache
+from lab.simulator.models.costs import costs
 from lab.simulator.models.disk import Disk
 from lab.simulator.models.loop import Loop
+from lab.simulator.models.noise import Noise
 from lab.simulator.models.pool import Pool
 from lab.simulator.models.shares import HomedPool, PrefixCache
 from lab.simulator.models.step_models import StepModel
-from lab.simulator.node import Events, Identity, Node, StepRules
-from lab.simulator.noise import Noise
+from lab.simulator.node import Events, Identity, Knowledge, Node, StepRules
 from lab.simulator.placing import Placing
 from net.user_file import chosen
 from sched import batching, queueing

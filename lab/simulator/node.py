@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lab.simulator.batch import Batch
-from lab.simulator.costs import Knowledge
 from lab.simulator.job import Job
+from lab.simulator.lengths import Lengths
+from lab.simulator.models.costs import NodeCosts
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.segment import Segment
@@ -44,6 +45,14 @@ class Identity:
     index: int
     name: str
     roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Of a node: the time of its steps, and the length of answers."""
+
+    costs: NodeCosts
+    lengths: Lengths
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,13 @@ Files:
                  weights
     caches       The locations of blocks: on one node, in the pool, and on all nodes as digests report them
     contention   Nodes that share a machine: a step takes longer while another node computes
+    costs        A node's knowledge of the time of its own steps: fitted to noisy steps, as real nodes do, or exact
     disk         An SSD: reads and writes share its bandwidth evenly, and each block also takes 1 / IOPS of its time
     fit          Step models from recorded steps: the regressions of sched.cost over a whole recording
     loop         The virtual clock: events in order of time; equal times in the order in which they were set
     network      NICs shared by flows: each flow runs at the smaller of its fair shares at both ends
+    noise        Steps take longer or shorter by chance: a factor with mean 1 for each step of a node, drawn by the
+                 seed
     pool         The fast stand-in for the pooled store (shares.py): the nodes' DRAM as one cache, their SSDs behind
                  it, inclusive
     presets      Step models by name, from a file, or by formula: the values of --model and --model-geometry

@@ -7,10 +7,8 @@ Its records carry the fitted coefficients, so placement errs by the noise of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from lab.simulator.lengths import Lengths
 from lab.simulator.models.step_models import Chunk, StepModel
 from sched.cost import DecodeModel, PrefillModel, prefill_features
 
@@ -86,14 +84,6 @@ class Learnt:
 
     def decoded(self, batch: int, context: float, seconds: float) -> None:
         self._decode.regression.observe((1.0, batch, context), seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What a node knows of its steps and of answers."""
-
-    costs: NodeCosts
-    lengths: Lengths
 
 
 def costs(kind: str, model: StepModel, noise: Callable[[], float]) -> NodeCosts:
