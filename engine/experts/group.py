@@ -142,14 +142,20 @@ class ExpertGroup:
     # --- rounds
 
     def compute(
-        self, layer: int, x: Tensor, chosen: Tensor, weights: Tensor, meanwhile: Callable[[], Tensor | None]
+        self,
+        layer: int,
+        x: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        meanwhile: Callable[[], Tensor | None],
+        first: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """x [T, H], chosen and weights [T, k] -> the sum of the experts' results [T, H], and what `meanwhile` returned,
-        which runs while other ranks compute."""
+        which runs while other ranks compute. `first`: row of the layer that x[0] is."""
         most = self._plan.layout.most_rows
         if len(x) > most:
             parts = [
-                self.compute(layer, x[i : i + most], chosen[i : i + most], weights[i : i + most], lambda: None)[0]
+                self.compute(layer, x[i : i + most], chosen[i : i + most], weights[i : i + most], lambda: None, i)[0]
                 for i in range(0, len(x), most)
             ]
             return torch.cat(parts), meanwhile()
@@ -173,7 +179,7 @@ class ExpertGroup:
                 break
             time.sleep(POLL_S)
             self._adopt()
-        self._lose(open_pairs >= 0, weights, total)
+        self._lose(open_pairs >= 0, weights, total, first)
         return total.to(x.dtype), other
 
     def _round(
@@ -216,8 +222,9 @@ class ExpertGroup:
         above = None if base is None else base.data_ptr()
         native.library().mr_combine(ctypes.addressof(self._dispatch), answers, above, out.data_ptr(), code)
 
-    def _lose(self, lost: Tensor, weights: Tensor, total: Tensor) -> None:
-        """`lost` [T, k] pairs have no result; `total` [T, H] is scaled by the weights of those that have."""
+    def _lose(self, lost: Tensor, weights: Tensor, total: Tensor, first: int) -> None:
+        """`lost` [T, k] pairs have no result; `total` [T, H] is scaled by the weights of those that have. `first`: row
+        of the layer that total[0] is."""
         by_token = lost.sum(1)
         if not by_token.any():
             return
@@ -227,7 +234,7 @@ class ExpertGroup:
         self.num_dropped += int(by_token.sum())
         self._losses.masked = tuple(sorted(self.masked))
         for token in by_token.nonzero()[:, 0].tolist():
-            at = token if self._only is None else int(self._only[token])
+            at = first + token if self._only is None else int(self._only[first + token])
             self._losses.add(at, int(by_token[token]))
 
     # --- ranks

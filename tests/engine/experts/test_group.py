@@ -1,0 +1,63 @@
+"""ExpertGroup of two ranks without the process of rank 1: which rows are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from engine.experts.group import ExpertGroup, LossRule
+from engine.experts.placement import Placement
+from engine.experts.plan import Plan
+from engine.experts.share import Share
+from engine.model.experts.losses import DROP, FAIL
+from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
+from net.rounds.layout import Layout
+from net.transfer.common.memory import Region
+
+LAYOUT = Layout(most_rows=8, hidden=16, top_k=1, dtype="float32")
+PLAN = Plan((0, 1), 2, 2, 1, hidden=16, expert_size=8, activation="silu", layout=LAYOUT)
+EXPERT_OF_0, EXPERT_OF_1 = 0, 1
+PLACEMENT = Placement(2, (((EXPERT_OF_0,), (EXPERT_OF_1,)),) * 2)
+
+
+@pytest.fixture
+def group_of() -> Iterator[Callable[[LossRule], ExpertGroup]]:
+    regions: list[Region] = []
+
+    def keep(region: Region) -> Region:
+        regions.append(region)
+        return region
+
+    def made(rule: LossRule) -> ExpertGroup:
+        own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
+        desks = [own, Desk(keep(new_region("desk", LAYOUT)), LAYOUT)]
+        shares = [Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for _ in range(2)]
+        return ExpertGroup(PLAN, PLACEMENT, desks, shares, keep(new_bell("bell")), rule)
+
+    yield made
+    for region in regions:
+        region.close()
+
+
+def compute(group: ExpertGroup, layer: int, experts: list[int]) -> None:
+    """A layer in which each token has one expert."""
+    chosen = torch.tensor(experts)[:, None]
+    group.compute(layer, torch.randn(len(experts), 16), chosen, torch.ones(chosen.shape), lambda: None)
+
+
+@pytest.mark.parametrize("rule", [FAIL, DROP])
+def test_losses_of_a_step_of_several_rounds_are_those_of_its_rows(group_of, rule):
+    group = group_of(LossRule(rule))
+    group.died(1)
+    group.begin()
+    lost = [1, 7, 8, 12, 18]
+    experts = [EXPERT_OF_1 if token in lost else EXPERT_OF_0 for token in range(19)]
+    compute(group, 0, experts)
+    assert group.take_losses().tokens == dict.fromkeys(lost, 1)
+    rows = group.take_losses().by_row([0, 1, 2], [2, 11, 6])  # tokens 0-1, 2-12, 13-18
+    assert {row: loss.dropped for row, loss in rows.items()} == {0: 1, 1: 3, 2: 1}
+    group.only(torch.arange(100, 119))  # the last layer computes tokens that somebody reads
+    compute(group, 1, experts)
+    assert group.take_losses().tokens == dict.fromkeys([*lost, *(100 + token for token in lost)], 1)
