@@ -42,7 +42,7 @@ from net.transfer.common.memory import Region
 log = logging.getLogger("mooncake.experts")
 
 WAIT_S = 60.0
-"""How long --expert-loss wait waits for a rank, before the requests fail."""
+"""How long after the loss of a rank --expert-loss wait waits for it. Then the requests fail that need its experts."""
 POLL_S = 0.05
 
 
@@ -71,6 +71,7 @@ class ExpertGroup:
         self._own = Work(desks[0], 0, shares)
         self._dead: set[int] = set()
         self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
+        self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
         self._arrivals: deque[tuple[int, Desk]] = deque()
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
@@ -168,14 +169,13 @@ class ExpertGroup:
         total = torch.empty(x.shape)
         self._combine(failed, None, total)
         open_pairs = chosen.where((sent == -1) | _isin(sent, failed), -1)
-        deadline = time.monotonic() + self._rule.wait_s
         while (open_pairs >= 0).any():
             sent, failed, _ = self._round(layer, x, open_pairs, weights, lambda: None)
             self._combine(failed, total, total)
             open_pairs = open_pairs.where((sent == -1) | _isin(sent, failed), -1)
             if failed:
                 continue
-            if self._rule.name != WAIT or time.monotonic() > deadline:
+            if not self._worth_waiting(layer, open_pairs):
                 break
             time.sleep(POLL_S)
             self._adopt()
@@ -222,6 +222,14 @@ class ExpertGroup:
         above = None if base is None else base.data_ptr()
         native.library().mr_combine(ctypes.addressof(self._dispatch), answers, above, out.data_ptr(), code)
 
+    def _worth_waiting(self, layer: int, lost: Tensor) -> bool:
+        """Whether a rank with one of the experts `lost` [T, k], -1 for none, may still come back in time."""
+        if self._rule.name != WAIT:
+            return False
+        experts, now = set(lost[lost >= 0].tolist()), time.monotonic()
+        ranks = [rank for rank, until in self._until.items() if now < until]
+        return any(experts.intersection(self.placement.layers[layer][rank]) for rank in ranks)
+
     def _lose(self, lost: Tensor, weights: Tensor, total: Tensor, first: int) -> None:
         """`lost` [T, k] pairs have no result; `total` [T, H] is scaled by the weights of those that have. `first`: row
         of the layer that total[0] is."""
@@ -249,6 +257,7 @@ class ExpertGroup:
         self.masked[rank] = why
         self.num_masked += 1
         self._beats[rank] = self._desks[rank].beats
+        self._until[rank] = time.monotonic() + self._rule.wait_s
         self._tabulate()
 
     def _adopt(self) -> None:
@@ -276,6 +285,7 @@ class ExpertGroup:
         self._collector.silence.forget([rank])
         self.masked.pop(rank, None)
         self._beats.pop(rank, None)
+        self._until.pop(rank, None)
         self.alive.add(rank)
         self._tabulate()
 

@@ -1,4 +1,4 @@
-"""ExpertGroup of two ranks without the process of rank 1: which rows are lost."""
+"""ExpertGroup of two ranks without the process of rank 1: which rows are lost, and how long a step waits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from engine.experts.group import ExpertGroup, LossRule
+from engine.experts.group import POLL_S, ExpertGroup, LossRule
 from engine.experts.placement import Placement
 from engine.experts.plan import Plan
 from engine.experts.share import Share
-from engine.model.experts.losses import DROP, FAIL
+from engine.model.experts.losses import DROP, FAIL, WAIT
 from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
 from net.rounds.layout import Layout
 from net.transfer.common.memory import Region
@@ -23,22 +23,32 @@ PLACEMENT = Placement(2, (((EXPERT_OF_0,), (EXPERT_OF_1,)),) * 2)
 
 
 @pytest.fixture
-def group_of() -> Iterator[Callable[[LossRule], ExpertGroup]]:
+def keep() -> Iterator[Callable[[Region], Region]]:
+    """Closes regions at the end."""
     regions: list[Region] = []
 
-    def keep(region: Region) -> Region:
+    def kept(region: Region) -> Region:
         regions.append(region)
         return region
 
-    def made(rule: LossRule) -> ExpertGroup:
-        own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
-        desks = [own, Desk(keep(new_region("desk", LAYOUT)), LAYOUT)]
-        shares = [Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for _ in range(2)]
-        return ExpertGroup(PLAN, PLACEMENT, desks, shares, keep(new_bell("bell")), rule)
-
-    yield made
+    yield kept
     for region in regions:
         region.close()
+
+
+@pytest.fixture
+def new_desk(keep) -> Callable[[], Desk]:
+    return lambda: Desk(keep(new_region("desk", LAYOUT)), LAYOUT)
+
+
+@pytest.fixture
+def group_of(keep, new_desk) -> Callable[[LossRule], ExpertGroup]:
+    def made(rule: LossRule) -> ExpertGroup:
+        own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
+        shares = [Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for _ in range(2)]
+        return ExpertGroup(PLAN, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), rule)
+
+    return made
 
 
 def compute(group: ExpertGroup, layer: int, experts: list[int]) -> None:
@@ -61,3 +71,48 @@ def test_losses_of_a_step_of_several_rounds_are_those_of_its_rows(group_of, rule
     group.only(torch.arange(100, 119))  # the last layer computes tokens that somebody reads
     compute(group, 1, experts)
     assert group.take_losses().tokens == dict.fromkeys([*lost, *(100 + token for token in lost)], 1)
+
+
+class Clock:
+    """Time that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_lost_rank_is_waited_for_once_and_not_in_every_layer(group_of, new_desk, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("engine.experts.group.time", clock)
+    group = group_of(LossRule(WAIT, wait_s=60))
+
+    def lost(layer: int) -> int:
+        before = group.num_dropped
+        compute(group, layer, [EXPERT_OF_0, EXPERT_OF_1])
+        return group.num_dropped - before
+
+    group.died(1)
+    group.begin()
+    end = clock.now + 60
+    clock.now += 20  # steps that need no expert of rank 1
+    compute(group, 0, [EXPERT_OF_0])
+    assert clock.now == end - 40
+    assert lost(0) == 1
+    assert end <= clock.now <= end + POLL_S
+    after = clock.now
+    assert lost(1) == 1
+    group.begin()
+    assert lost(0) == lost(1) == 1
+    assert clock.now == after
+
+    group.arrived(1, new_desk())
+    group.begin()
+    group.died(1)  # another loss is waited for again
+    group.begin()
+    assert lost(0) == 1
+    assert after + 60 <= clock.now <= after + 60 + POLL_S
