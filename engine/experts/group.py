@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +72,8 @@ class ExpertGroup:
         self._dead: set[int] = set()
         self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
         self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
-        self._arrivals: deque[tuple[int, Desk]] = deque()
+        self._arrivals: dict[int, Desk] = {}
+        self._lock = threading.Lock()  # of _dead and _arrivals
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
@@ -85,17 +86,20 @@ class ExpertGroup:
     # --- from other threads
 
     def died(self, rank: int) -> None:
-        """Its process has ended."""
-        self._dead.add(rank)
+        """Its process has ended, also one that has arrived and has no place yet."""
+        with self._lock:
+            self._dead.add(rank)
+            self._arrivals.pop(rank, None)
 
     def arrived(self, rank: int, desk: Desk) -> None:
-        """A new process is ready to answer at `desk`."""
-        self._arrivals.append((rank, desk))
+        """A new process is ready to answer at `desk`, from the next step on."""
+        with self._lock:
+            self._arrivals[rank] = desk
 
     def missing(self) -> dict[str, str]:
         """The ranks that the next step does without, and why."""
         masked = dict.fromkeys(set(self._dead), "its process has ended") | dict(self.masked)
-        back = {rank for rank, _ in list(self._arrivals)}
+        back = set(self._arrivals)
         return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
 
     def state(self) -> dict[str, Any]:
@@ -262,12 +266,14 @@ class ExpertGroup:
 
     def _adopt(self) -> None:
         """Unmask ranks with a new process, and those that live and have answered everything."""
-        while self._arrivals:
-            rank, desk = self._arrivals.popleft()
-            self._desks[rank].close()
-            self._desks[rank] = desk
-            self._dispatch.desks[rank] = desk.message
-            self._dead.discard(rank)
+        with self._lock:
+            arrived, self._arrivals = self._arrivals, {}
+            for rank, desk in arrived.items():
+                self._desks[rank].close()
+                self._desks[rank] = desk
+                self._dispatch.desks[rank] = desk.message
+                self._dead.discard(rank)
+        for rank in arrived:
             self._unmask(rank, "a new process has its place")
         for rank in list(self.masked):
             if self._answers(rank):

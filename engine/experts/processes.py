@@ -153,13 +153,15 @@ class ExpertProcesses:
     def _keep(self, rank: int) -> None:
         """Watch the process of a rank and start it again when it has ended, until this node stops."""
         assert self.group is not None
-        tries = 0
+        desk, tries = self._desks[rank], 0
         while True:
             begun = time.monotonic()
-            code = self._watch(rank)
+            code = self._watch(rank, desk)
+            self.group.died(rank)
+            if desk is not self._desks[rank]:  # no step has begun since it was ready, or it never was
+                desk.close()
             if self._closing.is_set():
                 return
-            self.group.died(rank)
             tries = 0 if time.monotonic() - begun > WELL_S else tries
             wait_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
             log.warning("expert rank %d ended with exit code %d; starting it again in %g s", rank, code, wait_s)
@@ -180,14 +182,15 @@ class ExpertProcesses:
             elif not self._closing.is_set():
                 log.error("expert rank %d cannot load: %s", rank, reason)
 
-    def _watch(self, rank: int) -> int:
-        """Wait for the end of the process; kill it when it is masked and hangs. Returns its exit code."""
+    def _watch(self, rank: int, desk: Desk) -> int:
+        """Wait for the end of the process; kill it when it is masked and hangs. Returns its exit code. `desk`: where it
+        beats, which is not yet that of the group if no step has begun since it was started."""
         process, beats, since = self._processes[rank], -1, time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(1.0)
             assert self.group is not None
-            now = self._desks[rank].beats
+            now = desk.beats
             if rank not in self.group.masked or now != beats:
                 beats, since = now, time.monotonic()
             elif time.monotonic() - since > HUNG_S:

@@ -1,4 +1,5 @@
-"""ExpertGroup of two ranks without the process of rank 1: which rows are lost, and how long a step waits."""
+"""ExpertGroup of two ranks without the process of rank 1: which rows are lost, how long a step waits, and who
+comes back."""
 
 from __future__ import annotations
 
@@ -116,3 +117,21 @@ def test_a_lost_rank_is_waited_for_once_and_not_in_every_layer(group_of, new_des
     group.begin()
     assert lost(0) == 1
     assert after + 60 <= clock.now <= after + 60 + POLL_S
+
+
+def test_a_process_that_ended_before_the_next_step_gets_no_place(group_of, new_desk):
+    group = group_of(LossRule(FAIL))
+    group.died(1)
+    group.begin()
+    for _ in range(3):
+        group.arrived(1, new_desk())
+        assert group.missing() == {}
+        group.died(1)
+        assert list(group.missing()) == ["1"]
+    group.begin()
+    assert group.masked == {1: "its process has ended"}
+    compute(group, 0, [EXPERT_OF_1])  # is not sent to anybody: nothing is waited for
+    assert group.take_losses().tokens == {0: 1} and group.num_masked == 1
+    group.arrived(1, new_desk())
+    group.begin()
+    assert not group.masked and group.alive == {0, 1}

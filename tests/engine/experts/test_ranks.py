@@ -140,6 +140,32 @@ def test_a_stopped_rank_is_masked_and_continues(saved):
         assert made.processes.state()["restarts"] == 0
 
 
+def test_a_rank_that_comes_back_while_no_step_runs_is_left_alone_unless_it_hangs(saved, monkeypatch):
+    monkeypatch.setattr("engine.experts.processes.HUNG_S", 2.0)
+    with ranks(saved("mixtral"), expert_parallel_size=2, expert_replicas=2) as made:
+        kill(made, 1)
+        made.group.died(1)  # as the watcher will say
+        made.group.begin()
+        assert made.group.masked
+        wait_for(lambda: made.processes.restarts == 1 and not made.processes.missing())
+        pid = made.processes.state()["processes"]["1"]
+        time.sleep(5)  # several looks of its watcher
+        assert made.processes.state()["processes"]["1"] == pid and made.processes.restarts == 1
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: made.processes.restarts == 2 and not made.processes.missing())
+        made.until(lambda state: not state["masked"])
+        made.logits(tokens(40))
+        assert made.processes.restarts == 2 and made.group.num_masked == 1
+
+
+def wait_for(ready: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    """Without a step."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("rule", ["fail", "drop", "wait"])
 def test_experts_without_a_copy_are_lost_by_the_chosen_rule(saved, rule):
     path = saved("mixtral")
