@@ -9,7 +9,7 @@ A rank that does not answer (collect.py) is masked: its pairs go to copies on ot
 without any copy are lost, and losses.py says what follows. Masked ranks come back between two steps: when a new process
 has their place, or the old one answers again.
 
-The engine's thread calls everything except `died`, `arrived` and `state`, which any thread may call.
+The engine's thread calls everything except what "from other threads" below has: any thread may call that.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class ExpertGroup:
         self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
         self._arrivals: dict[int, Desk] = {}
         self._lock = threading.Lock()  # of _dead and _arrivals
+        self._moving = threading.Lock()  # held while experts move
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
@@ -95,6 +96,13 @@ class ExpertGroup:
         """A new process is ready to answer at `desk`, from the next step on."""
         with self._lock:
             self._arrivals[rank] = desk
+
+    def restart_from(self, rank: int) -> tuple[Placement, tuple[int, ...]]:
+        """What a new process begins with, after `died(rank)`: where experts lie, and the other ranks that have theirs.
+        Waits for the end of a move that is under way. No other move begins before the process has its place: what it
+        reads in the shares of these ranks stays true."""
+        with self._moving:
+            return self.placement, tuple(sorted(self.alive - {rank}))
 
     def missing(self) -> dict[str, str]:
         """The ranks that the next step does without, and why."""
@@ -122,9 +130,12 @@ class ExpertGroup:
         self._losses = Losses(self._rule.name)
         self._only = None
         self._adopt()
-        well = not self.masked and not self._dead
-        if well and self.balance is not None and (move := self.balance.next(self.counts, self.placement)) is not None:
-            self._move(*move)
+        if self.balance is None:
+            return
+        with self._moving:
+            well = not self.masked and not self._dead
+            if well and (move := self.balance.next(self.counts, self.placement)) is not None:
+                self._move(*move)
 
     def only(self, tokens: Tensor) -> None:
         """The layers that follow compute only these tokens of the step [n] int64."""

@@ -25,6 +25,7 @@ from engine.config.config import Config
 from engine.experts.balance import Balance
 from engine.experts.group import ExpertGroup, LossRule
 from engine.experts.loading import Start, fill
+from engine.experts.placement import Placement
 from engine.experts.plan import first_of, plan_of
 from engine.experts.share import Share
 from engine.model.model_error import ModelError
@@ -63,11 +64,11 @@ class ExpertProcesses:
         self._threads: list[threading.Thread] = []
         self.restarts = 0
         self._desks = [Desk(Region.private("desk", desk_bytes(self.plan.layout)), self.plan.layout)]
-        self._desks += [self._start(rank, ()) for rank in ranks[1:]]
+        self._desks += [self._start(rank, self.placement, ()) for rank in ranks[1:]]
 
     def fill_own(self, cache: WeightCache | None) -> None:
         """Rank 0's share, from the checkpoint. Raises ModelError."""
-        fill(self._told(0, (), 0), self.shares, cache)
+        fill(self._told(0, self.placement, (), 0), self.shares, cache)
 
     def join(self) -> ExpertGroup:
         """Wait until the others have loaded. Raises ModelError with the error of one of them."""
@@ -114,11 +115,11 @@ class ExpertProcesses:
 
     # --- one process
 
-    def _start(self, rank: int, living: tuple[int, ...]) -> Desk:
+    def _start(self, rank: int, placement: Placement, living: tuple[int, ...]) -> Desk:
         """Start the process of a rank; returns its new desk."""
         region = new_region(f"desk of rank {rank}", self.plan.layout)
         assert region.memfd is not None
-        told = self._told(rank, living, region.memfd)
+        told = self._told(rank, placement, living, region.memfd)
         ours, theirs = Pipe()
         with self._lock:
             if self._closing.is_set():
@@ -135,9 +136,8 @@ class ExpertProcesses:
         ours.send(told)
         return Desk(region, self.plan.layout)
 
-    def _told(self, rank: int, living: tuple[int, ...], desk: int) -> Start:
+    def _told(self, rank: int, placement: Placement, living: tuple[int, ...], desk: int) -> Start:
         memfds = tuple(region.memfd or 0 for region in self._regions)
-        placement = self.placement if self.group is None else self.group.placement
         parts = self._config, self._source, self.plan, placement
         return Start(rank, *parts, living, memfds, desk, self._bell.memfd or 0)
 
@@ -170,8 +170,7 @@ class ExpertProcesses:
             tries += 1
             self.restarts += 1
             try:
-                living = tuple(sorted(self.group.alive - {rank}))
-                desk = self._start(rank, living)
+                desk = self._start(rank, *self.group.restart_from(rank))
             except (OSError, ModelError) as error:
                 if self._closing.is_set():
                     return
