@@ -9,15 +9,15 @@ A rank that does not answer (collect.py) is masked: its pairs go to copies on ot
 without any copy are lost, and losses.py says what follows. Masked ranks come back between two steps: when a new process
 has their place, or the old one answers again.
 
-The engine's thread calls everything except `died`, `arrived` and `state`, which any thread may call.
+The engine's thread calls everything except what "from other threads" below has: any thread may call that.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ from net.transfer.common.memory import Region
 log = logging.getLogger("mooncake.experts")
 
 WAIT_S = 60.0
-"""How long --expert-loss wait waits for a rank, before the requests fail."""
+"""How long after the loss of a rank --expert-loss wait waits for it. Then the requests fail that need its experts."""
 POLL_S = 0.05
 
 
@@ -71,7 +71,10 @@ class ExpertGroup:
         self._own = Work(desks[0], 0, shares)
         self._dead: set[int] = set()
         self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
-        self._arrivals: deque[tuple[int, Desk]] = deque()
+        self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
+        self._arrivals: dict[int, Desk] = {}
+        self._lock = threading.Lock()  # of _dead and _arrivals
+        self._moving = threading.Lock()  # held while experts move
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
@@ -84,17 +87,27 @@ class ExpertGroup:
     # --- from other threads
 
     def died(self, rank: int) -> None:
-        """Its process has ended."""
-        self._dead.add(rank)
+        """Its process has ended, also one that has arrived and has no place yet."""
+        with self._lock:
+            self._dead.add(rank)
+            self._arrivals.pop(rank, None)
 
     def arrived(self, rank: int, desk: Desk) -> None:
-        """A new process is ready to answer at `desk`."""
-        self._arrivals.append((rank, desk))
+        """A new process is ready to answer at `desk`, from the next step on."""
+        with self._lock:
+            self._arrivals[rank] = desk
+
+    def restart_from(self, rank: int) -> tuple[Placement, tuple[int, ...]]:
+        """What a new process begins with, after `died(rank)`: where experts lie, and the other ranks that have theirs.
+        Waits for the end of a move that is under way. No other move begins before the process has its place: what it
+        reads in the shares of these ranks stays true."""
+        with self._moving:
+            return self.placement, tuple(sorted(self.alive - {rank}))
 
     def missing(self) -> dict[str, str]:
         """The ranks that the next step does without, and why."""
         masked = dict.fromkeys(set(self._dead), "its process has ended") | dict(self.masked)
-        back = {rank for rank, _ in list(self._arrivals)}
+        back = set(self._arrivals)
         return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
 
     def state(self) -> dict[str, Any]:
@@ -117,9 +130,12 @@ class ExpertGroup:
         self._losses = Losses(self._rule.name)
         self._only = None
         self._adopt()
-        well = not self.masked and not self._dead
-        if well and self.balance is not None and (move := self.balance.next(self.counts, self.placement)) is not None:
-            self._move(*move)
+        if self.balance is None:
+            return
+        with self._moving:
+            well = not self.masked and not self._dead
+            if well and (move := self.balance.next(self.counts, self.placement)) is not None:
+                self._move(*move)
 
     def only(self, tokens: Tensor) -> None:
         """The layers that follow compute only these tokens of the step [n] int64."""
@@ -142,14 +158,20 @@ class ExpertGroup:
     # --- rounds
 
     def compute(
-        self, layer: int, x: Tensor, chosen: Tensor, weights: Tensor, meanwhile: Callable[[], Tensor | None]
+        self,
+        layer: int,
+        x: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        meanwhile: Callable[[], Tensor | None],
+        first: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """x [T, H], chosen and weights [T, k] -> the sum of the experts' results [T, H], and what `meanwhile` returned,
-        which runs while other ranks compute."""
+        which runs while other ranks compute. `first`: row of the layer that x[0] is."""
         most = self._plan.layout.most_rows
         if len(x) > most:
             parts = [
-                self.compute(layer, x[i : i + most], chosen[i : i + most], weights[i : i + most], lambda: None)[0]
+                self.compute(layer, x[i : i + most], chosen[i : i + most], weights[i : i + most], lambda: None, i)[0]
                 for i in range(0, len(x), most)
             ]
             return torch.cat(parts), meanwhile()
@@ -162,18 +184,17 @@ class ExpertGroup:
         total = torch.empty(x.shape)
         self._combine(failed, None, total)
         open_pairs = chosen.where((sent == -1) | _isin(sent, failed), -1)
-        deadline = time.monotonic() + self._rule.wait_s
         while (open_pairs >= 0).any():
             sent, failed, _ = self._round(layer, x, open_pairs, weights, lambda: None)
             self._combine(failed, total, total)
             open_pairs = open_pairs.where((sent == -1) | _isin(sent, failed), -1)
             if failed:
                 continue
-            if self._rule.name != WAIT or time.monotonic() > deadline:
+            if not self._worth_waiting(layer, open_pairs):
                 break
             time.sleep(POLL_S)
             self._adopt()
-        self._lose(open_pairs >= 0, weights, total)
+        self._lose(open_pairs >= 0, weights, total, first)
         return total.to(x.dtype), other
 
     def _round(
@@ -216,8 +237,17 @@ class ExpertGroup:
         above = None if base is None else base.data_ptr()
         native.library().mr_combine(ctypes.addressof(self._dispatch), answers, above, out.data_ptr(), code)
 
-    def _lose(self, lost: Tensor, weights: Tensor, total: Tensor) -> None:
-        """`lost` [T, k] pairs have no result; `total` [T, H] is scaled by the weights of those that have."""
+    def _worth_waiting(self, layer: int, lost: Tensor) -> bool:
+        """Whether a rank with one of the experts `lost` [T, k], -1 for none, may still come back in time."""
+        if self._rule.name != WAIT:
+            return False
+        experts, now = set(lost[lost >= 0].tolist()), time.monotonic()
+        ranks = [rank for rank, until in self._until.items() if now < until]
+        return any(experts.intersection(self.placement.layers[layer][rank]) for rank in ranks)
+
+    def _lose(self, lost: Tensor, weights: Tensor, total: Tensor, first: int) -> None:
+        """`lost` [T, k] pairs have no result; `total` [T, H] is scaled by the weights of those that have. `first`: row
+        of the layer that total[0] is."""
         by_token = lost.sum(1)
         if not by_token.any():
             return
@@ -227,7 +257,7 @@ class ExpertGroup:
         self.num_dropped += int(by_token.sum())
         self._losses.masked = tuple(sorted(self.masked))
         for token in by_token.nonzero()[:, 0].tolist():
-            at = token if self._only is None else int(self._only[token])
+            at = first + token if self._only is None else int(self._only[first + token])
             self._losses.add(at, int(by_token[token]))
 
     # --- ranks
@@ -242,16 +272,19 @@ class ExpertGroup:
         self.masked[rank] = why
         self.num_masked += 1
         self._beats[rank] = self._desks[rank].beats
+        self._until[rank] = time.monotonic() + self._rule.wait_s
         self._tabulate()
 
     def _adopt(self) -> None:
         """Unmask ranks with a new process, and those that live and have answered everything."""
-        while self._arrivals:
-            rank, desk = self._arrivals.popleft()
-            self._desks[rank].close()
-            self._desks[rank] = desk
-            self._dispatch.desks[rank] = desk.message
-            self._dead.discard(rank)
+        with self._lock:
+            arrived, self._arrivals = self._arrivals, {}
+            for rank, desk in arrived.items():
+                self._desks[rank].close()
+                self._desks[rank] = desk
+                self._dispatch.desks[rank] = desk.message
+                self._dead.discard(rank)
+        for rank in arrived:
             self._unmask(rank, "a new process has its place")
         for rank in list(self.masked):
             if self._answers(rank):
@@ -269,6 +302,7 @@ class ExpertGroup:
         self._collector.silence.forget([rank])
         self.masked.pop(rank, None)
         self._beats.pop(rank, None)
+        self._until.pop(rank, None)
         self.alive.add(rank)
         self._tabulate()
 

@@ -25,6 +25,7 @@ from engine.config.config import Config
 from engine.experts.balance import Balance
 from engine.experts.group import ExpertGroup, LossRule
 from engine.experts.loading import Start, fill
+from engine.experts.placement import Placement
 from engine.experts.plan import first_of, plan_of
 from engine.experts.share import Share
 from engine.model.model_error import ModelError
@@ -63,11 +64,11 @@ class ExpertProcesses:
         self._threads: list[threading.Thread] = []
         self.restarts = 0
         self._desks = [Desk(Region.private("desk", desk_bytes(self.plan.layout)), self.plan.layout)]
-        self._desks += [self._start(rank, ()) for rank in ranks[1:]]
+        self._desks += [self._start(rank, self.placement, ()) for rank in ranks[1:]]
 
     def fill_own(self, cache: WeightCache | None) -> None:
         """Rank 0's share, from the checkpoint. Raises ModelError."""
-        fill(self._told(0, (), 0), self.shares, cache)
+        fill(self._told(0, self.placement, (), 0), self.shares, cache)
 
     def join(self) -> ExpertGroup:
         """Wait until the others have loaded. Raises ModelError with the error of one of them."""
@@ -114,11 +115,11 @@ class ExpertProcesses:
 
     # --- one process
 
-    def _start(self, rank: int, living: tuple[int, ...]) -> Desk:
+    def _start(self, rank: int, placement: Placement, living: tuple[int, ...]) -> Desk:
         """Start the process of a rank; returns its new desk."""
         region = new_region(f"desk of rank {rank}", self.plan.layout)
         assert region.memfd is not None
-        told = self._told(rank, living, region.memfd)
+        told = self._told(rank, placement, living, region.memfd)
         ours, theirs = Pipe()
         with self._lock:
             if self._closing.is_set():
@@ -135,9 +136,8 @@ class ExpertProcesses:
         ours.send(told)
         return Desk(region, self.plan.layout)
 
-    def _told(self, rank: int, living: tuple[int, ...], desk: int) -> Start:
+    def _told(self, rank: int, placement: Placement, living: tuple[int, ...], desk: int) -> Start:
         memfds = tuple(region.memfd or 0 for region in self._regions)
-        placement = self.placement if self.group is None else self.group.placement
         parts = self._config, self._source, self.plan, placement
         return Start(rank, *parts, living, memfds, desk, self._bell.memfd or 0)
 
@@ -153,13 +153,15 @@ class ExpertProcesses:
     def _keep(self, rank: int) -> None:
         """Watch the process of a rank and start it again when it has ended, until this node stops."""
         assert self.group is not None
-        tries = 0
+        desk, tries = self._desks[rank], 0
         while True:
             begun = time.monotonic()
-            code = self._watch(rank)
+            code = self._watch(rank, desk)
+            self.group.died(rank)
+            if desk is not self._desks[rank]:  # no step has begun since it was ready, or it never was
+                desk.close()
             if self._closing.is_set():
                 return
-            self.group.died(rank)
             tries = 0 if time.monotonic() - begun > WELL_S else tries
             wait_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
             log.warning("expert rank %d ended with exit code %d; starting it again in %g s", rank, code, wait_s)
@@ -168,8 +170,7 @@ class ExpertProcesses:
             tries += 1
             self.restarts += 1
             try:
-                living = tuple(sorted(self.group.alive - {rank}))
-                desk = self._start(rank, living)
+                desk = self._start(rank, *self.group.restart_from(rank))
             except (OSError, ModelError) as error:
                 if self._closing.is_set():
                     return
@@ -180,14 +181,15 @@ class ExpertProcesses:
             elif not self._closing.is_set():
                 log.error("expert rank %d cannot load: %s", rank, reason)
 
-    def _watch(self, rank: int) -> int:
-        """Wait for the end of the process; kill it when it is masked and hangs. Returns its exit code."""
+    def _watch(self, rank: int, desk: Desk) -> int:
+        """Wait for the end of the process; kill it when it is masked and hangs. Returns its exit code. `desk`: where it
+        beats, which is not yet that of the group if no step has begun since it was started."""
         process, beats, since = self._processes[rank], -1, time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(1.0)
             assert self.group is not None
-            now = self._desks[rank].beats
+            now = desk.beats
             if rank not in self.group.masked or now != beats:
                 beats, since = now, time.monotonic()
             elif time.monotonic() - since > HUNG_S:

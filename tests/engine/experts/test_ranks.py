@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from engine.checkpoint.model_source import ModelSource, describe
 from engine.config.config import Config
 from engine.experts.group import ExpertGroup
 from engine.experts.loading import load_rest
-from engine.experts.placement import imbalance
+from engine.experts.placement import Placement, imbalance
 from engine.experts.processes import ExpertProcesses
 from engine.model.decoder import Model, Processes
 from engine.step.runner import Row, Runner
+from net.rounds.desk import Desk
 from tests.engine.model.test_model import TOLERANCE, blocks_for, tokens
 from tests.engine.tiny_families import empty_pool, ours, save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
@@ -140,6 +141,32 @@ def test_a_stopped_rank_is_masked_and_continues(saved):
         assert made.processes.state()["restarts"] == 0
 
 
+def test_a_rank_that_comes_back_while_no_step_runs_is_left_alone_unless_it_hangs(saved, monkeypatch):
+    monkeypatch.setattr("engine.experts.processes.HUNG_S", 2.0)
+    with ranks(saved("mixtral"), expert_parallel_size=2, expert_replicas=2) as made:
+        kill(made, 1)
+        made.group.died(1)  # as the watcher will say
+        made.group.begin()
+        assert made.group.masked
+        wait_for(lambda: made.processes.restarts == 1 and not made.processes.missing())
+        pid = made.processes.state()["processes"]["1"]
+        time.sleep(5)  # several looks of its watcher
+        assert made.processes.state()["processes"]["1"] == pid and made.processes.restarts == 1
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: made.processes.restarts == 2 and not made.processes.missing())
+        made.until(lambda state: not state["masked"])
+        made.logits(tokens(40))
+        assert made.processes.restarts == 2 and made.group.num_masked == 1
+
+
+def wait_for(ready: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    """Without a step."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("rule", ["fail", "drop", "wait"])
 def test_experts_without_a_copy_are_lost_by_the_chosen_rule(saved, rule):
     path = saved("mixtral")
@@ -226,4 +253,48 @@ def test_experts_move_while_the_model_computes(saved):
         kill(made, 1)  # its successor takes the moved experts from where they are now
         made.until(lambda state: state["restarts"] == 1 and not state["masked"])
         for logits, one in zip(all_logits(made.logits), wanted, strict=True):
+            torch.testing.assert_close(logits, one, **TOLERANCE)
+
+
+class OneMove:
+    """In place of Balance: the next step begins with this move."""
+
+    def __init__(self, layer: int, placement: Placement) -> None:
+        self.moves = [(layer, placement)]
+
+    def next(self, counts: Tensor, placement: Placement) -> tuple[int, Placement] | None:
+        return self.moves.pop() if self.moves else None
+
+
+def test_a_rank_that_dies_while_others_move_experts_begins_where_they_end(saved, monkeypatch):
+    path = saved("mixtral")
+    with ranks(path, expert_parallel_size=3, expert_replicas=2) as made:
+        group, shares, before = made.group, made.processes.shares, made.group.placement
+        layers = range(len(before.layers))
+        weights = [
+            {e: shares[r].gate_up[i, s].clone() for r, slots in enumerate(of_ranks) for s, e in enumerate(slots)}
+            for i, of_ranks in enumerate(before.layers)
+        ]
+        first, second, third = before.layers[0]
+        mine = next(e for e in first if e not in second and e in third)  # the process of rank 2 copies it from rank 0
+        other = next(e for e in second if e not in first and e in third)
+        swapped = [tuple({mine: other, other: mine}.get(e, e) for e in slots) for slots in (first, second)]
+        group.balance = OneMove(0, before.with_layer(0, [*swapped, third]))
+        wait = group._collector.wait
+
+        def kill_and_wait(desks: Mapping[int, Desk], asked: Sequence[int]) -> dict[int, str]:
+            monkeypatch.undo()
+            kill(made, 2)
+            wait_for(lambda: made.processes.restarts == 1)
+            time.sleep(0.5)  # for a process that would begin too early
+            return wait(desks, asked)
+
+        monkeypatch.setattr(group._collector, "wait", kill_and_wait)
+        made.until(lambda state: state["restarts"] == 1 and not state["masked"])
+        assert group.num_moved == 2 and group.placement.layers[0] == (*swapped, third)
+        for layer in layers:
+            for share, experts in zip(shares, group.placement.layers[layer], strict=True):
+                for slot, expert in enumerate(experts):
+                    assert torch.equal(share.gate_up[layer, slot], weights[layer][expert]), (layer, experts, slot)
+        for logits, one in zip(all_logits(made.logits), expected(path), strict=True):
             torch.testing.assert_close(logits, one, **TOLERANCE)

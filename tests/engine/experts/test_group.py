@@ -1,0 +1,137 @@
+"""ExpertGroup of two ranks without the process of rank 1: which rows are lost, how long a step waits, and who
+comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from engine.experts.group import POLL_S, ExpertGroup, LossRule
+from engine.experts.placement import Placement
+from engine.experts.plan import Plan
+from engine.experts.share import Share
+from engine.model.experts.losses import DROP, FAIL, WAIT
+from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
+from net.rounds.layout import Layout
+from net.transfer.common.memory import Region
+
+LAYOUT = Layout(most_rows=8, hidden=16, top_k=1, dtype="float32")
+PLAN = Plan((0, 1), 2, 2, 1, hidden=16, expert_size=8, activation="silu", layout=LAYOUT)
+EXPERT_OF_0, EXPERT_OF_1 = 0, 1
+PLACEMENT = Placement(2, (((EXPERT_OF_0,), (EXPERT_OF_1,)),) * 2)
+
+
+@pytest.fixture
+def keep() -> Iterator[Callable[[Region], Region]]:
+    """Closes regions at the end."""
+    regions: list[Region] = []
+
+    def kept(region: Region) -> Region:
+        regions.append(region)
+        return region
+
+    yield kept
+    for region in regions:
+        region.close()
+
+
+@pytest.fixture
+def new_desk(keep) -> Callable[[], Desk]:
+    return lambda: Desk(keep(new_region("desk", LAYOUT)), LAYOUT)
+
+
+@pytest.fixture
+def group_of(keep, new_desk) -> Callable[[LossRule], ExpertGroup]:
+    def made(rule: LossRule) -> ExpertGroup:
+        own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
+        shares = [Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for _ in range(2)]
+        return ExpertGroup(PLAN, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), rule)
+
+    return made
+
+
+def compute(group: ExpertGroup, layer: int, experts: list[int]) -> None:
+    """A layer in which each token has one expert."""
+    chosen = torch.tensor(experts)[:, None]
+    group.compute(layer, torch.randn(len(experts), 16), chosen, torch.ones(chosen.shape), lambda: None)
+
+
+@pytest.mark.parametrize("rule", [FAIL, DROP])
+def test_losses_of_a_step_of_several_rounds_are_those_of_its_rows(group_of, rule):
+    group = group_of(LossRule(rule))
+    group.died(1)
+    group.begin()
+    lost = [1, 7, 8, 12, 18]
+    experts = [EXPERT_OF_1 if token in lost else EXPERT_OF_0 for token in range(19)]
+    compute(group, 0, experts)
+    assert group.take_losses().tokens == dict.fromkeys(lost, 1)
+    rows = group.take_losses().by_row([0, 1, 2], [2, 11, 6])  # tokens 0-1, 2-12, 13-18
+    assert {row: loss.dropped for row, loss in rows.items()} == {0: 1, 1: 3, 2: 1}
+    group.only(torch.arange(100, 119))  # the last layer computes tokens that somebody reads
+    compute(group, 1, experts)
+    assert group.take_losses().tokens == dict.fromkeys([*lost, *(100 + token for token in lost)], 1)
+
+
+class Clock:
+    """Time that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_lost_rank_is_waited_for_once_and_not_in_every_layer(group_of, new_desk, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("engine.experts.group.time", clock)
+    group = group_of(LossRule(WAIT, wait_s=60))
+
+    def lost(layer: int) -> int:
+        before = group.num_dropped
+        compute(group, layer, [EXPERT_OF_0, EXPERT_OF_1])
+        return group.num_dropped - before
+
+    group.died(1)
+    group.begin()
+    end = clock.now + 60
+    clock.now += 20  # steps that need no expert of rank 1
+    compute(group, 0, [EXPERT_OF_0])
+    assert clock.now == end - 40
+    assert lost(0) == 1
+    assert end <= clock.now <= end + POLL_S
+    after = clock.now
+    assert lost(1) == 1
+    group.begin()
+    assert lost(0) == lost(1) == 1
+    assert clock.now == after
+
+    group.arrived(1, new_desk())
+    group.begin()
+    group.died(1)  # another loss is waited for again
+    group.begin()
+    assert lost(0) == 1
+    assert after + 60 <= clock.now <= after + 60 + POLL_S
+
+
+def test_a_process_that_ended_before_the_next_step_gets_no_place(group_of, new_desk):
+    group = group_of(LossRule(FAIL))
+    group.died(1)
+    group.begin()
+    for _ in range(3):
+        group.arrived(1, new_desk())
+        assert group.missing() == {}
+        group.died(1)
+        assert list(group.missing()) == ["1"]
+    group.begin()
+    assert group.masked == {1: "its process has ended"}
+    compute(group, 0, [EXPERT_OF_1])  # is not sent to anybody: nothing is waited for
+    assert group.take_losses().tokens == {0: 1} and group.num_masked == 1
+    group.arrived(1, new_desk())
+    group.begin()
+    assert not group.masked and group.alive == {0, 1}
