@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from net.http.common.bounds import MAX_DEPTH, MAX_VALUES, containers_in, deeper_than, values_in
+
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 200 << 20
 MAX_LINE_BYTES = 8 << 20
@@ -41,6 +43,9 @@ def parse(raw: bytes, number: int, endpoint: str, model: str) -> Line:
     """Raises LineError. `model`: the name that the body must have."""
     if len(raw) > MAX_LINE_BYTES:
         raise LineError("line_too_long", f"a line may have {MAX_LINE_BYTES} bytes, this one has {len(raw)}", None)
+    if (values := values_in(raw)) > MAX_VALUES:
+        message = f"a line may have about {MAX_VALUES} values, as the body of a request; this one has {values}"
+        raise LineError("line_too_long", message, None)
     try:
         parsed = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -56,6 +61,8 @@ def parse(raw: bytes, number: int, endpoint: str, model: str) -> Line:
         raise LineError("invalid_url", f"url must be the batch's endpoint {endpoint}", "url")
     if not isinstance(body, dict):
         raise LineError("missing_required_parameter", "body must be a JSON object", "body")
+    if containers_in(raw) > MAX_DEPTH and deeper_than(MAX_DEPTH, body):
+        raise LineError("invalid_value", f"body is nested more than {MAX_DEPTH} levels deep", "body")
     if body.get("stream"):
         raise LineError("invalid_value", "a batch cannot stream its answers", "body.stream")
     if body.get("model") != model:

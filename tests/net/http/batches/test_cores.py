@@ -21,9 +21,17 @@ def raw(**fields) -> bytes:
     return orjson.dumps(line | fields)
 
 
+def nested(levels: int) -> list:
+    value: list = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 def test_a_line():
     line = parse(raw(), 3, ENDPOINT, "m")
     assert (line.number, line.custom_id, line.body) == (3, "a", {"model": "m", "prompt": "x"})
+    assert parse(raw(body={"model": "m", "prompt": nested(99)}), 0, ENDPOINT, "m").body["prompt"] == nested(99)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,8 @@ def test_a_line():
         (raw(body=[]), "missing_required_parameter"),
         (raw(body={"model": "other"}), "model_not_found"),
         (raw(body={"model": "m", "stream": True}), "invalid_value"),
+        (raw(body={"model": "m", "prompt": nested(100)}), "invalid_value"),
+        (raw(body={"model": "m", "prompt": [7] * 300_000}), "line_too_long"),
     ],
 )
 def test_a_line_that_no_batch_answers(bad, code):

@@ -14,7 +14,9 @@ import pytest
 
 from net.http import create_app
 from net.http.batches import runner
+from net.http.batches.answering import answer
 from net.http.batches.journal import Journal
+from net.http.batches.line import Line
 from net.http.batches.record import Batch
 from net.http.batches.runner import Batches, PathInUse
 from net.http.server import HttpServer
@@ -89,6 +91,25 @@ async def test_answers_errors_and_classes(tmp_path):
         assert crashed["response"]["status_code"] == 500, "a line that fails costs no other one"
         assert {call["service_class"] for call in api.frontend.calls} == {"batch"}
         await api.json("POST", f"/v1/batches/{done['id']}/cancel", 409)
+
+
+@pytest.mark.expects_error("request batch-1-0 failed")
+async def test_a_body_that_cannot_be_written_costs_no_other_line():
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    given = Line(0, "a", {"model": "fake", "prompt": deep})
+    status, body = await answer(FakeFrontend(), given, "/v1/completions", "batch-1-0", lambda: None)
+    assert status == 500 and "batch-1-0" in body["error"]["message"]
+
+
+async def test_a_body_that_is_too_deep_is_named(tmp_path):
+    async with served(tmp_path) as api:
+        deep = line("deep", "x").replace(b'"x"', b"[" * 300 + b"]" * 300)
+        given = await api.upload(line("a", "x") + b"\n" + deep)
+        body = {"input_file_id": given["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        failed = await api.until(await api.json("POST", "/v1/batches", json=body), "failed")
+    assert [(one["line"], one["code"]) for one in failed["errors"]["data"]] == [(2, "invalid_value")]
 
 
 async def test_a_line_without_room_runs_later(tmp_path):
