@@ -6,6 +6,7 @@ Files:
     journal    The answers of one batch on disk, a line each, in the order in which they ended
     line       One line of an input file, and the lines of output and error files, in OpenAI's form
     pace       How many lines of batches run at once
+    places     Where each line of an input file is
     record     The state of one batch, as the API shows it
     routes     The routes of files and batches, in OpenAI's form
     runner     Runs batches: validates, answers line by line, writes the output and the error file

@@ -39,10 +39,10 @@ class Line:
     body: Mapping[str, Any]
 
 
-def parse(raw: bytes, number: int, endpoint: str, model: str) -> Line:
-    """Raises LineError. `model`: the name that the body must have."""
+def opened(raw: bytes) -> dict[str, Any]:
+    """The object of a line, which has a valid custom_id. Raises LineError."""
     if len(raw) > MAX_LINE_BYTES:
-        raise LineError("line_too_long", f"a line may have {MAX_LINE_BYTES} bytes, this one has {len(raw)}", None)
+        raise LineError("line_too_long", f"a line may have {MAX_LINE_BYTES} bytes, this one has more", None)
     if (values := values_in(raw)) > MAX_VALUES:
         message = f"a line may have about {MAX_VALUES} values, as the body of a request; this one has {values}"
         raise LineError("line_too_long", message, None)
@@ -52,9 +52,16 @@ def parse(raw: bytes, number: int, endpoint: str, model: str) -> Line:
         raise LineError("invalid_json_line", f"this line is not valid JSON: {error}", None) from None
     if not isinstance(parsed, dict):
         raise LineError("invalid_json_line", "this line is not a JSON object", None)
-    custom_id, body = parsed.get("custom_id"), parsed.get("body")
+    custom_id = parsed.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512:
         raise LineError("missing_required_parameter", "custom_id must be a string of 1 to 512 characters", "custom_id")
+    return parsed
+
+
+def parse(raw: bytes, number: int, endpoint: str, model: str) -> Line:
+    """Raises LineError. `model`: the name that the body must have."""
+    parsed = opened(raw)
+    body = parsed.get("body")
     if parsed.get("method") != "POST":
         raise LineError("invalid_method", "method must be POST", "method")
     if parsed.get("url") != endpoint:
@@ -68,7 +75,7 @@ def parse(raw: bytes, number: int, endpoint: str, model: str) -> Line:
     if body.get("model") != model:
         named = str(body.get("model"))[:80]
         raise LineError("model_not_found", f"this cluster serves {model!r}, not {named!r}", "body.model")
-    return Line(number, custom_id, body)
+    return Line(number, parsed["custom_id"], body)
 
 
 def answered(

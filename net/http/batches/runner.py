@@ -23,9 +23,10 @@ import orjson
 from net.http.batches.answering import answer
 from net.http.batches.files import ID, Files, write_at_once
 from net.http.batches.journal import Journal
-from net.http.batches.line import MAX_LINES, SHOWN_ERRORS, Line, LineError, answered, parse, unanswered
+from net.http.batches.line import LineError, answered, unanswered
 from net.http.batches.pace import Pace
-from net.http.batches.record import Batch
+from net.http.batches.places import Place, line_at, places
+from net.http.batches.record import Batch, Counts
 from net.http.common.frontend import Frontend, Overloaded, Unavailable
 from net.loop.restarts import Restarts
 from net.loop.tasks import awaited, keep
@@ -77,7 +78,7 @@ class Batches:
         for path in self._folder.glob("*.json"):
             try:
                 yield Batch.of(orjson.loads(path.read_bytes()))
-            except (orjson.JSONDecodeError, TypeError) as error:
+            except (orjson.JSONDecodeError, KeyError, TypeError) as error:
                 log.error("%s is not the record of a batch, and is left alone: %s", path, error)
 
     def _tidy(self) -> None:
@@ -175,8 +176,11 @@ class Batches:
             batch.errors = [{"code": "file_lost", "line": None, "message": message, "param": "input_file_id"}]
             self._move(batch, "failed")
             return
-        lines, errors = await asyncio.to_thread(self._lines, batch)
-        batch.total, batch.model = len(lines), self._frontend.model_name
+        valid_for = None
+        if batch.status == "validating":
+            valid_for = batch.model = self._frontend.model_name
+        lines, errors = await asyncio.to_thread(places, self.files.path(batch.input_file_id), batch.endpoint, valid_for)
+        batch.total = len(lines)
         if batch.status == "validating":
             batch.errors = errors
             self._move(batch, "failed" if errors else "in_progress")
@@ -184,17 +188,13 @@ class Batches:
                 return
         journal = Journal(self._path(batch, "lines"))
         try:
-            batch.recount()
-            done = set()
-            for number, ok, line in await asyncio.to_thread(lambda: list(journal.entries())):
-                done.add(number)
-                batch.count(ok, _usage(line))
+            done, batch.counts = await asyncio.to_thread(_read, journal)
             if batch.status == "in_progress":
                 await self._answer(batch, journal, [line for line in lines if line.number not in done])
             if batch.status == "cancelling":
                 batch.end = "cancelled"
             elif batch.status == "in_progress":
-                batch.end = "completed" if batch.completed + batch.failed == batch.total else "expired"
+                batch.end = "completed" if batch.counts.answered == batch.total else "expired"
                 self._move(batch, "finalizing")
             out, err = await asyncio.to_thread(self._write, batch, journal, lines)
             batch.output_file_id, batch.error_file_id = out, err
@@ -207,32 +207,9 @@ class Batches:
         batch.move(status, int(time.time()))
         self._save(batch)
 
-    def _lines(self, batch: Batch) -> tuple[list[Line], list[dict[str, Any]]]:
-        """(the lines of the input file, what is wrong with others)"""
-        found, errors, known = [], list[dict[str, Any]](), set[str]()
-        with self.files.path(batch.input_file_id).open("rb") as file:
-            for number, raw in enumerate(line for line in file if line.strip()):
-                if number >= MAX_LINES:
-                    message = f"a batch may have {MAX_LINES} lines, this file has more"
-                    errors.append({"code": "too_many_lines", "line": None, "message": message, "param": None})
-                    break
-                try:
-                    line = parse(raw, number, batch.endpoint, self._frontend.model_name)
-                    if line.custom_id in known:
-                        raise LineError("duplicate_custom_id", f"{line.custom_id!r} names an earlier line", "custom_id")
-                except LineError as error:
-                    if len(errors) < SHOWN_ERRORS:
-                        errors.append(error.entry(number + 1))
-                    continue
-                known.add(line.custom_id)
-                found.append(line)
-        if not found and not errors:
-            errors = [{"code": "empty_file", "line": None, "message": "the file has no lines", "param": None}]
-        return found, errors
-
     # --- answers
 
-    async def _answer(self, batch: Batch, journal: Journal, lines: list[Line]) -> None:
+    async def _answer(self, batch: Batch, journal: Journal, lines: list[Place]) -> None:
         """Returns when all lines are answered, or the batch is cancelled or has expired."""
         left, tasks, saved = lines[::-1], set[asyncio.Task[None]](), time.monotonic()
         progress = self._progress[batch.id] = asyncio.Event()
@@ -263,10 +240,10 @@ class Batches:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, batch: Batch, journal: Journal, line: Line, left: list[Line]) -> None:
+    async def _one(self, batch: Batch, journal: Journal, place: Place, left: list[Place]) -> None:
         """Answer one line, or put it back if there is no room now."""
         had_token = False
-        request_id = f"{batch.id}-{line.number}"
+        request_id = f"{batch.id}-{place.number}"
 
         def first_token() -> None:
             nonlocal had_token
@@ -275,14 +252,21 @@ class Batches:
             self._nudge()
 
         try:
+            line = await asyncio.to_thread(
+                line_at, self.files.path(batch.input_file_id), place, batch.endpoint, batch.model or ""
+            )
             status, body = await answer(self._frontend, line, batch.endpoint, request_id, first_token)
         except (Overloaded, Unavailable) as error:
             self._pace.refused(time.monotonic(), error.retry_after_s)
-            left.append(line)
+            left.append(place)
+        except LineError as error:  # of a version of this server with other limits
+            entry = unanswered(batch.id, place.number, place.custom_id, error.code, str(error))
+            journal.add(place.number, False, entry)
+            batch.counts.add(False, {})
         else:
-            entry = answered(batch.id, line.number, line.custom_id, request_id, status, body)
-            journal.add(line.number, status == 200, entry)
-            batch.count(status == 200, _usage(entry))
+            entry = answered(batch.id, place.number, place.custom_id, request_id, status, body)
+            journal.add(place.number, status == 200, entry)
+            batch.counts.add(status == 200, _usage(entry))
             self._pace.went_well()
         finally:
             self._pace.ended(had_token)
@@ -290,7 +274,7 @@ class Batches:
 
     # --- ends
 
-    def _write(self, batch: Batch, journal: Journal, lines: list[Line]) -> tuple[str | None, str | None]:
+    def _write(self, batch: Batch, journal: Journal, lines: list[Place]) -> tuple[str | None, str | None]:
         """Write the output and the error file; returns their ids, None for one without lines. A node that was killed in
         the middle writes the same files again."""
         out, err = (f"file-{blake2b(f'{batch.id} {name}'.encode(), digest_size=12).hexdigest()}" for name in ENDS)
@@ -327,6 +311,15 @@ _UNANSWERED = {
     "expired": ("batch_expired", "this request did not run before the batch expired"),
     "cancelled": ("batch_cancelled", "this request did not run before the batch was cancelled"),
 }
+
+
+def _read(journal: Journal) -> tuple[set[int], Counts]:
+    """(numbers of the answered lines, their counts)"""
+    done, counts = set(), Counts()
+    for number, ok, line in journal.entries():
+        done.add(number)
+        counts.add(ok, _usage(line))
+    return done, counts
 
 
 def _usage(line: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from net.http.batches.files import Files, new_id
 from net.http.batches.journal import Journal
 from net.http.batches.line import LineError, parse
 from net.http.batches.pace import WAITING, Pace
+from net.http.batches.places import Place, line_at, places
 from net.http.batches.record import STATES, Batch
 
 ENDPOINT = "/v1/completions"
@@ -54,6 +55,27 @@ def test_a_line_that_no_batch_answers(bad, code):
     with pytest.raises(LineError) as refused:
         parse(bad, 0, ENDPOINT, "m")
     assert refused.value.entry(1)["code"] == code
+
+
+@pytest.mark.parametrize("valid_for", ["m", None])
+def test_lines_stay_on_the_disk(tmp_path, monkeypatch, valid_for):
+    monkeypatch.setattr("net.http.batches.places.MAX_LINE_BYTES", 200)
+    monkeypatch.setattr("net.http.batches.line.MAX_LINE_BYTES", 200)
+    path, long = tmp_path / "lines", raw(custom_id="é", body={"model": "m", "prompt": "x" * 500})
+    path.write_bytes(b"\n".join((raw(custom_id="ä"), b"", b" ", long, raw(), raw(custom_id="end"), raw())))
+    found, errors = places(path, ENDPOINT, valid_for)
+    assert [(one.number, one.custom_id) for one in found] == [(0, "ä"), (2, "a"), (3, "end")]
+    assert [(one["line"], one["code"]) for one in errors] == [(2, "line_too_long"), (5, "duplicate_custom_id")]
+    assert [line_at(path, one, ENDPOINT, "m").custom_id for one in found] == ["ä", "a", "end"]
+
+
+def test_bodies_are_checked_once(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(raw(body={"model": "other"}))
+    assert places(path, ENDPOINT, "m")[0] == []
+    assert places(path, ENDPOINT, None) == ([Place(0, "a", 0, len(path.read_bytes()))], [])
+    with pytest.raises(LineError, match="serves 'm', not 'other'"):
+        line_at(path, Place(0, "a", 0, len(path.read_bytes())), ENDPOINT, "m")
 
 
 def test_few_lines_wait_for_their_first_token_and_a_refusal_halves_the_rest():
@@ -107,8 +129,8 @@ def test_states_of_a_batch():
     batch = Batch("batch-1", ENDPOINT, "file-1", "24h", 1000)
     assert batch.expires_at == 1000 + 86_400
     batch.move("in_progress", 1001)
-    batch.count(True, {"prompt_tokens": 3, "completion_tokens": 2})
-    batch.count(False, {})
+    batch.counts.add(True, {"prompt_tokens": 3, "completion_tokens": 2})
+    batch.counts.add(False, {})
     assert Batch.of(orjson.loads(orjson.dumps(batch.kept()))) == batch
     batch.move("finalizing", 1002)
     batch.move("completed", 1003)

@@ -66,8 +66,9 @@ def line(custom_id: str, prompt: str) -> bytes:
 
 
 @asynccontextmanager
-async def served(folder: Path | None, at_once: int = 4) -> AsyncIterator[Api]:
+async def served(folder: Path | None, at_once: int = 4, model: str = "fake") -> AsyncIterator[Api]:
     frontend = FakeFrontend()
+    frontend.model_name = model
     batches = None if folder is None else Batches(frontend, folder, at_once)
     server = HttpServer(create_app(frontend, batches=batches))
     host, port = await server.start("127.0.0.1")
@@ -161,7 +162,7 @@ async def test_what_a_killed_node_left_is_finished_at_the_next_start(tmp_path, s
     async with served(tmp_path) as api:
         given = await api.upload(b"\n".join(line(str(n), "x") for n in range(3)))
     batch = Batch("batch-" + "1" * 24, "/v1/completions", given["id"], "24h", 2**31)
-    batch.status, batch.total = status, 3
+    batch.status, batch.total, batch.model = status, 3, "fake"
     runner.write_at_once(tmp_path / "batches" / f"{batch.id}.json", batch.kept())
     journal = Journal(tmp_path / "batches" / f"{batch.id}.lines")
     entry = {"custom_id": "1", "response": {"status_code": 200, "body": {}}, "error": None}
@@ -174,6 +175,19 @@ async def test_what_a_killed_node_left_is_finished_at_the_next_start(tmp_path, s
     assert over["status"] == ("cancelled" if status == "cancelling" else "completed")
     assert len(ran) == (2 if status == "in_progress" else 0)
     assert not (tmp_path / "batches" / f"{batch.id}.lines").exists()
+
+
+async def test_a_node_with_another_model_answers_an_error_per_line(tmp_path):
+    async with served(tmp_path) as api:
+        given = await api.upload(b"\n".join(line(str(n), "x") for n in range(3)))
+    batch = Batch("batch-" + "2" * 24, "/v1/completions", given["id"], "24h", 2**31, model="fake")
+    batch.status, batch.total = "in_progress", 3
+    runner.write_at_once(tmp_path / "batches" / f"{batch.id}.json", batch.kept())
+    async with served(tmp_path, model="other") as api:
+        over = await api.until({"id": batch.id}, "completed")
+        bad = await api.lines(over["error_file_id"])
+    assert sorted(one["custom_id"] for one in bad) == ["0", "1", "2"] and over["model"] == "fake"
+    assert all("does not exist" in one["response"]["body"]["error"]["message"] for one in bad)
 
 
 async def test_lists_and_refusals(tmp_path):
