@@ -3,6 +3,8 @@
 Files:
     answering  One line of a batch: its body through the same plan and renderer as a request over HTTP
     files      Files of clients and of batches on disk: `ID` has the bytes, `ID.json` what the API shows
+    folder     Batches on disk: `ID.json` has the record of one, `ID.input` links to its input file, `ID.lines` is its
+               journal
     journal    The answers of one batch on disk, a line each, in the order in which they ended
     line       One line of an input file, and the lines of output and error files, in OpenAI's form
     pace       How many lines of batches run at once

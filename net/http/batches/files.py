@@ -23,13 +23,17 @@ def new_id(kind: str) -> str:
 
 
 def write_at_once(path: Path, value: Any) -> None:
-    """Replace a JSON file; a reader and a killed writer see the old value or the new one. Raises OSError."""
-    fresh = path.with_suffix(".new")
-    with fresh.open("wb") as out:
-        out.write(orjson.dumps(value))
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.rename(path)
+    """Replace a JSON file; readers and other writers see whole values, also after a kill. Raises OSError, TypeError
+    if `value` is not JSON."""
+    data, fresh = orjson.dumps(value), path.with_suffix(f".{secrets.token_hex(4)}.new")
+    try:
+        with fresh.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 class Files:

@@ -91,7 +91,7 @@ class BatchRoutes:
         except ValueError as error:
             raise bad_request(f"the body is not valid multipart/form-data: {error}") from None
         except OSError as error:
-            raise ApiError(507, f"the file cannot be kept: {error.strerror}", code="no_space") from None
+            raise _not_kept("file", error) from None
         finally:
             if not path.with_suffix(".json").exists():
                 path.unlink(missing_ok=True)
@@ -109,8 +109,6 @@ class BatchRoutes:
 
     async def delete(self, request: web.Request) -> web.Response:
         found = self._file(request)
-        if self._kept().needs(found["id"]):
-            raise ApiError(409, "an unfinished batch reads this file; cancel it first", code="file_in_use")
         self._kept().files.remove(found["id"])
         return _json({"id": found["id"], "object": "file", "deleted": True})
 
@@ -135,15 +133,19 @@ class BatchRoutes:
         try:
             given = batches.files.get(body.input_file_id, now)
         except KeyError:
-            message = f"input_file_id: no such file: {body.input_file_id[:80]!r}"
-            raise bad_request(message, "input_file_id", "not_found") from None
+            raise _no_file(body.input_file_id) from None
         if given["purpose"] != PURPOSE:
             raise bad_request("input_file_id: not a file with purpose 'batch'", "input_file_id")
         life = None if body.output_expires_after is None else body.output_expires_after.seconds
         batch = Batch(
             new_id("batch"), body.endpoint, body.input_file_id, body.completion_window, now, body.metadata, life
         )
-        await batches.create(batch)
+        try:
+            await batches.create(batch)
+        except FileNotFoundError:
+            raise _no_file(body.input_file_id) from None
+        except OSError as error:
+            raise _not_kept("batch", error) from None
         return _json(batch.shown())
 
     async def batches(self, request: web.Request) -> web.Response:
@@ -156,7 +158,10 @@ class BatchRoutes:
         batch = self._batch(request)
         if not batch.open:
             raise ApiError(409, f"the batch is {batch.status} already", code="batch_over")
-        self._kept().cancel(batch)
+        try:
+            await self._kept().cancel(batch)
+        except OSError as error:
+            raise _not_kept("batch", error) from None
         return _json(batch.shown())
 
     def _batch(self, request: web.Request) -> Batch:
@@ -165,6 +170,14 @@ class BatchRoutes:
             return self._kept().get(batch_id)
         except KeyError:
             raise ApiError(404, f"no such batch: {batch_id[:80]!r}", param="batch_id", code="not_found") from None
+
+
+def _no_file(file_id: str) -> ApiError:
+    return bad_request(f"input_file_id: no such file: {file_id[:80]!r}", "input_file_id", "not_found")
+
+
+def _not_kept(kind: str, error: OSError) -> ApiError:
+    return ApiError(507, f"the {kind} cannot be kept: {error.strerror}", code="no_space")
 
 
 def _json(value: dict[str, Any]) -> web.Response:

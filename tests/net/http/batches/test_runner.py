@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ import pytest
 from net.http import create_app
 from net.http.batches import runner
 from net.http.batches.answering import answer
+from net.http.batches.files import write_at_once
+from net.http.batches.folder import Folder
 from net.http.batches.journal import Journal
 from net.http.batches.line import Line
 from net.http.batches.record import Batch
@@ -163,7 +169,7 @@ async def test_what_a_killed_node_left_is_finished_at_the_next_start(tmp_path, s
         given = await api.upload(b"\n".join(line(str(n), "x") for n in range(3)))
     batch = Batch("batch-" + "1" * 24, "/v1/completions", given["id"], "24h", 2**31)
     batch.status, batch.total, batch.model = status, 3, "fake"
-    runner.write_at_once(tmp_path / "batches" / f"{batch.id}.json", batch.kept())
+    write_at_once(tmp_path / "batches" / f"{batch.id}.json", batch.kept())
     journal = Journal(tmp_path / "batches" / f"{batch.id}.lines")
     entry = {"custom_id": "1", "response": {"status_code": 200, "body": {}}, "error": None}
     journal.add(1, True, entry)
@@ -182,12 +188,104 @@ async def test_a_node_with_another_model_answers_an_error_per_line(tmp_path):
         given = await api.upload(b"\n".join(line(str(n), "x") for n in range(3)))
     batch = Batch("batch-" + "2" * 24, "/v1/completions", given["id"], "24h", 2**31, model="fake")
     batch.status, batch.total = "in_progress", 3
-    runner.write_at_once(tmp_path / "batches" / f"{batch.id}.json", batch.kept())
+    write_at_once(tmp_path / "batches" / f"{batch.id}.json", batch.kept())
     async with served(tmp_path, model="other") as api:
         over = await api.until({"id": batch.id}, "completed")
         bad = await api.lines(over["error_file_id"])
     assert sorted(one["custom_id"] for one in bad) == ["0", "1", "2"] and over["model"] == "fake"
     assert all("does not exist" in one["response"]["body"]["error"]["message"] for one in bad)
+
+
+@pytest.mark.parametrize("end", ["expires", "deleted"])
+async def test_a_batch_keeps_an_input_file_that_is_gone(tmp_path, end):
+    async with served(tmp_path, at_once=1) as api:
+        plain, turns = api.frontend._generate, 0
+
+        async def stops(prompt, sampling):
+            nonlocal turns
+            turns += 1
+            if turns > 2:
+                await asyncio.Event().wait()
+            async for output in plain(prompt, sampling):
+                yield output
+
+        api.frontend._generate = stops
+        given = await api.upload(b"\n".join(line(str(n), "x") for n in range(5)))
+        body = {"input_file_id": given["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = await api.json("POST", "/v1/batches", json=body)
+        while (await api.json("GET", f"/v1/batches/{batch['id']}"))["request_counts"]["completed"] < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if end == "deleted":
+            assert (await api.json("DELETE", f"/v1/files/{given['id']}"))["deleted"]
+        else:
+            path = tmp_path / "files" / f"{given['id']}.json"
+            path.write_bytes(orjson.dumps(given | {"expires_at": 1000}))
+        await api.json("GET", f"/v1/files/{given['id']}", 404)
+        assert not (tmp_path / "files" / given["id"]).exists()
+    async with served(tmp_path) as api:
+        done = await api.until(batch, "completed")
+        found = sorted(one["custom_id"] for one in await api.lines(done["output_file_id"]))
+        assert found == ["0", "1", "2", "3", "4"] and len(api.frontend.calls) == 3
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [f"{batch['id']}.json"]
+
+
+async def test_what_batches_leave_is_tidied_at_the_next_start(tmp_path):
+    over, torn = (Batch("batch-" + digit * 24, "/v1/completions", "file-1", "24h", 1000) for digit in "34")
+    over.status = "completed"
+    async with served(tmp_path):
+        for batch in (over, torn):
+            for suffix in ("lines", "input", "json.new"):
+                (tmp_path / "batches" / f"{batch.id}.{suffix}").write_bytes(b"")
+        write_at_once(tmp_path / "batches" / f"{over.id}.json", over.kept())
+    async with served(tmp_path):
+        assert [path.name for path in (tmp_path / "batches").iterdir()] == [f"{over.id}.json"]
+
+
+async def test_the_last_state_of_a_batch_is_the_one_on_disk(tmp_path, monkeypatch):
+    writers = most = 0
+
+    def slow(path: Path, value: Any) -> None:
+        nonlocal writers, most
+        writers += 1
+        most = max(most, writers)
+        time.sleep(0.02)
+        write_at_once(path, value)
+        writers -= 1
+
+    monkeypatch.setattr("net.http.batches.folder.write_at_once", slow)
+    folder = Folder(tmp_path)
+    batch = Batch("batch-" + "5" * 24, "/v1/completions", "file-1", "24h", 1000)
+    saves = [asyncio.create_task(folder.save(batch)) for _ in range(4)]
+    await asyncio.sleep(0.01)
+    saves[0].cancel()  # its thread writes on
+    batch.move("cancelling", 1001)
+    await asyncio.gather(folder.save(batch), *saves[1:])
+    await folder.settled()
+    assert most == 1 and folder.read()[batch.id] == batch
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path):
+    path, value = tmp_path / "a.json", "x" * 100_000
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: write_at_once(path, [number, value]), range(40)))
+    assert orjson.loads(path.read_bytes())[1] == value and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(TypeError):
+        write_at_once(path, "\ud800")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+async def test_the_event_loop_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    plain, threads = os.fsync, set[int]()
+
+    def noted(file: int) -> None:
+        threads.add(threading.get_ident())
+        plain(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with served(tmp_path) as api:
+        await api.until(await api.begin("a", "b"), "completed")
+        await api.json("POST", f"/v1/batches/{(await api.begin('a'))['id']}/cancel")
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_lists_and_refusals(tmp_path):
