@@ -12,5 +12,6 @@ Files:
     record     The state of one batch, as the API shows it
     routes     The routes of files and batches, in OpenAI's form
     runner     Runs batches: validates, answers line by line, writes the output and the error file
-    schema     The bodies of /v1/batches
+    schema     The bodies of /v1/batches, and the numbers in queries and forms
+    upload     Receives an uploaded file: the parts of its multipart body
 """

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -54,6 +54,12 @@ class Api:
         form.add_field("file", data, filename="a.jsonl")
         return await self.json("POST", "/v1/files", status, data=form)
 
+    async def send(self, body: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+        """An upload with this body: (status, answer)."""
+        headers = {"Content-Type": "multipart/form-data; boundary=b"} | headers
+        async with self._session.post(f"{self._url}/v1/files", data=body, headers=headers) as answer:
+            return answer.status, await answer.json()
+
     async def begin(self, *prompts: str, **fields: Any) -> dict[str, Any]:
         given = await self.upload(b"\n".join(line(str(n), prompt) for n, prompt in enumerate(prompts)))
         body = {"input_file_id": given["id"], "endpoint": "/v1/completions", "completion_window": "24h"} | fields
@@ -72,11 +78,13 @@ def line(custom_id: str, prompt: str) -> bytes:
 
 
 @asynccontextmanager
-async def served(folder: Path | None, at_once: int = 4, model: str = "fake") -> AsyncIterator[Api]:
+async def served(
+    folder: Path | None, at_once: int = 4, model: str = "fake", origins: Sequence[str] = ()
+) -> AsyncIterator[Api]:
     frontend = FakeFrontend()
     frontend.model_name = model
     batches = None if folder is None else Batches(frontend, folder, at_once)
-    server = HttpServer(create_app(frontend, batches=batches))
+    server = HttpServer(create_app(frontend, batches=batches, allowed_origins=origins))
     host, port = await server.start("127.0.0.1")
     try:
         async with aiohttp.ClientSession() as session:
@@ -295,7 +303,7 @@ async def test_lists_and_refusals(tmp_path):
         assert page["has_more"] and {one["id"] for one in page["data"]} < set(files)
         rest = await api.json("GET", f"/v1/files?limit=2&after={page['last_id']}")
         assert not rest["has_more"] and len(rest["data"]) == 1
-        for query in ("limit=0", "limit=x", "after=nobody", "order=up"):
+        for query in ("limit=0", "limit=x", "limit=" + "9" * 5000, "limit=²", "after=nobody", "order=up"):
             await api.json("GET", f"/v1/files?{query}", 400)
         await api.upload(b"", 400)
         await api.upload(b"{}", 400, purpose="fine-tune")
@@ -308,8 +316,62 @@ async def test_lists_and_refusals(tmp_path):
         await api.json("GET", f"/v1/files/{files[0]}", 404)
 
 
+def form(*parts: tuple[bytes, bytes]) -> bytes:
+    """Parts of (headers after the name, value) behind the name that they begin with."""
+    return b"".join(b"--b\r\n%s\r\n\r\n%s\r\n" % part for part in parts) + b"--b--\r\n"
+
+
+def part(name: str, value: bytes) -> tuple[bytes, bytes]:
+    return f'Content-Disposition: form-data; name="{name}"'.encode(), value
+
+
+FILE, BATCH = part("file", b"{}"), part("purpose", b"batch")
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([(FILE[0] + b'; filename="\xe9.jsonl"', b"{}"), BATCH], "not UTF-8"),
+        ([(FILE[0] + b"\r\nX-Long: " + b"x" * 100_000, b"{}"), BATCH], "headers"),
+        ([(FILE[0] + b"".join(b"\r\nX-%d: 1" % n for n in range(300)), b"{}"), BATCH], "headers"),
+        ([part("_charset_", b"x" * 100), FILE, BATCH], "multipart"),
+        ([FILE, BATCH, part("expires_after[seconds]", b"9" * 4095)], "from 3600 to 2592000"),
+        ([FILE, BATCH, part("expires_after[seconds]", b"3599")], "from 3600 to 2592000"),
+        ([FILE, BATCH, part("expires_after[anchor]", b"created_at")], "from 3600 to 2592000"),
+        ([FILE, BATCH, part("expires_after[seconds]", b"3600"), part("expires_after[anchor]", b"now")], "created_at"),
+        ([BATCH], "file is missing"),
+    ],
+)
+async def test_a_form_that_is_refused(tmp_path, parts, why):
+    async with served(tmp_path) as api:
+        status, told = await api.send(form(*parts))
+        assert status == 400 and why in told["error"]["message"], told
+        assert not list((tmp_path / "files").iterdir())
+
+
+async def test_other_fields_of_a_form_are_ignored(tmp_path):
+    async with served(tmp_path) as api:
+        others = [part(f"field{n}", b"x") for n in range(100)]
+        status, kept = await api.send(form(*others, part("expires_after[seconds]", b"2592000"), FILE, BATCH))
+        assert status == 200 and kept["expires_at"] - kept["created_at"] == 2_592_000
+
+
+async def test_a_web_page_changes_nothing_without_a_key(tmp_path):
+    page = {"Origin": "http://elsewhere.example"}
+    async with served(tmp_path) as api:
+        status, told = await api.send(form(FILE, BATCH), **page)
+        assert status == 403 and told["error"]["code"] == "forbidden" and not list((tmp_path / "files").iterdir())
+        batch = await api.begin("hello")
+        await api.json("POST", "/v1/batches", 403, json={}, headers=page)
+        await api.json("POST", f"/v1/batches/{batch['id']}/cancel", 403, headers=page)
+        await api.until(batch, "completed")
+    async with served(tmp_path, origins=[page["Origin"]]) as api:
+        assert (await api.send(form(FILE, BATCH), **page))[0] == 200, "this page may call"
+        assert (await api.send(form(FILE, BATCH), Origin="null"))[0] == 403
+
+
 async def test_a_file_that_is_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("net.http.batches.routes.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("net.http.batches.upload.MAX_FILE_BYTES", 1000)
     async with served(tmp_path) as api:
         await api.upload(b"x" * 1001, 413)
         assert not list((tmp_path / "files").iterdir())
