@@ -55,7 +55,7 @@ class Files:
         return self._folder / file_id
 
     def add(self, file_id: str, filename: str, purpose: str, now: int, expires_s: int | None) -> dict[str, Any]:
-        """Publish a file whose bytes are at `path`."""
+        """Publish a file whose bytes are at `path`. Raises OSError, and then they are deleted."""
         shown = {
             "id": file_id,
             "object": "file",
@@ -67,7 +67,11 @@ class Files:
             "status": "processed",
             "status_details": None,
         }
-        write_at_once(self._json(file_id), shown)
+        try:
+            write_at_once(self._json(file_id), shown)
+        except OSError:
+            self.path(file_id).unlink(missing_ok=True)
+            raise
         return shown
 
     def get(self, file_id: str, now: int) -> dict[str, Any]:

@@ -70,15 +70,16 @@ class BatchRoutes:
     async def upload(self, request: web.Request) -> web.Response:
         files = self._changed_by(request).files
         file_id = new_id("file")
-        path = files.path(file_id)
+        path, publishing = files.path(file_id), False
         try:
             given = await receive(request, path)
+            publishing = True  # also if the client hangs up
             shown = await asyncio.to_thread(files.add, file_id, given.filename, PURPOSE, int(time.time()), given.life_s)
             return _json(shown)
         except OSError as error:
             raise _not_kept("file", error) from None
         finally:
-            if not path.with_suffix(".json").exists():
+            if not publishing:
                 path.unlink(missing_ok=True)
 
     async def files(self, request: web.Request) -> web.Response:

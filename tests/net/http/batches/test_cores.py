@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import orjson
 import pytest
 from hypothesis import given
@@ -67,6 +69,22 @@ def test_lines_stay_on_the_disk(tmp_path, monkeypatch, valid_for):
     assert [(one.number, one.custom_id) for one in found] == [(0, "ä"), (2, "a"), (3, "end")]
     assert [(one["line"], one["code"]) for one in errors] == [(2, "line_too_long"), (5, "duplicate_custom_id")]
     assert [line_at(path, one, ENDPOINT, "m").custom_id for one in found] == ["ä", "a", "end"]
+
+
+def test_a_long_file_takes_little_memory(tmp_path):
+    path = tmp_path / "lines"
+    with path.open("wb") as file:
+        for number in range(50):
+            body = {"model": "m", "prompt": list(range(1000, 11_000))}
+            file.write(raw(custom_id=str(number), body=body) + b"\n")
+    tracemalloc.start()
+    try:
+        found, _ = places(path, ENDPOINT, "m")
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    size = path.stat().st_size
+    assert len(found) == 50 and held < size / 50 and most < size / 2
 
 
 def test_bodies_are_checked_once(tmp_path):

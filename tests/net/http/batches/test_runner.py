@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -347,6 +348,33 @@ async def test_a_form_that_is_refused(tmp_path, parts, why):
         status, told = await api.send(form(*parts))
         assert status == 400 and why in told["error"]["message"], told
         assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_client_that_hangs_up_leaves_a_whole_file_or_none(tmp_path, monkeypatch, full):
+    began, go = threading.Event(), threading.Event()
+
+    def slow(path: Path, value: Any) -> None:
+        began.set()
+        go.wait(20)
+        if full:
+            raise OSError(errno.ENOSPC, "disk full")
+        write_at_once(path, value)
+
+    monkeypatch.setattr("net.http.batches.files.write_at_once", slow)
+    async with served(tmp_path) as api:
+        client = asyncio.create_task(api.send(form(FILE, BATCH)))
+        await asyncio.to_thread(began.wait, 20)
+        client.cancel()
+        await asyncio.sleep(0.1)  # the server notices
+        go.set()
+        folder, told = tmp_path / "files", "*" if full else "*.json"
+        async with asyncio.timeout(20):
+            while len(list(folder.glob(told))) != (not full):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        if not full:
+            (kept,) = (await api.json("GET", "/v1/files"))["data"]
+            assert await api.lines(kept["id"]) == [{}]
 
 
 async def test_other_fields_of_a_form_are_ignored(tmp_path):
