@@ -44,11 +44,13 @@ def contradictions(config: Config) -> Iterator[str]:
             f"--prefill-chunk-tokens {config.prefill_chunk_tokens} exceeds --max-num-batched-tokens "
             f"{config.max_num_batched_tokens}: a step has no room for a chunk"
         )
-    if config.prefill_parallel != "none" and config.tensor_parallel_size > 1:
-        yield (
-            f"--prefill-parallel {config.prefill_parallel}: the ranks of --tensor-parallel-size compute all layers of "
-            "a prompt; use one of the two"
-        )
+    if config.prefill_parallel != "none":
+        sizes = {"tensor": config.tensor_parallel_size, "expert": config.expert_parallel_size}
+        for name in [name for name, size in sizes.items() if size > 1]:
+            yield (
+                f"--prefill-parallel {config.prefill_parallel}: the ranks of --{name}-parallel-size compute all layers "
+                "of a prompt; use one of the two"
+            )
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
     if config.expert_parallel_size > 1:

@@ -317,7 +317,7 @@ class ModelFields:
     suffix_decoding_cached_tokens: int = flag(
         100_000,
         "engine",
-        "with suffix, tokens of earlier answers to remember, about 250 bytes each; 0 = guess from the request's own "
+        "with suffix, tokens of earlier answers to remember, up to 400 bytes each; 0 = guess from the request's own "
         "text only",
         unit="tokens",
         least=0,

@@ -138,8 +138,13 @@ def _max_connections(config: Config, machine: Machine) -> int:
 
 
 def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
-    """Shape of this node's KV blocks."""
+    """Shape of this node's KV blocks. Raises UsageError."""
     groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
+    if groups is not None and config.prefill_parallel != "none":
+        raise UsageError(
+            f"--prefill-parallel {config.prefill_parallel}: with --kv-groups windows one node computes all layers of a "
+            "prompt of this model; give --kv-groups uniform"
+        )
     layers = model.num_layers if groups is None else groups.layers
     sizes = layers, model.num_kv_heads, model.head_size, config.block_size
     return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype, model.kv_kind, groups)

@@ -51,6 +51,10 @@ class KvReport:
     intervals: Intervals = field(default_factory=Intervals)  # of the batches, monotonic seconds and bytes
 
 
+class TransferCut(Exception):
+    """Not all KV has landed, because the request has ended meanwhile."""
+
+
 class KvTransfer:
     """The transfer of one request. All methods run on the event loop. It holds blocks in `pool` until their bytes have
     moved."""
@@ -68,7 +72,7 @@ class KvTransfer:
         self._waiting: deque[Piece] = deque()
         self._moving: list[Piece] = []
         self._wake = asyncio.Event()
-        self._closed = False
+        self._closed = self._finishing = self._cut = False
         self._taken = self._landed = 0  # pieces so far
         self._marks: deque[tuple[int, int]] = deque()  # (pieces up to the end of a chunk, tokens up to its end)
         self._on_landed: Callable[[int], None] | None = None
@@ -140,15 +144,19 @@ class KvTransfer:
         return (piece.block_id for pieces in (self._waiting, self._moving) for piece in pieces)
 
     async def finish(self) -> KvReport:
-        """Call this after the last `layer_done`. Waits until all layers have landed. Raises the mover's errors."""
-        self._closed = True
+        """Call this after the last `layer_done`. Waits until all layers have landed. Raises the mover's errors, and
+        TransferCut if `stop` was called before everything was under way."""
+        self._closed = self._finishing = True
         self._wake.set()
         await self._sender
+        if self._cut:
+            raise TransferCut("the transfer was stopped before all KV had left")
         return self.report
 
     async def stop(self) -> None:
         """Give up. Once this returns, nothing more is moved, so the decode node may reuse its slots."""
         self._closed = True
+        self._cut = self._cut or bool(self._waiting) or not self._finishing
         self._drop_waiting()
         self._wake.set()
         await asyncio.gather(self._sender, return_exceptions=True)

@@ -136,7 +136,8 @@ class Attempts:
             if error.code == "redirect":
                 raise Redirected(str(error)) from None
             await self._placer.release(placed)
-            if error.code == "overloaded":
+            helps = asked in placement.prefills[1:]  # one node can compute the prompt without it
+            if error.code == "overloaded" and not helps:
                 self._log.refused(flight, asked, {"reason": str(error)} | error.facts)
                 raise Overloaded(str(error), error.facts["retry_after_s"]) from None
             if error.code == WRONG_WEIGHTS and not (flight.num_output_tokens or flight.resumed):
@@ -180,6 +181,8 @@ class Attempts:
         match update:
             case HandedOver():
                 flight.places.handed_over(peer, flight.prefills)
+            case Landed() if peer in flight.prefills[:-1]:
+                flight.places.watched.discard(peer)  # nothing more is owed by this stage
             case Moved(to):
                 if (lost := flight.places.moved(peer, to)) is not None:
                     fail(flight, f"node {lost} was lost")

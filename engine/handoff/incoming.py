@@ -59,6 +59,10 @@ class Reservation:
     arrival: Arrival | None = None  # from the stages of a pipeline
     moved: asyncio.Event = field(default_factory=asyncio.Event)  # set when a stage has delivered something, or the end
 
+    def needs(self, node: str) -> bool:
+        """Whether KV is still to come from `node`."""
+        return node in self.pulls and (self.arrival is None or node in self.arrival.late())
+
     @property
     def moves(self) -> bool:
         """Whether it runs on that node, which goes on with it if the move fails."""
@@ -290,8 +294,8 @@ class Incoming:
         return None if reservation is None else reservation.request
 
     def of_node(self, prefill_node: str) -> list[Reservation]:
-        """Requests whose KV comes from that node."""
-        return [one for one in self._reservations.values() if prefill_node in one.pulls]
+        """Requests whose KV is still to come from that node."""
+        return [one for one in self._reservations.values() if one.needs(prefill_node)]
 
     def take(self, request_id: str) -> Reservation | None:
         """The request has ended: no further read starts. The caller passes the reservation to `give_up`."""

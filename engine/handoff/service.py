@@ -190,15 +190,18 @@ class EngineService:
     def _stage_landed(self, request_id: str, decode: str, tokens: int) -> None:
         self._channel.post(decode, STAGE_LANDED, encode(StageLanded(request_id, tokens)))
 
-    def _stage_computed(self, request: Request) -> None:
-        """This node has computed its layers of the whole prompt; the last stage hands over."""
+    def _stage_computed(self, request: Request, error: str | None) -> None:
+        """This node has computed its layers of the whole prompt; the last stage hands over. `error`: the next stage
+        will not compute its own."""
         self._stages.end(request.request_id)
         acceptor = self._acceptors.pop(request.request_id, None)
         transfer = self._worker.take_transfer(request.request_id)
         if transfer is None:
             return
-        if acceptor is None:
-            self._spawn(self._stop_transfer(request.request_id, transfer))
+        if acceptor is None or error is not None:
+            self._stop_soon(request.request_id, transfer)
+            if acceptor is not None and error is not None:
+                self._tell(acceptor, request, Failed(error, self._report(request)))
             return
         self._leaving[request.request_id] = transfer
         self._spawn(self._deliver(request, transfer, acceptor))
@@ -291,6 +294,10 @@ class EngineService:
             await self._stop_transfer(request_id, transfer)
         elif (transfer := self._leaving.get(request_id)) is not None:
             await transfer.stop()
+
+    def _stop_soon(self, request_id: str, transfer: KvTransfer) -> None:
+        self._leaving[request_id] = transfer  # at once: a fence that comes before the task runs must wait for it
+        self._spawn(self._stop_transfer(request_id, transfer))
 
     async def _stop_transfer(self, request_id: str, transfer: KvTransfer) -> None:
         """Stop the transfer of a request that ended without a handover."""
@@ -385,7 +392,7 @@ class EngineService:
             transfer = self._worker.take_transfer(request.request_id) if emission.ends else None
             if acceptor is None:
                 if transfer is not None:
-                    self._spawn(self._stop_transfer(request.request_id, transfer))
+                    self._stop_soon(request.request_id, transfer)
                 continue
             if request.prompt_logprobs and emission.token_id is not None and request.num_output_tokens == 1:
                 scores, scored = pack_prompt_logprobs(request)
@@ -396,7 +403,7 @@ class EngineService:
                 self._leaving[request.request_id] = transfer
                 self._spawn(self._hand_over(request, transfer, acceptor))
             elif transfer is not None:
-                self._spawn(self._stop_transfer(request.request_id, transfer))
+                self._stop_soon(request.request_id, transfer)
             if emission.ends:
                 self._stages.end(request.request_id)
                 if reason in ("stop", "length"):

@@ -40,15 +40,23 @@ class Arriving:
             raise RemoteError(f"{self._node_id} takes no running requests", code="no_room")
         if request.request_id in self._worker.batcher.requests:
             raise RemoteError(f"{self._node_id} still has the request", code="no_room")
+        most, limit = request.num_prompt_tokens + request.sampling.max_tokens, self._worker.batcher.max_model_len
+        if most > limit:
+            raise RemoteError(f"{self._node_id} takes {limit} tokens, the request may have {most}", code="no_room")
         target = self._service.incoming.move_in(request, peer, body.blocks)
         self._service.expect(request.request_id, body.acceptor)
-        self._timers[request.request_id] = asyncio.get_running_loop().call_later(
-            TTL_S, self._expired, request.request_id
-        )
+        self._wait_for(request.request_id)
         return target
 
     async def _on_grow(self, peer: str, body: MoveGrow, data: memoryview) -> KvTarget:
-        return self._service.incoming.grow(body.id, peer, body.blocks)
+        target = self._service.incoming.grow(body.id, peer, body.blocks)
+        self._wait_for(body.id)
+        return target
+
+    def _wait_for(self, request_id: str) -> None:
+        """For the next message about it, at most TTL_S."""
+        self._forget(request_id)
+        self._timers[request_id] = asyncio.get_running_loop().call_later(TTL_S, self._expired, request_id)
 
     async def _on_commit(self, peer: str, body: MoveCommit, data: memoryview) -> None:
         if len(data) % 4:

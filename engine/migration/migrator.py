@@ -94,14 +94,14 @@ class Migrator:
                 self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        leaves, balances = self._load.draining, self._config.migration == "balance" and not len(self._outgoing)
+        leaves, balances = self._load.draining, self._config.migration == "balance" and not self._moves
         requests = self._movable() if leaves or balances else []
         if not requests:
             return
         if leaves:
             busy = self._outgoing.nodes()
             nodes = [node for node in self._others(now) if node.node_id not in busy]
-            while len(self._outgoing) < LEAVING_AT_ONCE and (found := to_leave(requests, nodes)) is not None:
+            while len(self._moves) < LEAVING_AT_ONCE and (found := to_leave(requests, nodes)) is not None:
                 one, node = found
                 requests.remove(one)
                 nodes.remove(node)

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.core.costs import StepCosts
 from engine.core.worker import Worker
@@ -35,6 +35,8 @@ from sched.chunks import plan
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 HIDDEN_TIMEOUT_S = 60.0
 """For the next stage to compute a chunk. Two groups whose nodes have blocks for only one of them each would wait for
@@ -57,20 +59,25 @@ class _Stage:
     passed_bytes: int = 0
     begun: float = 0.0  # monotonic seconds: when the stages agreed
     taken: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # last token of a received chunk -> answer
+    passing: list[asyncio.Future[str | None]] = field(default_factory=list)  # chunks sent: the error of each, or None
 
     @property
     def next(self) -> str:
         return self.place.nodes[self.place.index + 1]
 
 
+Computed = Callable[[Request, str | None], None]
+"""(request, error): a stage that is not the last one has computed the whole prompt, and the next stage has computed
+all of its chunks, or will not."""
+
+
 class Stages:
     """All stages on this node."""
 
-    def __init__(self, channel: Channel, worker: Worker, metrics: Metrics, computed: Callable[[Request], None]) -> None:
-        """`computed(request)`: a stage that is not the last one has computed the whole prompt."""
+    def __init__(self, channel: Channel, worker: Worker, metrics: Metrics, computed: Computed) -> None:
         self._channel, self._worker, self._metrics, self._all_computed = channel, worker, metrics, computed
         self._stages: dict[str, _Stage] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._inputs: dict[str, HiddenQueue] = worker.follow_parts(self)
         channel.handle(messages.KNOWN, typed(Known, self._on_known))
         channel.handle(messages.HIDDEN, typed(Hidden, self._on_hidden))
@@ -134,12 +141,12 @@ class Stages:
             stage.passed_bytes += len(data)
             self._metrics.count("mooncake:stage_bytes", len(data))
             body = Hidden(request.request_id, stage.prefix, row.start, row.num_tokens)
-            self._spawn(self._pass_on(stage, body, data))
+            stage.passing.append(self._spawn(self._pass_on(stage, body, data)))
         passed_all = hidden is not None and done == request.num_tokens
         if row.samples or passed_all:
             self._note(stage, end)
         if passed_all:
-            self._all_computed(request)
+            self._spawn(self._passed_all(stage))
 
     def _note(self, stage: _Stage, end: float) -> None:
         """The last chunk is computed: record what this stage did."""
@@ -184,16 +191,24 @@ class Stages:
 
     # --- hidden states
 
-    async def _pass_on(self, stage: _Stage, body: Hidden, data: memoryview) -> None:
+    async def _passed_all(self, stage: _Stage) -> None:
+        """The stage owes its chunks until the next one has computed them."""
+        errors = await asyncio.gather(*stage.passing)
+        self._all_computed(stage.request, next((error for error in errors if error is not None), None))
+
+    async def _pass_on(self, stage: _Stage, body: Hidden, data: memoryview) -> str | None:
+        """Returns the reason why the next stage will not compute it, if there is one."""
         request = stage.request
         assert request.part is not None
         try:
             await self._channel.call(stage.next, messages.HIDDEN, encode(body), [data], HIDDEN_TIMEOUT_S)
         except (PeerLost, PeerRefused, RemoteError, TimeoutError) as error:
-            self._worker.fail(request, f"the stage of its pipeline on {stage.next} failed: {error}")
-        else:
-            request.part.unread -= 1
-            self._worker.wake()
+            reason = f"the stage of its pipeline on {stage.next} failed: {error}"
+            self._worker.fail(request, reason)
+            return reason
+        request.part.unread -= 1
+        self._worker.wake()
+        return None
 
     async def _on_hidden(self, peer: str, body: Hidden, data: memoryview) -> None:
         """Answers when the chunk is computed here. Raises RemoteError if the request has ended."""
@@ -233,10 +248,11 @@ class Stages:
                 answer.set_exception(RemoteError("the request has ended on the next stage", "gone"))
                 answer.exception()  # the caller may be gone as well
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = spawn(work, "hidden states for the next stage")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         for request_id in list(self._stages):

@@ -22,6 +22,9 @@ OCCURRENCES = 16
 DEPTH = 24
 """Longest match that is told apart, in tokens."""
 
+MOST_OWN_TOKENS = 16_384
+"""Of a request's own text, to bound its memory."""
+
 BORDER = -1
 """Between two texts of one table; no token."""
 
@@ -54,7 +57,7 @@ class _Places:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._after: dict[Pair, deque[int]] = {}
+        self._after: dict[Pair, list[int]] = {}
 
     def add(self, root: bytes, token: int) -> None:
         """The next token of a text, or BORDER."""
@@ -63,17 +66,17 @@ class _Places:
         at = len(tokens)
         if at >= 2 and token != BORDER and tokens[-2] != BORDER:
             pair = (root, tokens[-2], token)
-            places = self._after.get(pair)
-            if places is None:
-                places = self._after[pair] = deque(maxlen=OCCURRENCES)
+            places = self._after.setdefault(pair, [])
             places.append(at)
+            if len(places) > OCCURRENCES:
+                del places[0]
 
     def draft(self, root: bytes, text: Sequence[int], most: int, rules: SuffixRules, own: bool) -> Draft:
         """Up to `most` tokens after `text`. own: `text` itself is what this has, so its end is no place, and a
         continuation that reaches the end goes on in the draft."""
         if len(text) < 2:
             return Draft([], 0.0)
-        places = [at for at in self._after.get((root, text[-2], text[-1]), ()) if not own or at < len(text)]
+        places = [at for at in self._after.get((root, text[-2], text[-1]), ()) if not own or at < len(self.tokens)]
         if not places:
             return Draft([], 0.0)
         matches = [self._match(text, at) for at in places]
@@ -115,17 +118,21 @@ def _at(tokens: Sequence[int], draft: Sequence[int], at: int, end: int, own: boo
 
 
 class SuffixIndex:
-    """One text that grows only at its end, with the earlier answers behind it; the caller passes the whole text."""
+    """One text that grows only at its end, with the earlier answers behind it; the caller passes the whole text. Of a
+    long prompt only the last MOST_OWN_TOKENS tokens are indexed."""
 
-    __slots__ = ("_own", "_root", "_shared")
+    __slots__ = ("_own", "_root", "_shared", "_skipped")
 
     def __init__(self, root: bytes, shared: SuffixLookups) -> None:
         self._root, self._shared = root, shared
         self._own = _Places()
+        self._skipped = 0  # tokens at the begin
 
     def extend(self, tokens: Sequence[int], limit: int) -> int:
         """Index at most `limit` more tokens; returns their number."""
-        begin = len(self._own.tokens)
+        if not self._own.tokens:
+            self._skipped = max(0, len(tokens) - MOST_OWN_TOKENS)
+        begin = self._skipped + len(self._own.tokens)
         end = min(len(tokens), begin + limit)
         for at in range(begin, end):
             self._own.add(self._root, tokens[at])
@@ -134,7 +141,7 @@ class SuffixIndex:
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         """Up to `count` tokens that may follow `tokens`: by this text or by earlier answers, whichever promises more
         right ones. Empty while the index has not caught up with the text."""
-        if len(self._own.tokens) < len(tokens):
+        if self._skipped + len(self._own.tokens) < len(tokens):
             return []
         drafts = [self._own.draft(self._root, tokens, count, self._shared.rules, own=True)]
         drafts += self._shared.drafts(self._root, tokens, count)
@@ -144,8 +151,8 @@ class SuffixIndex:
 class SuffixLookups:
     """The earlier answers of this node, and an index for each request.
 
-    Only requests with the same root, so with the same cache salt, draft from each other's answers. The oldest half of
-    the answers goes when kept_tokens is reached."""
+    Only requests with the same root, so with the same cache salt, draft from each other's answers. Answers are kept in
+    two parts; when the younger one has a quarter of kept_tokens, the older one goes."""
 
     def __init__(self, rules: SuffixRules) -> None:
         self.rules = rules
@@ -157,9 +164,9 @@ class SuffixLookups:
 
     def ended(self, root: bytes, output: Sequence[int]) -> None:
         """An answer is complete; `catch_up` adds it."""
-        half = self.rules.kept_tokens // 2
-        if half and output:
-            self._ended.append((root, token) for token in (*output[-half:], BORDER))
+        quarter = self.rules.kept_tokens // 4
+        if quarter and output:
+            self._ended.append((root, token) for token in (*output[-quarter:], BORDER))
 
     def catch_up(self, limit: int) -> int:
         """Add at most `limit` tokens of answers that have ended; returns their number."""
@@ -168,7 +175,7 @@ class SuffixLookups:
             item = next(self._ended[0], None)
             if item is None:
                 self._ended.popleft()
-                if len(self._present.tokens) >= self.rules.kept_tokens / 2:
+                if len(self._present.tokens) >= self.rules.kept_tokens // 4:
                     self._past, self._present = self._present, _Places()
                 continue
             self._present.add(*item)

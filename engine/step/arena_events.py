@@ -15,7 +15,7 @@ from engine.step.request import Request
 from net.kv_events.wire import ARENA, AllBlocksCleared, BlockRemoved, BlockStored, Event
 
 GROUP = 0
-"""All layers are of one group."""
+"""The full group; blocks of further groups are not told (docs/connect/events.md)."""
 
 KINDS = {"full": "full_attention", "latent": "mla_attention"}
 """Kinds of KV (cache/block.py) -> their names in vLLM."""

@@ -222,7 +222,8 @@ class BlockBook:
         return total
 
     def extend(self, request: Request, count: int) -> None:
-        """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then changes nothing."""
+        """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then takes none; blocks that windows
+        have passed are given back all the same."""
         need = self.blocks_for(request.num_computed + count) - len(request.block_ids)
         if self._groups is not None:
             self._open(request)

@@ -1,6 +1,6 @@
 """The knowledge of a simulated cluster about the length of an answer before its end.
 
-limit    the request's max_tokens, as in production: its bound for estimates (sched/placement/demand.py)
+limit    production's bound of max_tokens in estimates (sched/placement/demand.py): traces have no max_tokens
 mean     the mean of the answers that have ended
 oracle   the true length: nothing in production knows it
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from cache.pool.admission import choose as choose_admission
@@ -48,10 +49,11 @@ def nodes(
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk), classes)
         policy = make_policy(tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
-        noise = Noise(config.seed, name, config.step_noise).factor
-        knows = Knowledge(costs(config.step_models, model, noise), lengths)
+        calibration = Noise(config.seed, f"{name} calibration", config.step_noise)
+        known = costs(config.step_models, replace(model, chunk_tokens=chunk), calibration.factor)
+        knows = Knowledge(known, lengths, Noise(config.seed, name, config.step_noise))
         seat = Identity(index, name, roles)
-        return Node(loop, seat, model, rules, events, lambda now: slowness(index) * noise(), knows)
+        return Node(loop, seat, model, rules, events, lambda now: slowness(index), knows)
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
 
@@ -63,7 +65,7 @@ def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 class _Chunks:
-    """The step times that the batching policy `dynamic` needs."""
+    """The step times that the batching policy `dynamic` needs, exact ones."""
 
     def __init__(self, model: StepModel, most: int) -> None:
         self._model, self._most = model, most

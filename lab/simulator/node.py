@@ -17,6 +17,7 @@ from lab.simulator.job import Job
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.costs import NodeCosts
 from lab.simulator.models.loop import Loop
+from lab.simulator.models.noise import Noise
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.segment import Segment
 from sched.batching import BatchingPolicy, StepLoad
@@ -53,6 +54,7 @@ class Knowledge:
 
     costs: NodeCosts
     lengths: Lengths
+    noise: Noise  # of the steps themselves
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,13 @@ class Node:
         slowness: Callable[[float], float],
         knows: Knowledge,
     ) -> None:
-        """slowness(now): the factor of a step that begins now, by a slow node and by chance."""
+        """slowness(now): multiplies step times (a slow node)."""
         self.index, self.name, self.roles, self.model = seat.index, seat.name, seat.roles, model
         self.queue: list[Job] = []  # prompts that can be computed
         self.coming: dict[Job, None] = {}  # placed here, but their prefix is on its way
         self.queued_s = 0.0  # estimated prefill work of all of them
-        self.batch, self.costs = Batch(model, knows.lengths), knows.costs
+        self.batch, self.costs, self._noise = Batch(model, knows.lengths), knows.costs, knows.noise
+        self._factor = 1.0  # of the running step, by a slow node
         self.busy_s = 0.0
         self.steps = 0
         self.down = False
@@ -209,7 +212,7 @@ class Node:
         if self.queue:
             self._chunk(now)
         elif running := self.batch.running:
-            slow = self._slowness(now)
+            slow = self._step_factor(now)
             base, slope = self.model.decode_line(len(running))
             steps = self.batch.steps()
             self._segment = Segment(now, steps, base * slow, slope * slow, len(running), self.batch.context)
@@ -232,7 +235,13 @@ class Node:
         else:
             seconds = self.model.chunks_s(chunks)
         self._version += 1
-        self._loop.after(seconds * self._slowness(now), self._chunked, self._version, now)
+        self._loop.after(seconds * self._step_factor(now), self._chunked, self._version, now)
+
+    def _step_factor(self, now: float) -> float:
+        """Of a step that begins now. The node fits its costs to steps without the slowness, because its records carry
+        the slowness as a factor of their own from its detection on."""
+        self._factor = self._slowness(now)
+        return self._factor * self._noise.factor()
 
     def _share(self, now: float, queue: Sequence[Job], context: int) -> list[tuple[Job, int]]:
         """Divide the tokens of the next step among prompts; the batch attends to `context` tokens. A prompt that starts
@@ -271,7 +280,7 @@ class Node:
         if not self.batch.running or self._policy.decodes_wait:
             chunks = [(tokens, job.computed) for job, tokens, attempt in computed if job.retries == attempt]
             if len(chunks) == len(computed):
-                self.costs.computed(chunks, seconds / self.known_slowness)
+                self.costs.computed(chunks, seconds / self._factor)
         if self._policy.decodes_wait:
             self.batch.held_s += seconds
         else:
@@ -305,7 +314,7 @@ class Node:
         self._stepped(seconds, segment.steps)
         last = segment.seconds(segment.steps) - segment.seconds(segment.steps - 1)
         mean_context = segment.context + segment.batch * (segment.steps - 1) / 2
-        self.costs.decoded(segment.batch, mean_context, seconds / segment.steps / self.known_slowness)
+        self.costs.decoded(segment.batch, mean_context, seconds / segment.steps / self._factor)
         self._advance(segment.steps, last, segment.begun, segment.seconds(1))
         self._begin(self._version)
 

@@ -10,8 +10,7 @@ Files:
     fit          Step models from recorded steps: the regressions of sched.cost over a whole recording
     loop         The virtual clock: events in order of time; equal times in the order in which they were set
     network      NICs shared by flows: each flow runs at the smaller of its fair shares at both ends
-    noise        Steps take longer or shorter by chance: a factor with mean 1 for each step of a node, drawn by the
-                 seed
+    noise        Steps take longer or shorter by chance: a factor with mean 1, drawn by the seed
     pool         The fast stand-in for the pooled store (shares.py): the nodes' DRAM as one cache, their SSDs behind
                  it, inclusive
     presets      Step models by name, from a file, or by formula: the values of --model and --model-geometry

@@ -1,4 +1,7 @@
-"""Steps take longer or shorter by chance: a factor with mean 1 for each step of a node, drawn by the seed."""
+"""Steps take longer or shorter by chance: a factor with mean 1, drawn by the seed.
+
+A step with prompts has its own; decode steps share one until the batch changes.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from random import Random
 class Noise:
     """The factors of one node."""
 
-    def __init__(self, seed: int, node: str, deviation: float) -> None:
+    def __init__(self, seed: int, name: str, deviation: float) -> None:
         """deviation: of the factor's logarithm; 0 = no noise."""
-        self._chance, self._deviation = Random(f"{seed} {node}"), deviation
+        self._chance, self._deviation = Random(f"{seed} {name}"), deviation
 
     def factor(self) -> float:
         """Of the next step."""

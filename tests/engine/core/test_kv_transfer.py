@@ -8,7 +8,7 @@ from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool
 from cache.pool.policies import policies
 from engine.core.kv_ready import KvReady, KvTarget
-from engine.core.kv_transfer import KvTransfer
+from engine.core.kv_transfer import KvTransfer, TransferCut
 from net.errors import PeerLost
 from net.transfer.engine import Completion
 
@@ -86,6 +86,24 @@ async def test_stopping_lets_the_blocks_go(overlap):
     prompt.transfer.layer_done(prompt.blocks, 0, 6, TOKENS)
     assert prompt.pool.usage()["held"] == 0
     prompt.pool.check_integrity()
+
+
+@pytest.mark.parametrize("overlap", ["layer", "chunk", "none"])
+async def test_what_was_stopped_does_not_count_as_landed(overlap):
+    """A hand-over that waits for the end must not tell the decode node that everything is there."""
+    prompt = Prompt(overlap)
+    prompt.compute(0, 6)
+    await turns()
+    prompt.compute(6, TOKENS)
+    ended = asyncio.ensure_future(prompt.transfer.finish())
+    stopped = asyncio.ensure_future(prompt.transfer.stop())
+    await turns()
+    prompt.wire.open.set()
+    await stopped
+    with pytest.raises(TransferCut):
+        await ended
+    prompt.pool.release(prompt.blocks)
+    assert prompt.pool.usage()["held"] == 0
 
 
 async def test_a_lost_peer_is_told_at_the_end():

@@ -118,7 +118,7 @@ def test_no_more_is_kept_than_said(answers, kept):
     lookups = SuffixLookups(SuffixRules(kept_tokens=kept))
     learned(lookups, ROOT, *answers)
     held = len(lookups._present.tokens) + len(lookups._past.tokens)
-    assert held <= 2 * kept + 2
+    assert held <= kept + 4
 
 
 def test_the_oldest_answers_go_first():
@@ -126,3 +126,13 @@ def test_the_oldest_answers_go_first():
     learned(lookups, ROOT, *[[100 + n, 200 + n, 300 + n, 400 + n] for n in range(20)])
     found = [any(draft.tokens for draft in lookups.drafts(ROOT, [100 + n, 200 + n], 2)) for n in range(20)]
     assert found == sorted(found) and found[-1] and not found[0]
+
+
+def test_of_a_long_prompt_only_the_end_is_indexed(monkeypatch):
+    monkeypatch.setattr("engine.speculation.suffix.MOST_OWN_TOKENS", 6)
+    own, text = index(SuffixRules()), [7, 8, 9, 7, 1, 2, 3, 4, 1, 2]
+    assert own.extend(text, 100) == 6
+    assert own.propose(text, 2) == [3, 4]
+    text += [7, 8]
+    assert own.propose(text, 2) == [] and own.extend(text, 100) == 2
+    assert own.propose(text, 2) == [], "7, 8 at the begin is not known"
