@@ -121,6 +121,7 @@ PURE = (
     "net.http.batches.line",
     "net.http.batches.pace",
     "net.http.batches.record",
+    "net.http.common.bounds",
     "net.kv_events.arrival",
     "net.kv_events.backlog",
     "net.kv_events.settings",

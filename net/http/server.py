@@ -83,7 +83,7 @@ def create_app(
     info = Info(frontend, version, cluster_key)
     if batches is not None:
         batches.give_way(serving.working_on)
-    batch_routes = BatchRoutes(batches)
+    batch_routes = BatchRoutes(batches, keyed=bool(keys), origins=allowed_origins)
     app.on_startup.append(batch_routes.start)
     app.on_shutdown.append(batch_routes.close)
     app.add_routes(

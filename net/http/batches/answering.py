@@ -28,8 +28,8 @@ async def answer(
 ) -> tuple[int, dict[str, Any]]:
     """(HTTP status, body). The answer to a refused body has a status of 4xx, to one that fails 500. Raises Overloaded
     and Unavailable: the line can run later. `first_token()` is called when it has one."""
-    raw = orjson.dumps(line.body)
     try:
+        raw = await asyncio.to_thread(orjson.dumps, line.body)
         body: CompletionBody | ChatBody
         kind: type[CompletionRenderer | ChatRenderer]
         if endpoint == "/v1/completions":

@@ -23,13 +23,17 @@ def new_id(kind: str) -> str:
 
 
 def write_at_once(path: Path, value: Any) -> None:
-    """Replace a JSON file; a reader and a killed writer see the old value or the new one. Raises OSError."""
-    fresh = path.with_suffix(".new")
-    with fresh.open("wb") as out:
-        out.write(orjson.dumps(value))
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.rename(path)
+    """Replace a JSON file; readers and other writers see whole values, also after a kill. Raises OSError, TypeError
+    if `value` is not JSON."""
+    data, fresh = orjson.dumps(value), path.with_suffix(f".{secrets.token_hex(4)}.new")
+    try:
+        with fresh.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 class Files:
@@ -51,7 +55,7 @@ class Files:
         return self._folder / file_id
 
     def add(self, file_id: str, filename: str, purpose: str, now: int, expires_s: int | None) -> dict[str, Any]:
-        """Publish a file whose bytes are at `path`."""
+        """Publish a file whose bytes are at `path`. Raises OSError, and then they are deleted."""
         shown = {
             "id": file_id,
             "object": "file",
@@ -63,7 +67,11 @@ class Files:
             "status": "processed",
             "status_details": None,
         }
-        write_at_once(self._json(file_id), shown)
+        try:
+            write_at_once(self._json(file_id), shown)
+        except OSError:
+            self.path(file_id).unlink(missing_ok=True)
+            raise
         return shown
 
     def get(self, file_id: str, now: int) -> dict[str, Any]:

@@ -18,8 +18,30 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 STATES = (*OPEN, "completed", "failed", "expired", "cancelled")
 
 
-def no_usage() -> dict[str, int]:
-    return {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+@dataclass(slots=True)
+class Counts:
+    """The answers of a batch so far, and their tokens."""
+
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def answered(self) -> int:
+        return self.completed + self.failed
+
+    def add(self, ok: bool, usage: Mapping[str, Any]) -> None:
+        """A line has been answered."""
+        self.completed += ok
+        self.failed += not ok
+        self.input_tokens += int(usage.get("prompt_tokens", 0))
+        self.output_tokens += int(usage.get("completion_tokens", 0))
+
+    def usage(self) -> dict[str, int]:
+        """As the API shows it."""
+        total = self.input_tokens + self.output_tokens
+        return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens, "total_tokens": total}
 
 
 @dataclass(slots=True)
@@ -37,13 +59,11 @@ class Batch:
     at: dict[str, int] = field(default_factory=dict)  # state -> when it began
     expires_at: int = 0
     total: int = 0
-    completed: int = 0
-    failed: int = 0
+    counts: Counts = field(default_factory=Counts)
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
     model: str | None = None
-    usage: dict[str, int] = field(default_factory=no_usage)
     end: str = "completed"  # the state after finalizing
 
     def __post_init__(self) -> None:
@@ -59,19 +79,6 @@ class Batch:
             raise ValueError(f"a batch that is {self.status} cannot become {status}")
         self.status = status
         self.at[status] = now
-
-    def count(self, ok: bool, usage: Mapping[str, Any]) -> None:
-        """A line has been answered."""
-        self.completed += ok
-        self.failed += not ok
-        made, read = int(usage.get("completion_tokens", 0)), int(usage.get("prompt_tokens", 0))
-        for name, tokens in (("input_tokens", read), ("output_tokens", made), ("total_tokens", read + made)):
-            self.usage[name] += tokens
-
-    def recount(self) -> None:
-        """Forget all counts: a journal is read again."""
-        self.completed = self.failed = 0
-        self.usage = no_usage()
 
     def shown(self) -> dict[str, Any]:
         """The object of the API."""
@@ -90,16 +97,25 @@ class Batch:
             "created_at": self.created_at,
             "expires_at": self.expires_at,
             **{f"{name}_at": self.at.get(name) for name in names},
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-            "usage": self.usage,
+            "request_counts": {
+                "total": self.total,
+                "completed": self.counts.completed,
+                "failed": self.counts.failed,
+            },
+            "usage": self.counts.usage(),
             "metadata": self.metadata,
         }
 
     def kept(self) -> dict[str, Any]:
         """JSON-ready, for `of`."""
-        return asdict(self)
+        fields = asdict(self)
+        del fields["counts"]
+        counts = {"completed": self.counts.completed, "failed": self.counts.failed, "usage": self.counts.usage()}
+        return fields | counts
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Self:
-        """Raises TypeError for other fields."""
-        return cls(**kept)
+        """Raises KeyError or TypeError for other fields."""
+        fields = dict(kept)
+        completed, failed, usage = (fields.pop(name) for name in ("completed", "failed", "usage"))
+        return cls(**fields, counts=Counts(completed, failed, usage["input_tokens"], usage["output_tokens"]))

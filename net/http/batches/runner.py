@@ -1,8 +1,7 @@
 """Runs batches: validates, answers line by line, writes the output and the error file.
 
-A batch is `batches/ID.json` (its record) and `batches/ID.lines` (its journal). Both survive the process: a node that
-starts again goes on behind the answers on disk. Lines of all batches run at once, as many
-as net/http/batches/pace.py lets.
+What a batch has on disk (net/http/batches/folder.py) survives the process: a node that starts again goes on behind the
+answers there. Lines of all batches run at once, as many as net/http/batches/pace.py lets.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -21,11 +20,13 @@ from typing import Any
 import orjson
 
 from net.http.batches.answering import answer
-from net.http.batches.files import ID, Files, write_at_once
+from net.http.batches.files import ID, Files
+from net.http.batches.folder import Folder
 from net.http.batches.journal import Journal
-from net.http.batches.line import MAX_LINES, SHOWN_ERRORS, Line, LineError, answered, parse, unanswered
+from net.http.batches.line import LineError, answered, unanswered
 from net.http.batches.pace import Pace
-from net.http.batches.record import Batch
+from net.http.batches.places import Place, line_at, places
+from net.http.batches.record import Batch, Counts
 from net.http.common.frontend import Frontend, Overloaded, Unavailable
 from net.loop.restarts import Restarts
 from net.loop.tasks import awaited, keep
@@ -63,34 +64,23 @@ class Batches:
             raise PathInUse(f"another node uses {folder}") from None
         self.files = Files(folder / "files")
         self._frontend = frontend
-        self._folder = folder / "batches"
-        self._folder.mkdir(exist_ok=True)
-        self._batches = {batch.id: batch for batch in self._read()}
-        self._tidy()
+        self._folder = Folder(folder / "batches")
+        self._batches = self._folder.read()
         self._pace = Pace(at_once)
         self._wake = asyncio.Event()
         self._progress: dict[str, asyncio.Event] = {}  # by batch, of those that answer lines
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by batch
         self._task: asyncio.Task[None] | None = None
 
-    def _read(self) -> Iterator[Batch]:
-        for path in self._folder.glob("*.json"):
-            try:
-                yield Batch.of(orjson.loads(path.read_bytes()))
-            except (orjson.JSONDecodeError, TypeError) as error:
-                log.error("%s is not the record of a batch, and is left alone: %s", path, error)
-
-    def _tidy(self) -> None:
-        """Delete the journals of batches that have ended: their node was killed just before it did so."""
-        for path in self._folder.glob("*.lines"):
-            if (batch := self._batches.get(path.stem)) is not None and not batch.open:
-                path.unlink()
-
     # --- from the routes
 
     async def create(self, batch: Batch) -> None:
-        """Raises OSError."""
-        await asyncio.to_thread(self._save, batch)
+        """Raises OSError; FileNotFoundError if its input file is gone."""
+        await self._folder.whole(self._create(batch))
+
+    async def _create(self, batch: Batch) -> None:
+        await asyncio.to_thread(self._folder.link, batch, self.files.path(batch.input_file_id))
+        await self._folder.save(batch)
         self._batches[batch.id] = batch
         self._wake.set()
 
@@ -104,22 +94,19 @@ class Batches:
         """Newest first."""
         return sorted(self._batches.values(), key=lambda batch: (-batch.created_at, batch.id))
 
-    def cancel(self, batch: Batch) -> None:
-        """Its running lines end; the answers so far become its output. Idempotent; a batch that has ended stays."""
+    async def cancel(self, batch: Batch) -> None:
+        """Its running lines end; the answers so far become its output. Idempotent; a batch that has ended stays. Raises
+        OSError, and then it is cancelled until the node restarts."""
         if batch.status in ("validating", "in_progress"):
             batch.move("cancelling", int(time.time()))
-            self._save(batch)
             self._nudge()
             self._wake.set()
+            await self._folder.save(batch)
 
     def _nudge(self) -> None:
         """Every running batch looks again."""
         for progress in self._progress.values():
             progress.set()
-
-    def needs(self, file_id: str) -> bool:
-        """Whether an unfinished batch reads this file."""
-        return any(batch.open and batch.input_file_id == file_id for batch in self._batches.values())
 
     # --- life
 
@@ -135,6 +122,7 @@ class Batches:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._folder.settled()
         os.close(self._lock)
 
     async def _run(self) -> None:
@@ -167,72 +155,50 @@ class Batches:
         except Exception:
             log.exception("batch %s", batch.id)
             batch.errors = [{"code": "internal_error", "line": None, "message": "see the node's log", "param": None}]
-            self._move(batch, "failed")
+            await self._move(batch, "failed")
 
     async def _through(self, batch: Batch) -> None:
-        if not self.files.path(batch.input_file_id).exists():
+        given = self._folder.path(batch, "input")
+        try:
+            await asyncio.to_thread(self._folder.link, batch, self.files.path(batch.input_file_id))
+        except FileNotFoundError:  # of a batch that began before batches had links
             message = f"the file {batch.input_file_id} is gone"
             batch.errors = [{"code": "file_lost", "line": None, "message": message, "param": "input_file_id"}]
-            self._move(batch, "failed")
+            await self._move(batch, "failed")
             return
-        lines, errors = await asyncio.to_thread(self._lines, batch)
-        batch.total, batch.model = len(lines), self._frontend.model_name
+        valid_for = None
+        if batch.status == "validating":
+            valid_for = batch.model = self._frontend.model_name
+        lines, errors = await asyncio.to_thread(places, given, batch.endpoint, valid_for)
+        batch.total = len(lines)
         if batch.status == "validating":
             batch.errors = errors
-            self._move(batch, "failed" if errors else "in_progress")
+            await self._move(batch, "failed" if errors else "in_progress")
             if errors:
                 return
-        journal = Journal(self._path(batch, "lines"))
+        journal = Journal(self._folder.path(batch, "lines"))
         try:
-            batch.recount()
-            done = set()
-            for number, ok, line in await asyncio.to_thread(lambda: list(journal.entries())):
-                done.add(number)
-                batch.count(ok, _usage(line))
+            done, batch.counts = await asyncio.to_thread(_read, journal)
             if batch.status == "in_progress":
                 await self._answer(batch, journal, [line for line in lines if line.number not in done])
             if batch.status == "cancelling":
                 batch.end = "cancelled"
             elif batch.status == "in_progress":
-                batch.end = "completed" if batch.completed + batch.failed == batch.total else "expired"
-                self._move(batch, "finalizing")
+                batch.end = "completed" if batch.counts.answered == batch.total else "expired"
+                await self._move(batch, "finalizing")
             out, err = await asyncio.to_thread(self._write, batch, journal, lines)
             batch.output_file_id, batch.error_file_id = out, err
-            self._move(batch, batch.end)
+            await self._move(batch, batch.end)
         finally:
             journal.close()
-        self._path(batch, "lines").unlink()
 
-    def _move(self, batch: Batch, status: str) -> None:
+    async def _move(self, batch: Batch, status: str) -> None:
         batch.move(status, int(time.time()))
-        self._save(batch)
-
-    def _lines(self, batch: Batch) -> tuple[list[Line], list[dict[str, Any]]]:
-        """(the lines of the input file, what is wrong with others)"""
-        found, errors, known = [], list[dict[str, Any]](), set[str]()
-        with self.files.path(batch.input_file_id).open("rb") as file:
-            for number, raw in enumerate(line for line in file if line.strip()):
-                if number >= MAX_LINES:
-                    message = f"a batch may have {MAX_LINES} lines, this file has more"
-                    errors.append({"code": "too_many_lines", "line": None, "message": message, "param": None})
-                    break
-                try:
-                    line = parse(raw, number, batch.endpoint, self._frontend.model_name)
-                    if line.custom_id in known:
-                        raise LineError("duplicate_custom_id", f"{line.custom_id!r} names an earlier line", "custom_id")
-                except LineError as error:
-                    if len(errors) < SHOWN_ERRORS:
-                        errors.append(error.entry(number + 1))
-                    continue
-                known.add(line.custom_id)
-                found.append(line)
-        if not found and not errors:
-            errors = [{"code": "empty_file", "line": None, "message": "the file has no lines", "param": None}]
-        return found, errors
+        await self._folder.save(batch)
 
     # --- answers
 
-    async def _answer(self, batch: Batch, journal: Journal, lines: list[Line]) -> None:
+    async def _answer(self, batch: Batch, journal: Journal, lines: list[Place]) -> None:
         """Returns when all lines are answered, or the batch is cancelled or has expired."""
         left, tasks, saved = lines[::-1], set[asyncio.Task[None]](), time.monotonic()
         progress = self._progress[batch.id] = asyncio.Event()
@@ -248,7 +214,7 @@ class Batches:
                     tasks.discard(task)
                     task.result()  # a full disk ends the batch's run here, and its next run goes on
                 if time.monotonic() - saved > SAVE_S:
-                    await asyncio.to_thread(self._save, batch)
+                    await self._folder.save(batch)
                     saved = time.monotonic()
                 if not (left or tasks):
                     break
@@ -263,10 +229,10 @@ class Batches:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, batch: Batch, journal: Journal, line: Line, left: list[Line]) -> None:
+    async def _one(self, batch: Batch, journal: Journal, place: Place, left: list[Place]) -> None:
         """Answer one line, or put it back if there is no room now."""
         had_token = False
-        request_id = f"{batch.id}-{line.number}"
+        request_id = f"{batch.id}-{place.number}"
 
         def first_token() -> None:
             nonlocal had_token
@@ -275,14 +241,20 @@ class Batches:
             self._nudge()
 
         try:
+            given = self._folder.path(batch, "input")
+            line = await asyncio.to_thread(line_at, given, place, batch.endpoint, batch.model or "")
             status, body = await answer(self._frontend, line, batch.endpoint, request_id, first_token)
         except (Overloaded, Unavailable) as error:
             self._pace.refused(time.monotonic(), error.retry_after_s)
-            left.append(line)
+            left.append(place)
+        except LineError as error:  # of a version of this server with other limits
+            entry = unanswered(batch.id, place.number, place.custom_id, error.code, str(error))
+            journal.add(place.number, False, entry)
+            batch.counts.add(False, {})
         else:
-            entry = answered(batch.id, line.number, line.custom_id, request_id, status, body)
-            journal.add(line.number, status == 200, entry)
-            batch.count(status == 200, _usage(entry))
+            entry = answered(batch.id, place.number, place.custom_id, request_id, status, body)
+            journal.add(place.number, status == 200, entry)
+            batch.counts.add(status == 200, _usage(entry))
             self._pace.went_well()
         finally:
             self._pace.ended(had_token)
@@ -290,7 +262,7 @@ class Batches:
 
     # --- ends
 
-    def _write(self, batch: Batch, journal: Journal, lines: list[Line]) -> tuple[str | None, str | None]:
+    def _write(self, batch: Batch, journal: Journal, lines: list[Place]) -> tuple[str | None, str | None]:
         """Write the output and the error file; returns their ids, None for one without lines. A node that was killed in
         the middle writes the same files again."""
         out, err = (f"file-{blake2b(f'{batch.id} {name}'.encode(), digest_size=12).hexdigest()}" for name in ENDS)
@@ -316,17 +288,20 @@ class Batches:
                 self.files.path(file_id).unlink()
         return out if counts[True] else None, err if counts[False] else None
 
-    def _save(self, batch: Batch) -> None:
-        write_at_once(self._path(batch, "json"), batch.kept())
-
-    def _path(self, batch: Batch, suffix: str) -> Path:
-        return self._folder / f"{batch.id}.{suffix}"
-
 
 _UNANSWERED = {
     "expired": ("batch_expired", "this request did not run before the batch expired"),
     "cancelled": ("batch_cancelled", "this request did not run before the batch was cancelled"),
 }
+
+
+def _read(journal: Journal) -> tuple[set[int], Counts]:
+    """(numbers of the answered lines, their counts)"""
+    done, counts = set(), Counts()
+    for number, ok, line in journal.entries():
+        done.add(number)
+        counts.add(ok, _usage(line))
+    return done, counts
 
 
 def _usage(line: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The bodies of /v1/batches."""
+"""The bodies of /v1/batches, and the numbers in queries and forms."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
+
+
+def number_in(text: str, least: int, most: int) -> int | None:
+    """The number that a client wrote; None if it is none from `least` to `most`."""
+    if not text.isdecimal() or len(text) > 18 or not least <= int(text) <= most:
+        return None
+    return int(text)
 
 
 class ExpiresAfter(BaseModel):

@@ -5,6 +5,7 @@ Files:
     answers      JSON Schemas of the answers in the OpenAPI document
     body         Reads a JSON body: checks size, type, UTF-8, JSON and fields; each failure has its own status and
                  message
+    bounds       How many values a JSON text may have, and how deep they may be nested
     connections  The connections of the HTTP server: read deadlines, a limit on their number, and answers to other
                  protocols
     door         Refuses requests on their connection, before the HTTP server reads them, while there is no room for

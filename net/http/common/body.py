@@ -9,6 +9,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from net.http.common.bounds import MAX_DEPTH, MAX_VALUES, containers_in, deeper_than, values_in
 from net.http.common.errors import ApiError, bad_request, from_validation
 from net.http.common.limits import read_timeout_key
 from net.http.common.unknown import ignored_key, ignores_key
@@ -17,12 +18,6 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 LONG_BODY_BYTES = 16 << 10
 """Longer bodies are parsed in a thread."""
-
-MAX_VALUES = 300_000
-"""Per body: at most 30 ms of parsing. A prompt of this many token ids exceeds every model's context."""
-
-MAX_DEPTH = 100
-"""Levels of lists and objects in a body, and in JSON text inside it: libraries that read it later stop at 128."""
 
 
 async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int]:
@@ -59,7 +54,7 @@ async def parse_body(request: web.Request, raw: bytes, kind: type[BodyT]) -> Bod
 
 def _check_values(raw: bytes) -> None:
     """Bounds the number of objects: the JSON library holds the interpreter lock while it builds them."""
-    values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    values = values_in(raw)
     if values > MAX_VALUES:
         message = f"the request body contains about {values} values, more than the limit of {MAX_VALUES}"
         raise ApiError(413, message, code="request_too_large")
@@ -71,15 +66,6 @@ def _check_depth(body: dict[str, Any]) -> None:
             raise bad_request(f"{name[:80]}: nested more than {MAX_DEPTH} levels deep in the body", name[:80])
 
 
-def deeper_than(levels: int, value: Any) -> bool:
-    """Whether lists and objects in `value` are nested more than `levels` deep."""
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(levels):
-        children = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [child for some in children for child in some if isinstance(child, dict | list)]
-    return bool(level)
-
-
 def parsed(raw: bytes, kind: type[BodyT], ignored: list[str] | None = None) -> BodyT:
     """The valid body; `ignored` gets the names of unknown fields; None: they are refused. Raises ApiError 400."""
     try:
@@ -88,7 +74,7 @@ def parsed(raw: bytes, kind: type[BodyT], ignored: list[str] | None = None) -> B
         raise bad_request(f"the body is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise bad_request("the body must be a JSON object")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+    if containers_in(raw) > MAX_DEPTH:
         _check_depth(found)
     try:
         return kind.model_validate(found, context=ignored)

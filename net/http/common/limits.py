@@ -128,6 +128,12 @@ async def data_is_local(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
+def from_foreign_page(request: web.Request, origins: Collection[str]) -> bool:
+    """Whether a web page sent the request that is of none of `origins` ("*": all)."""
+    origin = request.headers.get("Origin")
+    return origin is not None and ANY_ORIGIN not in origins and origin not in origins
+
+
 class Cors:
     """Allows pages of `origins` ("*": all) to call the API from a browser."""
 
@@ -136,7 +142,7 @@ class Cors:
 
     def _admitted(self, request: web.Request) -> str | None:
         origin = request.headers.get("Origin")
-        if origin is None or not (ANY_ORIGIN in self._origins or origin in self._origins):
+        if origin is None or from_foreign_page(request, self._origins):
             return None
         return ANY_ORIGIN if ANY_ORIGIN in self._origins else origin
 

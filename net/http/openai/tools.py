@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from net.http.common.body import MAX_DEPTH, deeper_than
+from net.http.common.bounds import MAX_DEPTH, deeper_than
 from net.http.openai.fields import Known
 from net.http.openai.unique_items import without_unique_items
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import orjson
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from net.http.batches.files import Files, new_id
 from net.http.batches.journal import Journal
 from net.http.batches.line import LineError, parse
 from net.http.batches.pace import WAITING, Pace
+from net.http.batches.places import Place, line_at, places
 from net.http.batches.record import STATES, Batch
 
 ENDPOINT = "/v1/completions"
@@ -21,9 +24,17 @@ def raw(**fields) -> bytes:
     return orjson.dumps(line | fields)
 
 
+def nested(levels: int) -> list:
+    value: list = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 def test_a_line():
     line = parse(raw(), 3, ENDPOINT, "m")
     assert (line.number, line.custom_id, line.body) == (3, "a", {"model": "m", "prompt": "x"})
+    assert parse(raw(body={"model": "m", "prompt": nested(99)}), 0, ENDPOINT, "m").body["prompt"] == nested(99)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +49,51 @@ def test_a_line():
         (raw(body=[]), "missing_required_parameter"),
         (raw(body={"model": "other"}), "model_not_found"),
         (raw(body={"model": "m", "stream": True}), "invalid_value"),
+        (raw(body={"model": "m", "prompt": nested(100)}), "invalid_value"),
+        (raw(body={"model": "m", "prompt": [7] * 300_000}), "line_too_long"),
     ],
 )
 def test_a_line_that_no_batch_answers(bad, code):
     with pytest.raises(LineError) as refused:
         parse(bad, 0, ENDPOINT, "m")
     assert refused.value.entry(1)["code"] == code
+
+
+@pytest.mark.parametrize("valid_for", ["m", None])
+def test_lines_stay_on_the_disk(tmp_path, monkeypatch, valid_for):
+    monkeypatch.setattr("net.http.batches.places.MAX_LINE_BYTES", 200)
+    monkeypatch.setattr("net.http.batches.line.MAX_LINE_BYTES", 200)
+    path, long = tmp_path / "lines", raw(custom_id="é", body={"model": "m", "prompt": "x" * 500})
+    path.write_bytes(b"\n".join((raw(custom_id="ä"), b"", b" ", long, raw(), raw(custom_id="end"), raw())))
+    found, errors = places(path, ENDPOINT, valid_for)
+    assert [(one.number, one.custom_id) for one in found] == [(0, "ä"), (2, "a"), (3, "end")]
+    assert [(one["line"], one["code"]) for one in errors] == [(2, "line_too_long"), (5, "duplicate_custom_id")]
+    assert [line_at(path, one, ENDPOINT, "m").custom_id for one in found] == ["ä", "a", "end"]
+
+
+def test_a_long_file_takes_little_memory(tmp_path):
+    path = tmp_path / "lines"
+    with path.open("wb") as file:
+        for number in range(50):
+            body = {"model": "m", "prompt": list(range(1000, 11_000))}
+            file.write(raw(custom_id=str(number), body=body) + b"\n")
+    tracemalloc.start()
+    try:
+        found, _ = places(path, ENDPOINT, "m")
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    size = path.stat().st_size
+    assert len(found) == 50 and held < size / 50 and most < size / 2
+
+
+def test_bodies_are_checked_once(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(raw(body={"model": "other"}))
+    assert places(path, ENDPOINT, "m")[0] == []
+    assert places(path, ENDPOINT, None) == ([Place(0, "a", 0, len(path.read_bytes()))], [])
+    with pytest.raises(LineError, match="serves 'm', not 'other'"):
+        line_at(path, Place(0, "a", 0, len(path.read_bytes())), ENDPOINT, "m")
 
 
 def test_few_lines_wait_for_their_first_token_and_a_refusal_halves_the_rest():
@@ -97,8 +147,8 @@ def test_states_of_a_batch():
     batch = Batch("batch-1", ENDPOINT, "file-1", "24h", 1000)
     assert batch.expires_at == 1000 + 86_400
     batch.move("in_progress", 1001)
-    batch.count(True, {"prompt_tokens": 3, "completion_tokens": 2})
-    batch.count(False, {})
+    batch.counts.add(True, {"prompt_tokens": 3, "completion_tokens": 2})
+    batch.counts.add(False, {})
     assert Batch.of(orjson.loads(orjson.dumps(batch.kept()))) == batch
     batch.move("finalizing", 1002)
     batch.move("completed", 1003)
