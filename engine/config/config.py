@@ -83,6 +83,15 @@ class Config(CacheFields):
         unit="nodes",
         least=2,
     )
+    cpp_min_gain: float = flag(
+        0.1,
+        "scheduling",
+        "share of the estimated time to first token that several nodes must save with --prefill-parallel cpp; -100 = "
+        "always use them",
+        unit="ratio",
+        least=-100,
+        most=0.99,
+    )
     rejection: str = flag(
         "none",
         "scheduling",

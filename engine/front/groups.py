@@ -25,6 +25,7 @@ class GroupRules:
 
     min_tokens: int  # --cpp-min-tokens
     max_nodes: int  # --cpp-max-nodes
+    min_gain: float  # --cpp-min-gain
     num_layers: int  # of the model
     hidden_bytes: int  # of a token between two stages
     chunk_tokens: int  # the token budget of a step here; other nodes cut their chunks by their own
@@ -46,7 +47,7 @@ class GroupRules:
         prompt = Prompt(demand.num_tokens, self.num_layers, self.chunk_tokens, size, self.max_nodes)
         group = best_group(first, list(helpers.values()), prompt)
         alone_s = decision.estimates["wait_s"] + self._alone_s(decision, choice)
-        return _on_group(decision, group) if group is not None and worth_it(group, alone_s) else decision
+        return _on_group(decision, group) if group is not None and worth_it(group, alone_s, self.min_gain) else decision
 
     def _alone_s(self, decision: Placement, choice: Choice) -> float:
         """Seconds of the prompt on one node: the estimate has one step, and the chunks of a group are many."""

@@ -153,7 +153,7 @@ class FrontDoor:
             return None
         hidden_bytes = model.hidden_size * type_bytes[config.dtype]
         least, most, budget = config.cpp_min_tokens, config.cpp_max_nodes, config.max_num_batched_tokens
-        return GroupRules(least, most, model.num_layers, hidden_bytes, budget)
+        return GroupRules(least, most, config.cpp_min_gain, model.num_layers, hidden_bytes, budget)
 
     async def _open_fleet(self, workers: str, rules: PlacementRules) -> WorkerPlacer:
         """Watch the workers of --backend. Other nodes do not import this."""

@@ -19,9 +19,6 @@ from itertools import accumulate
 
 from sched.chunks import makespan, plan, stage_seconds
 
-LEAST_GAIN = 0.1
-"""A group must promise to save this share of the time: it makes several nodes busy, and estimates err."""
-
 
 @dataclass(frozen=True, slots=True)
 class Helper:
@@ -98,9 +95,10 @@ def best_group(lead: Helper, others: Sequence[Helper], prompt: Prompt) -> Group 
     return best
 
 
-def worth_it(group: Group, alone_s: float) -> bool:
-    """Whether the group is well before the best single node, which ends its prefill in `alone_s` seconds."""
-    return group.ready_s < (1 - LEAST_GAIN) * alone_s
+def worth_it(group: Group, alone_s: float, least_gain: float) -> bool:
+    """Whether the group saves at least this share of `alone_s`, the seconds of the best single node: a group makes
+    several nodes busy, and estimates err."""
+    return group.ready_s < (1 - least_gain) * alone_s
 
 
 def _group(members: Sequence[Helper], prompt: Prompt) -> Group:

@@ -25,6 +25,7 @@ GROUPS = (
     "128",
     "--block-size",
     "32",
+    "--cpp-min-gain=-100",  # whatever the estimates say
 )
 EVERY = ("--calibration-ms", "300", "--num-threads", "1", "--kv-cache-bytes", "16M", "--prefix-fetch", "always")
 LONG, BASE = 1500, 700

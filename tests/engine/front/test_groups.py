@@ -21,7 +21,7 @@ from sched.placement.demand import Demand
 from sched.placement.view import Candidate, View
 from tests.engine.front.test_placing import MeasuredLinks, accepted
 
-RULES = GroupRules(min_tokens=4000, max_nodes=3, num_layers=30, hidden_bytes=1152, chunk_tokens=512)
+RULES = GroupRules(min_tokens=4000, max_nodes=3, min_gain=0.1, num_layers=30, hidden_bytes=1152, chunk_tokens=512)
 PREFILL, DECODE = ("prefill",), ("decode",)
 
 

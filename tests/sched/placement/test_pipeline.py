@@ -23,7 +23,7 @@ def test_two_idle_nodes_take_little_more_than_half():
     group = best_group(idle("a"), [idle("b")], PROMPT)
     assert group is not None and group.nodes == ("a", "b") and group.cuts == (0, 15, 30)
     assert 0.5 * ALONE_S < group.ready_s < 0.6 * ALONE_S
-    assert worth_it(group, ALONE_S)
+    assert worth_it(group, ALONE_S, 0.1)
 
 
 def test_more_idle_nodes_are_better_and_bounded():
@@ -37,13 +37,13 @@ def test_a_busy_node_is_left_out():
     group = best_group(idle("a"), [idle("busy", wait_s=60.0), idle("b")], PROMPT)
     assert group is not None and group.nodes == ("a", "b")
     waits = best_group(idle("a"), [idle("busy", wait_s=60.0)], PROMPT)
-    assert waits is not None and not worth_it(waits, ALONE_S)
+    assert waits is not None and not worth_it(waits, ALONE_S, 0.1)
 
 
 def test_a_short_rest_is_not_worth_a_group():
     short = Prompt(400, 30, 1024, 16, 4)
     group = best_group(idle("a"), [Helper("b", 0.0, COST, 0, hop_s=0.3)], short)
-    assert group is not None and not worth_it(group, 0.4)
+    assert group is not None and not worth_it(group, 0.4, 0.1)
 
 
 def test_a_group_knows_the_shortest_prefix():

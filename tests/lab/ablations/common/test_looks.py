@@ -110,6 +110,9 @@ def test_stages_that_swing_against_each_other_are_seen():
 
 
 def test_the_guard_is_read_off_the_policy():
-    told = looks.guard(Cluster(SimConfig(placement="mooncake-learned")))
+    cluster = Cluster(SimConfig(placement="mooncake-learned"))
+    assert looks.guard(cluster) == {}, "no acceptor has had a request"
+    cluster.placing.acceptors.policy_for(Job(0, 0.0, 100, 10, (1,)))
+    told = looks.guard(cluster)
     assert told["worst_estimate_ratio"] == 1.0 and told["departed"] == 0.0
     assert looks.guard(Cluster(SimConfig())) == {}
