@@ -123,12 +123,12 @@ def test_preemption_in_a_small_arena(start: Start, latent_model):
     """Four requests of 8 blocks in 16: their tokens are those that each gets alone."""
     flags, _ = latent_model
     small = ("--kv-cache-bytes", str(16 * GEOMETRY.block_bytes), "--max-model-len", "128")
-    prompts = [list(range(1000 * i, 1000 * i + 80)) for i in range(1, 5)]
+    prompts = [list(range(1000 * i, 1000 * i + 64)) for i in range(1, 5)]  # three fit until they have 16 tokens more
     with start("mixed=1", *flags, *small, "--no-enable-prefix-caching") as cluster:
         url = cluster.nodes[0].url
 
         def ask(prompt: list[int]) -> str:
-            text: str = complete(url, prompt, 44, ignore_eos=True)["choices"][0]["text"]
+            text: str = complete(url, prompt, 60, ignore_eos=True)["choices"][0]["text"]
             return text
 
         alone = [ask(prompt) for prompt in prompts]

@@ -322,20 +322,14 @@ def test_how_kv_moved(together):
 
 
 def test_groups_of_prefill_nodes(together):
-    """The node that accepts a long prompt decides; what a group does is in test_pipeline.py. A group forms only when it
-    promises to be faster: the nodes begin without measured times, so it may take some prompts."""
-    groups: dict[str, list[bool]] = {"store-3": [], "store-4": []}
-    for number in range(2):
-        for node, formed in groups.items():
-            prompt = ids(700 + 10 * number + len(node) + (node == "store-4"), GROUPED + 100)
-            record = timeline(together[node].url, complete(together[node].url, prompt, 2, ignore_eos=True)["id"])
-            formed.append(record["summary"]["placement"]["group"] is not None)
-            computed = {event["node"] for event in record["events"] if event["event"] == "computed"} & PREFILLS
-            assert (len(computed) > 1) == formed[-1]
-            settled(together)
-        if groups["store-4"][-1]:
-            break
-    assert not any(groups["store-3"])
+    """The node that accepts a long prompt decides; what a group does is in test_pipeline.py."""
+    for node, forms in (("store-3", False), ("store-4", True)):
+        prompt = ids(700 + forms, GROUPED + 100)
+        record = timeline(together[node].url, complete(together[node].url, prompt, 2, ignore_eos=True)["id"])
+        assert (record["summary"]["placement"]["group"] is not None) == forms
+        computed = {event["node"] for event in record["events"] if event["event"] == "computed"} & PREFILLS
+        assert (len(computed) > 1) == forms
+        settled(together)
 
 
 def test_prefixes_from_the_pool(together):
