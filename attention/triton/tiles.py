@@ -79,6 +79,7 @@ TABLE: dict[tuple[int, int, int], Tiles] = {
 OVER_CODES: dict[tuple[int, int, int], Tiles] = {
     (128, 2, SM80): replace(TABLE[128, 2, SM80], prefill=Tile(64, 64, 8, 3)),
     (256, 2, SM80): replace(TABLE[256, 2, SM80], prefill=Tile(64, 16, 8, 3)),
+    (256, 2, SM86): replace(TABLE[256, 2, SM86], decode=Tile(16, 16, 4, 3)),
     (256, 4, SM86): replace(
         TABLE[256, 4, SM86],
         decode=Tile(16, 16, 8, 1, precision="ieee"),
