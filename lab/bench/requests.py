@@ -103,6 +103,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "messages, 128 tools (400)": ("/v1/messages", CHAT | {"max_tokens": 4, "tools": OFFERED}),
     "count_tokens, 128 tools": ("/v1/messages/count_tokens", CHAT | {"tools": OFFERED}),
     "drain, 290,000 values (400)": ("/drain", {"timeout_s": [0] * 290_000}),
+    "a batch of 290,000 values (404)": ("/v1/batches", {"input_file_id": [0] * 290_000}),
     "new weights, 290,000 values (400)": ("/v1/update_weights", {"prefix": [0] * 290_000}),
     "detokenize 290,000": ("/detokenize", {"tokens": (IDS * 200)[:290_000]}),
     "tokenize 2 MB": ("/tokenize", {"prompt": "so many words " * 140_000, "return_token_strs": True}),

@@ -11,7 +11,7 @@ from net.http.openai.responses_schema import ResponsesBody
 from net.http.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tests.net.fake_frontend import FakeFrontend
 
-READS_NO_BODY = {"/v1/embeddings", "/ping", "/reset_prefix_cache"}
+READS_NO_BODY = {"/v1/embeddings", "/ping", "/reset_prefix_cache", "/v1/batches/{batch_id}/cancel", "/v1/files"}
 KINDS = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
