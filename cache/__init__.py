@@ -3,7 +3,7 @@
 Files:
     answer_checks  The checks of a home's answer against the keys of the question
     arena          One large region divided into equal slots, one block each
-    block          Block geometry and block keys: the layout of one unit of KV, and its name derived from its content
+    block          Block geometry: the layout of one unit of KV
     block_copy     Copies blocks and computes their checksums in one C call and in one pass over the bytes
     bulk_messages  The bulk calls for pooled blocks: their kinds and bodies
     checked_copy   Copies blocks from memory that others may change, and computes the checksum of the copy
@@ -11,7 +11,7 @@ Files:
     groups         Layers whose KV has one geometry and one rule of what a later request needs
     keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693, without
                    a secret
-    keys           The keys of a prompt's blocks in one call: keys.c, compiled on first use into the user's cache
+    keys           The keys of blocks: a 128-bit chained hash, root -> parent key -> token ids
     layer_groups   Layers in groups with a block table each: layers that see all tokens, and layers that see a window
     messages       The messages of nodes about pooled blocks: their kinds and their bodies
     offer          The facts that a writer sends about blocks in addition to their keys

@@ -1,4 +1,4 @@
-"""Block geometry and block keys: the layout of one unit of KV, and its name derived from its content.
+"""Block geometry: the layout of one unit of KV.
 
 A block holds the KV of `block_size` consecutive tokens for all layers as one contiguous span
 
@@ -11,19 +11,12 @@ scales of its tokens (attention/codes.py), within the layer's part.
 
 All layers of a model have one kind. In a model whose layers are in groups (cache/layer_groups.py), a block holds the
 layers of one group. Every number of bytes in the system follows from BlockGeometry.
-
-A block key is a 128-bit chained hash: root -> parent key -> token ids. Two nodes with equal roots agree on every
-key; the root covers everything that makes KV bytes interchangeable.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
-from cache.keys import chain
 from cache.layer_groups import LayerGroups
 
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -40,9 +33,6 @@ BlockKey = bytes
 KEY_BYTES = 16
 PLANES = {"full": 2, "latent": 1}
 """Kinds of KV -> what a layer keeps of a token: K and V, or the one row that is both."""
-
-LAYOUT = "layer,kv,head,token,dim/1"
-"""Names the order of axes inside a block and its version; part of the root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,42 +121,3 @@ class BlockGeometry:
     def wire_bytes(self) -> int:
         """Bytes of one block on the way from a prefill node to a decode node."""
         return self.encoded_bytes if self.wire_encoded else self.block_bytes
-
-
-def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
-    """The root of all keys of a cluster; nodes with another root cannot join."""
-    g = geometry
-    text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
-    if g.groups is not None:
-        text += f"|groups {g.groups.windows} {g.groups.places}"
-    if g.kind != "full":
-        text += f"|{g.kind}"
-    if g.encoded:
-        text += f"|{g.pool_dtype}"
-    if g.wire_encoded:
-        text += f"|wire {g.wire_dtype}"
-    return blake2b(text.encode(), digest_size=KEY_BYTES, person=b"mooncake-root").digest()
-
-
-def salted_root(root: BlockKey, salt: str) -> BlockKey:
-    """Root of one tenant's keys: equal prompts under different salts share no block."""
-    if not salt:
-        return root
-    return blake2b(root + salt.encode(), digest_size=KEY_BYTES, person=b"mooncake-salt").digest()
-
-
-def weights_root(root: BlockKey, weights: bytes) -> BlockKey:
-    """Root of the keys of a request that is computed with replaced weights (engine/update/): `weights` identifies their
-    content; b"" = those with which the cluster began. `root` may be salted."""
-    if not weights:
-        return root
-    return blake2b(root + weights, digest_size=KEY_BYTES, person=b"mooncake-weights").digest()
-
-
-def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
-    """Append to `keys` the keys of all full blocks of `token_ids` not yet in it; returns `keys`."""
-    start = len(keys) * block_size
-    if len(token_ids) >= start + block_size:
-        new = token_ids[start:] if start else token_ids  # a new prompt is not copied
-        keys += chain(keys[-1] if keys else root, array("I", new), block_size)
-    return keys

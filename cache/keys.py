@@ -1,7 +1,9 @@
-"""The keys of a prompt's blocks in one call: keys.c, compiled on first use into the user's cache.
+"""The keys of blocks: a 128-bit chained hash, root -> parent key -> token ids.
 
-A machine without a C compiler uses hashlib, which makes the same keys one by one, four times slower for blocks of 16
-tokens. Both are BLAKE2b, and the tests compare them.
+Two nodes with equal roots agree on every key; the root covers everything that makes KV bytes interchangeable. keys.c
+makes the keys of a prompt in one call; it is compiled on first use into the user's cache. A machine without a C
+compiler uses hashlib, which makes the same keys one by one, four times slower for blocks of 16 tokens. Both are
+BLAKE2b, and the tests compare them.
 """
 
 from __future__ import annotations
@@ -14,18 +16,50 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
+from cache.block import KEY_BYTES, BlockGeometry, BlockKey
 from net import compiled
 from net.compiled import NotCompiled
 
-__all__ = ["NotCompiled", "chain", "prepare"]
-
 SOURCE = Path(__file__).with_name("keys.c")
-KEY_BYTES = 16
 
 LONG_PROMPT = 16_384
 """Tokens: 150 us. Other threads run while the keys of a longer prompt are computed."""
 
 _library: tuple[ctypes.CDLL, ctypes.CDLL] | None = None  # for long prompts, and for others: net.compiled.held
+
+
+LAYOUT = "layer,kv,head,token,dim/1"
+"""Names the order of axes inside a block and its version; part of the root."""
+
+
+def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
+    """The root of all keys of a cluster; nodes with another root cannot join."""
+    g = geometry
+    text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
+    if g.groups is not None:
+        text += f"|groups {g.groups.windows} {g.groups.places}"
+    if g.kind != "full":
+        text += f"|{g.kind}"
+    if g.encoded:
+        text += f"|{g.pool_dtype}"
+    if g.wire_encoded:
+        text += f"|wire {g.wire_dtype}"
+    return blake2b(text.encode(), digest_size=KEY_BYTES, person=b"mooncake-root").digest()
+
+
+def salted_root(root: BlockKey, salt: str) -> BlockKey:
+    """Root of one tenant's keys: equal prompts under different salts share no block."""
+    if not salt:
+        return root
+    return blake2b(root + salt.encode(), digest_size=KEY_BYTES, person=b"mooncake-salt").digest()
+
+
+def weights_root(root: BlockKey, weights: bytes) -> BlockKey:
+    """Root of the keys of a request that is computed with replaced weights (engine/update/): `weights` identifies their
+    content; b"" = those with which the cluster began. `root` may be salted."""
+    if not weights:
+        return root
+    return blake2b(root + weights, digest_size=KEY_BYTES, person=b"mooncake-weights").digest()
 
 
 def prepare() -> None:
@@ -66,3 +100,12 @@ def _by_hashlib(parent: bytes, content: bytes, block_bytes: int, count: int) -> 
 @lru_cache(maxsize=64)
 def _splitter(count: int) -> struct.Struct:
     return struct.Struct(f"{KEY_BYTES}s" * count)
+
+
+def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], block_size: int) -> list[BlockKey]:
+    """Append to `keys` the keys of all full blocks of `token_ids` not yet in it; returns `keys`."""
+    start = len(keys) * block_size
+    if len(token_ids) >= start + block_size:
+        new = token_ids[start:] if start else token_ids  # a new prompt is not copied
+        keys += chain(keys[-1] if keys else root, array("I", new), block_size)
+    return keys

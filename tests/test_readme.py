@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-LINES = 288
+LINES = 285
 """What is longer belongs into docs/: flags into none at all, they are generated; files into docs/map.md."""
 
 

@@ -7,6 +7,7 @@ Files:
     codes           Rows of a quantized pool for the Triton kernels: the numbers and the layout of attention/codes.py
     decode          Paged decode: one query row per request against its whole context, the context split over many
                     programs
+    geometry        The constants that a kernel is compiled for, and the layout of heads in a layer's part of a block
     hopper          Long chunks on Hopper: one warp group copies, two compute, and each computes its softmax while the
                     other multiplies
     latent_decode   Paged decode over latent rows: one query row per request and head, the context split over many
@@ -16,6 +17,7 @@ Files:
     latent_tiles    The tiles of the latent kernels, and the constants that they are compiled for
     latent_write    Writes latent rows into the paged pool: row t goes to slot_mapping[t] = block * BLOCK_SIZE +
                     offset
+    merge           The splits of a context, merged into the output of a row: each part weighs 2^lse
     norm_gate       The operations of a decoder layer between its matrix products: RMS norm and the gate of the MLP
     paging          The part common to the decode and prefill kernels: one step of the online softmax over a tile of
                     paged keys

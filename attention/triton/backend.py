@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from attention.triton.decode import decode, plan_decode
+from attention.triton.geometry import Geometry
 from attention.triton.hopper import LongWork, long, long_keys, plan_long
 from attention.triton.latent_decode import latent_decode, plan_latent_decode
 from attention.triton.latent_prefill import latent_prefill, plan_latent_prefill
@@ -28,7 +29,7 @@ from attention.triton.latent_tiles import LatentGeometry, find_latent_tiles
 from attention.triton.latent_write import write_latent
 from attention.triton.prefill import plan_prefill, prefill
 from attention.triton.short import Chunks, ShortWork, is_short, plan_short, short
-from attention.triton.tiles import SM90, Geometry, Tiles, find_tiles
+from attention.triton.tiles import SM90, Tiles, find_tiles
 from attention.triton.work import Work
 from attention.triton.write import rotate_and_write_kv, write_kv
 

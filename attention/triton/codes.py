@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 FLOATS, INT8, E4M3 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Values of the constexpr CODES for a pool; tiles.CODES maps types to them."""
+"""Values of the constexpr CODES for a pool; geometry.CODES maps types to them."""
 
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 

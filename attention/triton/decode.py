@@ -23,15 +23,17 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.triton.codes import pointed
+from attention.triton.geometry import Geometry
+from attention.triton.merge import merge_parts
 from attention.triton.paging import attend_keys, first_key, locate
-from attention.triton.tiles import Geometry, Tile
+from attention.triton.tiles import Tile
 from attention.triton.work import METADATA, Work, cut
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=METADATA)
 def decode_kernel(
     q: tl.tensor,  # [S, num_heads, HEAD_SIZE], last axis dense
-    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as tiles.is_dense_within_block
+    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as geometry.is_dense_within_block
     out: tl.tensor,  # [S, num_heads, HEAD_SIZE], written for requests of one split
     parts: tl.tensor,  # [pieces, num_heads, HEAD_SIZE] float32, written for the others
     lse: tl.tensor,  # [pieces, num_heads] float32, log2
@@ -105,39 +107,6 @@ def decode_kernel(
         row = piece.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
         tl.store(parts + row[:, None] * HEAD_SIZE + d[None, :], acc, mask=mine)
         tl.store(lse + row, top + tl.log2(total), mask=member < GROUP)
-
-
-@triton.jit
-def merge_parts(
-    parts: tl.tensor,  # [pieces, STRIDE, HEAD_SIZE] float32
-    lse: tl.tensor,  # [pieces, STRIDE] float32, log2; -inf: the row sees no key of this split
-    first: tl.tensor,  # the row's pieces first .. last - 1
-    last: tl.tensor,
-    index: tl.tensor,  # of the row in a piece
-    STRIDE: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,  # splits per turn
-) -> tl.tensor:
-    """The row's output [D] float32 from its splits, of which one of the first WIDTH at least has a key for it."""
-    d = tl.arange(0, D)
-    top = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([D], tl.float32)
-    for start in range(first, last, WIDTH):
-        piece = start + tl.arange(0, WIDTH)
-        row = piece.to(tl.int64) * STRIDE + index
-        held = piece < last
-        weight = tl.load(lse + row, mask=held, other=float("-inf"))
-        new_top = tl.maximum(top, tl.max(weight, 0))
-        weight = tl.exp2(weight - new_top)
-        shrink = tl.exp2(top - new_top)
-        mine = held[:, None] & (d < HEAD_SIZE)[None, :]
-        part = tl.load(parts + row[:, None] * HEAD_SIZE + d[None, :], mask=mine, other=0.0)
-        total = total * shrink + tl.sum(weight, 0)
-        acc = acc * shrink + tl.sum(part * weight[:, None], 0)
-        top = new_top
-    return acc / total
 
 
 @triton.jit(do_not_specialize_on_alignment=METADATA)

@@ -31,9 +31,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attention.triton.geometry import Geometry
 from attention.triton.paging import capped, unit_of, weigh
 from attention.triton.short import Chunks
-from attention.triton.tiles import Geometry, Tile, Tiles
+from attention.triton.tiles import Tile, Tiles
 from attention.triton.work import METADATA, UNBOUNDED, Work, cut
 
 LONG = 512
@@ -141,7 +142,7 @@ def long_tile(
 @triton.jit(do_not_specialize=["table_stride", "num_pieces"], do_not_specialize_on_alignment=LEADING)
 def long_kernel(
     q: tl.tensor,  # [T, num_heads, HEAD_SIZE], heads dense
-    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as tiles.is_dense_within_block
+    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as geometry.is_dense_within_block
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written for queries in whole tiles
     tables: tl.tensor,  # [S, max_blocks] int32
     ctx_lens: tl.tensor,  # [S] int32

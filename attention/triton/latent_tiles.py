@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.triton.tiles import CODES, SM80, SM86, SM90, Tile, Tiles
+from attention.triton.geometry import CODES
+from attention.triton.tiles import SM80, SM86, SM90, Tile, Tiles
 
 MAX_RANK = 512
 
@@ -42,7 +43,7 @@ class LatentGeometry:
     rope: int
     block_size: int
     dtype: torch.dtype  # of the queries, and of the products
-    codes: int  # a value of tiles.CODES; 0 = the pool has floats
+    codes: int  # a value of geometry.CODES; 0 = the pool has floats
 
     @classmethod
     def of(cls, q: Tensor, kv: Tensor, rank: int) -> LatentGeometry:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.triton.codes import pointed, put_rows
-from attention.triton.tiles import CODES
+from attention.triton.geometry import CODES
 from attention.triton.write import halves
 
 

@@ -26,15 +26,16 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.triton.codes import pointed
+from attention.triton.geometry import Geometry
 from attention.triton.paging import attend_keys, first_key, locate
-from attention.triton.tiles import Geometry, Tile
+from attention.triton.tiles import Tile
 from attention.triton.work import METADATA, UNBOUNDED, Work, cut
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=METADATA)
 def prefill_kernel(
     q: tl.tensor,  # [T, num_heads, HEAD_SIZE], last axis dense
-    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as tiles.is_dense_within_block
+    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as geometry.is_dense_within_block
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written
     tables: tl.tensor,  # [S, max_blocks] int32
     ctx_lens: tl.tensor,  # [S] int32

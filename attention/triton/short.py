@@ -27,10 +27,11 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.triton.codes import pointed
-from attention.triton.decode import merge_parts
+from attention.triton.geometry import Geometry
+from attention.triton.merge import merge_parts
 from attention.triton.paging import attend_keys, first_key, locate
 from attention.triton.prefill import tile_shape
-from attention.triton.tiles import Geometry, Tile
+from attention.triton.tiles import Tile
 from attention.triton.work import METADATA, UNBOUNDED, Work, cut
 
 SHORT = 64
@@ -86,7 +87,7 @@ def span_kernel(
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=TILED)
 def short_kernel(
     q: tl.tensor,  # [T, num_heads, HEAD_SIZE], last axis dense
-    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as tiles.is_dense_within_block
+    kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as geometry.is_dense_within_block
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written for tiles of one split
     parts: tl.tensor,  # [pieces, QUERIES, num_heads, HEAD_SIZE] float32, written for the others
     lse: tl.tensor,  # [pieces, QUERIES, num_heads] float32, log2

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.triton.codes import pointed, put_rows
-from attention.triton.tiles import CODES, head_stride, is_dense_within_block
+from attention.triton.geometry import CODES, head_stride, is_dense_within_block
 
 HEADS_PER_PROGRAM = 8
 
@@ -25,7 +25,7 @@ HEADS_PER_PROGRAM = 8
 def write_kernel(
     k: tl.tensor,  # [T, NUM_KV_HEADS, 2 HALF], last axis dense
     v: tl.tensor,  # the same
-    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, 2 HALF], see tiles.is_dense_within_block; written
+    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, 2 HALF], see geometry.is_dense_within_block; written
     slots: tl.tensor,  # [T] int64
     k_row: tl.tensor,  # strides, elements
     k_head: tl.tensor,
@@ -78,7 +78,7 @@ def rotary_kernel(
     q: tl.tensor,  # [T, NUM_HEADS, HEAD_SIZE], last axis dense; rotated in place
     k: tl.tensor,  # [T, NUM_KV_HEADS, HEAD_SIZE], last axis dense
     v: tl.tensor,  # the same
-    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, 2 HALF], see tiles.is_dense_within_block; written
+    kv: tl.tensor,  # [num_blocks, 2, NUM_KV_HEADS, BLOCK_SIZE, 2 HALF], see geometry.is_dense_within_block; written
     cos: tl.tensor,  # [T, HALF] float32, dense
     sin: tl.tensor,  # the same
     slots: tl.tensor,  # [T] int64

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cache.block import BlockKey, extend_keys, salted_root
+from cache.block import BlockKey
+from cache.keys import extend_keys, salted_root
 from cache.results import LeadingRun
 from connect.vllm.options import Options
 from connect.vllm.work import Load, Save, StepWork

@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from cache.block import extend_keys
+from cache.keys import extend_keys
 from engine.backends.worker import Worker
 from engine.front.clocks import Clocks
 from engine.front.declined import no_placement, turned_away

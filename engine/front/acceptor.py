@@ -16,7 +16,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from cache.block import BlockKey, salted_root
+from cache.block import BlockKey
+from cache.keys import salted_root
 from engine.front.attempts import CLOSING_REASON, AttemptFailed, NodeUnreachable, Redirected
 from engine.front.declined import NO_NODE_RETRY_S, NotPlaced
 from engine.front.flight import Flight, OutputText, drawn_seed

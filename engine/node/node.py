@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cache import keys as key_chain
-from cache.block import root_key
+from cache.keys import root_key
 from cache.messages import MEMBERS, PoolMembers
 from cache.protocol import Deadlines
 from cache.store.job import MESSAGE_BYTES
@@ -167,7 +167,7 @@ class Node:
         self._gossiping = True
         try:
             await asyncio.to_thread(key_chain.prepare)
-        except key_chain.NotCompiled as error:
+        except NotCompiled as error:
             log.info("block keys by hashlib, four times slower: %s", error)
         try:
             await asyncio.to_thread(cheapest.prepare)

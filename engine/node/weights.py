@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from cache.block import BlockKey, weights_root
+from cache.block import BlockKey
+from cache.keys import weights_root
 from engine.checkpoint.model_source import ModelSource
 from engine.config.config import Config
 from engine.front.cluster import Cluster

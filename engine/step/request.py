@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cache.block import BlockKey, extend_keys, weights_root
+from cache.block import BlockKey
+from cache.keys import extend_keys, weights_root
 from cache.layer_groups import GONE
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.sampling.params import SamplingParams

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, fields
 import torch
 
 from attention.choice.choose import choose
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe

@@ -29,7 +29,7 @@ class Mutant:
 
 DECODE, DECODE_H = "attention/cpu/decode/decode.cpp", "attention/cpu/decode/decode.h"
 SPAN, FLASH = "attention/cpu/decode/span.h", "attention/cpu/prefill/flash.h"
-PAGING, SPLIT = "attention/triton/paging.py", "attention/triton/decode.py"
+PAGING, SPLIT, MERGE = (f"attention/triton/{name}.py" for name in ("paging", "decode", "merge"))
 CHUNK, SHORT, LONG = (f"attention/triton/{name}.py" for name in ("prefill", "short", "hopper"))
 
 MUTANTS = (
@@ -150,11 +150,11 @@ MUTANTS = (
         "end = start + tokens",
     ),
     Mutant(TRITON, "decode: splits merge by their maximum only", SPLIT, "top + tl.log2(total)", "top"),
-    Mutant(TRITON, "decode: the last split is missing", SPLIT, "held = piece < last", "held = piece < last - 1"),
+    Mutant(TRITON, "decode: the last split is missing", MERGE, "held = piece < last", "held = piece < last - 1"),
     Mutant(
         TRITON,
         "decode: later splits merge without a rescale",
-        SPLIT,
+        MERGE,
         "acc = acc * shrink + tl.sum(part * weight[:, None], 0)",
         "acc = acc + tl.sum(part * weight[:, None], 0)",
     ),

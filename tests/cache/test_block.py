@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.block import KEY_BYTES, BlockGeometry, extend_keys, root_key, salted_root
+from cache.block import KEY_BYTES, BlockGeometry
+from cache.keys import extend_keys, root_key, salted_root
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 GEOMETRY = BlockGeometry(num_layers=30, num_kv_heads=3, head_size=64, block_size=16, dtype="float32")

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache import keys as key_chain
-from cache.block import KEY_BYTES, extend_keys
+from cache.block import KEY_BYTES
+from cache.keys import extend_keys
 
 ROOT = bytes(range(16))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher, BatchRules
 from engine.sampling.params import SamplingParams

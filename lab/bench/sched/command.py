@@ -83,7 +83,7 @@ def hashing(repeats: int) -> list[Row]:
     """Times of the keys of a prompt with blocks of 16 tokens: packing the list of ids, and the chain itself."""
     try:
         key_chain.prepare()
-    except key_chain.NotCompiled as error:
+    except NotCompiled as error:
         print(f"keys by hashlib: {error}")
     rows = []
     for tokens in (12_000, 128_000):

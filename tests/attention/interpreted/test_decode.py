@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from attention.triton.decode import decode, plan_decode
-from attention.triton.tiles import Geometry, Tile, find_tiles
+from attention.triton.geometry import Geometry
+from attention.triton.tiles import Tile, find_tiles
 from tests.attention.interpreted.cases import (
     BLOCK_SIZES,
     HEAD_SIZES,

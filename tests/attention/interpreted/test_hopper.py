@@ -11,8 +11,9 @@ import torch
 
 from attention.triton import hopper
 from attention.triton.backend import Limits, TritonBackend
+from attention.triton.geometry import Geometry
 from attention.triton.hopper import LONG, LongWork, long, long_keys, plan_long
-from attention.triton.tiles import SM90, TABLE, Geometry, Tile, Tiles, find_tiles
+from attention.triton.tiles import SM90, TABLE, Tile, Tiles, find_tiles
 from tests.attention.interpreted.cases import DEVICE, SMALL, Case, assert_close, attend, make_case
 
 on_hopper = pytest.mark.skipif(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attention.triton.geometry import Geometry
 from attention.triton.prefill import plan_prefill, prefill
-from attention.triton.tiles import Geometry, Tile, find_tiles
+from attention.triton.tiles import Tile, find_tiles
 from tests.attention.interpreted.cases import (
     BLOCK_SIZES,
     DEVICE,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attention.triton.geometry import Geometry
 from attention.triton.short import SHORT, Chunks, ShortWork, is_short, plan_short, short
-from attention.triton.tiles import Geometry, Tile, find_tiles
+from attention.triton.tiles import Tile, find_tiles
 from tests.attention.interpreted.cases import (
     BLOCK_SIZES,
     DEVICE,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cache.block import extend_keys
+from cache.keys import extend_keys
 from cache.results import LeadingRun
 from connect.vllm.options import Options
 from connect.vllm.planner import ATTEMPTS, FRESH_S, Match, Planner, Row

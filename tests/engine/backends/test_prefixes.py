@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 
-from cache.block import salted_root
-from cache.keys import chain
+from cache.keys import chain, salted_root
 from engine.backends.prefixes import Prefixes
 from net.kv_events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from engine.core.emissions import END_SIZE, HAND_OUT_SIZE, Emission, hand_out
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request, RequestState

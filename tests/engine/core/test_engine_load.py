@@ -4,7 +4,8 @@ tests/engine/core/test_batcher_machine.py compares the kept sums with new ones a
 
 from __future__ import annotations
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
 from engine.config.config import Config
 from engine.core.batcher import Batcher

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.block_pool import BlockPool, IntegrityError
 from cache.results import LeadingRun
 from engine.core.batcher import Batcher

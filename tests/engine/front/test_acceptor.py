@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
 from engine.core.held_weights import WRONG_WEIGHTS

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.results import LeadingRun
 from engine.front.demands import Demands
 from engine.sampling.params import SamplingParams

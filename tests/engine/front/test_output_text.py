@@ -7,7 +7,8 @@ import time
 import pytest
 import tokenizers
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from engine.front.flight import Flight, OutputText
 from engine.front.persistence import Persistence
 from engine.observe.timeline import Timeline

@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from engine.handoff.messages import WireRequest, pack_request, unpack_request
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.admission import SecondHit
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher

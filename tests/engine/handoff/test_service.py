@@ -6,7 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.core.emissions import Emission

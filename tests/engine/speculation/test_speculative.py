@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.block import BlockGeometry, root_key
+from cache.block import BlockGeometry
+from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts

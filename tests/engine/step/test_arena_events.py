@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 
-from cache.block import weights_root
-from cache.keys import chain
+from cache.keys import chain, weights_root
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.sampling.params import SamplingParams
 from engine.step.arena_events import ArenaEvents, hash_of, runs
