@@ -1,4 +1,4 @@
-"""Every table of measured figures of docs/performance.md."""
+"""Every table of measured figures of the pages in docs/."""
 
 from __future__ import annotations
 
@@ -156,6 +156,19 @@ FIGURES = (
         command=CONNECT_VLLM,
         cases=r".*, (our-store|own-connector)",
         compared_with=("alone", "upstream-store"),
+    ),
+    Figure("experts", {"rate": ""}, compared_with=("gloo", "memcpy")),
+    Figure(
+        "collectives",
+        {"all_reduce": "all_reduce", "all_to_all": "all_to_all"},
+        cases=r"ranks=\d bytes=(4096|65536|1048576|16777216|67108864)",
+        compared_with=("gloo", "memcpy"),
+    ),
+    Figure(
+        "batches",
+        {"output tokens": "output", "TTFT p99": "first token, p99", "TBT p99": "gap between tokens, p99"},
+        cases=r"batch|.* and batch",
+        compared_with=("online", "alone"),
     ),
     Figure(
         "overlap",
