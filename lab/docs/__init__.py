@@ -4,7 +4,7 @@ Files:
     clients      The tables of docs/clients.md: which client ran what against a cluster, and the result
     command      Writes the generated pages of docs/, the tables of figures, and the list of files in every
                  `__init__.py`
-    figure_list  Every table of measured figures of the pages in docs/
+    figure_list  Every table of measured figures of docs/performance.md
     figures      Tables of README.md and docs/, made from the result files: one table is one run of one commit
     rooms        Writes the list of files in every `__init__.py` and docs/map.md from the first sentence of each file
     screenshots  Take the screenshots of the live page in docs/, over a cluster under load, in the machine's Chromium

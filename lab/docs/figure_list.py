@@ -1,4 +1,4 @@
-"""Every table of measured figures of the pages in docs/."""
+"""Every table of measured figures of docs/performance.md."""
 
 from __future__ import annotations
 

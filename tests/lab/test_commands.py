@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = '''
+COMMAND = """
 import subprocess, sys, time
 
 
@@ -21,7 +21,7 @@ def main():
     finally:
         child.kill()
         child.wait()
-'''
+"""
 
 
 def test_a_command_that_is_ended_ends_what_it_started(tmp_path: Path) -> None:
@@ -29,7 +29,10 @@ def test_a_command_that_is_ended_ends_what_it_started(tmp_path: Path) -> None:
     program = "from lab.commands import run; import sys; sys.exit(run('p', 'd', {'slow': 'slow_command'}))"
     path = os.pathsep.join([str(tmp_path), str(Path.cwd())])
     with subprocess.Popen(
-        [sys.executable, "-c", program, "slow"], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, "slow"],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
     ) as command:
         assert command.stdout is not None
         child = int(command.stdout.readline())
