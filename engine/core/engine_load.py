@@ -182,7 +182,7 @@ class EngineLoad:
         return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
 
     def _shared(self, counted: Counted, request: Request) -> tuple[int, list[int]]:
-        """(the number of leading tokens that queued requests compute for a request behind them (Batcher._prefill), the
+        """(the number of leading tokens that queued requests compute for a request behind them (step_planner.py), the
         depths of its compared blocks). It compares a few blocks of each prompt, so the number is accurate to a
         sixth."""
         if counted.queued >= COMPARED_PROMPTS or not self._batcher.blocks.prefix_caching or request.part is not None:

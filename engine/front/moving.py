@@ -60,8 +60,8 @@ class Places:
             self.moving = self.lost = None
 
     def failed(self, node: str) -> bool:
-        """`node` says that the attempt failed there. Returns whether it does: not if the request runs elsewhere, because
-        `node` is the source of a settled move that could not know its end."""
+        """`node` says that the attempt failed there. Returns whether it does: not if the request runs elsewhere, after
+        a move whose end `node` could not know."""
         return node in self.watched or (self.moving is not None and node == self.moving[1])
 
     def gone(self, node: str) -> bool:

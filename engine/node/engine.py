@@ -24,11 +24,12 @@ from engine.experts.processes import ExpertProcesses
 from engine.front.cluster import Cluster
 from engine.handoff.arenas import Arenas
 from engine.handoff.borrowing import Borrowing
+from engine.handoff.outgoing import KvMoves
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.prefix_sources import PrefixSources, Prices
 from engine.handoff.rail_news import RailNews
 from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
-from engine.handoff.service import EngineService, KvMoves
+from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator

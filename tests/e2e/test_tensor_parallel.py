@@ -76,7 +76,8 @@ def test_blocks_of_two_ranks_are_whole(start: Start, tiny_model, expected):
         assert texts(cluster["decode-0"].url) == expected
         assert texts(cluster["prefill-0"].url) == expected  # prefixes are found now
         settled(cluster)
-        stages = {node["node_id"]: node["load"]["stages"] for node in rest.get(f"{cluster['decode-0'].url}/live")["nodes"]}
+        nodes = rest.get(f"{cluster['decode-0'].url}/live")["nodes"]
+        stages = {node["node_id"]: node["load"]["stages"] for node in nodes}
         assert stages == {"prefill-0": False, "decode-0": True}, "ranks compute all layers of a prompt"
         (rank,) = children(cluster["prefill-0"].pid)
         cluster.kill("prefill-0")

@@ -137,7 +137,7 @@ def test_a_stage_that_waits_keeps_its_prefix_from_requests_behind_it():
     r = stage(2, 4)
     waiting_with(b, 20, r)
     b.begin_part(r, 20)
-    others = [request(f"other {n}", [100 * n] * 8, arrival=n, max_tokens=9) for n in (1, 2)]  # 4 blocks each, 7 are left
+    others = [request(f"other {n}", [100 * n] * 8, arrival=n, max_tokens=9) for n in (1, 2)]  # 4 blocks each, 7 left
     for other in others:
         b.add(2, other)
     run_dry(b)

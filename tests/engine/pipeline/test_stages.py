@@ -20,5 +20,6 @@ from engine.pipeline.stages import why_whole
     ],
 )
 def test_why_a_node_computes_all_layers(model: dict[str, Any], flag: str | None):
-    reason = why_whole(SimpleNamespace(**{"alone": True, "groups": None, "experts": None} | model))  # type: ignore[arg-type]
+    whole = SimpleNamespace(**{"alone": True, "groups": None, "experts": None} | model)
+    reason = why_whole(whole)  # type: ignore[arg-type]
     assert reason is None if flag is None else flag in (reason or "")

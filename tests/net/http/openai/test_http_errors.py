@@ -265,8 +265,9 @@ async def test_a_prompt_may_be_truncated():
     ],
 )
 async def test_other_content_types(api, kind, told):
-    sent: dict[str, Any] = {"skip_auto_headers": ["Content-Type"]} if kind is None else {"headers": {"Content-Type": kind}}
-    async with api.post(COMPLETIONS, data=completion(), **sent) as response:
+    headers = {} if kind is None else {"Content-Type": kind}
+    sent = {"data": completion(), "headers": headers, "skip_auto_headers": ["Content-Type"]}
+    async with api.post(COMPLETIONS, **sent) as response:
         assert response.status == 415
         message = (await response.json())["error"]["message"]
     assert "send the body as 'Content-Type: application/json'" in message and told in message
