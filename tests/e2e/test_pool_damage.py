@@ -40,15 +40,15 @@ def test_damaged_blocks_are_computed(start: Start, tiny_model: list[str], engine
         url = cluster.nodes[0].url
         right = [answer(url, prompt) for prompt in PROMPTS]
         assert {(cached, failed) for cached, _, failed in right} == {(0, 0)}
-        for prompt in FILL:  # the arena of the prefill node forgets the prompts
-            answer(url, prompt)
         compare(cluster, url, right)
-        if engines != "mixed=1" and not flags:  # once more: the prefill node starts with an empty arena
+        if engines != "mixed=1" and not flags:
             compare(cluster, cluster.restart("prefill-0", "--transport", "tcp").url, right)
 
 
 def compare(cluster: LocalCluster, url: str, right: list[tuple[int, str, int]]) -> None:
     """Damage what the pool has of the prompts, and ask for all of them again."""
+    for prompt in FILL:  # the arenas forget the prompts
+        answer(url, prompt)
     settled(cluster)
     before = corrupt(cluster.nodes)
     zero_pooled_blocks(cluster["store-0"])
