@@ -84,8 +84,8 @@ class Seats:
         if self.blocks.lacks(request) + blocks <= self.blocks.pool.num_free:
             return True
         if not self.running:  # ignore the order: one request must make progress, and not wait for other nodes
-            others = self._order.order(now, [r for r in self.waiting if r is not request])
-            holders = sorted(others[::-1], key=lambda other: other.part is not None)
+            last_first = self._order.order(now, [r for r in self.waiting if r is not request])[::-1]
+            holders = sorted(last_first, key=lambda other: other.part is not None)
             self._strip(now, holders, self.blocks.lacks(request) + blocks)
         else:
             self.make_room(now, request, self.blocks.lacks(request) + blocks)

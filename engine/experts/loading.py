@@ -16,7 +16,6 @@ from engine.experts.placement import Placement
 from engine.experts.plan import Plan
 from engine.experts.share import Share
 
-
 LOADING = "loading"
 """What a rank says from time to time while it loads. Then it says None, or why it could not."""
 

@@ -142,9 +142,7 @@ class View:
         self._links, self.max_waiting, self.expected_arrivals = links, max_waiting, expected_arrivals
         self.powers = np.ones(3)
 
-    def _fill(
-        self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags, stages: Flags
-    ) -> None:
+    def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags, stages: Flags) -> None:
         """Take a table with relative times; computes open_at and closed_decode."""
         self.ids, self.prefills, self.decodes, self.stages = ids, prefills, decodes, stages
         self._attach(table)

@@ -32,8 +32,8 @@ TINY = {
 """A Llama that loads at once; its tokens mean nothing, but they are the same on every node."""
 
 SMALL = ("--kv-cache-bytes", "64M", "--calibration-ms", "100")
-"""Arenas of 87,000 tokens of the tiny model, and a short calibration. Without them each node would clear 2 GiB of memory
-in advance, and count 175,000 blocks whenever it tells its state."""
+"""Arenas of 87,000 tokens of the tiny model, and a short calibration. Without them each node clears 2 GiB of memory in
+advance, and counts 175,000 blocks whenever it tells its state."""
 
 SHARE = ("--dram-bytes", "256M")
 """Of nodes that keep a share of the pool, unless the test says how much: for the same reason."""

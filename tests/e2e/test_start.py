@@ -18,8 +18,8 @@ from tests.e2e.conftest import Start
 
 
 def run(*flags: str) -> tuple[int, str]:
-    """(exit code, stderr) of a node that cannot start. It is forked like the nodes of clusters: the imports of each would
-    take longer than all that is asked here."""
+    """(exit code, stderr) of a node that cannot start. It is forked like the nodes of clusters: its imports would take
+    longer than all that is asked here."""
     plan = [("a", "mixed"), ("b", "mixed")]
     env = os.environ | thread_environment(plan, threads_per_node(plan))
     command = [sys.executable, str(ROOT / "mooncake.py"), *flags]

@@ -1,5 +1,5 @@
-"""KV over sealed TCP gives the tokens of one node, and each request says how it moved. Shared memory, which nodes of one
-host take by themselves: test_same_tokens.py."""
+"""KV over sealed TCP gives the tokens of one node, and each request says how it moved. Nodes of one host take shared
+memory by themselves: test_same_tokens.py."""
 
 from __future__ import annotations
 

@@ -257,9 +257,7 @@ class Batches:
             self._pace.ended(had_token)
             self._nudge()
 
-    async def _answer_one(
-        self, batch: Batch, journal: Journal, place: Place, first_token: Callable[[], None]
-    ) -> None:
+    async def _answer_one(self, batch: Batch, journal: Journal, place: Place, first_token: Callable[[], None]) -> None:
         request_id = f"{batch.id}-{place.number}"
         given = self._folder.path(batch, "input")
         line = await asyncio.to_thread(line_at, given, place, batch.endpoint, batch.model or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ def open_files() -> list[str]:
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            found.append(os.readlink(entry))
+            found.append(str(entry.readlink()))
         except FileNotFoundError:  # the one that lists the others
             continue
     return sorted(name for name in found if name.startswith(("/memfd:", "socket:")))
