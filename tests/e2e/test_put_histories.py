@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_what_clients_see_of_concurrent_puts_is_what_the_docs_say(tmp_path: Path, capsys):
-    """In a process of its own: it enters a network namespace for good. Where there are none, the part without a cut runs
-    alone."""
+    """In a process of its own: it enters a network namespace for good. Where there is none, the part without a cut
+    runs alone."""
     out = tmp_path / "puts.json"
     command = [sys.executable, str(ROOT / "scripts" / "faults.py"), "put-histories", "--quick", "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
