@@ -120,7 +120,7 @@ def test_templates_of_clients(start: Start, tiny_model: list[str]):
         "max_tokens": 1,
         "chat_template": "{{ messages[0].content }}",
     }
-    trusts = {"store": ["--trust-request-chat-template"]}
+    trusts = {"store-0": ["--trust-request-chat-template"]}  # a mixed node has that role too
     with start("mixed=1,store=1", *tiny_model, role_flags=trusts) as cluster:
         with pytest.raises(rest.RestError, match="--trust-request-chat-template"):
             rest.post(f"{cluster['mixed-0'].url}/v1/chat/completions", body)

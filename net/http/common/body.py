@@ -29,8 +29,14 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
 async def read_raw(request: web.Request) -> bytes:
     """The body as it arrived. Raises ApiError 408 or 415, HTTPRequestEntityTooLarge."""
     kind_sent = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind_sent == "application/x-www-form-urlencoded":  # what curl -d sends
+        raise ApiError(
+            415, "send the body as 'Content-Type: application/json': curl -d alone, without this header, sends a form"
+        )
+    if not kind_sent:  # a page of another site can send it without asking first
+        raise ApiError(415, "send the body as 'Content-Type: application/json': this request names no type")
     if kind_sent != "application/json" and not kind_sent.endswith("+json"):
-        raise ApiError(415, _other_type(kind_sent))
+        raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
     seconds = request.app[read_timeout_key]
     try:
         async with asyncio.timeout(seconds):
@@ -38,14 +44,6 @@ async def read_raw(request: web.Request) -> bytes:
     except TimeoutError:
         message = f"the request body did not arrive within {seconds:g} s (--read-timeout-ms)"
         raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None
-
-
-def _other_type(kind: str) -> str:
-    """A body without a type is refused as well: a page of another site can send one without asking first."""
-    message = "send the body as 'Content-Type: application/json'"
-    if kind == "application/x-www-form-urlencoded":
-        return f"{message}, not as a form: curl -d sends a form without -H 'Content-Type: application/json'"
-    return f"{message}, not {kind[:80]!r}" if kind else f"{message}: the request names no type"
 
 
 async def parse_body(request: web.Request, raw: bytes, kind: type[BodyT]) -> BodyT:

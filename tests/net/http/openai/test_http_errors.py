@@ -258,7 +258,7 @@ async def test_a_prompt_may_be_truncated():
     ("kind", "told"),
     [
         ("text/plain", "not 'text/plain'"),
-        ("application/x-www-form-urlencoded", "curl -d sends a form without -H 'Content-Type: application/json'"),
+        ("application/x-www-form-urlencoded", "curl -d alone, without this header, sends a form"),
         ("multipart/form-data", "not 'multipart/form-data'"),
         (None, "names no type"),
         ("", "names no type"),
