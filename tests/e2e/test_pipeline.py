@@ -99,7 +99,7 @@ def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, n
             assert text(answer) == right["longer"][number]
             if stages := stages_of(url, answer):
                 break
-        assert [stage["prefix_tokens"] for stage in stages] == [BASE // 32 * 32] * nodes
+        assert len(stages) > 1 and {stage["prefix_tokens"] for stage in stages} == {BASE // 32 * 32}
         settled(cluster)
 
 
