@@ -1,7 +1,8 @@
 """Which requests compute how many tokens in the next step, and the loop that computes them.
 
 Files:
-    batcher        Token-budget batching: decides which requests compute how many tokens in the next step
+    batcher        Token-budget batching: the requests of a node from their arrival to their end, and its steps one
+                   after another
     calibration    Runs a few steps before the first request, so that the node's estimates fit its machine from the
                    start
     costs          The cost models of this node's steps, fitted to the measured steps
@@ -23,6 +24,7 @@ Files:
     seats          Decides which requests of a node run and which wait
     served         The time of a prompt and of a token on this node beyond the model's own steps, learned from
                    requests
+    step_planner   The rows of the next step: which requests compute how many tokens, under the token budget
     step_recorder  Records the work and the duration of every step as lines of a file
     worker         The engine loop of a prefill, decode or mixed node: schedule, compute in one thread, commit, repeat
 """

@@ -1,29 +1,26 @@
-"""Token-budget batching: decides which requests compute how many tokens in the next step. Pure.
+"""Token-budget batching: the requests of a node from their arrival to their end, and its steps one after another. Pure.
 
-One rule serves every role. A step has a budget of `max_num_batched_tokens`. Each decode takes one token. A policy
-(sched/batching.py) decides how much of the rest prefill may use, and an order (sched/queueing.py) decides which prompts
-get it. A prefill node has no decodes, and a decode node has no prompts. The same order decides which request gets a
-seat, and which request gives its blocks back when blocks run out (engine/core/seats.py). The named blocks of that
-request stay in the prefix cache, so it loses little.
+One rule serves every role. A step has a budget of `max_num_batched_tokens`, which step_planner.py hands out. A prefill
+node has no decodes, and a decode node has no prompts. One order (sched/queueing.py) decides which prompts get the
+budget, which request gets a seat, and which request gives its blocks back when blocks run out (engine/core/seats.py).
+The named blocks of that request stay in the prefix cache, so it loses little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 
 from cache.layer_groups import LayerGroups
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from engine.core.seats import Seats
+from engine.core.step_planner import StepPlanner
 from engine.speculation.speculative import Speculator
 from engine.step.block_book import BlockBook
 from engine.step.request import Request, RequestState
-from engine.step.step import Committed, Named, ScheduledRow, Step
-from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
-from sched.classes import RANK
+from engine.step.step import Committed, Named, Step
+from sched.batching import BatchingPolicy, DecodeFirst
 from sched.queueing import FCFS, QueueOrder
-from sched.stretch import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +56,14 @@ class Batcher:
         )
         self._order = rules.order
         self.seats = Seats(self.blocks, max_num_seqs, self._order)
+        self._planner = StepPlanner(self.seats, self._order, rules.policy, rules.speculator, max_num_batched_tokens)
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._policy = rules.policy
         self._speculator = rules.speculator
         self._in_step: dict[str, Request] = {}
         self._changes = 0
-        self._part_ran = False  # in the last step
 
     @property
     def version(self) -> int:
@@ -233,145 +229,13 @@ class Batcher:
         if first is not None:
             need = self.blocks.lacks(first) - len(self.blocks.match(first))
             self.seats.make_room(now, first, need + len(self.running))  # each running request may grow by a block
-        rows = self._choose(now)
+        rows = self._planner.rows(now)
         if (
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
         ):  # no request can start in turn: start any that can, which frees what the others wait for
-            rows = self._choose(now, in_turn=False)
+            rows = self._planner.rows(now, in_turn=False)
         self._in_step = {row.request.request_id: row.request for row in rows}
-        if not rows:
-            return None
-        step = Step(rows)
-        self._part_ran = step.has_parts
-        return step
-
-    def _choose(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
-        """in_turn: a request that lacks seats or blocks keeps later requests in the order from taking them."""
-        alone = self._policy.decodes_wait
-        prefills = self._prefill(now, [], in_turn) if alone else []
-        decodes = [] if prefills else self._decode(now, in_turn)
-        if not (alone and (prefills or decodes)):  # the last decode may have lost its blocks and become a prompt
-            prefills = self._prefill(now, decodes, in_turn)
-        prefills = _still_running(prefills)
-        for row in prefills:
-            self._served(row.request, row.start + row.num_tokens)
-        rows = _still_running(decodes) + prefills
-        if self._speculator is not None:
-            left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
-            self._speculator.plan(rows, left, self.blocks)
-        return sorted(rows, key=lambda row: row.num_tokens > 1)
-
-    def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
-        """One token for each running request with a computed prompt, then for requests that only need a seat."""
-        rows: list[ScheduledRow] = []
-        for request in [r for r in self.running if r.decodes]:
-            if len(rows) >= self.max_num_batched_tokens:
-                break
-            if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
-                self._decode_one(now, request, rows)
-        ready = set(self.seats.ready())
-        seats = blocks = 0  # which earlier requests in the order wait for
-        for request in self.seats.queue(now) if ready else []:
-            if len(rows) >= self.max_num_batched_tokens:
-                break
-            if request not in ready:
-                seats += request.request_id in self.requests  # a claim needs no seat yet
-                blocks += max(0, self.blocks.lacks(request))
-            elif not request.decodes:  # it lost its blocks to an earlier request
-                continue
-            elif self.seats.may_start(now, request, *((seats, blocks) if in_turn else (0, 0))):
-                self.seats.start(now, request, seats if in_turn else 0)
-                self._served(request, request.num_tokens)
-                self._decode_one(now, request, rows)
-            elif in_turn:
-                break
-        return _still_running(rows)
-
-    def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> None:
-        if self.seats.grow(now, request, 1):
-            rows.append(self._row(request, 1))
-
-    def _prefill(self, now: float, decodes: Sequence[ScheduledRow], in_turn: bool) -> list[ScheduledRow]:
-        """Chunks of the next prompts, in the same step as `decodes`. A waiting prompt that cannot start keeps later
-        prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
-        do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
-        place in the step, so the node computes a shared prefix once."""
-        queue, behind = self._turns(self._order.order(now, self.seats.prompts()))
-        budget = self._prefill_budget(now, decodes, queue) if queue else 0
-        rows: list[ScheduledRow] = []
-        taken: set[str] = set()
-        blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
-        for request in (*queue, *behind):
-            if budget <= 0 or (rows and request in behind):
-                break
-            waits = request.state is RequestState.WAITING
-            if waits and first is not None and not blocked:
-                blocked = self._order.order(now, [request, first])[0] is first
-            if waits and (blocked or not self.seats.may_start(now, request)):
-                blocked = in_turn
-                continue
-            if waits and (ahead := self._computing_for(request)) is not None:
-                request, waits = ahead, False
-            if request.request_id in taken:
-                continue
-            share = request.share  # the budget bounds time: fewer layers, more tokens
-            count = self._chunk(request, min(int(budget / share), self.max_num_batched_tokens), whole=bool(rows))
-            if not count:
-                break
-            if waits:
-                self.seats.start(now, request)
-            taken.add(request.request_id)
-            if self.seats.grow(now, request, count):
-                rows.append(self._row(request, count))
-                budget -= ceil(count * share)
-        return rows
-
-    def _turns(self, queue: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
-        """(prompts of the next step, prompts that get it if none of these can run).
-
-        A part of a long prompt passes the model by itself, so it gains nothing from other prompts in its step, and they
-        would wait for it. The two take turns; a higher class does not wait for its turn."""
-        parts = [request for request in queue if request.part is not None]
-        others = [request for request in queue if request.part is None]
-        if not parts or not others:
-            return queue, ()
-        ranks = [min(RANK[request.service_class] for request in some) for some in (parts, others)]
-        parts_first = ranks[0] < ranks[1] if ranks[0] != ranks[1] else not self._part_ran
-        return (parts, others) if parts_first else (others, parts)
-
-    def _served(self, request: Request, num_tokens: int) -> None:
-        if num_tokens > request.num_served:
-            self._order.served(request, num_tokens - request.num_served)
-            request.num_served = num_tokens
-
-    def _computing_for(self, request: Request) -> Request | None:
-        """The running prompt that will compute the next block of `request`."""
-        begun = (other for other in self.running if other.num_uncomputed > 1 and other.part is None)
-        return next((other for other in begun if self.blocks.computes_next(request, other)), None)
-
-    def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
-        left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)
-        context = sum(row.start + row.num_tokens for row in decodes)
-        classes = {row.request.service_class for row in decodes}
-        prompts = [
-            Waiting(r.service_class, now - r.arrival, r.num_uncomputed, r.num_computed) for r in queue if decodes
-        ]
-        load = StepLoad(left, len(decodes), context, queue[0].num_computed, classes, prompts)
-        return min(left, self._policy.prefill_tokens(load))
-
-    def _chunk(self, request: Request, budget: int, whole: bool) -> int:
-        """Tokens of `request` for a step with `budget` left. A chunk that does not finish the prompt ends at a block
-        border; with `whole`, even if that wastes the rest of the budget. The first chunk of a step always advances."""
-        need = request.num_ready
-        if need <= budget:
-            return need
-        aligned = (request.num_computed + budget) // self.block_size * self.block_size - request.num_computed
-        return max(0, aligned) if whole or aligned > 0 else budget
-
-    def _row(self, request: Request, count: int) -> ScheduledRow:
-        end = request.num_computed + count
-        samples = end == request.num_tokens and (request.part is None or request.part.last)
-        return ScheduledRow(request, request.num_computed, count, samples)
+        return Step(rows) if rows else None
 
     def commit(self, now: float, step: Step, tokens: Sequence[Sequence[int] | None]) -> Committed:
         """Account for a step that ran. `tokens[i]` are the tokens of row i, in order: None if the row does not sample,
@@ -445,8 +309,3 @@ class Batcher:
     def check_integrity(self) -> None:
         """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""
         self.pool.check_integrity()
-
-
-def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
-    """Without rows whose request lost its blocks to a later row."""
-    return [row for row in rows if row.request.state is RequestState.RUNNING]

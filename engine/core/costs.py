@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from engine.core.served import Served
 from engine.speculation.speculative import VerifyCost
 from engine.step.request import Request
-from engine.step.step import Step
+from engine.step.step import ScheduledRow, Step
 from sched.cost import DecodeModel, PrefillModel, Regression, prefill_features
 from sched.step_cost import StepModel
 
@@ -49,32 +49,41 @@ class StepCosts:
             return
         chunks = [(row.num_tokens, row.start) for row in step.rows if not row.decodes]
         contexts = [row.start + 1 for row in step.rows if row.decodes]
-        decodes = len(contexts) + sum(row.num_drafts for row in step.rows)
         if not contexts:
             together = _together(chunks)
             self._compare(self.prefill.regression.estimate(together), seconds)
             self.prefill.regression.observe(together, seconds)
         elif not chunks:
-            drafts = [row.num_drafts for row in step.rows if row.num_drafts]
-            plain = self.decode.estimate(len(contexts), sum(contexts))
-            self.verify.observe((plain, float(bool(drafts)), len(drafts), sum(drafts)), seconds)
-            if not drafts:
-                self._compare(plain, seconds)
+            self._compare(self._decodes_s(step.rows), seconds)
+            self.verify.observe(self._verified(step.rows), seconds)
+            if not _drafts(step.rows):
                 self.decode.observe(len(contexts), sum(contexts), seconds)
         else:
+            decodes = len(contexts) + sum(_drafts(step.rows))
             self.mixed.observe(decodes, sum(contexts), *_as_one(chunks), seconds)
 
-    def started(self, step: Step | None, now: float) -> None:
-        """The engine thread runs this step now; None: it runs none."""
+    def _decodes_s(self, rows: Sequence[ScheduledRow]) -> float:
+        """Seconds of the rows that decode, in a step without prompts. With drafts, what such steps took counts: a node
+        may never run one without."""
+        verified = self._verified(rows)
+        return self.verify.estimate(verified) if _drafts(rows) else verified[0]
+
+    def _verified(self, rows: Sequence[ScheduledRow]) -> tuple[float, float, float, float]:
+        """The features of `verify`."""
+        contexts, drafts = [row.start + 1 for row in rows if row.decodes], _drafts(rows)
+        return self.decode.estimate(len(contexts), sum(contexts)), float(bool(drafts)), len(drafts), sum(drafts)
+
+    def started(self, step: Step | None, now: float, drafting_s: float = 0.0) -> None:
+        """The engine thread runs this step now; None: it runs none. `drafting_s`: of a draft model before it."""
         rows = [] if step is None else step.rows
         chunks = [(row.num_tokens, row.start) for row in rows if not row.decodes and row.request.part is None]
         contexts = [row.start + 1 for row in rows if row.decodes]
         self._started = now
         self._prompts_s = self._step_s = self.prefill.regression.estimate(_together(chunks)) if chunks else 0.0
         if contexts:
-            decodes, context = len(contexts), sum(contexts)
-            mixed = self.mixed.estimate(decodes, context, *_as_one(chunks)) if chunks else None
-            self._step_s = self.decode.estimate(decodes, context) if mixed is None else mixed
+            decodes = len(contexts) + sum(_drafts(rows))
+            mixed = self.mixed.estimate(decodes, sum(contexts), *_as_one(chunks)) if chunks else None
+            self._step_s = drafting_s + (self._decodes_s(rows) if mixed is None else mixed)
         for row in rows:
             if row.request.part is not None:
                 part_s = row.request.part.share * self.prefill.estimate(row.num_tokens, row.start)
@@ -134,6 +143,11 @@ class StepCosts:
         chunks, tokens, pairs = prefill_features(left, done, chunks=-(-left // chunk_tokens))
         share = 1.0 if request.part is None else request.part.share
         return chunks, tokens * share, pairs * share
+
+
+def _drafts(rows: Sequence[ScheduledRow]) -> list[int]:
+    """The number of draft tokens of each row with some."""
+    return [row.num_drafts for row in rows if row.num_drafts]
 
 
 def _of_parts(step: Step) -> tuple[float, float, float]:

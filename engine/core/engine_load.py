@@ -15,7 +15,7 @@ from engine.core.costs import StepCosts
 from engine.step.request import Request, RequestState
 from sched.classes import CLASSES
 from sched.gossip.intents import claimed_depths
-from sched.gossip.load_word import CHANGING, DRAINING, ROLE_BITS, LoadWord
+from sched.gossip.load_word import CHANGING, DRAINING, ROLE_BITS, STAGES, LoadWord
 from sched.gossip.record import NodeRecord
 from sched.rejection import OutputLengths, running_soon
 from sched.role_change import BOTH
@@ -76,6 +76,7 @@ class EngineLoad:
         self.lengths = OutputLengths()
         self.does = first_role(config)  # the roles for which it takes new requests (engine/node/role_changes.py)
         self.draining = False
+        self.stages = False  # whether this node can compute some of the layers of a prompt (engine/pipeline/stages.py)
         self._complete, self._clock = complete, clock
         self._config = config
         self._batcher = batcher
@@ -116,7 +117,8 @@ class EngineLoad:
             residual=self._costs.residual,
             flags=sum(ROLE_BITS[role] for role in self._config.roles if role in self.does or role not in BOTH)
             | CHANGING * (not self.does)
-            | DRAINING * self.draining,
+            | DRAINING * self.draining
+            | STAGES * self.stages,
         )
         return self._complete(record)
 
@@ -180,7 +182,7 @@ class EngineLoad:
         return self._costs.prefill_left(request, self._config.max_num_batched_tokens, max(known, held))
 
     def _shared(self, counted: Counted, request: Request) -> tuple[int, list[int]]:
-        """(the number of leading tokens that queued requests compute for a request behind them (Batcher._prefill), the
+        """(the number of leading tokens that queued requests compute for a request behind them (step_planner.py), the
         depths of its compared blocks). It compares a few blocks of each prompt, so the number is accurate to a
         sixth."""
         if counted.queued >= COMPARED_PROMPTS or not self._batcher.blocks.prefix_caching or request.part is not None:

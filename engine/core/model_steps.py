@@ -50,6 +50,12 @@ class ModelSteps:
         self._weights, self._draft, self._eos_token_ids = weights, draft, eos_token_ids
         self._arriving, self._transfers = arriving, transfers
 
+    def drafting_s(self, step: Step | None) -> float:
+        """Seconds in which the draft model will propose tokens for this step."""
+        if step is None or self._draft is None:
+            return 0.0
+        return self._draft.step_seconds * max((row.num_drafts for row in step.rows), default=0)
+
     def run(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
         """The tokens and blocks of the step's requests do not change while it runs: only commit, fail and schedule
         change them, and an abort leaves both until the step has ended."""

@@ -83,9 +83,10 @@ class Seats:
             request.count_cached()
         if self.blocks.lacks(request) + blocks <= self.blocks.pool.num_free:
             return True
-        if not self.running:  # ignore the order: one request must make progress
-            others = self._order.order(now, [r for r in self.waiting if r is not request])
-            self._strip(now, others[::-1], self.blocks.lacks(request) + blocks)
+        if not self.running:  # ignore the order: one request must make progress, and not wait for other nodes
+            last_first = self._order.order(now, [r for r in self.waiting if r is not request])[::-1]
+            holders = sorted(last_first, key=lambda other: other.part is not None)
+            self._strip(now, holders, self.blocks.lacks(request) + blocks)
         else:
             self.make_room(now, request, self.blocks.lacks(request) + blocks)
         return self.blocks.lacks(request) + blocks <= self.blocks.pool.num_free
@@ -108,13 +109,19 @@ class Seats:
                 self.blocks.extend(request, count)
                 return True
             except OutOfBlocks:
-                ready = set(self.ready())
-                if self._give_back([r for r in self.waiting if r not in ready]):
+                holds = set(self._holding())
+                if self._give_back([r for r in self.waiting if r not in holds]):
                     continue
-                victim = self._order.order(now, [*self.running, *(r for r in ready if r.block_ids)])[-1]
+                victim = self._order.order(now, [*self.running, *(r for r in holds if r.block_ids)])[-1]
                 self.lose(now, victim)
                 if victim is request:
                     return False
+
+    def _holding(self) -> list[Request]:
+        """Waiting requests whose blocks count like those of running ones, because they would not find them again:
+        hand-overs, requests that lost their seat, and stages of long prompts, whose group would begin again."""
+        stages = [r for r in self.waiting if r.part is not None and r.state is RequestState.WAITING]
+        return [*self.ready(), *stages]
 
     # --- giving it up
 

@@ -302,7 +302,7 @@ class Worker:
             self._in_flight = None if step is None or running is None else (step, running)
             if running is not None:
                 self._handed_out.submitted()
-            self.costs.started(step, time.monotonic())
+            self.costs.started(step, time.monotonic(), self._model.drafting_s(step))
             if produced is not None:
                 await self._hand_out(produced)
                 produced = None

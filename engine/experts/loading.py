@@ -16,6 +16,9 @@ from engine.experts.placement import Placement
 from engine.experts.plan import Plan
 from engine.experts.share import Share
 
+LOADING = "loading"
+"""What a rank says from time to time while it loads. Then it says None, or why it could not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -32,8 +35,14 @@ class Start:
     bell: int
 
 
-def fill(start: Start, shares: list[Share], cache: WeightCache | None = None) -> int:
-    """Fill the share of start.rank. Returns the number of experts that came from other ranks. Raises ModelError."""
+def fill(
+    start: Start,
+    shares: list[Share],
+    cache: WeightCache | None = None,
+    progress: Callable[..., None] = lambda *read: None,
+) -> int:
+    """Fill the share of start.rank. Returns the number of experts that came from other ranks. `progress` is called
+    after every copy and every weight. Raises ModelError."""
     plan, placement, own = start.plan, start.placement, shares[start.rank]
     wanted: dict[str, tuple[int, int, str]] = {}
     copied = 0
@@ -43,6 +52,7 @@ def fill(start: Start, shares: list[Share], cache: WeightCache | None = None) ->
             if there:
                 own.copy(layer, slot, shares[there[0][0]], there[0][1])
                 copied += 1
+                progress()
                 continue
             for kind in ("gate", "up", "down"):
                 wanted[f"layers.{index}.experts.{expert}.{kind}"] = layer, slot, kind
@@ -53,7 +63,7 @@ def fill(start: Start, shares: list[Share], cache: WeightCache | None = None) ->
 
     if wanted:
         dtype = getattr(torch, start.config.dtype)
-        read_all(start.source, open_weights(start.source, dtype, cache), take, dtype, None, wanted.__contains__)
+        read_all(start.source, open_weights(start.source, dtype, cache), take, dtype, progress, wanted.__contains__)
     return copied
 
 

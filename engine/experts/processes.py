@@ -2,7 +2,8 @@
 
 All ranks of a node are on one host. Their shares of the experts lie in memory that rank 0 keeps, so a process that is
 started again finds the experts of the other ranks there and needs the checkpoint only for those that no other rank has.
-A rank that is masked and shows no sign of life for HUNG_S is killed, and started again like one that ended by itself.
+A rank that is masked and shows no sign of life for HUNG_S is killed, and so is one that loads and makes no progress for
+LOAD_HUNG_S. Both are started again like one that ended by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from engine.checkpoint.weight_cache import WeightCache
 from engine.config.config import Config
 from engine.experts.balance import Balance
 from engine.experts.group import ExpertGroup, LossRule
-from engine.experts.loading import Start, fill
+from engine.experts.loading import LOADING, Start, fill
 from engine.experts.placement import Placement
 from engine.experts.plan import first_of, plan_of
 from engine.experts.share import Share
@@ -38,6 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = "engine.experts.worker"
 END_TIMEOUT_S = 10.0
 HUNG_S = 30.0
+LOAD_HUNG_S = 180.0
+"""Without progress while a rank loads. Before the first weight it imports torch, which takes long on a busy host."""
 AGAIN_S = (0.0, 1.0, 5.0, 30.0)
 """Before a process is started again, by how often that has happened in a row."""
 WELL_S = 60.0
@@ -64,7 +67,12 @@ class ExpertProcesses:
         self._threads: list[threading.Thread] = []
         self.restarts = 0
         self._desks = [Desk(Region.private("desk", desk_bytes(self.plan.layout)), self.plan.layout)]
-        self._desks += [self._start(rank, self.placement, ()) for rank in ranks[1:]]
+        try:
+            for rank in ranks[1:]:
+                self._desks.append(self._start(rank, self.placement, ()))
+        except BaseException:
+            self.close()
+            raise
 
     def fill_own(self, cache: WeightCache | None) -> None:
         """Rank 0's share, from the checkpoint. Raises ModelError."""
@@ -116,24 +124,28 @@ class ExpertProcesses:
     # --- one process
 
     def _start(self, rank: int, placement: Placement, living: tuple[int, ...]) -> Desk:
-        """Start the process of a rank; returns its new desk."""
+        """Start the process of a rank; returns its new desk. Raises OSError, and ModelError if this node stops."""
         region = new_region(f"desk of rank {rank}", self.plan.layout)
         assert region.memfd is not None
         told = self._told(rank, placement, living, region.memfd)
         ours, theirs = Pipe()
-        with self._lock:
-            if self._closing.is_set():
-                raise ModelError("this node is stopping")
-            self._links[rank] = ours
-            self._processes[rank] = subprocess.Popen(
-                [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # the node's stdout belongs to the process that started it
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                pass_fds=(theirs.fileno(), told.desk, told.bell, *told.memfds),
-            )
-        theirs.close()
-        ours.send(told)
+        try:
+            with theirs, self._lock:
+                if self._closing.is_set():
+                    raise ModelError("this node is stopping")
+                self._processes[rank] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", WORKER, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # the node's stdout belongs to the process that started it
+                    env=os.environ | {"PYTHONPATH": str(ROOT)},
+                    pass_fds=(theirs.fileno(), told.desk, told.bell, *told.memfds),
+                )
+                self._links[rank] = ours
+            ours.send(told)
+        except BaseException:
+            ours.close()  # a process that was started ends with it
+            region.close()
+            raise
         return Desk(region, self.plan.layout)
 
     def _told(self, rank: int, placement: Placement, living: tuple[int, ...], desk: int) -> Start:
@@ -143,12 +155,7 @@ class ExpertProcesses:
 
     def _loaded(self, rank: int) -> str | None:
         """Wait until the rank has loaded; returns why it could not."""
-        try:
-            error: str | None = self._links[rank].recv()
-            return error
-        except (EOFError, OSError):
-            code = self._processes[rank].wait()
-            return f"it ended with exit code {code}; its log above says why"
+        return why_not_loaded(self._links[rank], self._processes[rank])
 
     def _keep(self, rank: int) -> None:
         """Watch the process of a rank and start it again when it has ended, until this node stops."""
@@ -195,3 +202,19 @@ class ExpertProcesses:
             elif time.monotonic() - since > HUNG_S:
                 log.warning("expert rank %d hangs for %g s: it is killed", rank, HUNG_S)
                 process.kill()
+
+
+def why_not_loaded(link: Connection, process: subprocess.Popen[bytes]) -> str | None:
+    """Wait until the process of a rank has loaded: None, or why it could not. One that makes no progress for
+    LOAD_HUNG_S is killed."""
+    try:
+        while link.poll(LOAD_HUNG_S):
+            told: str | None = link.recv()
+            if told != LOADING:
+                return told
+    except (EOFError, OSError):
+        code = process.wait()
+        return f"it ended with exit code {code}; its log above says why"
+    process.kill()
+    process.wait()
+    return f"it made no progress for {LOAD_HUNG_S:g} s and was killed"

@@ -11,12 +11,13 @@ import select
 import signal
 import sys
 import threading
+import time
 from multiprocessing.connection import Connection
 
 import torch
 
 from engine.core.priority import step_back
-from engine.experts.loading import Start, fill
+from engine.experts.loading import LOADING, Start, fill
 from engine.experts.share import Share
 from engine.experts.work import Work
 from engine.model.model_error import ModelError
@@ -25,6 +26,8 @@ from net.rounds.desk import Desk, Heart, desk_bytes
 from net.transfer.common.memory import Region
 
 LOOK_S = 5.0
+TELL_S = 1.0
+"""Between two signs that the loading goes on."""
 
 
 def main(descriptor: int) -> int:
@@ -33,6 +36,14 @@ def main(descriptor: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_with, args=(descriptor,), daemon=True).start()
     link = Connection(descriptor)
+    told = time.monotonic()
+
+    def progress(*read: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= TELL_S:
+            link.send(LOADING)
+            told = time.monotonic()
+
     try:
         start: Start = link.recv()
         config, plan = start.config, start.plan
@@ -45,7 +56,7 @@ def main(descriptor: int) -> int:
         desk = Desk(Region.attach("desk", start.desk, desk_bytes(plan.layout)), plan.layout)
         bell = Region.attach("bell", start.bell, os.fstat(start.bell).st_size)
         try:
-            fill(start, shares)
+            fill(start, shares, progress=progress)
         except (ModelError, ValueError) as error:
             link.send(str(error))
             return 1

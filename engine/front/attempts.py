@@ -168,7 +168,7 @@ class Attempts:
             flight = self._flights.get(attempt_id)
             if flight is None:
                 self._adoption.keep(attempt_id, update)
-            else:
+            elif not (isinstance(update, Failed) and not flight.places.failed(peer)):
                 if isinstance(update, Token):
                     flight.places.heard(peer)
                 flight.items.put_nowait(update)

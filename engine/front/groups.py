@@ -56,8 +56,8 @@ class GroupRules:
         return decision.estimates["prefill_s"] + (steps - 1) * fixed_s
 
     def _helpers(self, choice: Choice, known: Known, pooled: int, decision: Placement) -> dict[str, Helper]:
-        """All prefill nodes with room for the prompt's blocks, except the decode node: by their answers, else by
-        gossip."""
+        """All prefill nodes that can be a stage and have room for the prompt's blocks, except the decode node: by their
+        answers, else by gossip."""
         answered, found, without = choice.view, dict[str, Helper](), {decision.decode, *choice.avoid}
         for view in (answered, known.view):
             hops_s = self._hops_s(view, decision.prefill)
@@ -77,7 +77,8 @@ class GroupRules:
     def _able(self, view: View, i: int, choice: Choice) -> bool:
         demand = choice.demand
         fits = view.free_blocks[i] * demand.block_size >= demand.num_tokens
-        return bool(view.prefills[i] and fits and not view.obstacle(i, demand.num_tokens, demand.block_size))
+        able = view.prefills[i] and view.stages[i]
+        return bool(able and fits and not view.obstacle(i, demand.num_tokens, demand.block_size))
 
     def _hops_s(self, view: View, source: str) -> Vector:
         """Seconds in which the hidden states of a chunk reach each node, by the measured transfers of KV there."""

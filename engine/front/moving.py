@@ -5,7 +5,7 @@ acceptor cannot know which of the two nodes computes the request:
 
     the source is lost         the attempt fails, and the acceptor places the request again
     the destination is lost    the source says what happened: it goes on itself, or the attempt fails
-    the destination speaks     the move has happened
+    the destination speaks     the move has happened, whatever the source says later
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Places:
         if self.moving is not None and self.moving[0] == source:
             self.nodes.discard(self.moving[1])
             self.moving = self.lost = None
+
+    def failed(self, node: str) -> bool:
+        """`node` says that the attempt failed there. Returns whether it does: not if the request runs elsewhere, after
+        a move whose end `node` could not know."""
+        return node in self.watched or (self.moving is not None and node == self.moving[1])
 
     def gone(self, node: str) -> bool:
         """`node` is lost. Returns whether the attempt fails."""

@@ -12,6 +12,8 @@ Files:
     messages        Messages between acceptors and engine nodes about requests: their kinds and bodies
     orphans         Keeps requests whose acceptor was lost while they decoded, for LEASE_S, so that their clients can
                     reconnect
+    outgoing        Prompts computed here whose KV goes to a decode node: how it moves, who learns of its end, and how
+                    it stops
     own_load        How busy this node is: answers probes, and redirects prompts whose acceptor decided on outdated
                     load
     prefix_sources  The sources of the next part of a prompt's prefix, and the time each saves against computing that

@@ -1,5 +1,5 @@
 """Answers other nodes' messages to an engine node: probe, reserve, prefill, pull, handover, abort, fence, and
-borrow (engine/handoff/lending.py). The stages of long prompts are in engine/pipeline/.
+borrow (engine/handoff/lending.py). The stages of long prompts are in engine/pipeline/, KV that leaves in outgoing.py.
 
 This file decides which node moves KV into which blocks, and when those blocks may be reused:
 
@@ -12,21 +12,15 @@ This file decides which node moves KV into which blocks, and when those blocks m
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cache.block import BlockGeometry
 from engine.core.emissions import Emission
-from engine.core.kv_ready import KV_REGION, KvReady, KvTarget
-from engine.core.kv_transfer import KvTransfer, Mover
+from engine.core.kv_ready import KV_REGION, KvTarget
 from engine.core.worker import Worker
 from engine.handoff import messages
-from engine.handoff.arenas import Arenas
 from engine.handoff.incoming import Incoming, KvForm, Reservation
 from engine.handoff.items import report_of, update_of
 from engine.handoff.lending import Lending
@@ -43,11 +37,9 @@ from engine.handoff.messages import (
     unpack_request,
 )
 from engine.handoff.orphans import NOBODY, Orphans
+from engine.handoff.outgoing import KvMoves, Outgoing
 from engine.handoff.own_load import OwnLoad
-from engine.handoff.pull import PullOffer
-from engine.handoff.push import EncodedPush, Push
-from engine.handoff.rail_news import RailNews
-from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Update, encode_all
+from engine.handoff.updates import Failed, Report, Update, encode_all
 from engine.pipeline.messages import LANDED as STAGE_LANDED
 from engine.pipeline.messages import Landed as StageLanded
 from engine.pipeline.stages import Stages
@@ -58,26 +50,7 @@ from net.loop.tasks import spawn
 from net.metrics.events import Metrics
 from net.transfer.engine import TransferEngine
 
-if TYPE_CHECKING:
-    from engine.handoff.wire import WireCodec
-
-log = logging.getLogger("mooncake.engine")
-
-MOVE_TIMEOUT_S = 30.0  # per batch
-HANDOVER_TIMEOUT_S = 10.0
 MAX_FENCED_IDS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class KvMoves:
-    """How KV computed here moves to decode nodes, and the rates of the rails."""
-
-    geometry: BlockGeometry
-    rails: RailNews
-    how: str = "push"  # --kv-transfer
-    overlap: str = "layer"  # --kv-overlap
-    arenas: Arenas | None = None  # remembers the decode nodes of prompts
-    wire: WireCodec | None = None  # encodes KV for the wire and decodes it; None: KV moves as it is
 
 
 class EngineService:
@@ -95,15 +68,12 @@ class EngineService:
     ) -> None:
         self._node_id = channel.node_id
         self._channel = channel
-        self._transfer = transfer
         self._worker = worker
         self._moves = moves
         self._max_waiting = max_waiting
         self._own_load = own_load
-        self._metrics = metrics
         self._lending = Lending(channel, worker.batcher.pool, KV_REGION, moves.geometry.block_bytes)
         self._acceptors: dict[str, str] = {}  # request id -> node
-        self._leaving: dict[str, KvTransfer] = {}  # of ended requests, while bytes are in flight
         self._fenced: OrderedDict[str, None] = OrderedDict()  # ids of requests that may no longer start here
         self._incoming = Incoming(
             channel,
@@ -114,6 +84,7 @@ class EngineService:
             metrics,
             lambda request_id: request_id in self._fenced,
         )
+        self._outgoing = Outgoing(channel, transfer, moves, metrics, self._tell, self.blocks_freed)
         self._stages = Stages(channel, worker, metrics, self._stage_computed)
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -175,20 +146,12 @@ class EngineService:
                 {"retry_after_s": self._own_load.room_in_s()},
             )
         transfer = None
-        if (target := body.target) is not None:
-            layers = None if request.part is None else range(request.part.begin, request.part.end)
-            ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap, layers)
-            mover = self.mover(request.request_id, target)
-            transfer = KvTransfer(target.node, mover, ready, self._worker.batcher.pool, self._moves.wire)
-            if request.part is not None:
-                transfer.watch(partial(self._stage_landed, request.request_id, target.node))
+        if body.target is not None:
+            transfer = self._outgoing.transfer(request, body.target, self._worker.batcher.pool)
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)
         if body.stage is not None:
             self._stages.add(request, body.stage)
-
-    def _stage_landed(self, request_id: str, decode: str, tokens: int) -> None:
-        self._channel.post(decode, STAGE_LANDED, encode(StageLanded(request_id, tokens)))
 
     def _stage_computed(self, request: Request, error: str | None) -> None:
         """This node has computed its layers of the whole prompt; the last stage hands over. `error`: the next stage
@@ -199,86 +162,11 @@ class EngineService:
         if transfer is None:
             return
         if acceptor is None or error is not None:
-            self._stop_soon(request.request_id, transfer)
+            self._outgoing.stop_soon(request.request_id, transfer)
             if acceptor is not None and error is not None:
                 self._tell(acceptor, request, Failed(error, self._report(request)))
             return
-        self._leaving[request.request_id] = transfer
-        self._spawn(self._deliver(request, transfer, acceptor))
-
-    async def _deliver(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
-        """Wait until all KV of a stage has landed. Its last news to the decode node leaves with the last piece."""
-        begin = time.monotonic()
-        try:
-            await self._moved(request, transfer, begin)
-            self._tell(acceptor, request, Landed(self._report(request)))
-        except Exception as error:
-            await transfer.stop()
-            self._tell(acceptor, request, _why_not(error, self._report(request)))
-            self._metrics.count("mooncake:transfer_failures", transport=transfer.report.transport or "none")
-            log.info("KV of %s for %s did not arrive: %s", request.request_id, transfer.node, error)
-        finally:
-            self._leaving.pop(request.request_id, None)
-            self.blocks_freed()
-
-    def mover(self, request_id: str, target: KvTarget) -> Mover:
-        """Moves KV of this node's arena into the blocks of `target`."""
-        wire = self._moves.wire
-        region = KV_REGION if wire is None else wire.region.name
-        if self._moves.how == "pull":
-            return PullOffer(self._channel, region, request_id, target, MOVE_TIMEOUT_S)
-        push = Push(self._transfer, region, target, MOVE_TIMEOUT_S)
-        return push if wire is None else EncodedPush(push, self._channel, request_id, target, MOVE_TIMEOUT_S)
-
-    async def _hand_over(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
-        """After the last layer: wait until all KV has landed, then tell the decode node to continue."""
-        begin = time.monotonic()
-        try:
-            await self._moved(request, transfer, begin)
-            # Sent before the call: the decode node may finish a short answer before it replies here.
-            self._tell(acceptor, request, Landed(self._report(request)))
-            handover = Handover(request.request_id, request.token_ids[-1], request.private)
-            patience_s = HANDOVER_TIMEOUT_S if request.part is None else MOVE_TIMEOUT_S  # for the other stages' KV
-            await self._channel.call(transfer.node, messages.HANDOVER, encode(handover), timeout_s=patience_s)
-        except Exception as error:
-            await transfer.stop()
-            self._tell(acceptor, request, _why_not(error, self._report(request)))
-            self._metrics.count("mooncake:transfer_failures", transport=transfer.report.transport or "none")
-            log.info("handover of %s to %s failed: %s", request.request_id, transfer.node, error)
-        else:
-            self._remember(request, transfer.node)
-            # Only then may the acceptor stop watching this node.
-            self._tell(acceptor, request, HandedOver())
-        finally:
-            self._leaving.pop(request.request_id, None)
-
-    async def _moved(self, request: Request, transfer: KvTransfer, begin: float) -> None:
-        """Wait until all KV has landed, and note it. `begin`: when the last of it was computed, monotonic seconds."""
-        report = await transfer.finish()
-        if self._moves.how == "push":  # the decode node counts a pull
-            self._metrics.count_transfer("write", report.transport, report.nbytes, report.seconds)
-        now = time.monotonic()
-        detail = {
-            "how": self._moves.how,
-            "overlap": self._moves.overlap,
-            "bytes": report.nbytes,
-            "batches": report.batches,
-            "transport": report.transport,
-            "seconds": report.seconds,
-            "exposed_seconds": now - begin,  # from the end of the prefill until all KV had landed
-            "intervals": report.intervals.before(now),
-        }
-        if (wire := self._moves.wire) is not None:
-            detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
-            self._metrics.count("mooncake:wire_saved_bytes", report.saved)
-        request.journal.note(now, "kv_moved", detail)
-
-    def _remember(self, request: Request, node: str) -> None:
-        """Remember the decode node: the next turn of a chat needs the KV that `node` computes now."""
-        size, arenas = self._moves.geometry.block_size, self._moves.arenas
-        full = (request.num_tokens - 1) // size
-        if arenas is not None and full:
-            arenas.handed_over(request.block_keys(size)[full - 1], node)
+        self._outgoing.deliver(request, transfer, acceptor)
 
     async def _on_fence(self, peer: str, body: Fence, data: memoryview) -> None:
         await self._cancel(body.id)
@@ -290,22 +178,7 @@ class EngineService:
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
         self._worker.abort(request_id)
-        if (transfer := self._worker.take_transfer(request_id)) is not None:
-            await self._stop_transfer(request_id, transfer)
-        elif (transfer := self._leaving.get(request_id)) is not None:
-            await transfer.stop()
-
-    def _stop_soon(self, request_id: str, transfer: KvTransfer) -> None:
-        self._leaving[request_id] = transfer  # at once: a fence that comes before the task runs must wait for it
-        self._spawn(self._stop_transfer(request_id, transfer))
-
-    async def _stop_transfer(self, request_id: str, transfer: KvTransfer) -> None:
-        """Stop the transfer of a request that ended without a handover."""
-        self._leaving[request_id] = transfer
-        try:
-            await transfer.stop()
-        finally:
-            self._leaving.pop(request_id, None)
+        await self._outgoing.stop(request_id, self._worker.take_transfer(request_id))
 
     # --- ends
 
@@ -343,6 +216,10 @@ class EngineService:
     def incoming(self) -> Incoming:
         return self._incoming
 
+    @property
+    def outgoing(self) -> Outgoing:
+        return self._outgoing
+
     def acceptor_of(self, request_id: str) -> str | None:
         """None if the request is unknown here or its acceptor was lost."""
         return self._acceptors.get(request_id) or None
@@ -376,6 +253,7 @@ class EngineService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._outgoing.close()
         await self._stages.close()
         await self._incoming.close()
         self._lending.close()
@@ -392,7 +270,7 @@ class EngineService:
             transfer = self._worker.take_transfer(request.request_id) if emission.ends else None
             if acceptor is None:
                 if transfer is not None:
-                    self._stop_soon(request.request_id, transfer)
+                    self._outgoing.stop_soon(request.request_id, transfer)
                 continue
             if request.prompt_logprobs and emission.token_id is not None and request.num_output_tokens == 1:
                 scores, scored = pack_prompt_logprobs(request)
@@ -400,10 +278,9 @@ class EngineService:
             update = update_of(emission, self._node_id, time.monotonic())
             updates[acceptor].append((request.request_id, update))
             if reason == "handover" and transfer is not None:
-                self._leaving[request.request_id] = transfer
-                self._spawn(self._hand_over(request, transfer, acceptor))
+                self._outgoing.hand_over(request, transfer, acceptor)
             elif transfer is not None:
-                self._stop_soon(request.request_id, transfer)
+                self._outgoing.stop_soon(request.request_id, transfer)
             if emission.ends:
                 self._stages.end(request.request_id)
                 if reason in ("stop", "length"):
@@ -425,20 +302,19 @@ class EngineService:
         self._channel.post(acceptor, messages.TOKENS, encode_all(updates))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = spawn(coroutine, "ending or handing over a request")
+        task = spawn(coroutine, "ending a request")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def owed(self) -> int:
         """Number of requests that an acceptor waits for, without those whose acceptor was lost."""
-        return sum(acceptor != NOBODY for acceptor in self._acceptors.values()) + len(self._leaving)
+        return sum(acceptor != NOBODY for acceptor in self._acceptors.values()) + len(self._outgoing)
 
     def held_blocks(self) -> Iterator[int]:
         """Block ids, one item per transfer reference held here, without those of the worker's running transfers."""
         yield from self._incoming.held_blocks()
         yield from self._lending.held_blocks()
-        for transfer in self._leaving.values():
-            yield from transfer.held_blocks()
+        yield from self._outgoing.held_blocks()
 
     def held(self) -> dict[str, int]:
         """Counts of resources held for requests; all zero on an idle node."""
@@ -446,15 +322,7 @@ class EngineService:
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
             "stages": len(self._stages),
-            "leaving": len(self._leaving),
+            "leaving": len(self._outgoing),
             "lent": len(self._lending),
             "acceptors": len(self._acceptors),
         }
-
-
-def _why_not(error: Exception, report: Report) -> Failed | Refused:
-    """The update for the acceptor after a failed handover."""
-    match error:
-        case RemoteError(code="refused", facts={"retry_after_s": float() | int() as retry_after_s}):
-            return Refused(error.reason, retry_after_s, error.facts, report)
-    return Failed(str(error), report)

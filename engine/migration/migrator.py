@@ -15,7 +15,8 @@ from engine.config.config import Config
 from engine.core.engine_load import EngineLoad
 from engine.core.worker import Worker
 from engine.front.cluster import Cluster
-from engine.handoff.service import EngineService, KvMoves
+from engine.handoff.outgoing import KvMoves
+from engine.handoff.service import EngineService
 from engine.migration.arriving import Arriving
 from engine.migration.outgoing import Outgoing
 from engine.step.request import Request, RequestState

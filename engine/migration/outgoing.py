@@ -21,7 +21,8 @@ from engine.core.worker import Worker
 from engine.handoff import messages
 from engine.handoff.items import report_of
 from engine.handoff.messages import Abort, Fence, MoveCommit, MoveGrow, MoveIn, Moving, pack_request
-from engine.handoff.service import EngineService, KvMoves
+from engine.handoff.outgoing import KvMoves
+from engine.handoff.service import EngineService
 from engine.handoff.updates import Failed, Moved, Stayed
 from engine.migration.move import (
     Broken,
@@ -198,7 +199,7 @@ class Outgoing:
         first = max(first, target.first_missing)
         if first * geometry.block_size < tokens:
             ready = KvReady(geometry, replace(target, first_missing=first), tokens, "chunk")
-            mover = self._service.mover(request.request_id, target)
+            mover = self._service.outgoing.mover(request.request_id, target)
             one.transfer = KvTransfer(one.to, mover, ready, self._worker.batcher.pool, self._wire)
             one.transfer.layer_done(request.block_ids, geometry.num_layers - 1, first * geometry.block_size, tokens)
             try:

@@ -24,14 +24,16 @@ from engine.experts.processes import ExpertProcesses
 from engine.front.cluster import Cluster
 from engine.handoff.arenas import Arenas
 from engine.handoff.borrowing import Borrowing
+from engine.handoff.outgoing import KvMoves
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.prefix_sources import PrefixSources, Prices
 from engine.handoff.rail_news import RailNews
 from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
-from engine.handoff.service import EngineService, KvMoves
+from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator
+from engine.pipeline.stages import why_whole
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
@@ -96,6 +98,7 @@ class Engine:
             ),
         )
         self.load = EngineLoad(config, self.batcher, self.costs, complete)
+        self.load.stages = why_whole(loaded.runner.model) is None
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)

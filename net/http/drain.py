@@ -37,9 +37,6 @@ class Drain:
             raise ApiError(
                 403, "without an API key, only a client on the node's own host may drain it", code="forbidden"
             )
-        if "Content-Type" not in request.headers:
-            # Another site's page can send this without a preflight; `read_body` refuses its other simple requests.
-            raise ApiError(415, "send the body as 'Content-Type: application/json'")
         body, _ = await read_body(request, DrainBody)
         try:
             progress = self._frontend.drain(body.timeout_s, body.grace_s, body.force)

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from sched.gossip.load_word import ROLE_BITS
+from sched.gossip.load_word import ROLE_BITS, STAGES
 from sched.gossip.state import Records
 from sched.membership.member import Member
 from sched.placement.links import Lines, Links, Paths, Vector
@@ -25,6 +25,9 @@ TOO_LONG = "prompt longer than its KV memory"
 
 CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order")
 """Properties that a view computes once from its table."""
+
+ABLE = ("prefills", "decodes", "stages")
+"""What each node can do, a flag per node."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -52,6 +55,7 @@ class Candidate:
     step_alone_s: float = 0.0  # if nothing else decoded there; 0 = not known
     decode_s: float = 0.0  # a typical decode there, first to last token
     age_s: float = 0.0  # age of this state
+    stages: bool = True  # whether it can compute some of the layers of a prompt
 
     @property
     def column(self) -> tuple[float, ...]:
@@ -71,8 +75,12 @@ class View:
     work_until       time at which the accepted prefill work will be done
     open_at          work_until, but infinite for nodes that take no prompt: another role, or a full queue
     closed_decode    infinite for nodes that take no decodes, otherwise 0
+    prefills, decodes, stages    flags: the node prefills, decodes, can compute some of the layers of a prompt
     """
 
+    prefills: Flags
+    decodes: Flags
+    stages: Flags
     a0: Vector
     a1: Vector
     a2: Vector
@@ -107,6 +115,7 @@ class View:
             np.ascontiguousarray(columns.T),
             np.array(["prefill" in node.roles for node in nodes], dtype=bool),
             np.array(["decode" in node.roles for node in nodes], dtype=bool),
+            np.array([node.stages for node in nodes], dtype=bool),
         )
 
     @classmethod
@@ -122,19 +131,20 @@ class View:
         """A view of `members`, each with a row of `records` (sched/gossip/record.py), at time `now`."""
         view = cls.__new__(cls)  # the table is made from arrays, not from candidates
         view._begin(links, max_waiting, expected_arrivals)
-        able = np.array([_role_bits(member.roles) for member in members], dtype=np.uint16)
-        able &= np.where(records["flags"] == 0, np.uint16(0xFFFF), records["flags"])
+        told = np.where(records["flags"] == 0, np.uint16(0xFFFF), records["flags"])
+        able = np.array([_role_bits(member.roles) for member in members], dtype=np.uint16) & told
         prefills, decodes = (able & np.uint16(ROLE_BITS[role]) != 0 for role in ("prefill", "decode"))
-        view._fill(now, [member.node_id for member in members], table_of(records), prefills, decodes)
+        stages = told & np.uint16(STAGES) != 0
+        view._fill(now, [member.node_id for member in members], table_of(records), prefills, decodes, stages)
         return view
 
     def _begin(self, links: Links, max_waiting: int, expected_arrivals: float) -> None:
         self._links, self.max_waiting, self.expected_arrivals = links, max_waiting, expected_arrivals
         self.powers = np.ones(3)
 
-    def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags) -> None:
+    def _fill(self, now: float, ids: list[str], table: Table, prefills: Flags, decodes: Flags, stages: Flags) -> None:
         """Take a table with relative times; computes open_at and closed_decode."""
-        self.ids, self.prefills, self.decodes = ids, prefills, decodes
+        self.ids, self.prefills, self.decodes, self.stages = ids, prefills, decodes, stages
         self._attach(table)
         self.work_until += now
         full = self.waiting >= self.max_waiting
@@ -237,7 +247,8 @@ class View:
         view = copy(self)
         view.ids = [self.ids[i] for i in indices]
         vars(view).pop("index", None)
-        view.prefills, view.decodes = self.prefills[chosen], self.decodes[chosen]
+        for name in ABLE:
+            setattr(view, name, getattr(self, name)[chosen])
         view._attach(self.table.take(chosen, axis=1))
         view._handover, view._fetch = {}, {}
         return view
@@ -247,8 +258,8 @@ class View:
         view = copy(self)
         view.ids = self.ids + other.ids
         vars(view).pop("index", None)
-        view.prefills = np.concatenate((self.prefills, other.prefills))
-        view.decodes = np.concatenate((self.decodes, other.decodes))
+        for name in ABLE:
+            setattr(view, name, np.concatenate((getattr(self, name), getattr(other, name))))
         view._attach(np.concatenate((self.table, other.table), axis=1))
         view._handover, view._fetch = {}, {}
         return view
@@ -256,7 +267,7 @@ class View:
     def keep(self, indices: Sequence[int], old: View, places: Sequence[int]) -> None:
         """Copy the state of `old` at `places` to the nodes at `indices`."""
         self.table[:, indices] = old.table[:, places]
-        for name in ("prefills", "decodes"):
+        for name in ABLE:
             flags = getattr(self, name).copy()  # copies of a view share them
             flags[indices] = getattr(old, name)[places]
             setattr(self, name, flags)

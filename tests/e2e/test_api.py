@@ -19,7 +19,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def cluster(start: Start) -> Iterator[LocalCluster]:
-    with start("prefill=1,decode=1,store=1", "--max-model-len", "2048") as running:
+    with start("prefill=1,decode=1,store=1", "--max-model-len", "2048", "--kv-cache-bytes", "400M") as running:
         yield running
         settled(running)
 

@@ -9,7 +9,7 @@ import aiohttp
 from lab.launch import rest
 from tests.e2e.conftest import Start, model_of, settled, timeline
 
-SEATS, STREAMS, TOKENS = 4, 16, 300
+SEATS, STREAMS, TOKENS = 4, 16, 160
 MOST_STEPS = 3
 """Steps of the decode node between the hand-over of an interactive request and the step with its second token."""
 

@@ -23,6 +23,16 @@ def pool(start):
         yield cluster["store-0"].url.removeprefix("http://")
 
 
+@pytest.fixture(scope="module")
+def store(pool) -> dict[str, str]:
+    return store_answers(sys.executable, pool, ours())
+
+
+@pytest.fixture(scope="module")
+def engine() -> dict[str, str]:
+    return engine_answers(sys.executable, ours())
+
+
 def differences(theirs: dict[str, str], answers: dict[str, str]) -> dict[str, tuple[str, str]]:
     """Case -> the two answers, without the number of the case. Where upstream's process ends, any answer is right."""
     assert list(theirs) == list(answers), "the cases have changed: record upstream's answers again"
@@ -37,8 +47,8 @@ def intended() -> dict[str, tuple[str, str]]:
     return {row["case"]: (row["theirs"].strip(" `"), row["ours"].strip(" `")) for row in rows}
 
 
-def test_the_store_differs_only_where_the_docs_say_so(pool):
-    found = differences(UPSTREAM["store"], store_answers(sys.executable, pool, ours()))
+def test_the_store_differs_only_where_the_docs_say_so(store):
+    found = differences(UPSTREAM["store"], store)
     report = "\n".join(f"| `{case}` | `{one}` | `{other}` |" for case, (one, other) in found.items())
     assert found == {case: pair for case, pair in intended().items() if case in UPSTREAM_STORE}, report
 
@@ -51,8 +61,8 @@ def test_tensors_differ_only_where_the_docs_say_so(pool):
     assert found == {case: pair for case, pair in intended().items() if case in UPSTREAM_TENSORS}, report
 
 
-def test_the_transfer_engine_differs_only_where_the_docs_say_so():
-    found = differences(UPSTREAM["engine"], engine_answers(sys.executable, ours()))
+def test_the_transfer_engine_differs_only_where_the_docs_say_so(engine):
+    found = differences(UPSTREAM["engine"], engine)
     report = "\n".join(f"| `{case}` | `{one}` | `{other}` |" for case, (one, other) in found.items())
     assert found == {case: pair for case, pair in intended().items() if case in UPSTREAM_ENGINE}, report
 
@@ -66,6 +76,5 @@ def test_every_difference_in_the_docs_is_a_case():
     assert set(intended()) <= UPSTREAM_STORE | UPSTREAM_TENSORS | UPSTREAM_ENGINE
 
 
-def test_no_call_of_ours_ends_the_process(pool):
-    answers = store_answers(sys.executable, pool, ours()) | engine_answers(sys.executable, ours())
-    assert ENDED not in answers.values()
+def test_no_call_of_ours_ends_the_process(store, engine):
+    assert ENDED not in [*store.values(), *engine.values()]

@@ -16,7 +16,7 @@ from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model
 from engine.step.runner import Runner
 from lab.faults.tiny import EXPERTS, tiny_model
-from tests.e2e.conftest import Start, complete, settled
+from tests.e2e.conftest import SMALL, Start, complete, settled
 from tests.e2e.test_start import run
 from tests.e2e.test_tensor_parallel import children, running, soon
 from tests.engine.model.test_model import greedy
@@ -28,7 +28,7 @@ NEW_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory) -> list[str]:
-    return [*tiny_model(tmp_path_factory.mktemp("moe"), **EXPERTS), "--max-model-len", "2048"]
+    return [*tiny_model(tmp_path_factory.mktemp("moe"), **EXPERTS), "--max-model-len", "2048", *SMALL]
 
 
 @pytest.fixture(scope="module")

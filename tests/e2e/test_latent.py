@@ -17,7 +17,7 @@ from engine.checkpoint.model_source import describe
 from engine.text.tokenizer import Tokenizer
 from lab.faults.checks import differences, form
 from lab.faults.client import random_bodies
-from tests.e2e.conftest import Start, complete, model_of, settled, timeline
+from tests.e2e.conftest import SMALL, Start, complete, model_of, settled, timeline
 from tests.e2e.test_only_node import half_way, streams
 from tests.engine.model.test_model import their_greedy
 from tests.engine.tiny_families import save
@@ -38,7 +38,7 @@ def latent_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], d
         name: tokenizer.decode(their_greedy(theirs, ids, NEW_TOKENS), skip_special_tokens=True)
         for name, ids in PROMPTS.items()
     }
-    return ["--model", str(folder), "--dtype", "float32"], expected
+    return ["--model", str(folder), "--dtype", "float32", *SMALL], expected
 
 
 def answers(url: str) -> dict[str, str]:

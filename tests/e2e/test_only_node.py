@@ -55,6 +55,17 @@ def one_has_begun(found: list[Stream]) -> bool:
     return any(one.tokens for one in found)
 
 
+def given(cluster: LocalCluster) -> list[dict[str, Any]]:
+    model = model_of(cluster["store-0"].url)
+    return [body | {"model": model} for body in random_bodies(STREAMS, PROMPT, TOKENS, SEED)]
+
+
+@pytest.fixture(scope="module")
+def calm(cluster: LocalCluster) -> list[Stream]:
+    print(f"seed {SEED}")
+    return asyncio.run(streams(cluster["store-0"].url, given(cluster), "calm", half_way, lambda: None))
+
+
 @pytest.mark.parametrize(
     ("victim", "door", "due"),
     [
@@ -63,11 +74,8 @@ def one_has_begun(found: list[Stream]) -> bool:
         ("store-0", "prefill-0", half_way),
     ],
 )
-def test_a_restart_of_the_only_node_of_a_role_is_a_pause(cluster: LocalCluster, victim, door, due):
-    print(f"seed {SEED}")
-    url = cluster[door].url
-    bodies = [body | {"model": model_of(url)} for body in random_bodies(STREAMS, PROMPT, TOKENS, SEED)]
-    calm = asyncio.run(streams(url, bodies, f"{victim}-calm", half_way, lambda: None))
+def test_a_restart_of_the_only_node_of_a_role_is_a_pause(cluster: LocalCluster, calm, victim, door, due):
+    url, bodies = cluster[door].url, given(cluster)
     for attempt in range(ATTEMPTS):
         name = f"{victim}-cut{attempt}"
         salted = [body | {"cache_salt": name} for body in bodies]  # computed, not found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lab.faults.checks import form
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, model_of, settled, timeline
@@ -29,6 +31,8 @@ GROUPS = (
 )
 EVERY = ("--calibration-ms", "300", "--num-threads", "1", "--kv-cache-bytes", "16M", "--prefix-fetch", "always")
 LONG, BASE = 1500, 700
+KNOWN = (20, 22, 24)
+"""Numbers of prompts of which the first BASE tokens are known; no other prompt begins as they do."""
 
 
 def prompt(number: int) -> list[int]:
@@ -49,13 +53,13 @@ def longer(number: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def right(start: Start, tiny_model: list[str]) -> dict[str, list[str]]:
+def right(start: Start, tiny_model: list[str]) -> dict[str, Any]:
     """The answers of one node."""
     with start("mixed=1", *tiny_model, *EVERY) as cluster:
         url = cluster.nodes[0].url
         return {
             "prompt": [text(complete(url, prompt(number), 8)) for number in range(4)],
-            "longer": [text(complete(url, longer(number), 8)) for number in range(3)],
+            "longer": {number: text(complete(url, longer(number), 8)) for number in KNOWN},
         }
 
 
@@ -66,7 +70,8 @@ def stages_of(url: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.heavy)])
 def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, nodes):
-    """Every stage computes its own layers and sends their KV itself; the decode node publishes the whole blocks.
+    """Every stage computes its own layers and sends their KV itself; the decode node publishes the whole blocks. Stages
+    of a later prompt load all layers of its known part from the pool, and compute their own layers of the rest.
 
     A group forms when it promises to be faster, so on a busy machine a prompt may be computed by one node."""
     with start(f"prefill={nodes},decode=1,store=1", *tiny_model, *EVERY, *GROUPS) as cluster:
@@ -87,21 +92,14 @@ def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, n
         short = complete(url, prompt(2)[:100], 8)
         assert not events(url, short, "stage")
 
-
-def test_the_stages_load_what_is_known(start: Start, tiny_model, right):
-    """Each loads all layers of the known part from the pool, where the decode node has put it, and computes its own
-    layers of the rest."""
-    known = BASE // 32 * 32
-    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS) as cluster:
-        url = cluster["decode-0"].url
-        for number in range(3):
+        for number in KNOWN:
             complete(url, prompt(number)[:BASE], 1)
             settled(cluster)
             answer = complete(url, longer(number), 8)
             assert text(answer) == right["longer"][number]
             if stages := stages_of(url, answer):
                 break
-        assert [stage["prefix_tokens"] for stage in stages] == [known, known]
+        assert len(stages) > 1 and {stage["prefix_tokens"] for stage in stages} == {BASE // 32 * 32}
         settled(cluster)
 
 
@@ -132,60 +130,74 @@ SLOW = ("--max-num-batched-tokens", "32", "--block-size", "32")
 """Many steps per prompt: it is still computed when something happens to it."""
 
 
-def begun(cluster: LocalCluster, answer: Future[Any]) -> bool:
-    """Wait until every prefill node has a stage of the prompt; False if the answer came first."""
+def begun(cluster: LocalCluster, answer: Future[Any], *names: str) -> bool:
+    """Wait until these nodes, or all that prefill, have a stage of the prompt; False if the answer came first."""
+    names = names or tuple(node.name for node in cluster.nodes if node.name.startswith("prefill"))
     while not answer.done():
-        states = [rest.get(f"{node.url}/debug/state") for node in cluster.nodes if node.name.startswith("prefill")]
+        states = [rest.get(f"{cluster[name].url}/debug/state") for name in names]
         if all(state["engine"]["held_for_requests"]["stages"] for state in states):
             return True
     return False
 
 
-@pytest.mark.parametrize("victim", [pytest.param("prefill-0", marks=pytest.mark.heavy), "prefill-1"])
-def test_a_stage_that_dies_is_a_pause(start: Start, tiny_model, right, victim):
-    """The acceptor places the prompt again, on what is left; the client gets the whole answer."""
-    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
-        url = cluster["store-0"].url
-        for number in range(4):
-            with ThreadPoolExecutor(1) as client:
-                answer = client.submit(complete, url, prompt(number), 8)
-                if begun(cluster, answer):
-                    cluster.kill(victim, signal.SIGKILL)
-                assert text(answer.result()) == right["prompt"][number]
-            if failed := events(url, answer.result(), "attempt_failed"):
-                assert victim in failed[0]["detail"]["reason"]
-                break
-            cluster.restart(victim)
-        else:
-            raise AssertionError("no stage could be killed in the middle of a prompt")
-        settled(cluster)
+@pytest.fixture(scope="module")
+def slow(start: Start, tiny_model: list[str]) -> Iterator[LocalCluster]:
+    with start("prefill=3,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+        yield cluster
 
 
-def test_a_stage_that_hangs_is_a_pause(start: Start, tiny_model, right):
-    """SIGSTOP: its connections stay open; gossip suspects it, and the acceptor does not wait for it."""
-    with start("prefill=2,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
-        url, stopped = cluster["store-0"].url, cluster["prefill-1"]
-        with ThreadPoolExecutor(1) as client:
-            answer = client.submit(complete, url, prompt(0), 8)
-            caught = begun(cluster, answer)
-            os.kill(stopped.pid, signal.SIGSTOP)
-            try:
-                assert text(answer.result()) == right["prompt"][0]
-            finally:
-                os.kill(stopped.pid, signal.SIGCONT)
-        if caught and events(url, answer.result(), "attempt_failed"):
-            assert len(events(url, answer.result(), "placed")) > 1
-        settled(cluster)
+def salted(name: str) -> dict[str, str]:
+    """For a request that finds nothing of what other tests have asked for."""
+    return {"cache_salt": name}
 
 
-def test_an_abort_frees_every_node(start: Start, tiny_model):
+def test_an_abort_frees_every_node(slow):
     """A client that hangs up in the middle of a long prompt: nothing of it stays on any stage or on the decode node."""
-    with start("prefill=3,decode=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
-        url = cluster["decode-0"].url
-        for number in range(3):
-            with pytest.raises(TimeoutError):
-                asyncio.run(hang_up(cluster, url, prompt(number), 0.05 * number))
-            settled(cluster)
+    for number in range(3):
+        with pytest.raises(TimeoutError):
+            asyncio.run(hang_up(slow, slow["decode-0"].url, prompt(number), 0.05 * number))
+        settled(slow)
+
+
+def test_a_stage_that_hangs_is_a_pause(slow, right):
+    """SIGSTOP: its connections stay open; gossip suspects it, and the acceptor does not wait for it."""
+    url, stopped = slow["store-0"].url, slow["prefill-1"]
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(complete, url, prompt(0), 8, **salted("hangs"))
+        caught = begun(slow, answer, "prefill-1")
+        os.kill(stopped.pid, signal.SIGSTOP)
+        try:
+            assert text(answer.result()) == right["prompt"][0]
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+    if caught and events(url, answer.result(), "attempt_failed"):
+        assert len(events(url, answer.result(), "placed")) > 1
+    form(slow)
+    settled(slow)
+
+
+@pytest.mark.parametrize("victim", [pytest.param("prefill-0", marks=pytest.mark.heavy), "prefill-1"])
+def test_a_stage_that_dies_is_a_pause(slow, right, victim):
+    """The acceptor places the prompt again, on what is left; the client gets the whole answer."""
+    url = slow["store-0"].url
+    for number in range(4):
+        if not slow[victim].alive:
+            slow.restart(victim)
+            form(slow)
+        with ThreadPoolExecutor(1) as client:
+            answer = client.submit(complete, url, prompt(number), 8, **salted(f"{victim} dies"))
+            if begun(slow, answer, victim):
+                slow.kill(victim, signal.SIGKILL)
+            assert text(answer.result()) == right["prompt"][number]
+        if failed := events(url, answer.result(), "attempt_failed"):
+            assert victim in failed[0]["detail"]["reason"]
+            break
+    else:
+        raise AssertionError("no stage could be killed in the middle of a prompt")
+    settled(slow)
+    if victim == "prefill-0":  # the other one comes behind
+        slow.restart(victim)
+        form(slow)
 
 
 async def hang_up(cluster: LocalCluster, url: str, ids: list[int], after_s: float) -> None:

@@ -81,6 +81,7 @@ def test_prefill_decode_and_store_nodes(start: Start, prompts, expected, tmp_pat
         first = complete(cluster["store-0"].url, prompts["page"], NEW_TOKENS)
         summary = timeline(cluster["store-0"].url, first["id"])["summary"]
         assert summary["nodes"] == {"acceptor": "store-0", "prefill": "prefill-0", "decode": "decode-0"}
+        assert list(summary["bytes_moved"]) == ["shm"], "what nodes of one host take by themselves"
 
         cluster.restart("prefill-0")  # its arena is empty now; the pool is not
         tiers, ssd_tokens = fetched(cluster, prompts["page"], expected["page"])
@@ -121,6 +122,7 @@ def fetched(cluster: Any, prompt: list[int], text: str) -> tuple[dict[str, int],
     answer = complete(url, prompt, NEW_TOKENS)
     assert answer["choices"][0]["text"] == text
     told = timeline(url, answer["id"])
+    assert list(told["summary"]["bytes_moved"]) == ["shm"]
     loads = [event["detail"]["tiers"] for event in told["events"] if event["event"] == "prefix_fetched"]
     assert len(loads) == 1, told["events"]
     rows = [row for row in told["decisions"][-1]["considered"] if row["stage"] == "prefill"]

@@ -12,6 +12,7 @@ from tests.e2e.conftest import Start, complete, settled
 
 PROMPTS = [[100 + i, 200, 300, 400 + i] * 12 + [500 + i] for i in range(4)]
 K = ("--num-speculative-tokens", "5", "--speculative-length", "fixed")
+NGRAM = ("--speculative-method", "ngram", *K)
 
 
 def answers(url: str, **body: Any) -> list[str]:
@@ -44,16 +45,26 @@ def accepted(cluster: Any, name: str) -> int:
     return speculation["accepted_tokens"]
 
 
-def test_ngrams_on_a_decode_node(start: Start, tiny_model, alone):
-    with start("prefill=1,decode=1", *tiny_model, "--speculative-method", "ngram", *K) as cluster:
+def test_ngrams_and_then_a_draft_model_on_a_decode_node(start: Start, tiny_model, alone):
+    """The draft model is the model itself: its KV of the prompt is not what the prefill node pushed, yet every draft is
+    right."""
+    draft = ("--speculative-method", "draft", "--speculative-model", tiny_model[1], "--speculative-kv-bytes", "8M", *K)
+    with start("prefill=1,decode=1", *tiny_model, role_flags={"decode": NGRAM}) as cluster:
         url = cluster["decode-0"].url
         assert [answers(url), answers(url, temperature=1.0, seed=7)] == alone
         assert accepted(cluster, "decode-0") > 0
 
+        url = cluster.restart("decode-0", *draft).url
+        assert [answers(url), answers(url, temperature=1.0, seed=7)] == alone
+        assert accepted(cluster, "decode-0") > 0
+        state = settled(cluster)["decode-0"]["engine"]
+        assert state["speculation"]["method"] == "draft" and state["speculation"]["acceptance_rate"] == 1.0
+        assert state["draft_model"]["blocks"]["held"] == 0
+
 
 def test_ngrams_over_int8_on_a_decode_node_and_on_one_node(start: Start, tiny_model):
     """One request at a time: then both compute the same shapes, see docs/failures.md."""
-    flags = (*tiny_model, "--kv-cache-dtype", "int8", "--speculative-method", "ngram", *K)
+    flags = (*tiny_model, "--kv-cache-dtype", "int8", *NGRAM)
     found = []
     for nodes in ("mixed=1", "prefill=1,decode=1"):
         with start(nodes, *flags) as cluster:
@@ -62,15 +73,3 @@ def test_ngrams_over_int8_on_a_decode_node_and_on_one_node(start: Start, tiny_mo
             found.append([one["choices"][0]["text"] for one in asked])
             assert accepted(cluster, node.name) > 0
     assert found[0] == found[1]
-
-
-def test_a_draft_model_on_a_decode_node(start: Start, tiny_model, alone):
-    """The model itself: its KV of the prompt is not what the prefill node pushed, yet every draft is right."""
-    draft = ("--speculative-method", "draft", "--speculative-model", tiny_model[1], "--speculative-kv-bytes", "8M")
-    with start("prefill=1,decode=1", *tiny_model, *draft, *K) as cluster:
-        url = cluster["decode-0"].url
-        assert [answers(url), answers(url, temperature=1.0, seed=7)] == alone
-        assert accepted(cluster, "decode-0") > 0
-        state = settled(cluster)["decode-0"]["engine"]
-        assert state["speculation"]["acceptance_rate"] == 1.0
-        assert state["draft_model"]["blocks"]["held"] == 0

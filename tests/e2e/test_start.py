@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from engine.config.flags import host_port
+from lab.launch import cluster
 from lab.launch.cluster import ROOT
+from lab.launch.nodes import thread_environment, threads_per_node
 from tests.e2e.conftest import Start
 
 
 def run(*flags: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "mooncake.py"), *flags], capture_output=True, text=True, timeout=120, check=False
-    )
-    return done.returncode, done.stderr
+    """(exit code, stderr) of a node that cannot start. It is forked like the nodes of clusters: its imports would take
+    longer than all that is asked here."""
+    plan = [("a", "mixed"), ("b", "mixed")]
+    env = os.environ | thread_environment(plan, threads_per_node(plan))
+    command = [sys.executable, str(ROOT / "mooncake.py"), *flags]
+    node = cluster.spawn("cannot-start", "mixed", command, Path(tempfile.mkdtemp()), env)
+    try:
+        return node.process.wait(120), node.log.read_text()
+    finally:
+        node.destroy()
 
 
 @pytest.mark.parametrize(
@@ -46,8 +57,8 @@ def test_a_python_without_the_packages_names_the_set_up():
 def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model, tmp_path):
     key = tmp_path / "key"
     key.write_text("5c" * 32)
-    with start("store=1", *tiny_model, "--transport", "tcp") as cluster:
-        door = cluster.nodes[0].url.removeprefix("http://")
+    with start("store=1", *tiny_model, "--transport", "tcp") as running:
+        door = running.nodes[0].url.removeprefix("http://")
         join = [*tiny_model, "--role", "store", "--port", "0", "--join", door]
         for flags, remedy in [
             ([*join, "--block-size", "32"], "--block-size 16"),
@@ -65,4 +76,4 @@ def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model, tmp_p
             assert code == 2, told
             assert "Traceback" not in told
             assert remedy in told.splitlines()[-1]
-        assert len(cluster.members("store-0")) == 1
+        assert len(running.members("store-0")) == 1

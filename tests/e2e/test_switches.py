@@ -12,7 +12,6 @@ import pytest
 from engine.config.machine import free_bytes, total_bytes
 from engine.node.local_store import DRAM_REGION
 from lab.launch import rest
-from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import Node
 from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
 
@@ -70,10 +69,10 @@ def test_prefix_caching(start: Start, tiny_model: list[str]):
         assert states["store-0"]["store"]["dram"]["blocks"] == 0
 
 
-def computing(cluster: LocalCluster, burst: int) -> int:
-    """Decisions about one new long prompt, asked at all nodes at once, that knew of another node which computes it."""
-    prompt = [3000 + burst, *range(3, LONG)]
-    urls = [node.url for node in cluster.nodes]
+def computing(urls: list[str], number: int) -> int:
+    """Decisions about one new long prompt, asked at these nodes at once, that knew of another node which computes
+    it."""
+    prompt = [3000 + number, *range(3, LONG)]
     with ThreadPoolExecutor(len(urls)) as clients:
         answers = list(clients.map(lambda url: complete(url, prompt, 1)["id"], urls))
     decisions = [timeline(url, one)["decisions"] for url, one in zip(urls, answers, strict=True)]
@@ -81,16 +80,19 @@ def computing(cluster: LocalCluster, burst: int) -> int:
 
 
 def test_prefix_intents(start: Start, tiny_model: list[str]):
-    """Without them no node knows what others are about to compute; tests/e2e/test_burst.py shows what they save."""
+    """A node without them does not know what others are about to compute; tests/e2e/test_burst.py shows what they
+    save. The node that accepts a request decides: those with the switch and those without are in one cluster."""
+    without = [f"store-{number}" for number in range(1, 5)]
+    switches = {name: ["--no-prefix-intents"] for name in without}
     flags = ("--max-num-batched-tokens", "256")
-    found = {}
-    for switch in ("--prefix-intents", "--no-prefix-intents"):
-        with start("prefill=2,decode=1,store=1", *tiny_model, *flags, switch) as cluster:
-            for node in cluster.nodes:  # so that every node knows all others
-                complete(node.url, PROMPT, 1)
-            found[switch] = sum(computing(cluster, burst) for burst in range(BURSTS))
-            settled(cluster)
-    assert found["--prefix-intents"] > 0 == found["--no-prefix-intents"]
+    with start("prefill=2,decode=1,store=5", *tiny_model, *flags, role_flags=switches) as cluster:
+        for node in cluster.nodes:  # so that every node knows all others
+            complete(node.url, PROMPT, 1)
+        those = [node.url for node in cluster.nodes if node.name not in without]
+        others = [cluster[name].url for name in without]
+        found = [sum(computing(urls, i * BURSTS + n) for n in range(BURSTS)) for i, urls in enumerate((those, others))]
+        settled(cluster)
+    assert found[0] > 0 == found[1]
 
 
 def shared_bytes(node: Node) -> int:
@@ -118,12 +120,11 @@ def test_templates_of_clients(start: Start, tiny_model: list[str]):
         "max_tokens": 1,
         "chat_template": "{{ messages[0].content }}",
     }
-    with (
-        start("mixed=1", *tiny_model) as refusing,
-        start("mixed=1", *tiny_model, "--trust-request-chat-template") as node,
-    ):
+    trusts = {"store-0": ["--trust-request-chat-template"]}  # a mixed node has that role too
+    with start("mixed=1,store=1", *tiny_model, role_flags=trusts) as cluster:
         with pytest.raises(rest.RestError, match="--trust-request-chat-template"):
-            rest.post(f"{refusing.nodes[0].url}/v1/chat/completions", body)
-        short = rest.post(f"{node.nodes[0].url}/v1/chat/completions", body)["usage"]["prompt_tokens"]
+            rest.post(f"{cluster['mixed-0'].url}/v1/chat/completions", body)
+        url = f"{cluster['store-0'].url}/v1/chat/completions"
+        short = rest.post(url, body)["usage"]["prompt_tokens"]
         long = body | {"chat_template": "{{ messages[0].content }} and more words"}
-        assert rest.post(f"{node.nodes[0].url}/v1/chat/completions", long)["usage"]["prompt_tokens"] > short
+        assert rest.post(url, long)["usage"]["prompt_tokens"] > short

@@ -16,6 +16,7 @@ from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.model.decoder import Model
 from engine.step.runner import Runner
+from lab.launch import rest
 from tests.e2e.conftest import Start, complete, settled
 from tests.e2e.test_start import run
 from tests.engine.model.test_model import greedy
@@ -75,6 +76,9 @@ def test_blocks_of_two_ranks_are_whole(start: Start, tiny_model, expected):
         assert texts(cluster["decode-0"].url) == expected
         assert texts(cluster["prefill-0"].url) == expected  # prefixes are found now
         settled(cluster)
+        nodes = rest.get(f"{cluster['decode-0'].url}/live")["nodes"]
+        stages = {node["node_id"]: node["load"]["stages"] for node in nodes}
+        assert stages == {"prefill-0": False, "decode-0": True}, "ranks compute all layers of a prompt"
         (rank,) = children(cluster["prefill-0"].pid)
         cluster.kill("prefill-0")
         soon(lambda: not running(rank))

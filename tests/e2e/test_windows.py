@@ -17,7 +17,7 @@ from engine.checkpoint.model_source import describe
 from engine.text.tokenizer import Tokenizer
 from lab.faults.checks import differences, form
 from lab.faults.client import random_bodies
-from tests.e2e.conftest import Start, complete, model_of, settled
+from tests.e2e.conftest import SMALL, Start, complete, model_of, settled
 from tests.e2e.test_latent import NEW_TOKENS, PROMPTS, answers, events
 from tests.e2e.test_only_node import half_way, streams
 from tests.engine.model.test_model import their_greedy
@@ -42,7 +42,7 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     groups = layer_groups(WINDOWS[name])
     assert groups is not None
     geometry = BlockGeometry(groups.layers, *HEADS[name], 16, "float32", groups=groups)
-    return ["--model", str(folder), "--dtype", "float32"], expected, geometry
+    return ["--model", str(folder), "--dtype", "float32", *SMALL], expected, geometry
 
 
 def test_prefill_decode_and_store_nodes(start: Start, model):

@@ -232,7 +232,6 @@ class Batches:
     async def _one(self, batch: Batch, journal: Journal, place: Place, left: list[Place]) -> None:
         """Answer one line, or put it back if there is no room now."""
         had_token = False
-        request_id = f"{batch.id}-{place.number}"
 
         def first_token() -> None:
             nonlocal had_token
@@ -241,24 +240,37 @@ class Batches:
             self._nudge()
 
         try:
-            given = self._folder.path(batch, "input")
-            line = await asyncio.to_thread(line_at, given, place, batch.endpoint, batch.model or "")
-            status, body = await answer(self._frontend, line, batch.endpoint, request_id, first_token)
+            await self._answer_one(batch, journal, place, first_token)
         except (Overloaded, Unavailable) as error:
             self._pace.refused(time.monotonic(), error.retry_after_s)
             left.append(place)
         except LineError as error:  # of a version of this server with other limits
-            entry = unanswered(batch.id, place.number, place.custom_id, error.code, str(error))
-            journal.add(place.number, False, entry)
-            batch.counts.add(False, {})
+            self._give_up(batch, journal, place, error.code, str(error))
+        except OSError:  # the disk: the whole batch goes on later
+            raise
+        except Exception:
+            log.exception("line %d of batch %s", place.number + 1, batch.id)
+            self._give_up(batch, journal, place, "internal_error", "see the node's log")
         else:
-            entry = answered(batch.id, place.number, place.custom_id, request_id, status, body)
-            journal.add(place.number, status == 200, entry)
-            batch.counts.add(status == 200, _usage(entry))
             self._pace.went_well()
         finally:
             self._pace.ended(had_token)
             self._nudge()
+
+    async def _answer_one(self, batch: Batch, journal: Journal, place: Place, first_token: Callable[[], None]) -> None:
+        request_id = f"{batch.id}-{place.number}"
+        given = self._folder.path(batch, "input")
+        line = await asyncio.to_thread(line_at, given, place, batch.endpoint, batch.model or "")
+        status, body = await answer(self._frontend, line, batch.endpoint, request_id, first_token)
+        entry = answered(batch.id, place.number, place.custom_id, request_id, status, body)
+        usage = _usage(entry)
+        journal.add(place.number, status == 200, entry)
+        batch.counts.add(status == 200, usage)
+
+    def _give_up(self, batch: Batch, journal: Journal, place: Place, code: str, message: str) -> None:
+        """The line ends with an error, and the others go on."""
+        journal.add(place.number, False, unanswered(batch.id, place.number, place.custom_id, code, message))
+        batch.counts.add(False, {})
 
     # --- ends
 

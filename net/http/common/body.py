@@ -28,7 +28,13 @@ async def read_body(request: web.Request, kind: type[BodyT]) -> tuple[BodyT, int
 
 async def read_raw(request: web.Request) -> bytes:
     """The body as it arrived. Raises ApiError 408 or 415, HTTPRequestEntityTooLarge."""
-    kind_sent = request.headers.get("Content-Type", "application/json").partition(";")[0].strip().lower()
+    kind_sent = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind_sent == "application/x-www-form-urlencoded":  # what curl -d sends
+        raise ApiError(
+            415, "send the body as 'Content-Type: application/json': curl -d alone, without this header, sends a form"
+        )
+    if not kind_sent:  # a page of another site can send it without asking first
+        raise ApiError(415, "send the body as 'Content-Type: application/json': this request names no type")
     if kind_sent != "application/json" and not kind_sent.endswith("+json"):
         raise ApiError(415, f"send the body as 'Content-Type: application/json', not {kind_sent[:80]!r}")
     seconds = request.app[read_timeout_key]

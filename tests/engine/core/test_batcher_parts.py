@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
 from engine.step.part import Part
 from engine.step.request import Request, RequestState
@@ -116,6 +117,51 @@ def test_a_stage_loses_its_blocks_only_to_a_class_before_it(priority):
     run_dry(b)
     assert not b.requests
     b.check_integrity()
+
+
+def waiting_with(b: Batcher, prefix: int, *requests: Request) -> None:
+    """The requests wait with blocks for their first `prefix` tokens, which others computed before."""
+    for number, r in enumerate(requests):
+        b.add(0, request(f"before {number}", r.token_ids[:prefix], max_tokens=1))
+    run_dry(b)
+    for r in requests:
+        b.add(1, r)
+    for r in b.loads(1, 4):
+        b.blocks.adopt_prefix(r)
+        b.loaded(1, r)
+        assert r.num_computed == prefix
+
+
+def test_a_stage_that_waits_keeps_its_prefix_from_requests_behind_it():
+    b = batcher(blocks=12, budget=16, seqs=4)
+    r = stage(2, 4)
+    waiting_with(b, 20, r)
+    b.begin_part(r, 20)
+    others = [request(f"other {n}", [100 * n] * 8, arrival=n, max_tokens=9) for n in (1, 2)]  # 4 blocks each, 7 left
+    for other in others:
+        b.add(2, other)
+    run_dry(b)
+    assert all(other.finished for other in others) and b.num_preemptions == 1
+    assert not b.lost_parts() and len(r.block_ids) == 5
+    r.part.available = 40
+    run_dry(b)
+    assert r.finish_reason == "handover"
+    b.check_integrity()
+
+
+def test_where_nothing_runs_a_stage_gives_its_prefix_last():
+    b = batcher(blocks=12, budget=64, seqs=4)
+    r, prompt = stage(2, 4, arrival=5), request("w", list(range(200, 224)), arrival=4, max_tokens=1)
+    waiting_with(b, 20, r, prompt)
+    b.begin_part(r, 20)
+    first = request("first", [9] * 28, arrival=1, max_tokens=1)
+    b.add(2, first)
+    run_dry(b)
+    assert first.finished and prompt.finished and not b.lost_parts() and len(r.block_ids) == 5
+    whole = request("whole", [8] * 40, arrival=2, max_tokens=1)
+    b.add(3, whole)
+    step = b.schedule(3)
+    assert [row.request for row in step.rows] == [whole] and b.lost_parts() == [r], "a node does not wait for others"
 
 
 def test_a_stage_gets_more_tokens_in_the_same_time():

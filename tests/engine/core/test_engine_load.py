@@ -13,6 +13,7 @@ from engine.core.costs import StepCosts
 from engine.core.engine_load import COMPARED_PROMPTS, EngineLoad
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
+from sched.gossip.load_word import STAGES
 
 SIZE = 4
 ROOT = root_key("toy", BlockGeometry(1, 1, 2, SIZE, "float32"))
@@ -45,6 +46,13 @@ def test_a_burst_of_prompts_is_counted_once_however_often_the_load_is_asked_for(
             assert load.record().waiting == number + 1
         assert load.record().queued_tokens == 9 * (number + 1)
     assert counted == 100
+
+
+def test_the_load_says_whether_the_node_can_be_a_stage():
+    _, load = loaded()
+    for able in (False, True):
+        load.stages = able
+        assert bool(load.record().flags & STAGES) == bool(load.word().flags & STAGES) == able
 
 
 def test_a_step_changes_the_load():

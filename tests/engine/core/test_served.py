@@ -126,6 +126,29 @@ def test_prompts_of_one_step_share_its_time_by_their_tokens():
         assert costs.prefill_left(request("new", tokens), 4096) == pytest.approx(tokens / 1000, rel=0.1)
 
 
+def drafting(tokens: int, drafts: int) -> Step:
+    """A step in which a stream verifies drafts."""
+    return Step([ScheduledRow(request("stream", tokens), tokens - 1, 1 + drafts, True, drafts, [1] * drafts)])
+
+
+def test_steps_that_always_verify_drafts_are_estimated_by_themselves():
+    """A node that drafts in every step, and was not calibrated, has never measured a plain step."""
+    costs = StepCosts()
+    for _ in range(40):
+        costs.prefill.observe(200, 0, 0.2)
+    for _ in range(12):  # a slow machine, for a while
+        costs.observe(Step([ScheduledRow(request("prompt", 200), 0, 200, True)]), 0.8)
+    assert costs.residual > 1.5
+    for tokens in range(100, 180):
+        costs.observe(drafting(tokens, 4), 0.003)
+    assert costs.residual == pytest.approx(1.0, abs=0.1)
+    costs.started(drafting(180, 4), 50.0)
+    assert costs.queued_s(0, (0.0, 0.0, 0.0), 50.0) == pytest.approx(0.003, rel=0.1)
+    assert costs.queued_s(0, (0.0, 0.0, 0.0), 50.004) == 0.0
+    costs.started(drafting(180, 4), 60.0, drafting_s=0.002)
+    assert costs.queued_s(0, (0.0, 0.0, 0.0), 60.0) == pytest.approx(0.005, rel=0.1)
+
+
 def test_the_work_of_a_queue_ends_while_its_first_step_runs():
     costs, now = StepCosts(), 0.0
     stream, prompt, next_one = request("stream", 100), request("a", 200), request("b", 200)

@@ -23,9 +23,11 @@ from engine.front.flight_log import FlightLog
 from engine.front.persistence import MAX_FUTILE_ATTEMPTS
 from engine.front.placed import Placed
 from engine.handoff import messages
+from engine.handoff.messages import Moving
 from engine.handoff.updates import Failed, Token, encode_all
 from engine.observe.history import History
 from engine.text.tokenizer import Tokenizer
+from net.bodies import encode
 from net.errors import PeerLost, RemoteError
 from net.http.common.frontend import Overloaded, Unavailable
 from net.metrics.events import Metrics
@@ -287,6 +289,42 @@ async def test_after_an_incomplete_prefix_the_prompt_is_computed(world):
     await tell(world, 2, 0, 10, finish="stop")
     assert await work == "stop" and got == [10]
     assert world.nodes.fetches == [True, False, False]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+async def test_a_late_failure_of_a_settled_move_changes_nothing(world, settled):
+    """The source of a move has no answer to its commit; the destination's first token settles the move."""
+    tokens, hears = list[int](), world.channel.handlers
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await hears[messages.MOVING]("d0", encode(Moving("a/r#0", "d1")), memoryview(b""))
+    if settled:
+        await hears[messages.TOKENS]("d1", encode_all([("a/r#0", Token(1, 11))]), memoryview(b""))
+    failed = encode_all([("a/r#0", Failed("d1 did not say whether it took the request"))])
+    await hears[messages.TOKENS]("d0", failed, memoryview(b""))
+    if settled:
+        await hears[messages.TOKENS]("d1", encode_all([("a/r#0", Token(2, 12, finish="stop"))]), memoryview(b""))
+    else:
+        await until(lambda: len(world.channel.called) == 4)
+        assert ("d1", "a/r#0") in world.channel.aborted
+        await tell(world, 1, 1, 11)
+        await tell(world, 1, 2, 12, "stop")
+    assert await work == "stop" and tokens == [10, 11, 12]
+    assert len(world.nodes.placed) == (1 if settled else 2)
+
+
+async def test_a_failure_at_the_destination_of_a_move_counts(world):
+    """It has taken the request, and failed before its first token."""
+    tokens, hears = list[int](), world.channel.handlers
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 0, 10)
+    await hears[messages.MOVING]("d0", encode(Moving("a/r#0", "d1")), memoryview(b""))
+    await hears[messages.TOKENS]("d1", encode_all([("a/r#0", Failed("a step failed"))]), memoryview(b""))
+    await until(lambda: len(world.channel.called) == 4)
+    await tell(world, 1, 1, 11, "stop")
+    assert await work == "stop" and tokens == [10, 11]
 
 
 async def test_the_last_attempt_computes_the_prompt_whatever_ended_the_others(world):

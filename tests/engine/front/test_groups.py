@@ -66,6 +66,7 @@ def test_a_node_known_only_by_gossip_joins():
         [node("a"), node("b", wait_s=30.0), node("d", DECODE)],  # busy
         [node("a"), node("b", free_blocks=100), node("d", DECODE)],  # no room for the prompt
         [node("a"), node("d", (*PREFILL, *DECODE), wait_s=5.0)],  # the decode node is no stage
+        [node("a"), node("b", stages=False), node("d", DECODE)],  # its ranks compute all layers
     ],
 )
 def test_one_node_computes_it_if_nobody_can_help(nodes):
@@ -82,6 +83,11 @@ def test_what_is_short_or_known_needs_no_group():
 def test_a_node_that_sent_the_prompt_away_is_no_stage():
     found = placed([node("a"), node("b"), node("c"), node("d", DECODE)], avoid=("b",))
     assert "b" not in found.prefills and len(found.prefills) == 2
+
+
+def test_others_form_a_group_if_the_chosen_node_can_be_no_stage():
+    found = placed([node("a", stages=False), node("b", wait_s=0.01), node("d", DECODE)], gossip=[node("c")])
+    assert set(found.prefills) == {"b", "c"}
 
 
 def test_mixed_nodes_help_and_one_of_them_decodes():

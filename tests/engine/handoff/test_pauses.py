@@ -22,9 +22,10 @@ from engine.core.emissions import Emission
 from engine.core.kv_ready import KvTarget
 from engine.handoff import messages
 from engine.handoff.messages import Abort, Prefill, Reserve, pack_request
+from engine.handoff.outgoing import KvMoves
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.rail_news import RailNews
-from engine.handoff.service import EngineService, KvMoves
+from engine.handoff.service import EngineService
 from engine.handoff.updates import Failed, HandedOver, decode_all
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request

@@ -71,7 +71,7 @@ async def test_a_policy_that_raises_ends_the_node_and_no_request_waits_for_ever(
         for i in range(4):
             worker.add(request(f"r{i}", max_tokens=500, token=i + 1))
         await until(lambda: len(got) > 8)
-        worker.batcher._policy = Raising(0)
+        worker.batcher._planner._policy = Raising(0)
         worker.add(request("last", token=9))
         await until(lambda: told.reasons)
         assert told.reasons == ["background task 'engine loop' failed: ZeroDivisionError: my policy"]

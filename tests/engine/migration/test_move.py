@@ -209,6 +209,12 @@ class World:
             if self.move.phase is not Phase.COMMITTING:  # its fence reaches the source
                 self.handle(Broken("the destination gave the request up"))
 
+    def answer_is_late(self) -> None:
+        """The source no longer waits for the answer to its commit."""
+        answer = ("committed", None)
+        if answer in self.to_source:
+            self.to_source[self.to_source.index(answer)] = ("lost call", "commit")
+
     def token_there(self) -> None:
         if self.target == "runs":
             self.to_acceptor["d"].append(("token", self.made_there))
@@ -236,7 +242,8 @@ class World:
             case "stayed":
                 self.places.stayed("s")
             case "failed":
-                self.attempt = "failed"
+                if self.places.failed(node):
+                    self.attempt = "failed"
         self.after_failure()
 
     def lost(self, node: str) -> None:
@@ -309,6 +316,7 @@ RARE = {
     "source dies": World.source_dies,
     "target dies": World.target_dies,
     "refuses": World.refuses,
+    "answer is late": World.answer_is_late,
     "client leaves": World.client_leaves,
 }
 
@@ -341,6 +349,22 @@ def test_any_order_of_messages_and_deaths(seed, faults):
         assert world.target in ("none", "runs", "dead"), "nothing stays reserved"
         newest = world.tokens if owners == ["s"] else world.made_there
         assert world.got == list(range(newest))
+
+
+def test_a_late_failure_of_a_settled_move_changes_nothing():
+    """The answer to the commit is late: the source cannot know that the destination speaks already."""
+    world = World()
+    world.start()
+    while world.target != "runs":
+        for action in ("source hears", "acceptor hears s", "target hears"):
+            ACTIONS[action](world)
+    world.answer_is_late()
+    world.source_hears()
+    assert list(world.to_acceptor["s"]) == [("failed", None)]
+    world.token_there()
+    world.acceptor_hears("d")
+    world.settle()
+    assert (world.attempt, world.source, world.target, world.places.watched) == ("runs", "free", "runs", {"d"})
 
 
 def test_without_a_fault_it_always_moves():

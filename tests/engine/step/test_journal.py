@@ -11,7 +11,7 @@ from engine.step.journal import Journal
 from engine.step.request import Request
 
 ENGINE = Path(__file__).resolve().parents[3] / "engine"
-OWNERS = {"request.py", "batcher.py", "block_book.py", "seats.py"}
+OWNERS = {"request.py", "batcher.py", "step_planner.py", "block_book.py", "seats.py"}
 CHANGES = {"append", "extend", "insert", "clear", "pop", "remove", "update", "sort"}
 METHODS = {"move", "count_cached"}
 FIELDS = {one.name for one in fields(Request)} - {"journal", "table"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sched.admission import Limits
 from sched.cost import TransferModel
-from sched.gossip.load_word import ROLE_BITS
+from sched.gossip.load_word import ROLE_BITS, STAGES
 from sched.gossip.record import RECORD, NodeRecord
 from sched.membership.member import Member
 from sched.placement.choice import Placement
@@ -75,6 +75,17 @@ def test_a_node_that_became_slow_is_slow_in_everything():
 def test_a_node_that_gave_up_a_role_is_no_candidate_for_it():
     view = seen(NodeRecord(blocks_total=100, flags=ROLE_BITS["prefill"] | ROLE_BITS["store"]), NodeRecord())
     assert view.prefills.tolist() == [True, True] and view.decodes.tolist() == [False, True]
+
+
+def test_a_node_says_whether_it_can_be_a_stage():
+    able = NodeRecord(blocks_total=100, flags=ROLE_BITS["prefill"] | STAGES)
+    view = seen(able, replace(able, flags=ROLE_BITS["prefill"]), NodeRecord())
+    assert view.stages.tolist() == [True, False, True], "a node without a record yet may be able"
+    assert view.only([1, 0]).stages.tolist() == [False, True]
+    assert view.only([1]).joined_with(view.only([0])).stages.tolist() == [False, True]
+    later = seen(able, able, able)
+    later.keep([0], view, [1])
+    assert later.stages.tolist() == [False, True, True]
 
 
 @given(

@@ -119,6 +119,25 @@ async def test_a_body_that_cannot_be_written_costs_no_other_line():
     assert status == 500 and "batch-1-0" in body["error"]["message"]
 
 
+@pytest.mark.expects_error("line 2 of batch batch-")
+@pytest.mark.parametrize("where", ["line_at", "answer", "answered"])
+async def test_an_unforeseen_failure_of_a_line_costs_no_other_one(tmp_path, monkeypatch, where):
+    plain = getattr(runner, where)
+
+    def fails(*arguments: Any) -> Any:
+        if any(getattr(one, "custom_id", one) == "1" for one in arguments):
+            raise RuntimeError("nobody thought of it")
+        return plain(*arguments)
+
+    monkeypatch.setattr(runner, where, fails)
+    async with served(tmp_path) as api:
+        done = await api.until(await api.begin("a", "b", "c"), "completed", "failed")
+        assert done["status"] == "completed" and done["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+        assert sorted(one["custom_id"] for one in await api.lines(done["output_file_id"])) == ["0", "2"]
+        (bad,) = await api.lines(done["error_file_id"])
+    assert bad["custom_id"] == "1" and bad["response"] is None and bad["error"]["code"] == "internal_error"
+
+
 async def test_a_body_that_is_too_deep_is_named(tmp_path):
     async with served(tmp_path) as api:
         deep = line("deep", "x").replace(b'"x"', b"[" * 300 + b"]" * 300)

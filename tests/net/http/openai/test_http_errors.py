@@ -254,11 +254,23 @@ async def test_a_prompt_may_be_truncated():
             assert (response.status, (await response.json())["error"]["param"]) == (400, "prompt")
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-async def test_other_content_types(api, kind):
-    async with api.post(COMPLETIONS, data=completion(), headers={"Content-Type": kind}) as response:
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("text/plain", "not 'text/plain'"),
+        ("application/x-www-form-urlencoded", "curl -d alone, without this header, sends a form"),
+        ("multipart/form-data", "not 'multipart/form-data'"),
+        (None, "names no type"),
+        ("", "names no type"),
+    ],
+)
+async def test_other_content_types(api, kind, told):
+    headers = {} if kind is None else {"Content-Type": kind}
+    sent = {"data": completion(), "headers": headers, "skip_auto_headers": ["Content-Type"]}
+    async with api.post(COMPLETIONS, **sent) as response:
         assert response.status == 415
-        assert "application/json" in (await response.json())["error"]["message"]
+        message = (await response.json())["error"]["message"]
+    assert "send the body as 'Content-Type: application/json'" in message and told in message
 
 
 @pytest.mark.expects_error("Can not decode content-encoding", always=False)
