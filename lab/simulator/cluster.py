@@ -138,6 +138,7 @@ class Cluster:
             service_class=job.service_class,
             ssd_s=pooled.ssd_s,
             ssd_tokens=pooled.ssd_tokens,
+            dram_tokens=pooled.dram_tokens,
         )
 
     def _pooled(self, job: Job) -> PooledPrefix:
