@@ -83,6 +83,6 @@ def distance(found: dict[str, tuple[str, list[float], float]]) -> str:
         off = [ours - paper for ours, paper in zip(found[trace][1], known, strict=True) if paper is not None]
         said.append(f"{trace} {min(off):+.3f} to {max(off):+.3f}")
     return (
-        f"Ours less the paper's: {', '.join(said)}. The paper's conversation blocks had 256 tokens, which credit more of "
-        "a system prompt that all requests share."
+        f"Ours less the paper's: {', '.join(said)}. The paper's conversation blocks had 256 tokens, which credit more "
+        "of a system prompt that all requests share."
     )

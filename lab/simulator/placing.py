@@ -1,9 +1,9 @@
 """The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/ under virtual time.
 
 An acceptor knows the records of all nodes of its cell as of the last gossip round that has arrived, digests as of
-`digest_s` ago or as its own gossip core has them (--gossip-model), and the present state of the nodes that it probes. A policy that probes all nodes is the central
-scheduler of the paper. Requests arrive at acceptors of all cells evenly, or a share `entry_skew` of them at those of
-the first cell.
+`digest_s` ago or as its own gossip core has them (--gossip-model), and the present state of the nodes that it probes. A
+policy that probes all nodes is the central scheduler of the paper. Requests arrive at acceptors of all cells evenly, or
+a share `entry_skew` of them at those of the first cell.
 """
 
 from __future__ import annotations

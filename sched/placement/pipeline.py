@@ -6,8 +6,8 @@ the best single node:
 
     TTFT = wait of the busiest node + prefix transfer + sum t_k + (P - 1) max t_k + (P - 1) hops
 
-with t_k from sched/chunks.py. All nodes need the KV of the same prefix, each for its own layers, so what is known is the
-shortest of the nodes' prefixes, each its own or the pool's, and the transfer is the longest of their fetches. Pure.
+with t_k from sched/chunks.py. All nodes need the KV of the same prefix, each for its own layers, so what is known is
+the shortest of the nodes' prefixes, each its own or the pool's, and the transfer is the longest of their fetches. Pure.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ def reading(values: Values) -> str:
     found = {model: good(values, model) for model in MODELS}
     told = ", ".join(f"{model} {nodes[0]} to {nodes[-1]}" for model, nodes in found.items())
     of = {model: sum(name.startswith(f"{model}, ") for name in values) for model in MODELS}
-    told += "".join(f" (no number of {model} is shown to be worse)" for model in MODELS if len(found[model]) == of[model])
+    told += "".join(
+        f" (no number of {model} is shown to be worse)" for model in MODELS if len(found[model]) == of[model]
+    )
     moves = "; ".join(
         f"{model} gets by with {_change(found[model][0] - found[FIRST][0])}"
         for model in OTHERS
@@ -73,6 +75,12 @@ def reading(values: Values) -> str:
         f"Prefill nodes of {NODES} with which the share of effective requests is not shown to be more than a point "
         f"below that with another number: {told}." + (f" Compared with {FIRST}, {moves}." if moves else "")
     )
+
+
+def _change(nodes: int) -> str:
+    if not nodes:
+        return "as many, no fewer"
+    return f"{abs(nodes)} {'more' if nodes > 0 else 'fewer'}"
 
 
 SPLIT = Ablation(

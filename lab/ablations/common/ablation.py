@@ -198,9 +198,7 @@ class Started:
             raise ValueError(f"{ablation.name}: labels repeat")
         self.ablation, self._cases, self._kept = ablation, cases, kept
         self._work = [(case, seed) for case in cases for seed in range(seeds)]
-        self._known = [
-            None if kept is None else kept.get(ablation.name, case.label, seed) for case, seed in self._work
-        ]
+        self._known = [None if kept is None else kept.get(ablation.name, case.label, seed) for case, seed in self._work]
         self._results: Iterator[dict[str, Any]] = iter(())
 
     @property

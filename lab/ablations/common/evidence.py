@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from lab.ablations.common.ablation import Estimated, estimated
 
@@ -137,7 +138,7 @@ def compared(values: Values, metric: str, case: str, others: Mapping[str, str]) 
 
 def in_order(values: Values, metric: str, cases: Sequence[str]) -> str:
     """Whether each case is above the next one: "shown", "not shown", or "contradicted"."""
-    signs = [sign(values, metric, case, after) for case, after in zip(cases, cases[1:], strict=False)]
+    signs = [sign(values, metric, case, after) for case, after in pairwise(cases)]
     return "contradicted" if -1 in signs else "shown" if all(signs) else "not shown"
 
 

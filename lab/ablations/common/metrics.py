@@ -42,8 +42,8 @@ COMMON: dict[str, Metric] = {
 
 
 def _busy(result: dict[str, Any]) -> float:
-    """Busy share of the prefill nodes from the first arrival to the last token; NaN without such nodes, or if nodes have
-    changed their roles."""
+    """Busy share of the prefill nodes from the first arrival to the last token; NaN without such nodes, or if nodes
+    have changed their roles."""
     if result.get("role_changes"):
         return math.nan
     shares = [float(share) for node, share in result.get("busy", {}).items() if node.startswith("prefill")]

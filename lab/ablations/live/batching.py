@@ -28,7 +28,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     mixed = {label: f"'{label}'" for label in values if label.startswith("2 mixed")}
     best = leaders(values, "effective", list(mixed))[0]
     return (
-        f"Of the mixed configurations, by effective requests {best_of(values, 'effective', mixed)}. Split nodes against "
+        f"Of the mixed ones, by effective requests {best_of(values, 'effective', mixed)}. Split nodes against "
         f"{mixed[best]}: effective {points(values, 'effective', SPLIT, best)}, mean TTFT "
         f"{relative(values, 'mean TTFT, s', SPLIT, best)}, p99 gap {relative(values, GAP, SPLIT, best)}; they have "
         f"{told(values[SPLIT]['effective'], '.1%')}, {told(values[SPLIT]['mean TTFT, s'], '.2f', ' s')} and "

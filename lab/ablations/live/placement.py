@@ -21,13 +21,11 @@ LABELS = {
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    others = ", ".join(
-        f"{label} {relative(values, 'mean TTFT, s', label, OURS)}" for label in values if label != OURS
-    )
+    others = ", ".join(f"{label} {relative(values, 'mean TTFT, s', label, OURS)}" for label in values if label != OURS)
     return (
         f"Mean TTFT against {OURS}: {others}; found prefixes of random placement "
-        f"{points(values, 'hit rate', 'random', OURS)} from {told(values[OURS]['hit rate'], '.1%')}. Two nodes show the "
-        "order of policies at best; sixteen are simulated."
+        f"{points(values, 'hit rate', 'random', OURS)} from {told(values[OURS]['hit rate'], '.1%')}. Two nodes show "
+        "the order of policies at best; sixteen are simulated."
     )
 
 

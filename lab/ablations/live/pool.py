@@ -35,8 +35,8 @@ def bandwidth_reading(values: dict[str, dict[str, Estimated]]) -> str:
     at = f"at {', '.join(map(str, paying))} MB/s" if paying else "at none of these rates"
     chosen = relative(values, "mean TTFT, s", CHOSEN, RECOMPUTE)
     return (
-        f"Computing takes {told(values[RECOMPUTE]['mean TTFT, s'], '.2f', ' s')}; fetching is shown to be faster {at}. At "
-        f"{MBYTE_S[0]} MB/s a node that may choose takes, against computing: {chosen}. The paper's step is between 24 "
+        f"Computing takes {told(values[RECOMPUTE]['mean TTFT, s'], '.2f', ' s')}; fetching is shown to be faster {at}. "
+        f"At {MBYTE_S[0]} MB/s a node that may choose takes, against computing: {chosen}. The paper's step is between 24 "
         "and 40 Gbit/s, for another model on other machines: the ratio of KV bytes to the seconds of computing them "
         "decides."
     )

@@ -59,7 +59,6 @@ from lab.ablations.simulated.speculative import SPECULATIVE
 from lab.ablations.simulated.ssd import TIERS
 
 
-
 def _complete(one: Ablation[Case]) -> Ablation[Case]:
     """With the metrics of every ablation, and a sentence that names the saturated cases."""
     return replace(

@@ -38,7 +38,9 @@ def quantized_cases(requests: int | None) -> list[Case]:
 
 
 def quantized_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    ttft, moved, hits = (relative(values, name, "8 bits", "16 bits") for name in ("mean TTFT, s", "moved, TB", "hit rate"))
+    ttft, moved, hits = (
+        relative(values, name, "8 bits", "16 bits") for name in ("mean TTFT, s", "moved, TB", "hit rate")
+    )
     return (
         f"At {GBIT:g} Gbit/s 8-bit blocks change mean TTFT by {ttft}, moved bytes by {moved}, hits by {hits}: half the "
         "bytes of a block, twice the blocks. The time to quantize is not simulated."

@@ -58,8 +58,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         f"{MOONCAKE} at 200 ms: {'; '.join(said)}. The paper's other values in %, at 100/300 ms, in the order of the "
         f"cases: {others}. The rivals here are one scheduler with vLLM's policies over the same step times, not vLLM "
-        "0.5.1: prefill first with whole prompts, or chunks of 512 tokens per decode step; requests go to the node with "
-        "the least queue."
+        "0.5.1: prefill first with whole prompts, or chunks of 512 tokens per decode step; requests go to the node "
+        "with the least queue."
     )
 
 

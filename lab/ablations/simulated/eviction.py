@@ -27,9 +27,9 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     rates = ", ".join(told(values[policy]["hit rate"], ".3f") for policy in POLICIES)
     theirs = in_order(values, "hit rate", list(PAPER))
     return (
-        f"By hit rate {hits} ({rates} in the order of the cases); by mean TTFT {quick}. The paper's order, lru, lfu, length-aware, is {theirs}; its rates are of "
-        "blocks and of the arXiv trace. Rates of blocks at all sizes, without timing and compared with another "
-        "program's: scripts/tools.py cache-policies."
+        f"By hit rate {hits} ({rates} in the order of the cases); by mean TTFT {quick}. The paper's order, lru, lfu, "
+        f"length-aware, is {theirs}; its rates are of blocks and of the arXiv trace. Rates of blocks at all sizes, "
+        "without timing and compared with another program's: scripts/tools.py cache-policies."
     )
 
 

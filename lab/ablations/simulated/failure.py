@@ -12,9 +12,10 @@ from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
 
 AT_S = 100.0
+WHOLE = "no fault"
 LOST = ("a prefill node is lost", "a decode node is lost")
 FAULTS = {
-    "no fault": {},
+    WHOLE: {},
     "a prefill node is lost": {"faults": "crash:prefill-0@100+60"},
     "a decode node is lost": {"faults": "crash:decode-0@100+60"},
     "a prefill node is 4 times slower": {"faults": "slow:prefill-0@100+300x4"},
@@ -34,9 +35,9 @@ def cases(requests: int | None) -> list[Case]:
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     lost = [
-        f"{name} {points(values, 'goodput', name, 'no fault')}, TTFT {relative(values, 'mean TTFT, s', name, 'no fault')}"
+        f"{name} {points(values, 'goodput', name, WHOLE)}, TTFT {relative(values, 'mean TTFT, s', name, WHOLE)}"
         for name in FAULTS
-        if name != "no fault"
+        if name != WHOLE
     ]
     back = [f"{name} {told(values[name]['good again after, s'], '.0f', ' s')}" for name in LOST]
     return (

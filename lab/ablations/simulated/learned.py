@@ -46,8 +46,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = [f"{name} {relative(values, 'mean TTFT, s', name, UNKNOWN)}" for name in LEARNERS]
     return (
         f"Mean TTFT against Algorithm 1 without knowledge of the speeds: {', '.join(said)}; with it "
-        f"{relative(values, 'mean TTFT, s', KNOWN, UNKNOWN)}. The guard bounds a single choice by its estimate, not the "
-        "mean TTFT of a run: a bad choice also delays later requests in the queue."
+        f"{relative(values, 'mean TTFT, s', KNOWN, UNKNOWN)}. The guard bounds a single choice by its estimate, not "
+        "the mean TTFT of a run: a bad choice also delays later requests in the queue."
     )
 
 

@@ -44,7 +44,9 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     algorithm, load = LOCAL["local-cache"], LOCAL["least-load"]
     keeps = all(sign(values, "hit rate", f"{algorithm}, {trace}", f"{load}, {trace}") > 0 for trace in TRACES)
     return (
-        "The pool brings " + "; ".join(said) + " (paper: hits +122 % and +136 %, work -24 % and -48 %). The paper prints "
+        "The pool brings "
+        + "; ".join(said)
+        + " (paper: hits +122 % and +136 %, work -24 % and -48 %). The paper prints "
         "only 'cache-aware' about its routing to local caches"
         + (
             "; here Algorithm 1 finds more in them than routing by load on both traces, which leaves less for the pool "

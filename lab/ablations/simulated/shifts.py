@@ -32,8 +32,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     chats = values["prefix flip"]
     after, unlimited = chats["recovered after, s"], chats["unlimited cache, s"]
     limit = {
-        0: f": {UNSHOWN} from an unlimited cache that has prompts on arrival ({told(unlimited, '.0f', ' s')}), so it is "
-        "not shown that it could be sooner: a chat's prefix is wanted again only when its user answers",
+        0: f": {UNSHOWN} from an unlimited cache that has prompts on arrival ({told(unlimited, '.0f', ' s')}), so "
+        "that it could be sooner is not shown: a chat's prefix is wanted again only when its user answers",
         1: f", later than an unlimited cache that has prompts on arrival ({told(unlimited, '.0f', ' s')})",
         -1: f", sooner than an unlimited cache that has prompts on arrival ({told(unlimited, '.0f', ' s')})",
     }[shown(weighted((1.0, after), (-1.0, unlimited)))]

@@ -52,7 +52,9 @@ class Gossip:
 
     kind = "real"
 
-    def __init__(self, clock: Callable[[], float], names: Sequence[str], cell_nodes: int, loss: float, seed: int) -> None:
+    def __init__(
+        self, clock: Callable[[], float], names: Sequence[str], cell_nodes: int, loss: float, seed: int
+    ) -> None:
         """clock(): the time of the simulation; cell_nodes: nodes of a cell at most; loss: share of the packets."""
         self.accuracy = Accuracy()
         self._clock, self._names, self._rng = clock, list(names), Random(f"gossip {seed}")

@@ -57,8 +57,7 @@ def table(name: str, value=lambda case, metric: 1.0 + 0.37 * case + 0.11 * metri
     ablation = READ[name]
     return {
         case.label: {
-            metric: Estimated(0.5 if metric == BUSY else value(i, j), half)
-            for j, metric in enumerate(ablation.metrics)
+            metric: Estimated(0.5 if metric == BUSY else value(i, j), half) for j, metric in enumerate(ablation.metrics)
         }
         for i, case in enumerate(ablation.cases(100))
     }
@@ -69,7 +68,9 @@ def tables(draw: Any, name: str) -> Table:
     """Every metric grows from case to case, by steps far above the intervals."""
     cases, metrics = len(READ[name].cases(100)), len(READ[name].metrics)
     steps = draw(st.lists(st.integers(5, 40), min_size=8, max_size=8))
-    columns = [[0.2 + 0.01 * sum(steps[(k * (j + 1)) % 8] for k in range(i)) for i in range(cases)] for j in range(metrics)]
+    columns = [
+        [0.2 + 0.01 * sum(steps[(k * (j + 1)) % 8] for k in range(i)) for i in range(cases)] for j in range(metrics)
+    ]
     return table(name, lambda case, metric: columns[metric][case])
 
 
@@ -133,7 +134,11 @@ def test_a_difference_is_shown_only_beyond_its_interval():
     assert best_of(values, "x", {"a": "A", "b": "B", "c": "C"}, most=False) == f"A and B are best, {UNSHOWN}"
     assert compared(values, "x", "c", {"a": "A", "b": "B"}) == "above all others"
     assert compared(values, "x", "b", {"a": "A", "c": "C"}) == "below C and not shown to differ from A"
-    assert [in_order(values, "x", list(cases)) for cases in ("ca", "ba", "ac")] == ["shown", "not shown", "contradicted"]
+    assert [in_order(values, "x", list(cases)) for cases in ("ca", "ba", "ac")] == [
+        "shown",
+        "not shown",
+        "contradicted",
+    ]
     values |= {"one seed": {"x": Estimated(9.0, math.nan)}, "none": {"x": Estimated(math.nan, math.nan)}}
     assert [sign(values, "x", case, "a") for case in values] == [0, 0, 1, 0, 0]
     assert sign(values, "x", "a", "c") == -1

@@ -145,4 +145,3 @@ def test_a_slow_disk_keeps_no_node_from_the_part_in_dram():
             assert isinstance(placed, Placement) and placed.prefix_tokens == reach
             assert placed.considered[0]["prefix_tokens"] == reach
         assert fetched(view, 0, demand, 0)[0] == reach
-
