@@ -36,8 +36,8 @@ def bandwidth_reading(values: dict[str, dict[str, Estimated]]) -> str:
     chosen = relative(values, "mean TTFT, s", CHOSEN, RECOMPUTE)
     return (
         f"Computing takes {told(values[RECOMPUTE]['mean TTFT, s'], '.2f', ' s')}; fetching is shown to be faster {at}. "
-        f"At {MBYTE_S[0]} MB/s a node that may choose takes, against computing: {chosen}. The paper's step is between 24 "
-        "and 40 Gbit/s, for another model on other machines: the ratio of KV bytes to the seconds of computing them "
+        f"At {MBYTE_S[0]} MB/s a node that may choose takes, against computing: {chosen}. The paper's step is between "
+        "24 and 40 Gbit/s, for another model on other machines: the ratio of KV bytes to the seconds of computing them "
         "decides."
     )
 
