@@ -212,8 +212,9 @@ class Cluster:
             if not left:
                 done()
 
-        for node, count in sources.items():
-            self.network.send(self.nodes[node].name, target, nbytes * count / blocks, one)
+        self.network.send_all(
+            [(self.nodes[node].name, target, nbytes * count / blocks) for node, count in sources.items()], one
+        )
 
     def prefill_begun(self, node: Node, job: Job) -> None:
         """Skip the tokens that another prompt has computed here since the placement."""
@@ -234,8 +235,10 @@ class Cluster:
             self.placing.acceptors.observed(job)
         if self.config.publish == "home":
             block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
-            for home, count in self.pool.missing(blocks).items() if self.pool.capacity else ():
-                self.network.send(node.name, self.nodes[home].name, count * block_bytes, _nothing)
+            missing = self.pool.missing(blocks).items() if self.pool.capacity else ()
+            self.network.send_all(
+                [(node.name, self.nodes[home].name, count * block_bytes) for home, count in missing], _nothing
+            )
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:

@@ -5,7 +5,7 @@ Rates change when a flow begins or ends at one of its NICs; only the flows of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lab.simulator.models.loop import Loop
@@ -35,30 +35,46 @@ class Network:
 
     def send(self, source: str, target: str, nbytes: float, done: Callable[[], None]) -> None:
         """`done` is called when the last byte has arrived."""
-        if source == target or nbytes <= 0:
-            self._loop.after(0.0, done)
-            return
-        self.bytes_moved += nbytes
-        flow = Flow(source, target, nbytes, self._loop.now, done)
-        self._sending.setdefault(source, {})[flow] = None
-        self._receiving.setdefault(target, {})[flow] = None
-        self._share(flow)
+        self.send_all([(source, target, nbytes)], done)
+
+    def send_all(self, transfers: Iterable[tuple[str, str, float]], done: Callable[[], None]) -> None:
+        """Begin several transfers, (source, target, bytes), at once; `done` is called for each of them."""
+        begun: list[Flow] = []
+        for source, target, nbytes in transfers:
+            if source == target or nbytes <= 0:
+                self._loop.after(0.0, done)
+                continue
+            self.bytes_moved += nbytes
+            flow = Flow(source, target, nbytes, self._loop.now, done)
+            self._sending.setdefault(source, {})[flow] = None
+            self._receiving.setdefault(target, {})[flow] = None
+            begun.append(flow)
+        if begun:
+            self._share(begun)
 
     def speed(self, node: str) -> float:
         """Present bytes/s of the node's NIC."""
         return self.bytes_s / self.slowness.get(node, 1.0)
 
-    def _share(self, changed: Flow) -> None:
-        for flow in {**self._sending[changed.source], **self._receiving[changed.target]}:
-            sent = self.speed(flow.source) / len(self._sending[flow.source])
-            rate = min(sent, self.speed(flow.target) / len(self._receiving[flow.target]))
+    def _share(self, changed: Sequence[Flow]) -> None:
+        """Give the flows at the NICs of these their present rates."""
+        sending, receiving, now = self._sending, self._receiving, self._loop.now
+        at, end, latency_s = self._loop.at, self._end, self.latency_s
+        speed = self.speed if self.slowness else lambda node: self.bytes_s
+        touched: dict[Flow, None] = {}
+        for source in dict.fromkeys([flow.source for flow in changed]):
+            touched |= sending[source]
+        for target in dict.fromkeys([flow.target for flow in changed]):
+            touched |= receiving[target]
+        for flow in touched:
+            sent = speed(flow.source) / len(sending[flow.source])
+            rate = min(sent, speed(flow.target) / len(receiving[flow.target]))
             if rate == flow.rate:
                 continue
-            now = self._loop.now
-            flow.left -= flow.rate * (now - flow.since)
+            left = flow.left = flow.left - flow.rate * (now - flow.since)
             flow.since, flow.rate = now, rate
             flow.version += 1
-            self._loop.after(max(0.0, flow.left) / rate + self.latency_s, self._end, flow, flow.version)
+            at(now + ((left if left > 0.0 else 0.0) / rate + latency_s), end, flow, flow.version)
 
     def _end(self, flow: Flow, version: int) -> None:
         if version != flow.version:
@@ -66,5 +82,5 @@ class Network:
         flow.version += 1
         del self._sending[flow.source][flow], self._receiving[flow.target][flow]
         flow.rate = 0.0
-        self._share(flow)
+        self._share([flow])
         flow.done()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from cache.arena import UNCHECKED
 from cache.block import KEY_BYTES, BlockKey
@@ -26,6 +26,13 @@ from lab.simulator.models.disk import Disk
 
 def key_of(block: int) -> BlockKey:
     return block.to_bytes(KEY_BYTES, "little")
+
+
+@lru_cache(maxsize=4)
+def _known_homes(names: tuple[str, ...], members: tuple[str, ...]) -> dict[int, int]:
+    """Block -> index in `names` of its home among `members`, as far as known. A home follows from these alone, so all
+    runs of a process share them."""
+    return {}
 
 
 class PrefixCache:
@@ -183,7 +190,7 @@ class HomedPool:
         self._index = {name: index for index, name in enumerate(names)}
         self._members = equal_members(names)
         self._down: set[int] = set()
-        self._homes: dict[int, int] = {}
+        self._homes = self._homes_now()
 
     # --- queries
 
@@ -251,14 +258,17 @@ class HomedPool:
         """The others know that it is gone: its keys get other homes, if there are others."""
         if len(self._members) > 1:
             self._members.pop(self._names[node], None)
-        self._homes.clear()
+        self._homes = self._homes_now()
 
     def back(self, node: int) -> None:
         self._down.discard(node)
         self._members[self._names[node]] = 1
-        self._homes.clear()
+        self._homes = self._homes_now()
 
     # --- homes
+
+    def _homes_now(self) -> dict[int, int]:
+        return _known_homes(tuple(self._names), tuple(sorted(self._members)))
 
     def _leading(self, blocks: Sequence[int], test: Callable[[Share, BlockKey], bool]) -> int:
         if not self.capacity:
