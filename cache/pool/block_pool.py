@@ -81,11 +81,13 @@ class BlockPool:
     def allocate_for(self, facts: Facts) -> int:
         """Like `allocate`, for one block whose content will have these facts. If classes have shares, its class takes
         no block from a class that is within its share."""
-        if not self.has_room_for(facts):
-            raise OutOfBlocks("all blocks are in use, or of classes that are within their shares (--cache-shares)")
-        if not self._free and (key := self.next_victim(facts)) is not None:
+        if not self._free:
+            key = self.next_victim(facts)
+            if key is None:
+                raise OutOfBlocks("all blocks are in use, or of classes that are within their shares (--cache-shares)")
             self._evict(key)
-        (block_id,) = self.allocate(1)
+        block_id = self._free.pop()
+        self._request_refs[block_id] = 1
         if self._sharing is not None:
             self._class_of[block_id] = facts.service_class
             self._sharing.took(facts.service_class)
