@@ -212,9 +212,8 @@ class Cluster:
             if not left:
                 done()
 
-        self.network.send_all(
-            [(self.nodes[node].name, target, nbytes * count / blocks) for node, count in sources.items()], one
-        )
+        parts = {self.nodes[node].name: nbytes * count / blocks for node, count in sources.items()}
+        self.network.gather(parts, target, one)
 
     def prefill_begun(self, node: Node, job: Job) -> None:
         """Skip the tokens that another prompt has computed here since the placement."""
@@ -236,9 +235,8 @@ class Cluster:
         if self.config.publish == "home":
             block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
             missing = self.pool.missing(blocks).items() if self.pool.capacity else ()
-            self.network.send_all(
-                [(node.name, self.nodes[home].name, count * block_bytes) for home, count in missing], _nothing
-            )
+            parts = {self.nodes[home].name: count * block_bytes for home, count in missing}
+            self.network.scatter(node.name, parts, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
