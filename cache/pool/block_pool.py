@@ -159,7 +159,7 @@ class BlockPool:
             if refs[block_id] == 0:
                 raise ValueError(f"block {block_id} has no such reference to release")
             refs[block_id] -= 1
-            if self._held(block_id):
+            if self._request_refs[block_id] or self._transfer_refs[block_id]:
                 continue
             key = self._index.key_of(block_id)
             if key is None:

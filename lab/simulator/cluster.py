@@ -56,6 +56,7 @@ class Cluster:
         self.pool = making.pool(config, self.model, self.disks, [node.name for node in self.nodes])
         self.links = SimLinks(config.links, self.network, self.loop, config.seed)
         self.slowness = [1.0] * len(self.nodes)
+        self._told_costs: list[tuple[tuple[float, float, float], float] | None] = [None] * len(self.nodes)
         candidates = [making.candidate(config, self.model, node) for node in self.nodes]
         reused = None if self.model.kv is None else self._reused
         self.placing = Placing(
@@ -305,7 +306,10 @@ class Cluster:
         self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch.running)
-        live.prefill[:, i] = [coefficient * node.known_slowness for coefficient in node.costs.prefill]
+        told = node.costs.prefill, node.known_slowness
+        if self._told_costs[i] != told:
+            self._told_costs[i] = told
+            live.prefill[:, i] = [coefficient * node.known_slowness for coefficient in node.costs.prefill]
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
         if live.decodes[i]:
             live.step_s[i] = node.step_s()
