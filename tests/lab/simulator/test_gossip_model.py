@@ -119,9 +119,15 @@ def test_requests_of_a_crashed_node_go_on_when_all_know():
     assert orjson.dumps(figures(again)) == orjson.dumps(figures(cluster)), "the same seed, the same bytes"
 
 
-def test_cells_know_their_own_digests_only():
-    cluster = ran(rows(40), prefill=6, decode=6, gossip_model="real", cell_nodes=4)
+def test_nodes_have_the_digests_of_their_cell_only():
+    cluster = ran(rows(20), prefill=16, decode=16, gossip_model="real", cell_nodes=16)
     assert all(job.finished > 0 for job in cluster.jobs)
+    told, cells = cluster.placing.told, cluster.placing._cells
+    assert isinstance(told, Gossip) and len(cells) > 1
+    for cell in cells:
+        own = {told._names[i] for i in cell.indices}
+        for i in cell.indices:
+            assert set(told._nodes[i].core.digests.holders.nodes) - {None} == own
 
 
 def test_unknown_models_are_refused():
