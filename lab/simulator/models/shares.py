@@ -196,11 +196,11 @@ class HomedPool:
 
     def run(self, blocks: Sequence[int]) -> int:
         """The number of leading blocks that are available."""
-        return self._leading(blocks, Share.has)
+        return self._leading(blocks, lambda share, key: key in share.ssd.entries)
 
     def dram_run(self, blocks: Sequence[int]) -> int:
         """The number of leading blocks that are in DRAM."""
-        return self._leading(blocks, lambda share, key: share.dram.lookup(key) is not None)
+        return self._leading(blocks, lambda share, key: False)
 
     def cold(self, blocks: Sequence[int]) -> Counter[int]:
         """The number of these blocks that each node must read from its SSD."""
@@ -270,11 +270,14 @@ class HomedPool:
     def _homes_now(self) -> dict[int, int]:
         return _known_homes(tuple(self._names), tuple(sorted(self._members)))
 
-    def _leading(self, blocks: Sequence[int], test: Callable[[Share, BlockKey], bool]) -> int:
+    def _leading(self, blocks: Sequence[int], elsewhere: Callable[[Share, BlockKey], bool]) -> int:
+        """Leading blocks that are in DRAM, or `elsewhere`."""
         if not self.capacity:
             return 0
+        shares, down = self.shares, self._down
         for count, (block, home) in enumerate(zip(blocks, self._homed(blocks), strict=True)):
-            if home in self._down or not test(self.shares[home], key_of(block)):
+            share, key = shares[home], key_of(block)
+            if home in down or (share.dram.lookup(key) is None and not elsewhere(share, key)):
                 return count
         return len(blocks)
 
