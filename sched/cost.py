@@ -13,6 +13,7 @@ scales it, later ones change it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -87,36 +88,59 @@ class Regression:
         """
         count = min(self.observations, self._window)
         x, t = self._features[:count], self._seconds[:count]
-        prior = self._prior * float(np.median(t / (x @ self._prior)))
+        prior = self._prior * _median((t / (x @ self._prior)).tolist())
+        least, most = t / 100, t * 100
         c = prior
         for _ in range(ROUNDS):
-            estimate = np.clip(x @ c, t / 100, t * 100)
-            miss = np.abs(estimate - t) / np.sqrt(estimate * t)
-            weight = np.minimum(1.0, OUTLIER / np.maximum(miss, 1e-9)) / (estimate * t)
+            estimate = np.minimum(np.maximum(x @ c, least), most)
+            product = estimate * t
+            miss = np.abs(estimate - t) / np.sqrt(product)
+            weight = np.minimum(1.0, OUTLIER / np.maximum(miss, 1e-9)) / product
             a = (x.T * weight) @ x
-            pull = PRIOR_WEIGHT / count * np.diag(a)
+            pull = PRIOR_WEIGHT / count * a.diagonal()
             pull = np.where(pull > 0, pull, 1e-30)  # an unseen feature keeps its scaled prior
-            c = _nonnegative(a + np.diag(pull), x.T @ (weight * t) + pull * prior)
+            a.flat[:: len(c) + 1] += pull
+            c = _nonnegative(a, x.T @ (weight * t) + pull * prior)
         return c
+
+
+def _median(values: list[float]) -> float:
+    """Of at least one value; numpy's takes as long as a round of the fit."""
+    values.sort()
+    half = len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
 
 
 def _nonnegative(a: Vector, b: Vector) -> Vector:
     """argmin of c^T a c - 2 b^T c over c >= 0, by trying the few sets of coefficients that may be positive."""
+    free = _minimum(a, b)
+    if (free >= 0).all() and float(b @ free) > 0:
+        return free  # the free minimum is allowed
     size = len(b)
     best, best_value = np.zeros(size), 0.0
-    for count in range(size, 0, -1):
+    for count in range(size - 1, 1, -1):
         for chosen in combinations(range(size), count):
             index = np.array(chosen)
-            part = a[np.ix_(index, index)]
-            unit = np.sqrt(np.diag(part))  # features differ by many orders of magnitude
-            c = np.linalg.solve(part / np.outer(unit, unit), b[index] / unit) / unit
+            c = _minimum(a[np.ix_(index, index)], b[index])
             value = -float(b[index] @ c)
-            if np.all(c >= 0) and value < best_value:
+            if (c >= 0).all() and value < best_value:
                 best, best_value = np.zeros(size), value
                 best[index] = c
-        if count == size and best_value < 0:
-            break  # the free minimum is allowed
+    for i in range(size if size > 1 else 0):  # numpy takes ten times as long for one equation
+        square, wanted = float(a[i, i]), float(b[i])
+        unit = math.sqrt(square)
+        alone = wanted / unit / (square / (unit * unit)) / unit
+        if alone >= 0 and -wanted * alone < best_value:
+            best, best_value = np.zeros(size), -wanted * alone
+            best[i] = alone
     return best
+
+
+def _minimum(a: Vector, b: Vector) -> Vector:
+    """argmin of c^T a c - 2 b^T c."""
+    unit = np.sqrt(a.diagonal())  # features differ by many orders of magnitude
+    found: Vector = np.linalg.solve(a / (unit[:, None] * unit), b / unit) / unit
+    return found
 
 
 class PrefillModel:

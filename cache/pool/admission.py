@@ -129,5 +129,5 @@ def choose(name: str) -> Admission:
         made: Admission = load("--cache-admission", name, ("wanted", "admits"))()
         return made
     if name not in admissions:
-        raise ValueError(f"no cache admission {name!r}; choose {', '.join(admissions)} or FILE.py:NAME")
+        raise ValueError(f"--cache-admission must be one of {', '.join(admissions)}, or FILE.py:NAME, got {name!r}")
     return admissions[name]()

@@ -81,11 +81,13 @@ class BlockPool:
     def allocate_for(self, facts: Facts) -> int:
         """Like `allocate`, for one block whose content will have these facts. If classes have shares, its class takes
         no block from a class that is within its share."""
-        if not self.has_room_for(facts):
-            raise OutOfBlocks("all blocks are in use, or of classes that are within their shares (--cache-shares)")
-        if not self._free and (key := self.next_victim(facts)) is not None:
+        if not self._free:
+            key = self.next_victim(facts)
+            if key is None:
+                raise OutOfBlocks("all blocks are in use, or of classes that are within their shares (--cache-shares)")
             self._evict(key)
-        (block_id,) = self.allocate(1)
+        block_id = self._free.pop()
+        self._request_refs[block_id] = 1
         if self._sharing is not None:
             self._class_of[block_id] = facts.service_class
             self._sharing.took(facts.service_class)
@@ -157,7 +159,7 @@ class BlockPool:
             if refs[block_id] == 0:
                 raise ValueError(f"block {block_id} has no such reference to release")
             refs[block_id] -= 1
-            if self._held(block_id):
+            if self._request_refs[block_id] or self._transfer_refs[block_id]:
                 continue
             key = self._index.key_of(block_id)
             if key is None:

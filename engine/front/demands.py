@@ -49,4 +49,5 @@ class Demands:
             fetch_from=fetch_from,
             ssd_s=prefix.ssd_s if from_pool else 0.0,
             ssd_tokens=prefix.ssd_tokens if from_pool else 0,
+            dram_tokens=prefix.dram_tokens if from_pool else 0,
         )

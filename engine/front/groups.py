@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from engine.front.known import Known
 from sched.placement.burst import Choice
 from sched.placement.choice import Placement
+from sched.placement.costs import fetched
 from sched.placement.links import Vector
 from sched.placement.pipeline import Group, Helper, Prompt, best_group, worth_it
 from sched.placement.view import View
@@ -46,8 +47,13 @@ class GroupRules:
         size = demand.block_size
         prompt = Prompt(demand.num_tokens, self.num_layers, self.chunk_tokens, size, self.max_nodes)
         group = best_group(first, list(helpers.values()), prompt)
-        alone_s = decision.estimates["wait_s"] + self._alone_s(decision, choice)
-        return _on_group(decision, group) if group is not None and worth_it(group, alone_s, self.min_gain) else decision
+        if group is None:
+            return decision
+        longer_s = decision.estimates["transfer_s"] - group.fetch_s
+        alone_s = decision.estimates["wait_s"] + self._alone_s(decision, choice) + longer_s
+        if not worth_it(group, alone_s, self.min_gain):
+            return decision
+        return _on_group(decision, group, demand.fetch_from)
 
     def _alone_s(self, decision: Placement, choice: Choice) -> float:
         """Seconds of the prompt on one node: the estimate has one step, and the chunks of a group are many."""
@@ -65,12 +71,14 @@ class GroupRules:
                 if node in found or node in without or not self._able(view, i, choice):
                     continue
                 held = int(choice.matched[i]) if view is answered else 0
+                prefix, fetch_s = fetched(view, i, choice.demand, held) if pooled > held else (held, 0.0)
                 found[node] = Helper(
                     node,
                     max(0.0, float(view.work_until[i]) - choice.now),
                     (float(view.a0[i]), float(view.a1[i]), float(view.a2[i])),
-                    max(held, pooled),
+                    prefix,
                     float(hops_s[i]),
+                    fetch_s,
                 )
         return found
 
@@ -86,16 +94,18 @@ class GroupRules:
         return latency_s + per_byte_s * float(self.chunk_tokens * self.hidden_bytes)
 
 
-def _on_group(decision: Placement, group: Group) -> Placement:
+def _on_group(decision: Placement, group: Group, fetch_from: str) -> Placement:
     estimates = decision.estimates
     changed = {
         "wait_s": group.wait_s,
+        "transfer_s": group.fetch_s,
         "prefill_s": group.prefill_s,
-        "ttft_s": group.ready_s + estimates["transfer_s"],
+        "ttft_s": group.ready_s + group.fetch_s,
     }
     return replace(
         decision,
         prefill=group.nodes[0],
+        prefix_source=fetch_from if group.fetch_s else "local" if group.prefix_tokens else "none",
         prefix_tokens=group.prefix_tokens,
         estimates=estimates | changed,
         group=group,

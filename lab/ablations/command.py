@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lab.ablations.common import own_policies
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Outcome, run
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Outcome, run_each
 from lab.ablations.common.geometry import with_geometry
 from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
@@ -89,14 +89,15 @@ def add_flags(made: ArgumentParser) -> None:
 def run_all(
     ablations: Sequence[Ablation[Case]], args: Namespace, console: Console, kept: Runs | None = None
 ) -> Iterator[Outcome[Case]]:
-    """Run one after the other, under one progress bar; see lab.ablations.common.ablation.run. Raises OSError,
-    ValueError."""
+    """See lab.ablations.common.ablation.run_each; under one progress bar. Raises OSError, ValueError."""
     with Progress(console=console) as bar:
         total = sum(len(one.cases(args.requests)) for one in ablations) * args.seeds
         task = bar.add_task("", total=total)
-        for one in ablations:
-            bar.update(task, description=one.name)
-            yield run(one, args.requests, args.seeds, args.workers, lambda: bar.advance(task), kept)
+
+        def done(name: str) -> None:
+            bar.update(task, description=name, advance=1)
+
+        yield from run_each(ablations, args.requests, args.seeds, args.workers, done, kept)
 
 
 def chosen(name: str, args: Namespace) -> Ablation[Case]:

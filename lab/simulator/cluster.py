@@ -56,6 +56,7 @@ class Cluster:
         self.pool = making.pool(config, self.model, self.disks, [node.name for node in self.nodes])
         self.links = SimLinks(config.links, self.network, self.loop, config.seed)
         self.slowness = [1.0] * len(self.nodes)
+        self._told_costs: list[tuple[tuple[float, float, float], float] | None] = [None] * len(self.nodes)
         candidates = [making.candidate(config, self.model, node) for node in self.nodes]
         reused = None if self.model.kv is None else self._reused
         self.placing = Placing(
@@ -138,6 +139,7 @@ class Cluster:
             service_class=job.service_class,
             ssd_s=pooled.ssd_s,
             ssd_tokens=pooled.ssd_tokens,
+            dram_tokens=pooled.dram_tokens,
         )
 
     def _pooled(self, job: Job) -> PooledPrefix:
@@ -211,8 +213,8 @@ class Cluster:
             if not left:
                 done()
 
-        for node, count in sources.items():
-            self.network.send(self.nodes[node].name, target, nbytes * count / blocks, one)
+        parts = {self.nodes[node].name: nbytes * count / blocks for node, count in sources.items()}
+        self.network.gather(parts, target, one)
 
     def prefill_begun(self, node: Node, job: Job) -> None:
         """Skip the tokens that another prompt has computed here since the placement."""
@@ -233,8 +235,9 @@ class Cluster:
             self.placing.acceptors.observed(job)
         if self.config.publish == "home":
             block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
-            for home, count in self.pool.missing(blocks).items() if self.pool.capacity else ():
-                self.network.send(node.name, self.nodes[home].name, count * block_bytes, _nothing)
+            missing = self.pool.missing(blocks).items() if self.pool.capacity else ()
+            parts = {self.nodes[home].name: count * block_bytes for home, count in missing}
+            self.network.scatter(node.name, parts, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
         if job.output_tokens == 1:
@@ -303,7 +306,10 @@ class Cluster:
         self.contention.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch.running)
-        live.prefill[:, i] = [coefficient * node.known_slowness for coefficient in node.costs.prefill]
+        told = node.costs.prefill, node.known_slowness
+        if self._told_costs[i] != told:
+            self._told_costs[i] = told
+            live.prefill[:, i] = [coefficient * node.known_slowness for coefficient in node.costs.prefill]
         live.free_blocks[i] = node.free_tokens // self.config.block_tokens
         if live.decodes[i]:
             live.step_s[i] = node.step_s()

@@ -39,6 +39,7 @@ from lab.simulator.config import SimConfig
 from lab.simulator.links import KINDS
 from lab.simulator.making import POOL_MODELS
 from lab.simulator.models.costs import KINDS as COST_KINDS
+from lab.simulator.models.gossip import KINDS as GOSSIP_MODELS
 from lab.simulator.predictors import predictors
 from lab.simulator.result import figures
 
@@ -50,6 +51,7 @@ CHOICES = {
     "step_models": COST_KINDS,
     "output_lengths": lengths.KINDS,
     "pool_model": POOL_MODELS,
+    "gossip_model": GOSSIP_MODELS,
 }
 OWN = {"placement"}  # takes several values
 

@@ -46,6 +46,7 @@ class SimConfig:
     ssd_blocks: int = 0  # blocks of a node's SSD, behind its share of the pool
     ssd_gbyte_s: float = 0.0  # bandwidth of an SSD; 0 = the model's
     pool_model: str = "auto"  # pool and caches: real (classes of production), fast, or auto: real up to 64 nodes
+    gossip_model: str = "fast"  # digests and membership: fast (digest_s, detect_s), or real (the cores of production)
     cache_admission: str = "always"  # which blocks a full share accepts, see cache/pool/admission.py
     block_tokens: int = 512  # tokens of a block, as in the traces
     chunk_tokens: int = 0  # prompt tokens of a step; 0 = the model's
@@ -60,7 +61,7 @@ class SimConfig:
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
     gossip_s: float = 0.1  # between two records of a node
     delivery_s: float = 0.03  # time until all nodes have a record
-    digest_s: float = 1.0  # time until others know which blocks a node holds
+    digest_s: float = 1.0  # time until others know which blocks a node holds, with gossip_model fast
     probe_s: float = 0.5e-3  # a question to a node and its answer
     lookup_s: float = 0.5e-3  # time to ask the pool for a prompt's blocks, in addition to the probes
     cell_nodes: int = 0  # maximum nodes of a cell, see sched/gossip/cells.py; 0 = one cell
@@ -86,7 +87,7 @@ class SimConfig:
     faults: str = ""  # lab/simulator/faults.py: crash:NODE@AT+SECONDS, slow:NODE@AT+SECONDSxFACTOR
     crash_every_s: float = 0.0  # mean time between crashes, drawn by seed; 0 = never
     crash_down_s: float = 30.0  # time until a crashed node is back
-    detect_s: float = 1.0  # time until a crash or a slow node is known
+    detect_s: float = 1.0  # time until a slow node is known, and, with gossip_model fast, a crash
     retry_s: float = 0.2  # pause between tries of a request that met a dead node
     gossip_loss: float = 0.0  # share of the records that a gossip round loses
     role_changes: bool = False  # nodes can do both and change roles, see lab/simulator/roles.py

@@ -1,8 +1,9 @@
 """Faults in a cluster: which parts are lost, which node notices when, and where lost requests go.
 
-A crash loses the node's requests, its cache and its share of the pool. After `detect_s` no acceptor places on it any
-more, and the acceptors send its requests to other nodes, which compute the prompt and the tokens answered so far again.
-A request that is placed on a dead node before that is tried again every `retry_s`.
+A crash loses the node's requests, its cache and its share of the pool. After `detect_s`, or with --gossip-model real
+when the cores of all other nodes know, no acceptor places on it any more, and the acceptors send its requests to other
+nodes, which compute the prompt and the tokens answered so far again. A request that is placed on a dead node before
+that is tried again every `retry_s`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lab.simulator.config import SimConfig
 from lab.simulator.faults import Fault, drawn, parse
 from lab.simulator.job import Job
 from lab.simulator.models.caches import Cache
+from lab.simulator.models.gossip import WATCH_S, Gossip
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
 from lab.simulator.models.pool import Pool
@@ -88,11 +90,26 @@ class Failures:
 
     def _crash(self, node: Node, fault: Fault) -> None:
         now, detect_s = self._loop.now, self._config.detect_s
+        told = self._parts.placing.told
+        if isinstance(told, Gossip) and node.down:
+            return  # the others do not know of its last crash yet
         node.crash()
+        if isinstance(told, Gossip):
+            self._watch(node, now, fault.at + fault.seconds, told.crashed(node.index))
+            self._loop.at(fault.at + fault.seconds, told.returned, node.index)
+        else:
+            self._loop.after(detect_s, self._noticed, node, now)
+            self._loop.at(fault.at + max(fault.seconds, detect_s), self._back, node)
         self._parts.caches[node.index].clear()
         self._parts.pool.lost(node.index)
-        self._loop.after(detect_s, self._noticed, node, now)
-        self._loop.at(fault.at + max(fault.seconds, detect_s), self._back, node)
+
+    def _watch(self, node: Node, crashed: float, until: float, known: Callable[[], bool]) -> None:
+        """Wait until the other nodes know; the node is back at `until` at the earliest."""
+        if not known():
+            self._loop.after(WATCH_S, self._watch, node, crashed, until, known)
+            return
+        self._noticed(node, crashed)
+        self._loop.at(until, self._back, node)
 
     def _noticed(self, node: Node, crashed: float) -> None:
         live = self._parts.placing.live

@@ -63,10 +63,12 @@ class SimLinks:
             return
         if every_s:
             self._asked_at = self._loop.now
-        for node in nodes:
-            speed = self._network.speed(node) * self._rng.lognormvariate(0.0, RAIL_ERROR)
-            peers = () if every_s else nodes
-            self._measured.reported(node, speed, {peer: min(speed, self._network.speed(peer)) for peer in peers})
+        speeds = {node: self._network.speed(node) for node in nodes}
+        peers = {} if every_s else speeds
+        for node, rate in speeds.items():
+            speed = rate * self._rng.lognormvariate(0.0, RAIL_ERROR)
+            to = {peer: speed if speed <= theirs else theirs for peer, theirs in peers.items()}
+            self._measured.reported(node, speed, to)
 
     def fetched(self, node: str, nbytes: float, seconds: float) -> None:
         if self._kind != "exact":

@@ -1,9 +1,9 @@
 """The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/ under virtual time.
 
 An acceptor knows the records of all nodes of its cell as of the last gossip round that has arrived, digests as of
-`digest_s` ago, and the present state of the nodes that it probes. A policy that probes all nodes is the central
-scheduler of the paper. Requests arrive at acceptors of all cells evenly, or a share `entry_skew` of them at those of
-the first cell.
+`digest_s` ago or as its own gossip core has them (--gossip-model), and the present state of the nodes that it probes. A
+policy that probes all nodes is the central scheduler of the paper. Requests arrive at acceptors of all cells evenly, or
+a share `entry_skew` of them at those of the first cell.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lab.simulator.config import SimConfig
 from lab.simulator.job import Job
 from lab.simulator.links import SimLinks
 from lab.simulator.models.caches import Directory
+from lab.simulator.models.gossip import KINDS, Gossip
 from lab.simulator.models.loop import Loop
 from net.user_file import chosen
 from sched.admission import Limits
@@ -89,7 +90,8 @@ class Placing:
         size = len(nodes)
         self.config, self.loop, self.rng, self._links = config, loop, rng, links
         self._step_soon, self._reused = answers.step_soon, answers.reused
-        self.exact, self.told = Directory(size), Directory(size, config.digest_s)
+        self.exact = Directory(size)
+        self.told = self._told([node.node_id for node in nodes])
         maker = chosen("--placement", config.placement, placements, METHODS)
 
         def make() -> TwoStages:
@@ -112,6 +114,14 @@ class Placing:
         self._summaries: Rows = np.zeros(0, SUMMARY)
         self._summed_at = float("-inf")
         self._tell(self.live.copy())
+
+    def _told(self, names: Sequence[str]) -> Directory | Gossip:
+        config, loop = self.config, self.loop
+        if config.gossip_model not in KINDS:
+            raise ValueError(f"--gossip-model must be one of {', '.join(KINDS)}, got {config.gossip_model!r}")
+        if config.gossip_model == "fast":
+            return Directory(len(names), config.digest_s)
+        return Gossip(lambda: loop.now, names, config.cell_nodes or len(names), config.gossip_loss, config.seed)
 
     # --- gossip
 
@@ -173,8 +183,8 @@ class Placing:
             self._look_ahead(self.live, range(len(self.live)), demand, horizon_s(now, demand, self.live))
             return Decision(policy.place(now, demand, self.live, matched), self.live, 0, None)
         cell = self._entry()
-        view = self._known(cell)
-        matched = self._matched(self.told.depths(now, job.blocks), job)
+        view, depths = self._heard(cell, job)
+        matched = self._matched(depths, job)
         if len(self._cells) > 1:
             matched = matched[cell.indices]
         rate = self.arrivals.per_s(now) * len(view) / len(self.live)
@@ -196,6 +206,31 @@ class Placing:
                 choice.expect(coming, self.config.block_tokens)
                 decision = choice.decide()
         return Decision(decision, choice.view, questions, cell)
+
+    def _heard(self, cell: Cell, job: Job) -> tuple[View, Vector]:
+        """What the acceptor knows from gossip: its view of the cell, and [all nodes] the leading blocks of the job."""
+        view, told = self._known(cell), self.told
+        if isinstance(told, Directory):
+            return view, told.depths(self.loop.now, job.blocks)
+        job.acceptor = told.acceptor(job.acceptor, cell.indices.tolist())
+        if job.acceptor < 0:  # no node of the cell is up: whoever comes back first knows as much
+            return view, np.zeros(len(self.live))
+        depths = told.depths(job.acceptor, job.blocks)
+        told.accuracy.count(depths, self.exact.depths(self.loop.now, job.blocks))
+        return self._present(view, cell, *told.absent(job.acceptor)), depths
+
+    def _present(self, view: View, cell: Cell, dead: list[int], suspected: list[int]) -> View:
+        """Without dead nodes, and without suspected ones if others have their roles (engine/front/known.py)."""
+        if not dead and not suspected:
+            return view
+        for absent in ([*dead, *suspected], dead):
+            gone = np.isin(cell.indices, absent)
+            kept = view.copy()
+            kept.prefills, kept.decodes = view.prefills & ~gone, view.decodes & ~gone
+            kept.open_at[gone] = kept.closed_decode[gone] = np.inf
+            if kept.prefills.any() and kept.decodes.any():
+                break
+        return kept
 
     def _matched(self, depths: Vector, job: Job) -> Vector:
         """Leading tokens of the job that each node need not compute; one is always left to compute. depths: the blocks

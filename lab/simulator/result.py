@@ -10,6 +10,7 @@ import numpy as np
 
 from lab.simulator.cluster import Cluster
 from lab.simulator.job import Job
+from lab.simulator.models.gossip import Gossip
 from sched.classes import CLASSES, Classes, with_objectives
 
 SHARES = (0.5, 0.9, 0.99)
@@ -48,6 +49,8 @@ def figures(
         "retries": sum(job.retries - job.preemptions for job in jobs),
         "preemptions": sum(job.preemptions for job in jobs),
         "pool_model": cluster.pool.kind,
+        "gossip_model": cluster.placing.told.kind,
+        "digest_answers": _digests(cluster),
         "role_changes": len(cluster.roles.changes),
         "estimate_mape": _mape(placed),
         "busy": {node.name: node.busy_s / span if span else 0.0 for node in cluster.nodes},
@@ -64,6 +67,15 @@ def figures(
             if (own := [job for job in jobs if job.service_class == name])
         },
     }
+
+
+def _digests(cluster: Cluster) -> dict[str, float] | None:
+    """Shares of the digests' answers about a node that are above and below the truth; None with the stand-in."""
+    told = cluster.placing.told
+    if not isinstance(told, Gossip):
+        return None
+    count = max(1, told.accuracy.answers)
+    return {"above": told.accuracy.above / count, "below": told.accuracy.below / count}
 
 
 def _cost(cluster: Cluster, seconds: float, good: Sequence[Job]) -> float | None:

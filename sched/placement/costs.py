@@ -7,7 +7,8 @@ If the pooled store holds a prefix more than `threshold` times as long as the no
 difference instead of computing it; the cheaper of both counts (papers.md section 3, step 3). In the paper the pool is
 the DRAM of the prefill nodes and the longest match names one of them; here it is the pooled store, or the arena of the
 node that has most of the prompt. Blocks on SSD must first be read into the DRAM of their homes, which takes equally
-long for all nodes.
+long for all nodes. A node that computes the part from the first of them on before it is there fetches only the part in
+front of it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class PrefillCosts:
     own_s: Vector  # prefill after the node's own prefix
     transfer_s: Vector | None  # fetch of the pool's prefix; None: the pool has none
     rest_s: Vector | None  # prefill after the fetched prefix
-    most_local: float  # a node with a prefix of at least this many tokens does not fetch
+    reach: Vector | float  # tokens of the prompt that it has after a fetch
+    most_local: Vector | float  # a node with a prefix of at least this many tokens does not fetch
 
     @property
     def wait_s(self) -> Vector:
@@ -51,10 +53,11 @@ class PrefillCosts:
         """The estimates of node `i`."""
         own, pooled = int(self.local[i]), self.demand.pooled_tokens
         transfer_s, prefill_s, prefix, source = 0.0, float(self.own_s[i]), own, "local" if own else "none"
-        if self.transfer_s is not None and self.rest_s is not None and own < self.most_local:
+        if self.transfer_s is not None and self.rest_s is not None and own < _one(self.most_local, i):
             fetch_s, rest_s = float(self.transfer_s[i]), float(self.rest_s[i])
             if fetch_s + rest_s < prefill_s:
-                transfer_s, prefill_s, prefix, source = fetch_s, rest_s, pooled, self.demand.fetch_from
+                prefix, source = int(_one(self.reach, i)), self.demand.fetch_from
+                transfer_s, prefill_s = fetch_s, rest_s
         wait_s = max(0.0, float(self.view.work_until[i]) - self.now)
         return {
             "stage": "prefill",
@@ -85,8 +88,8 @@ def prefill_costs(
     demand.usable_tokens. `fetch`: whether nodes may fetch from the pool."""
     n, pooled = float(demand.num_tokens), float(demand.pooled_tokens)
     transfer_s = rest_s = None
-    # A prefix has at least one block, so less than one token means no prefix: such a node may always fetch.
-    most_local = max(pooled / threshold, 1.0)
+    reach: Vector | float = pooled
+    most_local: Vector | float = most_local_of(pooled, threshold)
     if fetch and pooled > 0:
         features = np.array(((1.0, n, n * n), (1.0, n - pooled, n * n - pooled * pooled)))
         whole, rest_s = features @ view.prefill
@@ -104,18 +107,40 @@ def prefill_costs(
         ttft_s += own_s
     else:
         latency_s, per_token_s = view.fetch(demand.fetch_token_bytes)
-        transfer_s = (pooled - matched) * per_token_s
+        if demand.ssd_s:
+            near = float(demand.near_tokens)
+            known = np.maximum(matched, near)
+            reads = (view.a1 + view.a2 * (pooled + known) - per_token_s) * (pooled - known) > demand.ssd_s
+            reach = np.where(reads, pooled, near)
+            most_local = np.where(reads, most_local, most_local_of(near, threshold))
+            rest_s = view.a0 + view.a1 * (n - reach) + view.a2 * (n * n - reach * reach)
+        transfer_s = (reach - matched) * per_token_s
         transfer_s += latency_s
-        transfer_s += demand.ssd_s
+        if demand.ssd_s:
+            transfer_s += np.where(reads, demand.ssd_s, 0.0)
         remote_s = transfer_s + rest_s
         ttft_s += np.where(matched < most_local, np.minimum(remote_s, own_s), own_s)
     if (long := view.too_long(demand.num_tokens, demand.block_size)) is not None:
         ttft_s += long
-    return PrefillCosts(now, view, demand, matched, ttft_s, own_s, transfer_s, rest_s, most_local)
+    return PrefillCosts(now, view, demand, matched, ttft_s, own_s, transfer_s, rest_s, reach, most_local)
+
+
+def most_local_of(pooled: float, threshold: float) -> float:
+    """A node that has at least this many tokens does not fetch a prefix of `pooled` tokens. A prefix has at least one
+    block, so less than one token means no prefix: such a node may always fetch."""
+    return max(pooled / threshold, 1.0) if pooled else 0.0
+
+
+def _one(column: Vector | float, i: int) -> float:
+    """The value of node `i` in a column, or that of all nodes."""
+    return column if isinstance(column, float) else float(column[i])
 
 
 def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True) -> Vector:
-    """`now` + `prefill_costs(...).ttft_s`, for callers that only need the cheapest nodes: half the work."""
+    """`now` + `prefill_costs(...).ttft_s`, for callers that only need the cheapest nodes: half the work, unless a part
+    of the prefix is on SSD."""
+    if fetch and demand.ssd_s:
+        return now + prefill_costs(now, demand, view, matched, threshold).ttft_s
     n, powers = float(demand.num_tokens), view.powers
     powers[1], powers[2] = n, n * n
     rank: Vector = powers.dot(view.prefill)
@@ -136,12 +161,25 @@ def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: 
         scratch -= per_token_s
         scratch *= far
         scratch -= latency_s
-        scratch -= demand.ssd_s
-        scratch[matched >= max(pooled / threshold, 1.0)] = 0.0
+        scratch[matched >= most_local_of(pooled, threshold)] = 0.0
         rank -= np.maximum(scratch, 0.0, out=scratch)
     if view.least_blocks * demand.block_size <= n and (long := view.too_long(int(n), demand.block_size)) is not None:
         rank += long
     return rank
+
+
+def fetched(view: View, i: int, demand: Demand, own: int) -> tuple[int, float]:
+    """(leading tokens that node `i` has after the fetch that saves most time, its seconds): its `own` ones, in no time,
+    if no fetch saves any."""
+    latency_s, per_token_s = view.fetch(demand.fetch_token_bytes)
+    best, saved_s, fetch_s = own, 0.0, 0.0
+    for reach, disk_s in ((demand.pooled_tokens, demand.ssd_s), (demand.near_tokens if demand.ssd_s else 0, 0.0)):
+        if reach > own:
+            seconds = float(latency_s[i] + per_token_s[i] * (reach - own)) + disk_s
+            saves_s = float(view.a1[i] + view.a2[i] * (reach + own)) * (reach - own) - seconds
+            if saves_s > saved_s:
+                best, saved_s, fetch_s = reach, saves_s, seconds
+    return best, fetch_s
 
 
 def least_prefill_s(view: View, tokens: int, context: int) -> float:

@@ -22,6 +22,7 @@ class Demand:
     fetch_from: str = "pool"  # "pool": the pooled store; "arena": another node's arena
     ssd_s: float = 0.0  # seconds to read the part on SSD into the DRAM of its homes
     ssd_tokens: int = 0  # number of leading tokens on SSD
+    dram_tokens: int = 0  # of the pool's, if some are on SSD: those in front of the first of these
 
     @property
     def usable_tokens(self) -> int:
@@ -32,6 +33,11 @@ class Demand:
     def pooled_tokens(self) -> int:
         """The reusable part of the pool's prefix."""
         return min(self.pool_tokens // self.block_size * self.block_size, self.usable_tokens)
+
+    @property
+    def near_tokens(self) -> int:
+        """The reusable part in front of the first token on SSD."""
+        return min(self.dram_tokens // self.block_size * self.block_size, self.pooled_tokens)
 
     @property
     def num_blocks(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from sched.admission import Limits, retry_after_s
 from sched.placement.choice import Placement, Rejected
-from sched.placement.costs import DecodeCosts, PrefillCosts, Row, decode_costs, prefill_costs
+from sched.placement.costs import DecodeCosts, PrefillCosts, Row, decode_costs, most_local_of, prefill_costs
 from sched.placement.demand import Demand
 from sched.placement.links import Lines, Paths, Vector, columns
 from sched.placement.record_table import COLUMNS
@@ -133,7 +133,8 @@ def find_few(
     tokens, block_size = demand.num_tokens, demand.block_size
     token_bytes, ssd_s = demand.fetch_token_bytes, demand.ssd_s
     n, pooled = float(tokens), float(demand.pooled_tokens) if fetched else 0.0
-    most_local = max(pooled / threshold, 1.0) if pooled else 0.0
+    near = float(demand.near_tokens) if ssd_s else pooled
+    most_local, most_near = most_local_of(pooled, threshold), most_local_of(near, threshold)
     nn, left, left_squared = n * n, n - pooled, n * n - pooled * pooled
     nodes: list[list[float]] = view.table.T.tolist()
     local: list[float] = matched.tolist()
@@ -153,8 +154,15 @@ def find_few(
         if own:
             ttft_s -= (a2 * own + a1) * own
         if own < most_local:
-            fetch_s = (pooled - own) * (fetched[2 * i + 1] * token_bytes) + fetched[2 * i] + ssd_s
-            fetch_s += a0 + a1 * left + a2 * left_squared
+            token_s = fetched[2 * i + 1] * token_bytes
+            if not ssd_s or _reads(a1, a2, token_s, own, near, pooled, ssd_s):
+                fetch_s = (pooled - own) * token_s + fetched[2 * i] + ssd_s
+                fetch_s += a0 + a1 * left + a2 * left_squared
+            elif own < most_near:
+                fetch_s = (near - own) * token_s + fetched[2 * i]
+                fetch_s += a0 + a1 * (n - near) + a2 * (nn - near * near)
+            else:
+                fetch_s = inf
             if fetch_s < ttft_s:
                 ttft_s = fetch_s
         if wait_s > 0.0:
@@ -189,10 +197,20 @@ def find_few(
     prefix, fetching, transfer_s = local[source], 0.0, 0.0
     prefill_s = a0 + a1 * n + a2 * nn - (a2 * prefix + a1) * prefix
     if prefix < most_local:
-        fetch_s = (pooled - prefix) * (fetched[2 * source + 1] * token_bytes) + fetched[2 * source] + ssd_s
-        rest_s = a0 + a1 * left + a2 * left_squared
-        if fetch_s + rest_s < prefill_s:
-            prefix, fetching, transfer_s, prefill_s = pooled, 1.0, fetch_s, rest_s
+        token_s, reach, most = fetched[2 * source + 1] * token_bytes, pooled, most_local
+        if ssd_s and not _reads(a1, a2, token_s, prefix, near, pooled, ssd_s):
+            reach, most, ssd_s = near, most_near, 0.0
+        fetch_s = (reach - prefix) * token_s + fetched[2 * source] + ssd_s
+        rest_s = a0 + a1 * (n - reach) + a2 * (nn - reach * reach)
+        if prefix < most and fetch_s + rest_s < prefill_s:
+            prefix, fetching, transfer_s, prefill_s = reach, 1.0, fetch_s, rest_s
     handover_s = handed_over[2 * target] + handed_over[2 * target + 1] * kv_bytes if target != source else 0.0
     wait_s, step_s = max(0.0, until - now), nodes[target][_STEP]
     return source, target, handed_over, prefix, fetching, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s
+
+
+def _reads(a1: float, a2: float, token_s: float, own: float, near: float, pooled: float, ssd_s: float) -> bool:
+    """Whether a node that has the first `own` tokens gets the part of the prefix behind its `near` tokens sooner from
+    SSD than by computing it."""
+    known = own if own > near else near
+    return (a1 + a2 * (pooled + known) - token_s) * (pooled - known) > ssd_s

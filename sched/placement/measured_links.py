@@ -22,9 +22,9 @@ class MeasuredLinks:
     def __init__(self) -> None:
         self._fetch, self._handover = TransferModel(), TransferModel()
         self._fetches: dict[str, TransferModel] = {}
-        self._handovers: dict[tuple[str, str], TransferModel] = {}
+        self._handovers: dict[str, dict[str, TransferModel]] = {}  # by source and target
         self._fetch_rails: dict[str, float] = {}
-        self._handover_rails: dict[tuple[str, str], float] = {}
+        self._handover_rails: dict[str, dict[str, float]] = {}  # by source and target
 
     # --- estimates
 
@@ -38,8 +38,8 @@ class MeasuredLinks:
         return _lines(nodes, self._fetches, self._fetch_rails, self._fetch)
 
     def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
-        paths = [(source, node) for node in nodes]
-        return _lines(paths, self._handovers, self._handover_rails, self._handover)
+        models, rails = self._handovers.get(source, {}), self._handover_rails.get(source, {})
+        return _lines(nodes, models, rails, self._handover)
 
     # --- measurements
 
@@ -47,9 +47,8 @@ class MeasuredLinks:
         """`node` reports the bytes/s of its rails: the mean over its peers (0 = unknown), and to single peers."""
         if fetch > 0:
             self._fetch_rails[node] = fetch
-        for peer, rate in to.items():
-            if rate > 0:
-                self._handover_rails[node, peer] = rate
+        if to:
+            self._handover_rails.setdefault(node, {}).update({peer: rate for peer, rate in to.items() if rate > 0})
 
     def fetched(self, node: str, nbytes: int, seconds: float) -> None:
         """A transfer from the pool into `node` has ended."""
@@ -58,7 +57,8 @@ class MeasuredLinks:
 
     def handed_over(self, source: str, node: str, nbytes: int, seconds: float) -> None:
         if nbytes and seconds > 0:
-            _observe((self._handovers.setdefault((source, node), TransferModel()), self._handover), nbytes, seconds)
+            models = self._handovers.setdefault(source, {})
+            _observe((models.setdefault(node, TransferModel()), self._handover), nbytes, seconds)
 
     def learn(self, events: Iterable[dict[str, Any]], decode: str) -> None:
         """Learn from the timeline events of a request that decodes on `decode`."""
@@ -73,10 +73,12 @@ class MeasuredLinks:
         """Forget a node that is gone; a different node may return under its name."""
         self._fetches.pop(node, None)
         self._fetch_rails.pop(node, None)
-        for path in [path for path in self._handovers if node in path]:
-            del self._handovers[path]
-        for path in [path for path in self._handover_rails if node in path]:
-            del self._handover_rails[path]
+        self._handovers.pop(node, None)
+        self._handover_rails.pop(node, None)
+        for models in self._handovers.values():
+            models.pop(node, None)
+        for rails in self._handover_rails.values():
+            rails.pop(node, None)
 
 
 def _observe(models: Iterable[TransferModel], nbytes: int, seconds: float) -> None:
@@ -85,11 +87,11 @@ def _observe(models: Iterable[TransferModel], nbytes: int, seconds: float) -> No
 
 
 def _lines(
-    paths: Sequence[Any], models: Mapping[Any, TransferModel], rails: Mapping[Any, float], common: TransferModel
+    nodes: Sequence[str], models: Mapping[str, TransferModel], rails: Mapping[str, float], common: TransferModel
 ) -> Paths:
     lines = array("d")
-    for path in paths:
-        model, rate = models.get(path), rails.get(path)
+    for node in nodes:
+        model, rate = models.get(node), rails.get(node)
         latency_s, per_byte_s = (model or common).regression.coefficients
         if rate is not None:
             per_byte_s = 1 / rate if model is None else max(per_byte_s, 1 / rate)

@@ -6,9 +6,8 @@ the best single node:
 
     TTFT = wait of the busiest node + prefix transfer + sum t_k + (P - 1) max t_k + (P - 1) hops
 
-with t_k from sched/chunks.py. The prefix transfer is the same with and without a group. All nodes need the KV of the
-same prefix, each for its own layers, so what is known is the shortest of the nodes' prefixes, each its own or the
-pool's. Pure.
+with t_k from sched/chunks.py. All nodes need the KV of the same prefix, each for its own layers, so what is known is
+the shortest of the nodes' prefixes, each its own or the pool's, and the transfer is the longest of their fetches. Pure.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ class Helper:
     cost: tuple[float, float, float]  # coefficients of its prefill model
     prefix_tokens: int  # leading tokens of the prompt that it has or fetches, whole blocks
     hop_s: float = 0.0  # to send the hidden states of a chunk to it
+    fetch_s: float = 0.0  # to fetch what it does not have of the prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,11 @@ class Group:
     prefix_tokens: int
     wait_s: float
     prefill_s: float  # from the begin of the first stage to the first token
+    fetch_s: float = 0.0  # until all of them have the prefix
 
     @property
     def ready_s(self) -> float:
+        """Without the fetch."""
         return self.wait_s + self.prefill_s
 
     def as_dict(self) -> dict[str, object]:
@@ -118,6 +120,7 @@ def _group(members: Sequence[Helper], prompt: Prompt) -> Group:
         prefix_tokens=known,
         wait_s=max(helper.wait_s for helper in members),
         prefill_s=makespan(slowest, len(members)) + hops_s,
+        fetch_s=max(helper.fetch_s for helper in members) if known else 0.0,
     )
 
 

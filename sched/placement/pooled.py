@@ -1,6 +1,7 @@
 """How much of the pool's prefix is worth a fetch: it may take longer to read from SSD than to compute.
 
-A node computes on from the first token that lies only on SSD, or it waits until all of the prefix is in DRAM.
+A node computes on from the first token that lies only on SSD, or it waits until all of the prefix is in DRAM. Here the
+disk alone is judged; costs.py adds the transfer and judges each node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every command of the lab refuses numbers that cannot be: exit code 2, and one line that names the flag."""
+"""Every command of the lab refuses values that cannot be: exit code 2, and one line that names the flag."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 from argparse import Action, ArgumentParser, ArgumentTypeError
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import flag_types
+from lab.ablations.command import main as ablate
 from lab.bench import BENCHMARKS
 from lab.faults import FAULTS
 from lab.simulator.command import main as simulate
@@ -21,6 +23,7 @@ from lab.tools import TOOLS
 
 OTHERS = {
     "ablate": "lab.ablations.command",
+    "gendocs": "lab.docs.command",
     "playground": "lab.playground.command",
     "reproduce": "lab.ablations.reproduce",
     "simulate": "lab.simulator.command",
@@ -82,6 +85,43 @@ def test_impossible_numbers_are_refused(parser: ArgumentParser, capsys: pytest.C
             assert flag in last and wrong in last, last
 
 
+def not_a_number(value: object) -> bool:
+    """Whether NaN, or a number below zero, is in a value."""
+    if isinstance(value, tuple | list):
+        return any(map(not_a_number, value))
+    return isinstance(value, int | float) and not value >= 0
+
+
+def test_every_typed_flag_accepts_a_value_or_names_itself(
+    parser: ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also the types that a command has of its own: lists, pairs, names."""
+    for action in parser._actions:
+        if action.type in (None, str, Path) or action.dest in SIMULATED or not action.option_strings:
+            continue
+        flag = action.option_strings[0]
+        for text in ("", ",", "nan", "nan,nan", "-1", "-1,-1", "1,nan", "inf", "1e999,1", "nonsense", "a=b=c", "\0"):
+            try:
+                found = getattr(parser.parse_known_args([f"{flag}={text}"])[0], action.dest)
+            except SystemExit as stopped:
+                assert stopped.code == 2
+                assert flag in capsys.readouterr().err.splitlines()[-1]
+            else:
+                assert not not_a_number(found), f"{flag} accepts {text!r} as {found!r}"
+
+
+def test_every_parser_of_the_lab_is_among_the_commands():
+    """A parser is that of a command, or is made for commands that import it, or is of a program that a test or a
+    benchmark starts itself."""
+    root, inner = Path(flag_types.__file__).parent, {"lab.bench.transfer.agent"}
+    sources = {name: Path(str(import_module(name).__file__)).read_text() for name in set(COMMANDS.values())}
+    for path in sorted(root.rglob("*.py")):
+        module = ".".join(("lab", *path.relative_to(root).with_suffix("").parts))
+        if "ArgumentParser(" not in path.read_text() or module in inner or module in sources:
+            continue
+        assert any(module in text for text in sources.values()), f"{module} has a parser, but is no command"
+
+
 @given(st.sampled_from(list(RULES)), NUMBERS)
 def test_a_type_accepts_what_its_rule_allows(kind, text):
     try:
@@ -127,3 +167,41 @@ def test_the_simulator_refuses_what_would_hang_or_mean_nothing(wrong, capsys):
     assert simulate([f"{flag}={value}", "--requests", "1"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "Traceback" not in error and (flag in error or str(value).split(":")[0] in error), error
+
+
+NAMES = {
+    "placement": ["nonsense", "missing.py:X"], "queue-order": ["nonsense"], "eviction": ["nonsense", "missing.py"],
+    "rejection": ["nonsense"], "batching": ["nonsense"],
+}  # fmt: skip
+SIMULATED_NAMES = NAMES | {
+    "cache-admission": ["nonsense"], "gossip-model": ["nonsense"], "pool-model": ["nonsense"], "model": ["nonsense"],
+    "model-geometry": ["nonsense"], "links": ["nonsense"], "step-models": ["nonsense"], "output-lengths": ["nonsense"],
+    "predictor": ["nonsense"], "kv-overlap": ["nonsense"], "publish": ["nonsense"], "generate": ["nonsense"],
+    "faults": ["boom", "crash:nobody@1+1", "slow:prefill-0@1+1", "crash:prefill-0@1+0"], "slo": ["interactive:ttft"],
+}  # fmt: skip
+
+
+def refused(main, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        code = main(argv)
+    except SystemExit as stopped:
+        code = stopped.code
+    error = " ".join(capsys.readouterr().err.split())
+    assert code == 2 and "Traceback" not in error, error
+    return error
+
+
+@pytest.mark.parametrize(("flag", "value"), [(flag, one) for flag, all_ in SIMULATED_NAMES.items() for one in all_])
+def test_the_simulator_refuses_unknown_names(flag, value, capsys):
+    assert f"--{flag}" in refused(simulate, [f"--{flag}={value}", "--requests", "1", "--prefill", "2"], capsys)
+
+
+@pytest.mark.parametrize(("flag", "value"), [(flag, one) for flag, all_ in NAMES.items() for one in all_])
+def test_ablations_refuse_unknown_names(flag, value, capsys):
+    few = ["overlap", "--requests", "1", "--seeds", "1", "--workers", "1"]
+    assert f"--{flag}" in refused(ablate, [*few, f"--{flag}={value}"], capsys)
+
+
+def test_hardware_is_named_if_it_is_unknown(capsys):
+    wanted = ["--model-geometry", "Kimi-K2", "--hardware", "nonsense", "--requests", "1"]
+    assert "--hardware" in refused(simulate, wanted, capsys)

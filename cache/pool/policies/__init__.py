@@ -41,5 +41,5 @@ def choose(name: str, shares: Mapping[str, float] | None = None) -> EvictionPoli
     elif name in policies:
         maker = policies[name]
     else:
-        raise ValueError(f"no eviction policy {name!r}; choose {', '.join(policies)} or FILE.py:NAME")
+        raise ValueError(f"--eviction must be one of {', '.join(policies)}, or FILE.py:NAME, got {name!r}")
     return ClassShares(maker, shares) if shares else maker()

@@ -9,17 +9,18 @@ enum { MAX_NODES = 48 }; /* of sched/placement/few.py */
 enum { MAX_OUTPUT_TOKENS = 256 }; /* of sched/placement/demand.py */
 
 /* The question, the answer, and the best nodes of a stage, which are equals. engine/front/compiled/choose.py reads
-   and writes it as 11 and 8 doubles and MAX_NODES integers. */
+   and writes it as 12 and 8 doubles and MAX_NODES integers. */
 static struct choice {
     double nodes, now, num_tokens, max_tokens, pool_tokens, block_size, threshold, token_bytes, ssd_s, kv_token_bytes;
     double has_paths; /* from the pool */
+    double dram_tokens;
     double prefix, fetches, waiting, wait_s, transfer_s, prefill_s, handover_s, step_s;
     int64_t able[MAX_NODES];
 } choice, *const c = &choice;
 
 /* What follows from the question: see sched/placement/demand.py. */
 static int64_t nodes;
-static double n, block_size, pooled, most_local, kv_bytes, output, need;
+static double n, block_size, pooled, near, most_local, most_near, kv_bytes, output, need;
 
 struct choice *choose_place(void) { return &choice; }
 
@@ -32,24 +33,43 @@ static void derive(void)
     n = c->num_tokens;
     block_size = c->block_size;
     pooled = (double)(found < usable ? found : usable);
+    int64_t warm = (int64_t)c->dram_tokens / size * size;
+    near = c->ssd_s == 0.0 || (double)warm > pooled ? pooled : (double)warm;
     most_local = pooled > 0.0 ? fmax(pooled / c->threshold, 1.0) : 0.0;
+    most_near = near > 0.0 ? fmax(near / c->threshold, 1.0) : 0.0;
     kv_bytes = n * c->kv_token_bytes;
     output = (double)out;
     need = (double)((tokens + out + size - 1) / size);
 }
 
-/* Seconds of the prefill on node i without its queue; with the fetch if that is faster: then *transfer_s > 0. */
+/* Tokens that node i has after a fetch; 0 if it does not fetch. It reads the part on SSD if that is there before it has
+   computed it. */
+static double reach_of(double a1, double a2, double own, double token_s)
+{
+    if (own >= most_local)
+        return 0.0;
+    double known = own > near ? own : near;
+    if (c->ssd_s == 0.0 || (a1 + a2 * (pooled + known) - token_s) * (pooled - known) > c->ssd_s)
+        return pooled;
+    return own < most_near ? near : 0.0;
+}
+
+/* Seconds of the prefill on node i without its queue, after its own prefix; *reach > 0: it may fetch *reach tokens in
+   *fetch_s, and then the prefill takes *rest_s. */
 static double prefill_s(const double *table, int64_t i, double own, const double *fetched,
-                        double *rest_s, double *fetch_s)
+                        double *rest_s, double *fetch_s, double *reach)
 {
     double a0 = table[A0 * nodes + i], a1 = table[A1 * nodes + i], a2 = table[A2 * nodes + i];
-    double left = n - pooled, left_squared = n * n - pooled * pooled;
     double own_s = a0 + a1 * n + a2 * (n * n);
     own_s -= (a2 * own + a1) * own;
-    *rest_s = *fetch_s = 0.0;
+    *reach = *rest_s = *fetch_s = 0.0;
     if (own < most_local) {
-        *fetch_s = (pooled - own) * (fetched[2 * i + 1] * c->token_bytes) + fetched[2 * i] + c->ssd_s;
-        *rest_s = a0 + a1 * left + a2 * left_squared;
+        double token_s = fetched[2 * i + 1] * c->token_bytes;
+        *reach = reach_of(a1, a2, own, token_s);
+        *fetch_s = (*reach - own) * token_s + fetched[2 * i];
+        if (c->ssd_s != 0.0 && *reach == pooled && *reach != near)
+            *fetch_s += c->ssd_s;
+        *rest_s = a0 + a1 * (n - *reach) + a2 * (n * n - *reach * *reach);
     }
     return own_s;
 }
@@ -59,15 +79,15 @@ static double prefill_s(const double *table, int64_t i, double own, const double
 int64_t choose_prefill(const double *table, const double *matched, const double *fetched)
 {
     int64_t count = 0, decodes = 0;
-    double best = INFINITY, rest_s, fetch_s;
+    double best = INFINITY, rest_s, fetch_s, reach;
     derive();
     for (int64_t i = 0; i < nodes; i++) {
         if (table[TOTAL * nodes + i] * block_size <= n)
             continue;
         decodes += table[CLOSED * nodes + i] == 0.0;
         double wait_s = table[OPEN_AT * nodes + i] - c->now;
-        double ttft_s = prefill_s(table, i, matched[i], fetched, &rest_s, &fetch_s);
-        if (matched[i] < most_local && fetch_s + rest_s < ttft_s)
+        double ttft_s = prefill_s(table, i, matched[i], fetched, &rest_s, &fetch_s, &reach);
+        if (reach > 0.0 && fetch_s + rest_s < ttft_s)
             ttft_s = fetch_s + rest_s;
         if (wait_s > 0.0)
             ttft_s += wait_s;
@@ -85,13 +105,13 @@ int64_t choose_prefill(const double *table, const double *matched, const double 
 void choose_estimates(const double *table, const double *matched, const double *fetched, int64_t source,
                       int64_t target, const double *handed_over)
 {
-    double own = matched[source], rest_s, fetch_s, until = table[WORK_UNTIL * nodes + source];
+    double own = matched[source], rest_s, fetch_s, reach, until = table[WORK_UNTIL * nodes + source];
     c->waiting = table[WAITING * nodes + source];
     c->wait_s = until > c->now ? until - c->now : 0.0;
-    c->prefill_s = prefill_s(table, source, own, fetched, &rest_s, &fetch_s);
-    c->fetches = own < most_local && fetch_s + rest_s < c->prefill_s;
+    c->prefill_s = prefill_s(table, source, own, fetched, &rest_s, &fetch_s, &reach);
+    c->fetches = reach > 0.0 && fetch_s + rest_s < c->prefill_s;
     c->transfer_s = c->fetches ? fetch_s : 0.0;
-    c->prefix = c->fetches ? pooled : own;
+    c->prefix = c->fetches ? reach : own;
     if (c->fetches)
         c->prefill_s = rest_s;
     c->handover_s = target == source ? 0.0 : handed_over[2 * target] + handed_over[2 * target + 1] * kv_bytes;

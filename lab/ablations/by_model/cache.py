@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cache.groups import PoolRule
 from lab.ablations.by_model.sized import HARDWARE, MODELS, NEAR, Values, config, definition, planned, work
 from lab.ablations.common.ablation import Ablation, Case
+from lab.ablations.common.evidence import best_of, near_from, told
 from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 from lab.simulator.models.presets import chosen
@@ -46,27 +45,26 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: Values) -> str:
-    rates = {one: [values[label(*one, gbytes)]["hit rate"].mean for gbytes in GBYTES] for one in VARIANTS}
-    enough = {model: least(GBYTES, rates[model, USUAL]) for model in MODELS}
-    told = ", ".join(f"{model} {gbytes} GB" for model, gbytes in enough.items())
-    place = GBYTES.index(enough[WITH_STATES])
-    by_state = {every: rates[WITH_STATES, every][place] for every in STATES}
-    best = max(by_state, key=lambda every: by_state[every])
-    hits = ", ".join(f"{every} blocks {rate:.3f}" for every, rate in by_state.items())
+    sizes = {model: enough(values, model) for model in MODELS}
+    said = ", ".join(
+        f"{model} {gbytes} GB" if gbytes else f"with {model} none below is shown to be enough"
+        for model, gbytes in sizes.items()
+    )
+    at = sizes[WITH_STATES] or GBYTES[-1]
+    states = {label(WITH_STATES, every, at): f"{every} blocks" for every in STATES}
+    hits = ", ".join(f"{name} {told(values[case]['hit rate'], '.3f')}" for case, name in states.items())
     return (
-        f"The least cache per node that finds {1 - NEAR:.0%} of what {GBYTES[-1]} GB find: {told}. "
-        f"At {GBYTES[place]} GB, the hit rate of {WITH_STATES} by the distance between pooled states: {hits}; {best} "
-        "is best."
+        f"The least cache per node that finds {1 - NEAR:.0%} of what {GBYTES[-1]} GB find: {said}. At {at} GB, the hit "
+        f"rate of {WITH_STATES} by the distance between pooled states: {hits}; {best_of(values, 'hit rate', states)}."
     )
 
 
-def least(sizes: Sequence[int], rates: Sequence[float]) -> int:
-    """The smallest size from which on every rate is within NEAR of the last one."""
-    wanted = (1 - NEAR) * rates[-1]
-    enough = len(sizes) - 1
-    while enough and rates[enough - 1] >= wanted:
-        enough -= 1
-    return sizes[enough]
+def enough(values: Values, model: str) -> int | None:
+    """The least cache from which on every one is shown to find nearly as much as the largest; None if only that
+    does."""
+    cases = {label(model, USUAL, gbytes): gbytes for gbytes in GBYTES}
+    found = cases[near_from(values, "hit rate", list(cases), 1 - NEAR)]
+    return None if found == GBYTES[-1] else found
 
 
 CACHE = Ablation(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lab.ablations.by_model.sized import (
     FIRST,
     MODELS,
@@ -17,6 +15,7 @@ from lab.ablations.by_model.sized import (
     work,
 )
 from lab.ablations.common.ablation import Ablation, Case
+from lab.ablations.common.evidence import near_from
 from lab.ablations.common.looks import answer_times
 from lab.ablations.common.metrics import metric, metrics
 
@@ -43,24 +42,24 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: Values) -> str:
-    needed = {
-        model: least(GBIT, [values[label(model, gbit)]["mean answer, s"].mean for gbit in GBIT]) for model in MODELS
-    }
-    told = ", ".join(f"{model} {gbit} Gbit/s" for model, gbit in needed.items())
-    ratios = " and ".join(f"{model} {needed[model] / needed[FIRST]:.3g} times" for model in OTHERS)
+    needed = {model: enough(values, model) for model in MODELS}
+    told = ", ".join(
+        f"{model} {gbit} Gbit/s" if gbit else f"with {model} none below is shown to be enough"
+        for model, gbit in needed.items()
+    )
+    first = needed[FIRST]
+    ratios = [f"{model} {gbit / first:.3g} times" for model in OTHERS if (gbit := needed[model]) and first]
     return (
-        f"The least network with which an answer takes at most {NEAR:.0%} longer than at {GBIT[-1]} Gbit/s: {told}. "
-        f"{ratios} that of {FIRST}."
+        f"The least network with which an answer takes at most {NEAR:.0%} longer than at {GBIT[-1]} Gbit/s: {told}."
+        + (f" {' and '.join(ratios)} that of {FIRST}." if ratios else "")
     )
 
 
-def least(sizes: Sequence[int], costs: Sequence[float]) -> int:
-    """The smallest size from which on every cost is within NEAR of the last one."""
-    limit = (1 + NEAR) * costs[-1]
-    enough = len(sizes) - 1
-    while enough and costs[enough - 1] <= limit:
-        enough -= 1
-    return sizes[enough]
+def enough(values: Values, model: str) -> int | None:
+    """The least network from which on every one is shown to be within NEAR of the best; None if only the best is."""
+    cases = {label(model, gbit): gbit for gbit in GBIT}
+    found = cases[near_from(values, "mean answer, s", list(cases), 1 + NEAR)]
+    return None if found == GBIT[-1] else found
 
 
 NETWORK = Ablation(

@@ -15,7 +15,8 @@ from lab.ablations.by_model.sized import (
     planned,
     work,
 )
-from lab.ablations.common.ablation import Ablation, Case
+from lab.ablations.common.ablation import Ablation, Case, Estimated
+from lab.ablations.common.evidence import shown, weighted
 from lab.ablations.common.metrics import metrics
 
 SPLITS = (2, 4, 6, 8, 10, 11, 12, 13, 14, 15)
@@ -42,25 +43,37 @@ def cases(requests: int | None) -> list[Case]:
     ]
 
 
-def good(values: Values, model: str) -> range:
-    """From the fewest to the most prefill nodes with which the share of effective requests is within ONE_POINT of the
-    best one: seeds differ by about as much."""
+def good(values: Values, model: str) -> list[int]:
+    """The numbers of prefill nodes for which the share of effective requests is not shown to be more than ONE_POINT
+    below that of another number: seeds differ by about as much."""
     shares = {
-        int(name.removeprefix(f"{model}, ").partition("P")[0]): of["effective"].mean
+        int(name.removeprefix(f"{model}, ").partition("P")[0]): of["effective"]
         for name, of in values.items()
         if name.startswith(f"{model}, ")
     }
-    near = [prefill for prefill, share in shares.items() if share >= max(shares.values()) - ONE_POINT]
-    return range(min(near), max(near) + 1)
+    margin = Estimated(ONE_POINT, 0.0, (ONE_POINT,) * len(next(iter(shares.values())).samples))
+    return [
+        prefill
+        for prefill, share in sorted(shares.items())
+        if not any(shown(weighted((1.0, share), (1.0, margin), (-1.0, other))) < 0 for other in shares.values())
+    ]
 
 
 def reading(values: Values) -> str:
     found = {model: good(values, model) for model in MODELS}
     told = ", ".join(f"{model} {nodes[0]} to {nodes[-1]}" for model, nodes in found.items())
-    moves = "; ".join(f"{model} gets by with {_change(found[model][0] - found[FIRST][0])}" for model in OTHERS)
+    of = {model: sum(name.startswith(f"{model}, ") for name in values) for model in MODELS}
+    told += "".join(
+        f" (no number of {model} is shown to be worse)" for model in MODELS if len(found[model]) == of[model]
+    )
+    moves = "; ".join(
+        f"{model} gets by with {_change(found[model][0] - found[FIRST][0])}"
+        for model in OTHERS
+        if len(found[model]) < of[model] and len(found[FIRST]) < of[FIRST]
+    )
     return (
-        f"Prefill nodes of {NODES} with which the share of effective requests is within a point of the best: {told}. "
-        f"Compared with {FIRST}, {moves}."
+        f"Prefill nodes of {NODES} with which the share of effective requests is not shown to be more than a point "
+        f"below that with another number: {told}." + (f" Compared with {FIRST}, {moves}." if moves else "")
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import starmap
@@ -94,10 +93,11 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Estimated:
     """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: there is no
-    value."""
+    value. `samples`: the values by seed."""
 
     mean: float
     half: float
+    samples: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         if math.isnan(self.mean):
@@ -112,7 +112,7 @@ class Goal:
     text: str
     wanted: str
     ours: str
-    met: bool
+    met: bool | None  # None: the interval contains the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,23 +164,66 @@ def run(
 ) -> Outcome[Case]:
     """Runs every case with seeds 0..seeds-1, except runs found in `kept`; new runs are stored there. `done` is called
     after each run. Raises ValueError for repeated labels."""
-    cases = ablation.cases(requests)
-    if len({case.label for case in cases}) < len(cases):
-        raise ValueError(f"{ablation.name}: labels repeat")
-    work = [(case, seed) for case in cases for seed in range(seeds)]
-    raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in cases}
-    before = [None if kept is None else kept.get(ablation.name, case.label, seed) for case, seed in work]
-    missing = [pair for pair, known in zip(work, before, strict=True) if known is None]
-    with ProcessPoolExecutor(workers) if workers > 1 and missing else nullcontext() as pool:
-        made = iter(pool.map(simulate, *zip(*missing, strict=True))) if pool else starmap(simulate, missing)
-        for (case, seed), known in zip(work, before, strict=True):
-            found = next(made) if known is None else known
-            if known is None and kept is not None:
-                kept.put(ablation.name, case.label, seed, found)
+    (outcome,) = run_each([ablation], requests, seeds, workers, lambda name: done(), kept)
+    return outcome
+
+
+def run_each(
+    ablations: Sequence[Ablation[Case]],
+    requests: int | None,
+    seeds: int,
+    workers: int,
+    done: Callable[[str], None],
+    kept: Runs | None = None,
+) -> Iterator[Outcome[Case]]:
+    """`run` for several, in order. All processes work until the last run of all: while one finishes an ablation the
+    others have begun the next. done(name): after each run of the ablation called `name`."""
+    started = [Started(ablation, ablation.cases(requests), seeds, kept) for ablation in ablations]
+    pool = ProcessPoolExecutor(workers) if workers > 1 and any(one.missing for one in started) else None
+    try:
+        for one in started:
+            one.begin(pool)
+        for one in started:
+            yield one.outcome(partial(done, one.ablation.name))
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+
+class Started:
+    """One ablation whose runs are on their way. Raises ValueError for repeated labels."""
+
+    def __init__(self, ablation: Ablation[Case], cases: list[Case], seeds: int, kept: Runs | None) -> None:
+        if len({case.label for case in cases}) < len(cases):
+            raise ValueError(f"{ablation.name}: labels repeat")
+        self.ablation, self._cases, self._kept = ablation, cases, kept
+        self._work = [(case, seed) for case in cases for seed in range(seeds)]
+        self._known = [None if kept is None else kept.get(ablation.name, case.label, seed) for case, seed in self._work]
+        self._results: Iterator[dict[str, Any]] = iter(())
+
+    @property
+    def missing(self) -> list[tuple[Case, int]]:
+        """Runs that nobody has stored."""
+        return [pair for pair, known in zip(self._work, self._known, strict=True) if known is None]
+
+    def begin(self, pool: Executor | None) -> None:
+        """Without a pool the runs are made one by one when `outcome` asks for them."""
+        self._results = starmap(simulate, self.missing)
+        if pool is not None:
+            waited = [pool.submit(simulate, *pair) for pair in self.missing]
+            self._results = (future.result() for future in waited)
+
+    def outcome(self, done: Callable[[], None]) -> Outcome[Case]:
+        """Waits for all runs."""
+        raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in self._cases}
+        for (case, seed), known in zip(self._work, self._known, strict=True):
+            found = next(self._results) if known is None else known
+            if known is None and self._kept is not None:
+                self._kept.put(self.ablation.name, case.label, seed, found)
             raw[case.label].append(found)
             done()
-    sources = dict.fromkeys(rows_of(case.workload, 0)[0] for case in cases)
-    return Outcome.of(ablation, cases, raw, ", ".join(sources))
+        sources = dict.fromkeys(rows_of(case.workload, 0)[0] for case in self._cases)
+        return Outcome.of(self.ablation, self._cases, raw, ", ".join(sources))
 
 
 def simulate(case: Case, seed: int) -> dict[str, Any]:
@@ -225,16 +268,10 @@ def _generated(kind: str, seed: int, requests: int) -> list[TraceRow]:
 
 
 def estimated(values: Sequence[float]) -> Estimated:
-    mean = fmean(values)
+    mean, samples = fmean(values), tuple(values)
     if len(values) < 2 or not all(map(math.isfinite, values)):
-        return Estimated(mean, math.nan)
-    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)))
-
-
-def ratio(values: dict[str, dict[str, Estimated]], name: str, over: str, under: str) -> float:
-    """The metric of `over` divided by that of `under`; NaN if the latter is zero."""
-    below = values[under][name].mean
-    return values[over][name].mean / below if below else math.nan
+        return Estimated(mean, math.nan, samples)
+    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)), samples)
 
 
 first_requests = partial(Workload, "conversation")

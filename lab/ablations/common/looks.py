@@ -97,13 +97,6 @@ def placed_imbalance(cluster: Cluster, after_s: float = 2.0) -> dict[str, float]
     return {"imbalance": max(busy.values()) * len(names) / total if total else math.nan}
 
 
-def utilisation(cluster: Cluster) -> dict[str, float]:
-    """Busy share of the prefill nodes from the first arrival to the last token."""
-    nodes = [node for node in cluster.nodes if "prefill" in node.roles]
-    span = cluster.loop.now - cluster.jobs[0].arrival
-    return {"prefill_utilisation": sum(node.busy_s for node in nodes) / len(nodes) / span}
-
-
 def answer_times(cluster: Cluster) -> dict[str, float]:
     """Mean seconds from arrival to the last token."""
     done = [job.finished - job.arrival for job in cluster.jobs if not math.isnan(job.finished)]

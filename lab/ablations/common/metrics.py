@@ -36,10 +36,23 @@ COMMON: dict[str, Metric] = {
     "goodput": metric("goodput"),
     "hit rate": metric("token_hit_rate"),
     "moved, TB": metric("bytes_moved", scale=1e-12),
-    "prefill utilisation": metric("prefill_utilisation"),
     "refused": metric("refused"),
 }
 """The metrics that several ablations have."""
+
+
+def _busy(result: dict[str, Any]) -> float:
+    """Busy share of the prefill nodes from the first arrival to the last token; NaN without such nodes, or if nodes
+    have changed their roles."""
+    if result.get("role_changes"):
+        return math.nan
+    shares = [float(share) for node, share in result.get("busy", {}).items() if node.startswith("prefill")]
+    return sum(shares) / len(shares) if shares else math.nan
+
+
+BUSY: dict[str, Metric] = {"prefill utilisation": _busy}
+"""Every simulated ablation has it: which cases are saturated. Nodes that also decode are always busy and do not
+count."""
 
 
 def metrics(*names: str) -> dict[str, Metric]:

@@ -61,6 +61,7 @@ def _said(value: object) -> str:
 
 
 def goal_table(goals: Sequence[Goal]) -> str:
-    """The goal and the measured value."""
-    rows = [f"| {goal.text} | {goal.wanted} | {goal.ours} | {'met' if goal.met else 'NOT met'} |" for goal in goals]
+    """The goal and the measured value. "Open": its interval contains the target."""
+    words = {True: "met", False: "NOT met", None: "open"}
+    rows = [f"| {goal.text} | {goal.wanted} | {goal.ours} | {words[goal.met]} |" for goal in goals]
     return "\n".join(["| goal | wanted | ours | |", "|---|---|---|---|", *rows])

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from lab.ablations.common.ablation import Ablation, Estimated
+from lab.ablations.common.evidence import best_of, leaders, points, relative, told
 from lab.ablations.common.metrics import metrics
 from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.loads import Shape
 
 WORK = of_shape("unique prompts", Shape(prompt=(600.0, 0.8), answer=(48.0, 0.4), shared=0.0, rate=1.2))
+SPLIT, GAP = "1P+1D", "p99 longest gap, ms"
 CHUNKS = (64, 128, 256, 512)
 MIXED = "prefill+decode=2"
 POLICIES = ("decode-first", "dynamic", "prefill-first")
 
 
 def cases(requests: int | None) -> list[LiveCase]:
-    made = [LiveCase("1P+1D", WORK, "prefill=1,decode=1")]
+    made = [LiveCase(SPLIT, WORK, "prefill=1,decode=1")]
     made += [LiveCase(f"2 mixed, {name}", WORK, MIXED, ("--batching-policy", name)) for name in POLICIES]
     for chunk in CHUNKS:
         flags = ("--batching-policy", "mixed", "--prefill-chunk-tokens", str(chunk))
@@ -23,13 +25,14 @@ def cases(requests: int | None) -> list[LiveCase]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    mixed = [label for label in values if label.startswith("2 mixed")]
-    best = max(mixed, key=lambda label: (values[label]["effective"].mean, -values[label]["mean TTFT, s"].mean))
-    split, other, gap = values["1P+1D"], values[best], "p99 longest gap, ms"
+    mixed = {label: f"'{label}'" for label in values if label.startswith("2 mixed")}
+    best = leaders(values, "effective", list(mixed))[0]
     return (
-        f"The best mixed configuration is '{best}': {other['effective'].mean:.1%} effective, mean TTFT "
-        f"{other['mean TTFT, s'].mean:.2f} s, p99 gap {other[gap].mean:.0f} ms; split nodes: "
-        f"{split['effective'].mean:.1%}, {split['mean TTFT, s'].mean:.2f} s, {split[gap].mean:.0f} ms."
+        f"Of the mixed ones, by effective requests {best_of(values, 'effective', mixed)}. Split nodes against "
+        f"{mixed[best]}: effective {points(values, 'effective', SPLIT, best)}, mean TTFT "
+        f"{relative(values, 'mean TTFT, s', SPLIT, best)}, p99 gap {relative(values, GAP, SPLIT, best)}; they have "
+        f"{told(values[SPLIT]['effective'], '.1%')}, {told(values[SPLIT]['mean TTFT, s'], '.2f', ' s')} and "
+        f"{told(values[SPLIT][GAP], '.0f', ' ms')}."
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lab.ablations.common.ablation import Ablation, Estimated, ratio
+from lab.ablations.common.ablation import Ablation, Estimated
+from lab.ablations.common.evidence import relative
 from lab.ablations.common.metrics import metric, metrics
 from lab.ablations.live.case import LiveCase, Workload, of_shape
 from lab.ablations.live.loads import VOCABULARY, Shape
@@ -61,9 +62,13 @@ def overlap_cases(requests: int | None) -> list[LiveCase]:
 
 
 def overlap_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    gap = ratio(values, "first to second token", "push, none", "push, layer")
-    cost = ratio(values, "TTFT", "push, layer", "push, none")
-    return f"Without overlap the gap after the first token is {gap:.1f}x; layer-wise has {cost:.2f}x its mean TTFT."
+    said = [
+        f"{how}: without overlap the gap after the first token changes by "
+        f"{relative(values, 'first to second token', f'{how}, none', f'{how}, layer')}, mean TTFT by "
+        f"{relative(values, 'TTFT', f'{how}, none', f'{how}, layer')}"
+        for how in ("push", "pull")
+    ]
+    return f"Against layer-wise hand-over, {'; '.join(said)}."
 
 
 OVERLAP = Ablation(
@@ -86,9 +91,8 @@ OVERLAP = Ablation(
 
 def quantized_reading(values: dict[str, dict[str, Estimated]]) -> str:
     names = [name for name in values if name != "16 bits"]
-    gains = {name: ratio(values, "mean TTFT, s", name, "16 bits") for name in names}
-    told = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items())
-    return f"Mean TTFT of 16-bit blocks at {POOL_LIMIT // 10**6} MB/s: {told}."
+    told = ", ".join(f"{name} {relative(values, 'mean TTFT, s', name, '16 bits')}" for name in names)
+    return f"Mean TTFT against 16-bit blocks at {POOL_LIMIT // 10**6} MB/s: {told}."
 
 
 def quantized_cases(requests: int | None) -> list[LiveCase]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.ablations.common.ablation import Ablation, Estimated
+from lab.ablations.common.evidence import best_of, relative, told
 from lab.ablations.common.metrics import metric
 from lab.ablations.live.case import LiveCase, Workload
 from lab.ablations.live.loads import Shape, requests, specs
@@ -97,12 +98,19 @@ def shares(played: Played, computed: float) -> dict[str, float]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    told = ", ".join(
-        f"{name.removeprefix('--rejection ')} {found['goodput'].mean:.2f} ({found['refused'].mean:.0%} refused)"
-        for name, found in values.items()
+    names = {label: label.removeprefix("--rejection ") for label in values}
+    nobody = next(iter(values))
+    said = ", ".join(
+        f"{name} {told(values[label]['goodput'], '.2f')} ({told(values[label]['refused'], '.0%')} refused; "
+        f"{relative(values, 'goodput', label, nobody)})"
+        for label, name in names.items()
+        if label != nobody
     )
-    served = next(iter(values.values()))["capacity"].mean
-    return f"The nodes can serve {served:.2f} requests/s. Good requests/s: {told}."
+    served = told(values[nobody]["capacity"], ".2f", " requests/s")
+    return (
+        f"The nodes can serve {served}. Good requests/s, and against {names[nobody]} with "
+        f"{told(values[nobody]['goodput'], '.2f')}: {said}; {best_of(values, 'goodput', names)}."
+    )
 
 
 OVERLOAD = Ablation(

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Estimated, ratio
+from lab.ablations.common.ablation import Ablation, Estimated
+from lab.ablations.common.evidence import points, relative, told
 from lab.ablations.common.metrics import metrics
 from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.loads import Shape
 
 SHAPE = Shape(prompt=(900.0, 0.4), answer=(16.0, 0.3), shared=0.9, documents=8, rate=1.2)
 NODES, FLAGS = "prefill+decode=2", ("--kv-cache-bytes", "96M")
+OURS = "Algorithm 1"
 LABELS = {
     "random": "random",
     "load balancing": "least-load",
     "local cache-aware": "local-cache",
     "power of two": "power-of-two",
-    "Algorithm 1": "mooncake",
+    OURS: "mooncake",
 }
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    gain = ratio(values, "mean TTFT, s", "random", "Algorithm 1")
-    hits = {name: values[name]["hit rate"].mean for name in ("random", "Algorithm 1")}
+    others = ", ".join(f"{label} {relative(values, 'mean TTFT, s', label, OURS)}" for label in values if label != OURS)
     return (
-        f"Random placement has {gain:.2f}x the mean TTFT of Algorithm 1; found prefixes {hits['random']:.1%} against "
-        f"{hits['Algorithm 1']:.1%}. Two nodes show the order of policies at best; sixteen are simulated."
+        f"Mean TTFT against {OURS}: {others}; found prefixes of random placement "
+        f"{points(values, 'hit rate', 'random', OURS)} from {told(values[OURS]['hit rate'], '.1%')}. Two nodes show "
+        "the order of policies at best; sixteen are simulated."
     )
 
 

@@ -35,7 +35,8 @@ from lab.ablations.by_model.cache import CACHE
 from lab.ablations.by_model.network import NETWORK
 from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
-from lab.ablations.common.metrics import COSTS
+from lab.ablations.common.evidence import saturated
+from lab.ablations.common.metrics import BUSY, COSTS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -57,8 +58,16 @@ from lab.ablations.simulated.signals import SIGNALS
 from lab.ablations.simulated.speculative import SPECULATIVE
 from lab.ablations.simulated.ssd import TIERS
 
+
+def _complete(one: Ablation[Case]) -> Ablation[Case]:
+    """With the metrics of every ablation, and a sentence that names the saturated cases."""
+    return replace(
+        one, metrics=one.metrics | BUSY | COSTS, reading=lambda values: one.reading(values) + saturated(values)
+    )
+
+
 ABLATIONS: dict[str, Ablation[Case]] = {
-    one.name: replace(one, metrics=one.metrics | COSTS)
+    one.name: _complete(one)
     for one in (
         EFFECTIVE,
         BREAKDOWN,

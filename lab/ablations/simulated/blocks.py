@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import relative
 from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
@@ -20,11 +21,13 @@ def overlap_cases(requests: int | None) -> list[Case]:
 
 
 def overlap_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    gap = ratio(values, "mean longest gap, ms", "at the end", "layer-wise")
+    gap, ttft = (
+        relative(values, name, "at the end", "layer-wise") for name in ("mean longest gap, ms", "mean TTFT, s")
+    )
     return (
-        f"Without overlap the longest gap of a request is {gap:.2f}x; the first token needs no hand-over. The paper "
-        "says that a prefill takes as long as the longer of loading and computing; here, too, a copy costs the "
-        "step nothing, which real nodes do not reach (--live)."
+        f"Without overlap the longest gap of a request changes by {gap}, mean TTFT by {ttft}. The paper says that a "
+        "prefill takes as long as the longer of loading and computing; here a copy costs the step nothing, which real "
+        "nodes do not reach (--live)."
     )
 
 
@@ -35,10 +38,12 @@ def quantized_cases(requests: int | None) -> list[Case]:
 
 
 def quantized_reading(values: dict[str, dict[str, Estimated]]) -> str:
-    gain = ratio(values, "mean TTFT, s", "8 bits", "16 bits")
+    ttft, moved, hits = (
+        relative(values, name, "8 bits", "16 bits") for name in ("mean TTFT, s", "moved, TB", "hit rate")
+    )
     return (
-        f"At {GBIT:g} Gbit/s 8-bit blocks change mean TTFT to {gain:.2f}x: half the bytes, twice the blocks. "
-        "The time to quantize is not simulated, and a faster network leaves less to gain."
+        f"At {GBIT:g} Gbit/s 8-bit blocks change mean TTFT by {ttft}, moved bytes by {moved}, hits by {hits}: half the "
+        "bytes of a block, twice the blocks. The time to quantize is not simulated."
     )
 
 

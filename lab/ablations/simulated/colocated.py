@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import best_of, leaders, points, relative, told
 from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
+SPLIT = "8P+8D"
+GAP = "p99 longest gap, ms"
 CHUNKS = (512, 1024, 2048, 4096, 8192)
 SHAPES = {"16 mixed": (0, 0, 16), "4P+4D+8 mixed": (4, 4, 8)}
 
 
 def cases(requests: int | None) -> list[Case]:
     work = Workload("conversation", min(requests or 4000, 4000))
-    made = [Case("8P+8D", SimConfig(pool_blocks=6000), work, 30.0, 0.1, tail_tbt=True)]
+    made = [Case(SPLIT, SimConfig(pool_blocks=6000), work, 30.0, 0.1, tail_tbt=True)]
     for shape, (prefill, decode, mixed) in SHAPES.items():
         for chunk in CHUNKS:
             config = SimConfig(prefill=prefill, decode=decode, mixed=mixed, chunk_tokens=chunk, pool_blocks=6000)
@@ -22,18 +25,19 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    gap, said = "p99 longest gap, ms", []
+    said = []
     for shape in SHAPES:
-        best = max(CHUNKS, key=lambda chunk: values[f"{shape}, chunk {chunk}"]["effective"].mean)
-        found = values[f"{shape}, chunk {best}"]
+        chunks = {f"{shape}, chunk {chunk}": f"a chunk of {chunk}" for chunk in CHUNKS}
+        best = leaders(values, "effective", list(chunks))[0]
         said.append(
-            f"{shape} are best with chunks of {best}: {found['effective'].mean:.1%} effective, p99 gap "
-            f"{found[gap].mean:.0f} ms"
+            f"{shape}: by effective requests {best_of(values, 'effective', chunks)}; with {chunks[best]} "
+            f"{told(values[best]['effective'], '.1%')}, p99 gap {told(values[best][GAP], '.0f', ' ms')}; against that "
+            f"{SPLIT} {points(values, 'effective', SPLIT, best)}, gap {relative(values, GAP, SPLIT, best)}"
         )
-    split = values["8P+8D"]
+    split = values[SPLIT]
     return (
-        "; ".join(said)
-        + f"; split nodes reach {split['effective'].mean:.1%} at {split[gap].mean:.0f} ms. The paper's vLLM "
+        ". ".join(said)
+        + f". {SPLIT} itself: {told(split['effective'], '.1%')}, {told(split[GAP], '.0f', ' ms')}. The paper's vLLM "
         "with chunked prefill has 9.4 %: it had no pool, no placement by cache and an unpublished chunk size."
     )
 

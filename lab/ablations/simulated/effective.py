@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import best_of, compared, told
 from lab.ablations.common.looks import Effective
 from lab.ablations.common.metrics import metric
 from lab.simulator.config import SimConfig
@@ -43,22 +44,22 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    said = []
+    said, name = [], name_of(0.2)
     for trace in TRACES:
-        rivals = [values[f"{system}, {trace}"][name_of(0.2)].mean for system in SYSTEMS if system != MOONCAKE]
-        ours = values[f"{MOONCAKE}, {trace}"][name_of(0.2)].mean
-        theirs = [row[0] / 100 for row in PAPER[trace]]
+        rivals = {f"{system}, {trace}": system for system in SYSTEMS if system != MOONCAKE}
+        ours, theirs = f"{MOONCAKE}, {trace}", [row[0] / 100 for row in PAPER[trace]]
         said.append(
-            f"{trace} {ours:.1%} against at most {max(rivals):.1%} (paper {theirs[0]:.1%} and {max(theirs[1:]):.1%})"
+            f"{trace} {told(values[ours][name], '.1%')}, {compared(values, name, ours, rivals)}; of the others "
+            f"{best_of(values, name, rivals)} (paper {theirs[0]:.1%} and at most {max(theirs[1:]):.1%})"
         )
     others = "; ".join(
         f"{trace} " + ", ".join("/".join(f"{value:g}" for value in row[1:]) for row in PAPER[trace]) for trace in TRACES
     )
     return (
-        f"At 200 ms: {'; '.join(said)}. The paper's other values in %, at 100/300 ms, in the order of the cases: "
-        f"{others}. The rivals here are one scheduler with vLLM's policies over the same step times, not vLLM 0.5.1: "
-        "prefill first with whole prompts, or chunks of 512 tokens per decode step; requests go to the node with "
-        "the least queue."
+        f"{MOONCAKE} at 200 ms: {'; '.join(said)}. The paper's other values in %, at 100/300 ms, in the order of the "
+        f"cases: {others}. The rivals here are one scheduler with vLLM's policies over the same step times, not vLLM "
+        "0.5.1: prefill first with whole prompts, or chunks of 512 tokens per decode step; requests go to the node "
+        "with the least queue."
     )
 
 

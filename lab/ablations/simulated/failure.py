@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload
+from lab.ablations.common.evidence import points, relative, told
+from lab.ablations.common.goals import at_most, largest
 from lab.ablations.common.looks import Back
 from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
 
 AT_S = 100.0
+WHOLE = "no fault"
 LOST = ("a prefill node is lost", "a decode node is lost")
 FAULTS = {
-    "no fault": {},
+    WHOLE: {},
     "a prefill node is lost": {"faults": "crash:prefill-0@100+60"},
     "a decode node is lost": {"faults": "crash:decode-0@100+60"},
     "a prefill node is 4 times slower": {"faults": "slow:prefill-0@100+300x4"},
@@ -31,14 +34,12 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    whole = values["no fault"]
     lost = [
-        f"{name} {100 * (values[name]['goodput'].mean - whole['goodput'].mean):+.1f} points, TTFT "
-        f"{values[name]['mean TTFT, s'].mean / whole['mean TTFT, s'].mean - 1:+.1%}"
+        f"{name} {points(values, 'goodput', name, WHOLE)}, TTFT {relative(values, 'mean TTFT, s', name, WHOLE)}"
         for name in FAULTS
-        if name != "no fault"
+        if name != WHOLE
     ]
-    back = [f"{name} {values[name]['good again after, s'].mean:.0f} s" for name in LOST]
+    back = [f"{name} {told(values[name]['good again after, s'], '.0f', ' s')}" for name in LOST]
     return (
         "Good again (95 % of the requests that arrive): " + ", ".join(back)
         + ". Against no fault, goodput and mean TTFT: " + "; ".join(lost) + ". The loss of a node is known after a "
@@ -47,8 +48,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 
 def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
-    back = max(values[name]["good again after, s"].mean for name in LOST)
-    return [Goal("goodput at 95 % after the loss of one node of 16", "<= 5 s", f"{back:.0f} s", back <= 5)]
+    back = largest(values[name]["good again after, s"] for name in LOST)
+    return [at_most("goodput at 95 % after the loss of one node of 16", "<= 5 s", back, 5.0, ".0f", " s")]
 
 
 FAILURE = Ablation(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import relative
 from lab.ablations.common.metrics import metrics
 from lab.ablations.simulated.regret import Grown
 from lab.simulator.config import SimConfig
@@ -31,7 +32,7 @@ def cases(requests: int | None) -> list[Case]:
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = [
-        f"{label(period, loss)}: {ratio(values, 'mean TTFT, s', label(period, loss), CENTRAL) - 1:+.1%}"
+        f"{label(period, loss)}: {relative(values, 'mean TTFT, s', label(period, loss), CENTRAL)}"
         for loss in LOSSES
         for period in PERIODS_S
     ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload
+from lab.ablations.common.evidence import relative
+from lab.ablations.common.goals import largest
 from lab.ablations.common.looks import guard
 from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
@@ -23,6 +25,7 @@ LEARNERS = {
     "noisy (100 %), no guard": {"predictor": "noisy", "predictor_noise": 1.0, **UNGUARDED},
     "inverted, no guard": {"predictor": "inverted", **UNGUARDED},
 }
+KNOWN, UNKNOWN = "Algorithm 1, speeds known", "Algorithm 1, speeds unknown"
 GUARDED = [name for name in LEARNERS if "no guard" not in name]
 
 
@@ -30,8 +33,8 @@ def cases(requests: int | None) -> list[Case]:
     work = Workload("conversation", min(requests or 4000, 4000))
     unknown = SimConfig(pool_blocks=6000, faults=SLOW, detect_s=1e9)
     made = [
-        Case("Algorithm 1, speeds known", replace(unknown, detect_s=0.0), work),
-        Case("Algorithm 1, speeds unknown", unknown, work),
+        Case(KNOWN, replace(unknown, detect_s=0.0), work),
+        Case(UNKNOWN, unknown, work),
     ]
     base = replace(unknown, placement="mooncake-learned")
     for name, change in LEARNERS.items():
@@ -40,21 +43,19 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    said = [
-        f"{name} {ratio(values, 'mean TTFT, s', name, 'Algorithm 1, speeds unknown') - 1:+.1%}" for name in LEARNERS
-    ]
+    said = [f"{name} {relative(values, 'mean TTFT, s', name, UNKNOWN)}" for name in LEARNERS]
     return (
-        "Mean TTFT against Algorithm 1 without knowledge of the speeds: "
-        + ", ".join(said)
-        + ". The guard bounds a single "
-        "choice by its estimate, not the mean TTFT of a run: a bad choice also delays later requests in the queue."
+        f"Mean TTFT against Algorithm 1 without knowledge of the speeds: {', '.join(said)}; with it "
+        f"{relative(values, 'mean TTFT, s', KNOWN, UNKNOWN)}. The guard bounds a single choice by its estimate, not "
+        "the mean TTFT of a run: a bad choice also delays later requests in the queue."
     )
 
 
 def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
-    worst = max(values[name]["chosen / least estimate, most"].mean for name in GUARDED)
+    worst = largest(values[name]["chosen / least estimate, most"] for name in GUARDED)
     text = "guarded placement: estimate of the chosen node over the least one"
-    return [Goal(text, f"<= {BOUND:g}", f"{worst:.3f}", worst <= BOUND * (1 + 1e-9))]
+    # The bound holds for every run, so the largest mean decides without an interval.
+    return [Goal(text, f"<= {BOUND:g}", f"{worst.mean:.3f}", worst.mean <= BOUND * (1 + 1e-9))]
 
 
 LEARNED = Ablation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
-from lab.ablations.common.evidence import relative, sign
+from lab.ablations.common.evidence import relative, sign, told
 from lab.ablations.common.looks import swing
 from lab.ablations.common.metrics import metric, metrics
 from lab.loads.changes import Alternating, Change
@@ -57,11 +57,10 @@ def cases(requests: int | None) -> list[Case]:
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = []
     for name in REGIMES:
-        refused, good = (
-            [values[f"{label}, {name}"][metric].mean for label in VARIANTS] for metric in ("refused", "good requests/s")
+        counts, rates = (
+            " / ".join(told(values[f"{label}, {name}"][metric], form) for label in VARIANTS)
+            for metric, form in (("refused", ".0f"), ("good requests/s", ".2f"))
         )
-        counts = " / ".join(f"{value:.0f}" for value in refused)
-        rates = " / ".join(f"{value:.2f}" for value in good)
         said.append(f"{name}: refused {counts}, good requests/s {rates}")
     return (
         "Baseline / early / predicted: " + "; ".join(said) + ". Refusals against the baseline: "

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import relative
 from lab.ablations.common.metrics import metrics
 from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
@@ -62,10 +63,7 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    parts = [
-        f"{name} {values[f'{name}, unheard']['mean TTFT, s'].mean / values[name]['mean TTFT, s'].mean - 1:+.1%}"
-        for name in OFF
-    ]
+    parts = [f"{name} {relative(values, 'mean TTFT, s', f'{name}, unheard', name)}" for name in OFF]
     return (
         "Mean TTFT without the signal: " + "; ".join(parts) + ". Except the plain trace, every load is made "
         "so that its signal matters."

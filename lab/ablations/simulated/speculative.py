@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import relative
 from lab.ablations.common.looks import answer_times
 from lab.ablations.common.metrics import metric
 from lab.simulator.config import SimConfig
@@ -10,7 +11,8 @@ from lab.simulator.models.speculation import speculating
 from lab.simulator.models.step_models import PRESETS
 
 DRAFTED = 4
-DRAFTS = {"no drafts": None, "n-grams": (0.3, 0.0), "draft model": (0.7, 8.03 / 70.6)}
+PLAIN = "no drafts"
+DRAFTS = {PLAIN: None, "n-grams": (0.3, 0.0), "draft model": (0.7, 8.03 / 70.6)}
 """(acceptance, parameters over the target's)"""
 
 KV = {"cold": SimConfig(cache_blocks=0), "warm": SimConfig(pool_blocks=6000)}
@@ -34,11 +36,16 @@ def cases(requests: int | None) -> list[Case]:
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = []
     for kv in KV:
-        gains = [ratio(values, "mean answer, s", f"{kv}, {name}", f"{kv}, no drafts") for name in list(DRAFTS)[1:]]
-        said.append(f"{kv} KV {gains[0]:.2f}x with n-grams and {gains[1]:.2f}x with a draft model")
+        gains = [
+            f"{relative(values, 'mean answer, s', f'{kv}, {name}', f'{kv}, {PLAIN}')} with {name}"
+            for name in DRAFTS
+            if name != PLAIN
+        ]
+        said.append(f"{kv} KV {' and '.join(gains)}")
+    warm = relative(values, "mean answer, s", f"warm, {PLAIN}", f"cold, {PLAIN}")
     return (
-        "Time from arrival to the last token against no drafts: " + ", ".join(said) + ". Warm KV shortens the prompt, "
-        "drafts the answer. Acceptance is assumed, not simulated; scripts/bench.py speculative measures it."
+        f"Time from arrival to the last token against no drafts: {', '.join(said)}. Warm KV instead of cold, without "
+        f"drafts: {warm}. Acceptance is assumed, not simulated; scripts/bench.py speculative measures it."
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload, ratio
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import relative, sign, told
 from lab.ablations.common.metrics import metrics
 from lab.simulator.config import SimConfig
 
@@ -29,12 +30,15 @@ def cases(requests: int | None) -> list[Case]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    gains = ", ".join(f"{speed:g} GB/s {ratio(values, 'mean TTFT, s', label(speed), NONE):.2f}x" for speed in GBYTE_S)
-    best = values[label(3.0)]["hit rate"].mean, values[NONE]["hit rate"].mean
+    gains = ", ".join(f"{speed:g} GB/s {relative(values, 'mean TTFT, s', label(speed), NONE)}" for speed in GBYTE_S)
+    hits = ", ".join(told(values[case]["hit rate"], ".3f") for case in (NONE, *map(label, GBYTE_S)))
+    slow = [f"{speed:g}" for speed in GBYTE_S if sign(values, "mean TTFT, s", label(speed), NONE) > 0]
     return (
-        f"Mean TTFT against DRAM only: {gains}, all in DRAM {ratio(values, 'mean TTFT, s', ALL, NONE):.2f}x; hits "
-        f"{best[1]:.3f} without and {best[0]:.3f} with SSDs. All nodes' SSDs read a prefix in parallel. Placement "
-        "knows how long that takes now, and recomputes blocks when that is faster."
+        f"Mean TTFT against DRAM only: {gains}, all in DRAM {relative(values, 'mean TTFT, s', ALL, NONE)}; hits {hits} "
+        "without SSDs and in the order of their speed. "
+        + (f"SSDs of {', '.join(slow)} GB/s make it worse. " if slow else "No speed is shown to make it worse. ")
+        + "All nodes' SSDs read a prefix in parallel. Placement knows how long that takes now, and recomputes blocks "
+        "when that is faster."
     )
 
 

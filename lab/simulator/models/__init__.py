@@ -8,6 +8,8 @@ Files:
     costs        A node's knowledge of the time of its own steps: fitted to noisy steps, as real nodes do, or exact
     disk         An SSD: reads and writes share its bandwidth evenly, and each block also takes 1 / IOPS of its time
     fit          Step models from recorded steps: the regressions of sched.cost over a whole recording
+    gossip       The nodes' knowledge of each other by the gossip of production: SWIM membership and cache digests, in
+                 virtual time
     loop         The virtual clock: events in order of time; equal times in the order in which they were set
     network      NICs shared by flows: each flow runs at the smaller of its fair shares at both ends
     noise        Steps take longer or shorter by chance: a factor with mean 1, drawn by the seed

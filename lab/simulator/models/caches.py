@@ -69,7 +69,10 @@ class Cache:
 
 
 class Directory:
-    """Block -> holders, as a bit mask. Changes become visible after `delay_s`, as with digests."""
+    """Block -> holders, as a bit mask. Changes become visible after `delay_s`, as with digests: the fast stand-in for
+    gossip.py."""
+
+    kind = "fast"
 
     def __init__(self, size: int, delay_s: float = 0.0) -> None:
         self._size = size

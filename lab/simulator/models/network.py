@@ -5,7 +5,7 @@ Rates change when a flow begins or ends at one of its NICs; only the flows of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lab.simulator.models.loop import Loop
@@ -35,30 +35,65 @@ class Network:
 
     def send(self, source: str, target: str, nbytes: float, done: Callable[[], None]) -> None:
         """`done` is called when the last byte has arrived."""
+        self.scatter(source, {target: nbytes}, done)
+
+    def scatter(self, source: str, to: Mapping[str, float], done: Callable[[], None]) -> None:
+        """`send` to several targets, in order; `done` is called for each. Their rates are computed once."""
+        flows = [flow for target, nbytes in to.items() if (flow := self._begun(source, target, nbytes, done))]
+        if not flows:
+            return
+        own, sent = self._sending[source], self.speed(source) / len(self._sending[source])
+        order: dict[Flow, None] = {}
+        for flow in flows[:-1]:
+            there = self._receiving[flow.target]
+            if self.speed(flow.target) / len(there) <= sent:
+                order.update((other, None) for other in there if other.source == source)
+            order.update((other, None) for other in there if other.source != source)
+        self._share({**order, **own, **self._receiving[flows[-1].target]})
+
+    def gather(self, parts: Mapping[str, float], target: str, done: Callable[[], None]) -> None:
+        """`send` from several sources, in order; `done` is called for each. Their rates are computed once."""
+        flows = [flow for source, nbytes in parts.items() if (flow := self._begun(source, target, nbytes, done))]
+        if not flows:
+            return
+        own, received = self._receiving[target], self.speed(target) / len(self._receiving[target])
+        order: dict[Flow, None] = {}
+        for flow in flows[:-1]:
+            there = self._sending[flow.source]
+            bound = self.speed(flow.source) / len(there) <= received
+            order.update((other, None) for other in there if bound or other.target != target)
+        self._share({**order, **self._sending[flows[-1].source], **own})
+
+    def _begun(self, source: str, target: str, nbytes: float, done: Callable[[], None]) -> Flow | None:
+        """A flow without a rate; None if there is nothing to move."""
         if source == target or nbytes <= 0:
             self._loop.after(0.0, done)
-            return
+            return None
         self.bytes_moved += nbytes
         flow = Flow(source, target, nbytes, self._loop.now, done)
         self._sending.setdefault(source, {})[flow] = None
         self._receiving.setdefault(target, {})[flow] = None
-        self._share(flow)
+        return flow
 
     def speed(self, node: str) -> float:
         """Present bytes/s of the node's NIC."""
         return self.bytes_s / self.slowness.get(node, 1.0)
 
-    def _share(self, changed: Flow) -> None:
-        for flow in {**self._sending[changed.source], **self._receiving[changed.target]}:
-            sent = self.speed(flow.source) / len(self._sending[flow.source])
-            rate = min(sent, self.speed(flow.target) / len(self._receiving[flow.target]))
+    def _share(self, flows: Iterable[Flow]) -> None:
+        """Give these their present rates. Flows that end at the same time end in the order in which their rates last
+        changed: for several that begin at once, the order is that of beginning one after the other."""
+        sending, receiving, now = self._sending, self._receiving, self._loop.now
+        at, end, latency_s = self._loop.at, self._end, self.latency_s
+        speed = self.speed if self.slowness else lambda node: self.bytes_s
+        for flow in flows:
+            sent = speed(flow.source) / len(sending[flow.source])
+            rate = min(sent, speed(flow.target) / len(receiving[flow.target]))
             if rate == flow.rate:
                 continue
-            now = self._loop.now
-            flow.left -= flow.rate * (now - flow.since)
+            left = flow.left = flow.left - flow.rate * (now - flow.since)
             flow.since, flow.rate = now, rate
             flow.version += 1
-            self._loop.after(max(0.0, flow.left) / rate + self.latency_s, self._end, flow, flow.version)
+            at(now + ((left if left > 0.0 else 0.0) / rate + latency_s), end, flow, flow.version)
 
     def _end(self, flow: Flow, version: int) -> None:
         if version != flow.version:
@@ -66,5 +101,5 @@ class Network:
         flow.version += 1
         del self._sending[flow.source][flow], self._receiving[flow.target][flow]
         flow.rate = 0.0
-        self._share(flow)
+        self._share({**self._sending[flow.source], **self._receiving[flow.target]})
         flow.done()

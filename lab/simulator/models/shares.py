@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from cache.arena import UNCHECKED
 from cache.block import KEY_BYTES, BlockKey
@@ -26,6 +26,13 @@ from lab.simulator.models.disk import Disk
 
 def key_of(block: int) -> BlockKey:
     return block.to_bytes(KEY_BYTES, "little")
+
+
+@lru_cache(maxsize=4)
+def _known_homes(names: tuple[str, ...], members: tuple[str, ...]) -> dict[int, int]:
+    """Block -> index in `names` of its home among `members`, as far as known. A home follows from these alone, so all
+    runs of a process share them."""
+    return {}
 
 
 class PrefixCache:
@@ -183,17 +190,17 @@ class HomedPool:
         self._index = {name: index for index, name in enumerate(names)}
         self._members = equal_members(names)
         self._down: set[int] = set()
-        self._homes: dict[int, int] = {}
+        self._homes = self._homes_now()
 
     # --- queries
 
     def run(self, blocks: Sequence[int]) -> int:
         """The number of leading blocks that are available."""
-        return self._leading(blocks, Share.has)
+        return self._leading(blocks, lambda share, key: key in share.ssd.entries)
 
     def dram_run(self, blocks: Sequence[int]) -> int:
         """The number of leading blocks that are in DRAM."""
-        return self._leading(blocks, lambda share, key: share.dram.lookup(key) is not None)
+        return self._leading(blocks, lambda share, key: False)
 
     def cold(self, blocks: Sequence[int]) -> Counter[int]:
         """The number of these blocks that each node must read from its SSD."""
@@ -251,20 +258,26 @@ class HomedPool:
         """The others know that it is gone: its keys get other homes, if there are others."""
         if len(self._members) > 1:
             self._members.pop(self._names[node], None)
-        self._homes.clear()
+        self._homes = self._homes_now()
 
     def back(self, node: int) -> None:
         self._down.discard(node)
         self._members[self._names[node]] = 1
-        self._homes.clear()
+        self._homes = self._homes_now()
 
     # --- homes
 
-    def _leading(self, blocks: Sequence[int], test: Callable[[Share, BlockKey], bool]) -> int:
+    def _homes_now(self) -> dict[int, int]:
+        return _known_homes(tuple(self._names), tuple(sorted(self._members)))
+
+    def _leading(self, blocks: Sequence[int], elsewhere: Callable[[Share, BlockKey], bool]) -> int:
+        """Leading blocks that are in DRAM, or `elsewhere`."""
         if not self.capacity:
             return 0
+        shares, down = self.shares, self._down
         for count, (block, home) in enumerate(zip(blocks, self._homed(blocks), strict=True)):
-            if home in self._down or not test(self.shares[home], key_of(block)):
+            share, key = shares[home], key_of(block)
+            if home in down or (share.dram.lookup(key) is None and not elsewhere(share, key)):
                 return count
         return len(blocks)
 

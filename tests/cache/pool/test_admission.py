@@ -66,7 +66,7 @@ def test_tinylfu_prefers_the_one_that_is_wanted_more_often_and_forgets_old_fame(
 def test_names():
     assert set(admissions) == {"always", "second-hit", "tinylfu", "class-aware"}
     assert REMEMBERED_KEYS > 0
-    with pytest.raises(ValueError, match="choose always"):
+    with pytest.raises(ValueError, match="--cache-admission must be one of always"):
         choose("sometimes")
 
 

@@ -244,7 +244,7 @@ def test_a_policy_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("clock", "choose lru"),
+        ("clock", "--eviction must be one of lru"),
         ("{dir}/none.py:Mine", "no file"),
         ("{dir}/mine.py", "FILE.py:NAME"),
         ("{dir}/mine.py:Other", "has no class"),

@@ -18,8 +18,10 @@ from engine.observe.timeline import Timeline
 from sched.placement.burst import Choice
 from sched.placement.choice import Placement
 from sched.placement.demand import Demand
+from sched.placement.links import Links
 from sched.placement.view import Candidate, View
 from tests.engine.front.test_placing import MeasuredLinks, accepted
+from tests.sched.placement.test_placement import FlatLinks
 
 RULES = GroupRules(min_tokens=4000, max_nodes=3, min_gain=0.1, num_layers=30, hidden_bytes=1152, chunk_tokens=512)
 PREFILL, DECODE = ("prefill",), ("decode",)
@@ -31,15 +33,21 @@ def node(name: str, roles: tuple[str, ...] = PREFILL, **known: Any) -> Candidate
 
 
 def placed(
-    nodes: list[Candidate], tokens: int = 8000, pool: int = 0, gossip: list[Candidate] | None = None, avoid: Any = ()
+    nodes: list[Candidate],
+    tokens: int = 8000,
+    pool: int = 0,
+    gossip: list[Candidate] | None = None,
+    avoid: Any = (),
+    links: Links | None = None,
 ) -> Placement:
     """gossip: nodes that nobody asked."""
+    links = links or MeasuredLinks()
     demand = Demand(
         num_tokens=tokens, max_tokens=16, pool_tokens=pool, block_size=16, handover_token_bytes=23040,
         fetch_token_bytes=23040,
     )  # fmt: skip
-    view = View(0.0, nodes, MeasuredLinks(), 256)
-    known = SimpleNamespace(view=View(0.0, [*nodes, *(gossip or [])], MeasuredLinks(), 256))
+    view = View(0.0, nodes, links, 256)
+    known = SimpleNamespace(view=View(0.0, [*nodes, *(gossip or [])], links, 256))
     policy = placement_policy(Config(), random.Random(0))
     choice = Choice(policy, 0.0, demand, view, np.zeros(len(nodes)), avoid)
     decision = accepted(choice.decide())
@@ -108,3 +116,12 @@ def test_explain_shows_the_group_and_its_stages():
     shown = table(timeline.as_dict())
     assert "computed by a group of 2: a (layers 0 to 14), b (layers 15 to 29)" in shown
     assert "0 on a" in shown and "1 on b" in shown and "9216000" in shown.replace(",", "")
+
+
+@pytest.mark.parametrize(("bytes_s", "source", "prefix"), [(1e9, "pool", 1600), (1e6, "none", 0)])
+def test_a_group_fetches_only_what_it_cannot_compute_sooner(bytes_s, source, prefix):
+    """1,600 tokens are 37 MB and computed in 1.6 s."""
+    found = placed([node("a"), node("b"), node("d", DECODE)], pool=1600, links=FlatLinks(bytes_s))
+    assert found.group is not None and (found.prefix_source, found.prefix_tokens) == (source, prefix)
+    assert found.estimates["transfer_s"] == pytest.approx(prefix * 23040 / bytes_s)
+    assert found.estimates["ttft_s"] == pytest.approx(found.group.ready_s + found.estimates["transfer_s"])

@@ -10,7 +10,7 @@ import pytest
 
 from lab.ablations import command as ablate
 from lab.ablations import curve, reproduce
-from lab.ablations.common.ablation import estimated, run
+from lab.ablations.common.ablation import estimated, run, run_each
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import section
 from lab.ablations.simulated import ABLATIONS, WITH_GOALS, scheduling
@@ -116,6 +116,16 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     assert Runs(file, "abc", 13).get("overlap", "layer-wise", 0) is None
     kept.pack(tmp_path / "runs.jsonl.xz")
     assert lzma.decompress((tmp_path / "runs.jsonl.xz").read_bytes()) == file.read_bytes()
+
+
+def test_ablations_that_share_processes_have_the_results_of_one_after_the_other():
+    names = ["overlap", "quantization"]
+    done: list[str] = []
+    shared = list(run_each([ABLATIONS[name] for name in names], 12, 2, 2, done.append))
+    assert done == ["overlap"] * 4 + ["quantization"] * 4
+    for name, outcome in zip(names, shared, strict=True):
+        alone = run(ABLATIONS[name], 12, 2, 1, lambda: None)
+        assert section(outcome) == section(alone) and orjson.dumps(outcome.raw) == orjson.dumps(alone.raw)
 
 
 @pytest.mark.parametrize(("came", "said"), [("abc-dirty", "git status"), ("unknown", "git checkout")])

@@ -70,18 +70,11 @@ def test_the_sentence_about_caches_follows_the_numbers():
     rates = dict.fromkeys(cache.VARIANTS, 0.4)
     rates["Qwen3-Next-80B", 32] = 0.3
     said = cache.reading(hits(every | {("Llama-3-70B", 8): 512, ("Qwen3-Next-80B", 1): 128}, rates))
-    assert "Llama-3-70B 512 GB, Kimi-K2 64 GB, Qwen3-Next-80B 64 GB." in said
-    assert "At 64 GB, the hit rate of Qwen3-Next-80B by the distance between pooled states: 1 blocks 0.200, " in said
-    assert said.endswith("8 blocks 0.400, 32 blocks 0.300; 8 is best.")
+    assert "with Llama-3-70B none below is shown to be enough, Kimi-K2 64 GB, Qwen3-Next-80B 64 GB." in said
+    assert "At 64 GB, the hit rate of Qwen3-Next-80B by the distance between pooled states: 1 blocks 0.200 " in said
+    assert "8 blocks 0.400 ±0.000, 32 blocks 0.300 ±0.000; 8 blocks is best." in said
     other = cache.reading(hits(every, rates | {("Qwen3-Next-80B", 1): 0.41}))
-    assert "Llama-3-70B 64 GB" in other and other.endswith("; 1 is best.")
-
-
-def test_one_lucky_size_is_not_enough():
-    assert network.least((1, 2, 4, 8), (1.05, 3.0, 1.1, 1.0)) == 4
-    assert network.least((1, 2, 4, 8), (4.0, 3.0, 2.0, 1.0)) == 8
-    assert cache.least((1, 2, 4, 8), (0.39, 0.1, 0.37, 0.4)) == 4
-    assert cache.least((1, 2), (0.4, 0.4)) == 1
+    assert "Llama-3-70B 64 GB" in other and other.endswith("; 1 blocks is best.")
 
 
 def test_all_models_run_on_the_same_nodes():

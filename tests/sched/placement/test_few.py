@@ -90,6 +90,7 @@ def cases(draw: Any) -> tuple[list[tuple[Candidate, int]], Demand, Limits, float
         fetch_from=draw(st.sampled_from(("pool", "arena"))),
         ssd_s=draw(st.sampled_from((0.0, 1 / 64, 2.0))),
         ssd_tokens=draw(st.sampled_from((0, 16, 800))),
+        dram_tokens=draw(st.sampled_from((0, 16, 500, 2048))),
     )
     slo = draw(st.sampled_from((None, 0.25, 8.0)))
     limits = Limits(4, slo, draw(st.sampled_from((None, 1 / 64, 1.0))))

@@ -67,6 +67,7 @@ def demand_of(rng: random.Random) -> Demand:
         fetch_token_bytes=rng.uniform(1.0, 1e6),
         fetch_from=rng.choice(("pool", "arena")),
         ssd_s=rng.choice((0.0, rng.random())),
+        dram_tokens=rng.choice((0, rng.randrange(4000))),
     )
 
 
