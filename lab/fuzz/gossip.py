@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.node.role_changes import seen
+from engine.scaling.role_changes import seen
 from lab.fuzz import forge
 from sched.gossip.core import GossipCore
 from sched.gossip.state import NodeRecord

@@ -80,6 +80,12 @@ class Member:
         return share if type(share) is int and 0 <= share < 1 << 63 else 0
 
     @property
+    def cost(self) -> float:
+        """Price of the node per hour (--node-cost); 1 if missing or invalid."""
+        cost = self.info.get("cost")
+        return float(cost) if type(cost) in (int, float) and 0 <= cost < math.inf else 1.0
+
+    @property
     def here(self) -> bool:
         """Whether the node counts as a member: alive or suspected."""
         return self.status < Status.DEAD

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.formulas.plan import Decode, Infeasible, Load, Objective, Prefill, Split, erlang_c, front, plan
+from lab.formulas.plan import Decode, Infeasible, Load, Objective, Prefill, Split, front, plan
 from lab.simulator.models.step_models import PRESETS
 
 MODEL = PRESETS["llama3-70b-8xa800"]
