@@ -9,8 +9,8 @@ from string import Formatter
 from engine.config.cache import CacheFields
 from engine.config.field import flag
 
-PLACEHOLDERS = {"action", "role", "node", "join"}
-REQUIRED = {"action", "role", "node"}
+PLACEHOLDERS = {"action", "role", "name", "join"}
+REQUIRED = {"action", "role", "name"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ScalingFields(CacheFields):
         None,
         "scaling",
         "command that starts a node, and later frees what it ran on, such as 'scripts/deploy/scale-local {action} "
-        "{role} {node} {join}': {action} is start or stop, {role} the new node's --role, {node} its --node-id, {join} "
+        "{role} {name} {join}': {action} is start or stop, {role} the new node's --role, {name} its --node-id, {join} "
         "its --join; a start of a node that runs must do nothing. One of the nodes with this flag calls it; needs "
         "--scale-nodes",
         unit="command",

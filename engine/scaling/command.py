@@ -1,8 +1,8 @@
 """Calls --scale-command: starts a node, or frees what it ran on.
 
-    CMD start ROLE NODE JOIN   a node with --role ROLE, --node-id NODE and --join JOIN should come up; do nothing if a
+    CMD start ROLE NAME JOIN   a node with --role ROLE, --node-id NAME and --join JOIN should come up; do nothing if a
                                node of that name runs. Return soon: the cluster sees when the node is ready
-    CMD stop ROLE NODE JOIN    the node has left by itself, or was not ready in time: end what is left of it
+    CMD stop ROLE NAME JOIN    the node has left by itself, or was not ready in time: end what is left of it
     exit code                  0 = done; anything else = failed, and a start is tried again later
 
 The user writes the order of the arguments by placeholders (engine/config/scaling.py). No shell reads them.
@@ -21,9 +21,9 @@ class CommandFailed(Exception):
     """The message has the exit code and the last line that the command wrote."""
 
 
-async def call(parts: Sequence[str], action: str, role: str, node: str, join: str) -> None:
+async def call(parts: Sequence[str], action: str, role: str, name: str, join: str) -> None:
     """Run the command and wait for its end, at most TIMEOUT_S. Raises CommandFailed."""
-    argv = [part.format(action=action, role=role, node=node, join=join) for part in parts]
+    argv = [part.format(action=action, role=role, name=name, join=join) for part in parts]
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

@@ -120,7 +120,6 @@ class Failures:
 def take_out(parts: Parts, node: Node) -> None:
     """The others know that the node is gone, or leaves: they place nothing on it, and its keys get other homes."""
     live = parts.placing.live
-    parts.pool.lost(node.index)
     parts.pool.left(node.index)
     # New columns: views gossiped before share the old ones.
     live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()

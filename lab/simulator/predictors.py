@@ -58,8 +58,8 @@ predictors: dict[str, Callable[[SimConfig, Mapping[str, Node], Sequence[float]],
 
 
 def equip(policy: PlacementPolicy, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
-    """Give a placement by cost the prices and objectives, and a learned one the predictor and the guard that the configuration names; slowness: the true factor of
-    each node, by index. Raises ValueError."""
+    """Give a placement by cost its prices and objectives, and a learned one the predictor and the guard that the
+    configuration names; slowness: the true factor of each node, by index. Raises ValueError."""
     if isinstance(policy, CheapestPlacement):
         prices = {name: price(config, node) for name, node in nodes.items()}
         policy.price, policy.classes = prices.__getitem__, with_objectives(config.slo)

@@ -124,6 +124,7 @@ class Scaling:
     def _take_out(self, node: Node, state: str) -> None:
         """It gets no more requests."""
         self._state[node.name] = state
+        self._parts.pool.lost(node.index)
         take_out(self._parts, node)
         self._changed(node)
         if state == "off":

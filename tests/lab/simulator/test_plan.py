@@ -22,11 +22,6 @@ def load(rate: float, prompt: float = 8000, answer: float = 200, found: float = 
     return Load(rate, prompts, answers, np.minimum(prompts - 1, found * prompts))
 
 
-def test_erlang_c_of_one_server_is_its_load_and_of_two_is_known():
-    assert erlang_c(1, 0.7) == pytest.approx(0.7)
-    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
-
-
 def test_one_node_without_variation_waits_as_m_d_1_does():
     same = Load(0.5, np.full(50, 8000.0), np.full(50, 10.0), np.zeros(50))
     pool = Prefill(MODEL, same)
