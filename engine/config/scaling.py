@@ -8,6 +8,7 @@ from string import Formatter
 
 from engine.config.cache import CacheFields
 from engine.config.field import flag
+from sched.membership.member import MAX_COST
 
 PLACEHOLDERS = {"action", "role", "name", "join"}
 REQUIRED = {"action", "role", "name"}
@@ -22,7 +23,7 @@ class ScalingFields(CacheFields):
         "cheap nodes, and explain, top and the metrics show it",
         unit="price",
         least=0.0,
-        most=1e9,
+        most=MAX_COST,
     )
     scale_command: str | None = flag(
         None,

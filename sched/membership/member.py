@@ -20,6 +20,9 @@ Address = tuple[str, int]
 TEXT_BYTES = 64
 """Maximum length of a node id, role or host, bytes."""
 
+MAX_COST = 1e9
+"""Greatest price of a node per hour."""
+
 LAST_WORDS = 2
 """Number of direct questions to a suspect, one probe timeout apart, before it is declared dead."""
 
@@ -83,7 +86,7 @@ class Member:
     def cost(self) -> float:
         """Price of the node per hour (--node-cost); 1 if missing or invalid."""
         cost = self.info.get("cost")
-        return float(cost) if type(cost) in (int, float) and 0 <= cost < math.inf else 1.0
+        return float(cost) if type(cost) in (int, float) and 0 <= cost <= MAX_COST else 1.0
 
     @property
     def here(self) -> bool:
