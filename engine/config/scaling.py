@@ -1,4 +1,4 @@
-"""The part of Config for the nodes themselves: the price of this one, and the nodes that start and leave with the load."""
+"""The part of Config for the number of nodes: the price of this one, and those that start and leave with the load."""
 
 from __future__ import annotations
 

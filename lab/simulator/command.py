@@ -132,7 +132,7 @@ SHOWN = {
     "goodput, share": lambda result: f"{result['goodput']:.4f}",
     "node-hours": lambda result: f"{result['node_hours']:.4g}",
     "cost per million good tokens": lambda result: f"{result['cost_per_million_tokens'] or math.nan:.4g}",
-    "cost of busy time per million good tokens": lambda result: f"{result['busy_cost_per_million_tokens'] or math.nan:.4g}",
+    "busy cost per million good tokens": lambda result: f"{result['busy_cost_per_million_tokens'] or math.nan:.4g}",
     "starts and drains": lambda result: str(result["scale_changes"]),
     "refused": lambda result: str(result["refused"]),
     "tokens not computed": lambda result: f"{result['token_hit_rate']:.4f}",

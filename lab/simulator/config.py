@@ -101,7 +101,7 @@ class SimConfig:
     scale_start_s: float = 60.0  # time from the decision for a node until it is ready
     scale_out_s: float = 10.0  # time for which more nodes must be needed before one starts
     scale_in_s: float = 300.0  # time for which fewer nodes must be needed before one leaves
-    node_classes: str = ""  # unlike nodes, ROLE:COUNT:SPEED:COST,...: the first COUNT nodes of ROLE, their relative speed
+    node_classes: str = ""  # unlike nodes: ROLE:COUNT:SPEED:COST,... for the first COUNT of a role
     prefill_cost: float = 1.0  # cost of a node that computes prompts, per hour
     decode_cost: float = 1.0  # cost of a node that decodes, or does both, per hour
     seed: int = 0  # seed of arrivals, draws, faults
@@ -143,7 +143,9 @@ def node_classes(text: str) -> dict[str, NodeClass]:
             role, count, speed, cost = part.split(":")
             one = NodeClass(role.strip(), int(count), float(speed), float(cost))
         except ValueError:
-            raise ValueError(f"--node-classes {part!r} is not ROLE:COUNT:SPEED:COST, such as decode:4:0.5:0.3") from None
+            raise ValueError(
+                f"--node-classes {part!r} is not ROLE:COUNT:SPEED:COST, such as decode:4:0.5:0.3"
+            ) from None
         if one.role not in KINDS or one.role in found:
             raise ValueError(f"--node-classes {part!r}: name each of {', '.join(KINDS)} at most once")
         if one.count < 0 or not 0 < one.speed < math.inf or not 0 <= one.cost < math.inf:

@@ -3,8 +3,8 @@ engine/scaling/scaler.py runs it on gossiped state, which is 0.1 s older.
 
 With `autoscale`, a role has as many nodes as its largest number; those above the number at the beginning are off. A
 node that starts is paid from the decision on and ready after `scale_start_s`. A node that leaves takes no new requests,
-finishes those it has, and then is off; its cache is lost, and so is its share of the pool, which a real node hands over.
-Its requests do not move to other nodes, as they would by default.
+finishes those it has, and then is off. Its cache is lost, and so is its share of the pool, which a real node hands
+over. Its requests do not move to other nodes, as they would by default.
 """
 
 from __future__ import annotations

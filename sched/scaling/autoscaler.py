@@ -148,10 +148,11 @@ class _Role:
                 self._pending[name] = now
                 effects.append(Start(self.bounds.role, name))
             self.counts["starting"] = len(coming)
-        elif now - self._spare_since >= self._rules.in_s and now - self._changed_at >= self._rules.in_s:
-            if (leaver := self._leaver(ready)) is not None:
-                self._spare_since, self._changed_at = math.nan, now
-                effects.append(Drain(self.bounds.role, leaver))
+            return effects
+        rested = min(now - self._spare_since, now - self._changed_at) >= self._rules.in_s
+        if rested and (leaver := self._leaver(ready)) is not None:
+            self._spare_since, self._changed_at = math.nan, now
+            effects.append(Drain(self.bounds.role, leaver))
         return effects
 
     def failed(self, now: float, node: str) -> None:

@@ -63,7 +63,14 @@ def test_systemd_takes_the_unit(tmp_path):
     assert wrong == []
 
 
-SHELL = ("scripts/deploy/mooncake.sbatch", "scripts/deploy/scale-local", "scripts/setup", "scripts/test", "scripts/up", ".ci/run")
+SHELL = (
+    "scripts/deploy/mooncake.sbatch",
+    "scripts/deploy/scale-local",
+    "scripts/setup",
+    "scripts/test",
+    "scripts/up",
+    ".ci/run",
+)
 
 
 @pytest.mark.parametrize("script", SHELL)
@@ -225,7 +232,7 @@ def test_the_container_copies_what_exists():
 def scale_local(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """With a node that sleeps."""
     node = run_dir / "node"
-    node.write_text("#!/bin/sh\necho \"$@\"\nexec sleep 60\n")
+    node.write_text('#!/bin/sh\necho "$@"\nexec sleep 60\n')
     node.chmod(0o755)
     env = os.environ | {"MOONCAKE_RUN": str(run_dir), "MOONCAKE_PYTHON": str(node)}
     command = [str(FOLDER / "scale-local"), *arguments]

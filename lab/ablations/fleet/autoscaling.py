@@ -22,9 +22,7 @@ WANTED = 0.98
 def tide(rows: list[TraceRow], seed: int) -> list[TraceRow]:
     """Every second request in the first and the last third of the time, every request between."""
     end = max(row.timestamp_ms for row in rows)
-    return [
-        row for number, row in enumerate(rows) if number % 2 == 0 or end / 3 <= row.timestamp_ms < 2 * end / 3
-    ]
+    return [row for number, row in enumerate(rows) if number % 2 == 0 or end / 3 <= row.timestamp_ms < 2 * end / 3]
 
 
 def static(nodes: tuple[int, int]) -> str:

@@ -97,8 +97,12 @@ def test_what_counts_as_ready():
 
 @pytest.mark.parametrize(
     ("peer", "refusal", "words"),
-    [("scales", None, None), ("plain", None, "only a member"), ("unknown", None, "only a member")]
-    + [("scales", "no other node has role decode", "no other node")],
+    [
+        ("scales", None, None),
+        ("plain", None, "only a member"),
+        ("unknown", None, "only a member"),
+        ("scales", "no other node has role decode", "no other node"),
+    ],
 )
 async def test_who_may_ask_a_node_to_leave(peer, refusal, words):
     handlers, asked = {}, []

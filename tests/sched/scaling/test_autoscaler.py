@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -73,7 +74,7 @@ class Virtual:
             )
             for name, work in self.work.items()
         ]
-        blank = dict(can=frozenset(), does=frozenset(), work_s=0.0, running_soon=0, max_running=0)
+        blank = {"can": frozenset(), "does": frozenset(), "work_s": 0.0, "running_soon": 0, "max_running": 0}
         return on + [NodeLoad(node_id=name, role=self.role, ready=False, **blank) for name in self.starting]
 
     def run(self, seconds: int, rate: float) -> None:
@@ -152,15 +153,15 @@ def test_bounds_and_pauses_hold_for_any_load(phases, seed):
     for rate, seconds in phases:
         virtual.run(seconds, rate)
     drains = virtual.when(Drain)
-    assert all(later - one >= IN_S for one, later in zip(drains, drains[1:], strict=False))
+    assert all(later - one >= IN_S for one, later in pairwise(drains))
     starts = virtual.when(Start)
     assert all(not (0 < at - start < IN_S) for at in drains for start in starts), "it has just been started"
 
 
 def node(name: str, role: str = "decode", running: int = 0, **more) -> NodeLoad:
     does = DOES[role]
-    given = dict(work_s=0.0, running_soon=running, max_running=SEATS, running=running, ready=True) | more
-    return NodeLoad(node_id=name, can=does, does=does, role=role, **given)
+    known = {"work_s": 0.0, "running_soon": running, "max_running": SEATS, "running": running, "ready": True} | more
+    return NodeLoad(node_id=name, can=does, does=does, role=role, **known)
 
 
 def steps(core: Autoscaler, nodes: list[NodeLoad], begin: int, seconds: int, acts: bool = True) -> list[Effect]:
@@ -185,7 +186,7 @@ def test_a_node_that_is_not_ready_in_time_is_stopped_and_the_next_try_waits_long
     starts = [second for second, effect in effects.items() if isinstance(effect, Start)]
     assert {effect.node for effect in effects.values()} == {f"{PREFIX}decode-0"}
     assert [type(effect) for effect in effects.values()][:3] == [Start, Stop, Start]
-    pauses = [later - one for one, later in zip(starts, starts[1:], strict=False)]
+    pauses = [later - one for one, later in pairwise(starts)]
     assert pauses == sorted(pauses) and pauses[0] > 2 * START_S
 
 

@@ -18,7 +18,7 @@ PREFILL, DECODE, NONE = frozenset({"prefill"}), frozenset({"decode"}), frozenset
 
 
 def node(can: frozenset[str], work_s: float = 0.0, running: int = 0, **more) -> NodeLoad:
-    given = dict(node_id="n", role="r", ready=True, running_soon=running, max_running=64) | more
+    given = {"node_id": "n", "role": "r", "ready": True, "running_soon": running, "max_running": 64} | more
     return NodeLoad(can=can, does=can, work_s=work_s, running=running, **given)
 
 
@@ -97,9 +97,7 @@ LOADS = st.lists(
 
 @given(LOADS, st.sampled_from([PREFILL, DECODE, BOTH, NONE]), st.lists(st.floats(0.1, 5), min_size=2, max_size=2))
 def test_more_load_never_needs_fewer_nodes(loads, can, factors):
-    nodes = [
-        node(can, work, running, waiting=waits, step_s=step, nic=nic) for work, running, waits, step, nic in loads
-    ]
+    nodes = [node(can, work, running, waiting=waits, step_s=step, nic=nic) for work, running, waits, step, nic in loads]
     need = after(nodes, 20)
     less, more = sorted(factors)
     assert 1 <= need.nodes(STANDARD, less) <= need.nodes(STANDARD, more)
