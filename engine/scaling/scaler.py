@@ -64,7 +64,7 @@ def may_leave(channel: Channel, gossip: Gossip, ask: Ask) -> None:
 
 
 class Scaler:
-    """Starts and ends nodes for the load of the cell; `config` has --scale-command."""
+    """Starts and ends nodes for the load of a cluster of one cell; `config` has --scale-command."""
 
     def __init__(self, config: Config, gossip: Gossip, channel: Channel, metrics: Metrics) -> None:
         assert config.scale_command is not None and config.scale_nodes is not None
@@ -91,8 +91,15 @@ class Scaler:
         return {"acts": self._acting(), "roles": self._core.state()}
 
     async def _run(self) -> None:
+        told = False
         while True:
             await asyncio.sleep(self._period_s)
+            if len(self._gossip.core.mates()) + 1 < len(self._gossip.members):
+                if not told:
+                    log.warning("--scale-nodes rests: of a cluster of several cells this node knows one cell's load")
+                told = True
+                continue
+            told = False
             nodes = loads(self._gossip.members, self._gossip.records)
             acts = self._acting() == self._gossip.me.node_id
             effects = self._core.step(asyncio.get_running_loop().time(), nodes, acts)
@@ -105,7 +112,7 @@ class Scaler:
                 task.add_done_callback(self._running.discard)
 
     def _acting(self) -> str | None:
-        """The node of this cell that acts: one that serves, does not leave, and can call the command."""
+        """The node that acts: one that serves, does not leave, and can call the command."""
         records = self._gossip.records
         return acting(
             member.node_id

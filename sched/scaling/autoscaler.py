@@ -5,7 +5,7 @@ among those that can call the command (`acting`). If it is lost, the next one ha
 protocol elects anybody. Views may differ for a moment, and then two nodes act. That does no harm: a new node gets the
 first free name of its role, so both ask for the same node, and the command starts a name only once.
 
-    start   need > ready + coming for out_s: all missing nodes, at most as many as there are
+    start   need > ready + coming for out_s: all missing nodes
     drain   need with MARGIN more load < ready for in_s, in_s after the last change: one node
     stop    a drained node has left, or a started node was not ready in time
 
@@ -144,12 +144,13 @@ class _Role:
             return []
         if now - self._short_since >= self._rules.out_s and now >= self._retry_at:
             self._short_since = math.nan
-            for name in self._free_names(min(short, max(1, len(ready))), taken | coming):
+            for name in self._free_names(short, taken | coming):
                 self._pending[name] = now
                 effects.append(Start(self.bounds.role, name))
             self.counts["starting"] = len(coming)
             return effects
-        rested = min(now - self._spare_since, now - self._changed_at) >= self._rules.in_s
+        in_s = self._rules.in_s
+        rested = now - self._spare_since >= in_s and now - self._changed_at >= in_s
         if rested and (leaver := self._leaver(ready)) is not None:
             self._spare_since, self._changed_at = math.nan, now
             effects.append(Drain(self.bounds.role, leaver))
@@ -161,7 +162,7 @@ class _Role:
 
     def _pause(self, now: float) -> None:
         self._failures += 1
-        self._retry_at = now + min(LONGEST_PAUSE_S, self._rules.out_s * 2.0**self._failures)
+        self._retry_at = now + min(LONGEST_PAUSE_S, self._rules.out_s * 2.0 ** min(self._failures, 20))
 
     def _watch(self, now: float, nodes: Sequence[NodeLoad], ready: Sequence[NodeLoad], acts: bool) -> list[Effect]:
         """Note which nodes have come and gone since the last step."""

@@ -1,6 +1,6 @@
 """Estimates from gossiped load how many nodes of one role meet the objectives. Pure.
 
-    prefill    offered = mean busy nodes + growth of the queued work per second + late work over the window
+    prefill    offered = mean busy nodes + growth of the queued work per second + late work over LATE_WINDOWS windows
                the fewest nodes k > offered with P(wait > TTFT objective - service) <= 1 - SHARE   (sched/waiting.py)
     decode     n requests present, B of them per node:  the fewest k >= (n + z sqrt(n)) / B
                B = the least of the seats, the requests whose KV fits, and those whose step meets the TBT objective
@@ -35,6 +35,9 @@ MAX_BUSY = 0.9
 
 SLOW_WINDOWS = 20
 """Windows over which the properties of nodes and requests are averaged: they change more slowly than the load."""
+
+LATE_WINDOWS = 6
+"""Windows in which work that is late already should be done. A node that starts takes longer than one window."""
 
 LEAST_LEFT = 0.25
 """Share of the TTFT objective that a prompt may wait, however long its own prefill takes. No number of nodes shortens
@@ -147,10 +150,10 @@ class Need:
         return max(1, decode, self._prefill_nodes(offered, objective))
 
     def _offered(self, objective: ServiceClass) -> float:
-        """Busy nodes that the arriving work needs, and those that finish late work within the window."""
+        """Busy nodes that the arriving work needs, and those that finish late work besides."""
         growth = (self._work_now_s - self._work_s.mean) / self._window_s
         late_s = self._work_now_s - len(self._takers) * self._left_s(objective)
-        return max(0.0, self._busy.mean + growth) + max(0.0, late_s) / self._window_s
+        return max(0.0, self._busy.mean + growth) + max(0.0, late_s) / (LATE_WINDOWS * self._window_s)
 
     def _left_s(self, objective: ServiceClass) -> float:
         return max(objective.ttft_s - self._residual_s.mean, LEAST_LEFT * objective.ttft_s)

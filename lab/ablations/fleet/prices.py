@@ -66,7 +66,8 @@ PRICES = Ablation(
     "prices",
     "What does placement by cost save if nodes differ in speed and price?",
     f"Conversation trace on {NODES[0]}P+{NODES[1]}D, of which {CHEAP[0]}P+{CHEAP[1]}D compute at {SPEED:g} of the "
-    f"speed and cost {COST:g} per hour instead of 1; effective = TTFT <= {TTFT_S:g} s and mean TBT <= {1000 * TBT_S:g} ms.",
+    f"speed and cost {COST:g} per hour instead of 1; effective = TTFT <= {TTFT_S:g} s and mean TBT <= "
+    f"{1000 * TBT_S:g} ms.",
     cases,
     metrics("effective", "mean TTFT, s", "p99 TTFT, s") | {BUSY: metric("busy_cost_per_million_tokens")},
     reading,

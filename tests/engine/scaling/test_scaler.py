@@ -38,9 +38,10 @@ def writing(path: Path) -> str:
     return f'{sys.executable} -c "{WRITES}" {path} {{action}} {{role}} {{name}} {{join}}'
 
 
-def scalers(members: list[Member], records: dict[str, NodeRecord], path: Path) -> list[Scaler]:
+def scalers(members: list[Member], records: dict[str, NodeRecord], path: Path, strangers: int = 0) -> list[Scaler]:
+    """strangers: members of another cell."""
     config = parse([*FLAGS, writing(path)])
-    core = SimpleNamespace(membership={one.node_id: one for one in members})
+    core = SimpleNamespace(mates=lambda: members[1 + strangers :])
     return [
         Scaler(
             config, SimpleNamespace(me=me, members=members, records=records, core=core), None, Metrics("m", me.node_id)
@@ -71,6 +72,17 @@ async def test_of_several_nodes_one_starts_another(tmp_path):
     texts = {shell._gossip.me.node_id: shell._metrics.text().decode() for shell in shells}
     done = 'mooncake:scaling_actions_total{action="start"'
     assert done in texts[actor] and all(done not in text for name, text in texts.items() if name != actor)
+
+
+async def test_a_node_that_knows_only_a_cell_starts_nobody(tmp_path, caplog):
+    members = [member(name) for name in "ab"]
+    shells = scalers(members, {one.node_id: record(running=4) for one in members}, tmp_path / "calls", strangers=1)
+    for shell in shells:
+        shell.start()
+    await asyncio.sleep(1.0)
+    for shell in shells:
+        await shell.close()
+    assert not (tmp_path / "calls").exists() and caplog.text.count("--scale-nodes rests") == 2
 
 
 async def test_a_node_that_leaves_does_not_act(tmp_path):
