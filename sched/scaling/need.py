@@ -150,7 +150,7 @@ class Need:
         return max(1, decode, self._prefill_nodes(offered, objective))
 
     def _offered(self, objective: ServiceClass) -> float:
-        """Busy nodes that the arriving work needs, and those that finish late work besides."""
+        """Busy nodes that the arriving work needs, and those that finish late work in addition."""
         growth = (self._work_now_s - self._work_s.mean) / self._window_s
         late_s = self._work_now_s - len(self._takers) * self._left_s(objective)
         return max(0.0, self._busy.mean + growth) + max(0.0, late_s) / (LATE_WINDOWS * self._window_s)

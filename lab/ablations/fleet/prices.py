@@ -1,4 +1,4 @@
-"""Cheap and slow nodes beside dear and fast ones: placement by cost, against placement by time alone."""
+"""Cheap and slow nodes together with dear and fast ones: placement by cost, against placement by time alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lab.simulator.config import SimConfig
 
 TTFT_S, TBT_S = 10.0, 0.1
 NODES, CHEAP = (8, 4), (4, 2)
-"""Prefill and decode nodes; so many of them are cheap."""
+"""Prefill and decode nodes; the number of cheap ones among them."""
 SPEED, COST = 0.5, 0.3
 SPEEDS = (0.5, 1.0)
 POLICIES = {"mooncake": "by time", "mooncake-cost": "by cost"}
