@@ -112,16 +112,9 @@ class Scaler:
                 task.add_done_callback(self._running.discard)
 
     def _acting(self) -> str | None:
-        """The node that acts: one that serves, does not leave, and can call the command."""
-        records = self._gossip.records
-        return acting(
-            member.node_id
-            for member in self._gossip.members
-            if member.status is Status.ALIVE
-            and member.info.get(SCALES)
-            and member.node_id in records
-            and not records[member.node_id].flags & DRAINING
-        )
+        """The node that acts: one that is ready, does not leave, and can call the command."""
+        able = [one for one in self._gossip.members if one.status is Status.ALIVE and one.info.get(SCALES)]
+        return acting(node.node_id for node in loads(able, self._gossip.records) if node.takes)
 
     async def _carry_out(self, effect: Effect) -> None:
         action = type(effect).__name__.lower()

@@ -90,8 +90,11 @@ async def test_a_node_that_leaves_does_not_act(tmp_path):
     records = {one.node_id: record(running=0) for one in members}
     shell, _ = scalers(members, records, tmp_path / "calls")
     first = shell.state()["acts"]
+    other = ({"a", "b"} - {first}).pop()
     records[first] = record(running=0, flags=record(0).flags | DRAINING)
-    assert shell.state()["acts"] == ({"a", "b"} - {first}).pop()
+    assert shell.state()["acts"] == other
+    records[first] = NodeRecord(version=1)
+    assert shell.state()["acts"] == other, "it still loads its model, and does not look yet"
 
 
 def test_what_counts_as_ready():
