@@ -2,5 +2,5 @@
 
 Files:
     autoscaling  A load that doubles and halves: nodes that start and leave, against fixed numbers of nodes
-    prices       Cheap and slow nodes together with dear and fast ones: placement by cost, against placement by time alone
+    prices       Cheap and slow nodes with dear and fast ones: placement by cost, against placement by time alone
 """

@@ -1,4 +1,4 @@
-"""Cheap and slow nodes together with dear and fast ones: placement by cost, against placement by time alone."""
+"""Cheap and slow nodes with dear and fast ones: placement by cost, against placement by time alone."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         "Cost per million good tokens, of busy time if all nodes stay, and of all paid time if nodes leave: "
         + "; ".join(parts)
-        + f". If all nodes do both, placement by cost computes {own['prompts on cheap nodes'].mean:.0%} of the prompt tokens "
-        f"and {own['answers on cheap nodes'].mean:.0%} of the answers on cheap nodes."
+        + f". If all nodes do both, placement by cost computes {own['prompts on cheap nodes'].mean:.0%} of the prompt "
+        f"tokens and {own['answers on cheap nodes'].mean:.0%} of the answers on cheap nodes."
     )
 
 
