@@ -31,7 +31,7 @@ MARGIN = 0.25
 """A node leaves only if the others could bear this much more than the present load."""
 
 IN_WINDOWS = 4
-"""The load that must be low is averaged over in_s / IN_WINDOWS, so that a burst does not keep nodes for in_s more."""
+"""The load is averaged over in_s / IN_WINDOWS, and also over out_s."""
 
 LONGEST_PAUSE_S = 600.0
 """Longest pause after starts that failed; each failure doubles it."""
@@ -120,6 +120,7 @@ class _Role:
         self._given_up: set[str] = set()  # nodes that were not ready in time
         self._ready: frozenset[str] | None = None
         self._draining: set[str] = set()
+        self._asked: set[str] = set()  # to drain; a node may have left before it was seen to
         self._short_since = self._spare_since = math.nan
         self._changed_at = self._retry_at = -math.inf
         self._failures = 0
@@ -153,6 +154,7 @@ class _Role:
         rested = now - self._spare_since >= in_s and now - self._changed_at >= in_s
         if rested and (leaver := self._leaver(ready)) is not None:
             self._spare_since, self._changed_at = math.nan, now
+            self._asked.add(leaver)
             effects.append(Drain(self.bounds.role, leaver))
         return effects
 
@@ -174,7 +176,8 @@ class _Role:
         self._given_up &= loading
         for name in loading - self._given_up:
             self._pending.setdefault(name, now)
-        gone = self._draining - here
+        gone = (self._draining | self._asked) - here
+        self._asked &= here
         for name, since in list(self._pending.items()):
             if name in names:
                 self._failures = 0
@@ -189,13 +192,14 @@ class _Role:
         return list(stops) if acts else []
 
     def _needed(self, ready: Sequence[NodeLoad]) -> tuple[int, int]:
-        """(nodes for the present load, nodes for MARGIN more than both the present load and that of a longer time)"""
+        """(nodes for the load, nodes for MARGIN more). The load is that of a longer time, and also the present one if it
+        is more than these nodes can do: a short window alone would follow every fluctuation."""
         bounds, objective = self.bounds, self._rules.objective
         if not ready:
             return bounds.least, bounds.least
-        need = bounds.clamp(self._soon.nodes(objective))
-        spare = max(self._soon.nodes(objective, 1 + MARGIN), self._long.nodes(objective, 1 + MARGIN))
-        return need, bounds.clamp(spare)
+        soon = self._soon.nodes(objective) if self._soon.presses(objective) else 1
+        need = max(soon, self._long.nodes(objective))
+        return bounds.clamp(need), bounds.clamp(max(need, self._long.nodes(objective, 1 + MARGIN)))
 
     def _free_names(self, count: int, taken: set[str]) -> list[str]:
         numbers = (f"{PREFIX}{self.bounds.role}-{i}" for i in range(len(taken) + count))

