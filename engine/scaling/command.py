@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from tempfile import TemporaryFile
 
 TIMEOUT_S = 60.0
 
@@ -24,25 +25,27 @@ class CommandFailed(Exception):
 async def call(parts: Sequence[str], action: str, role: str, name: str, join: str) -> None:
     """Run the command and wait for its end, at most TIMEOUT_S. Raises CommandFailed."""
     argv = [part.format(action=action, role=role, name=name, join=join) for part in parts]
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal of this node is not for the others
-        )
-    except OSError as error:
-        raise CommandFailed(f"{argv[0]}: {error.strerror}") from None
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            out, _ = await process.communicate()
-    except TimeoutError:
-        raise CommandFailed(f"still running after {TIMEOUT_S:g} s; it should return and let the node start") from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-    if process.returncode:
-        last = (out.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
-        raise CommandFailed(f"exit code {process.returncode}: {last:.200}")
+    with TemporaryFile() as out:  # a pipe would be open for as long as a node that the command leaves behind
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C in the terminal of this node is not for the others
+            )
+        except OSError as error:
+            raise CommandFailed(f"{argv[0]}: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                code = await process.wait()
+        except TimeoutError:
+            raise CommandFailed(f"still running after {TIMEOUT_S:g} s; it should return when the node starts") from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        if code:
+            out.seek(0)
+            lines = out.read().decode(errors="replace").strip().splitlines() or ["no output"]
+            raise CommandFailed(f"exit code {code}: {lines[-1]:.200}")

@@ -87,6 +87,7 @@ def test_a_node_joins_with_the_load_and_leaves_without_dropping_a_request(start:
     local = ["env", f"MOONCAKE_RUN={tmp_path}", f"MOONCAKE_PYTHON={sys.executable}", "OMP_NUM_THREADS=1"]
     local += [str(ROOT / "scripts/deploy/scale-local"), "{action}", "{role}", "{name}", "{join}", *flags]
     scaling = ["--scale-command", shlex.join(local), "--scale-nodes", "mixed=1..2"]
+    scaling += ["--slo", "standard:ttft=60,tbt=60"]  # on a busy machine a step may take long
     scaling += ["--scale-out-ms", "400", "--scale-in-ms", "1500"]
     with ended(tmp_path), start("mixed=1", *flags, *scaling) as cluster:
         node = cluster.nodes[0]

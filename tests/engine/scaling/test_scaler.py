@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +147,13 @@ async def test_a_command_that_fails_says_why():
         await call([sys.executable, "-c", script, "{action}"], "start", "decode", "n", "h:1")
     with pytest.raises(CommandFailed, match="/no/such"):
         await call(["/no/such", "{action}"], "start", "decode", "n", "h:1")
+
+
+async def test_a_node_that_the_command_leaves_behind_is_not_waited_for(tmp_path):
+    path = tmp_path / "pid"
+    async with asyncio.timeout(30):
+        await call(["sh", "-c", f"sleep 60 & echo $! > {path}"], "start", "decode", "n", "h:1")
+    os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 async def test_no_shell_reads_the_arguments(tmp_path):
