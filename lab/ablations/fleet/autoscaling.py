@@ -10,7 +10,8 @@ from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
 
 TTFT_S, TBT_S = 10.0, 0.1
-PEAK, LOW = (10, 4), (6, 3)
+SPEED = 2.0
+PEAK, LOW = (10, 5), (6, 3)
 """Prefill and decode nodes: with the first, the load at its peak keeps its objectives; with the second, the lower one
 does."""
 MOST = (14, 6)
@@ -33,7 +34,7 @@ SCALED = "nodes start and leave"
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", requests, change=tide)
+    work = Workload("conversation", requests, SPEED, change=tide)
     base = SimConfig(slo=f"standard:ttft={TTFT_S:g},tbt={TBT_S:g}", scale_start_s=START_S)
     bounds = f"prefill=2..{MOST[0]},decode=2..{MOST[1]}"
     made = {static(nodes): replace(base, prefill=nodes[0], decode=nodes[1]) for nodes in (PEAK, LOW)}
@@ -74,7 +75,7 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 AUTOSCALING = Ablation(
     "autoscaling",
     "What is saved, and what is lost, if nodes start and leave with the load?",
-    f"Conversation trace, every second request left out in its first and last third; effective = TTFT <= {TTFT_S:g} s "
+    f"Conversation trace {SPEED:g} times as fast, every second request left out in its first and last third; effective = TTFT <= {TTFT_S:g} s "
     f"and mean TBT <= {1000 * TBT_S:g} ms. Scaling begins with {static(LOW)}, at most {static(MOST)}; a node is ready "
     f"{START_S:g} s after the decision for it.",
     cases,

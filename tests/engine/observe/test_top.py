@@ -88,9 +88,10 @@ def test_prices_are_shown_if_nodes_differ():
     assert "cost/h" not in drawn(seen)
     for node, cost in zip(seen["nodes"], (2.5, 1.0, 0.3), strict=True):
         node["cost"] = cost
-    lines = {line.split()[0]: line.split() for line in drawn(seen).splitlines() if line.split()}
-    assert "cost/h" in drawn(seen)
-    assert "2.5" in lines["prefill-0"] and "1" in lines["store-0"] and "0.3" in lines["decode-0"]
+    text = drawn(seen)
+    assert "cost/h" in text
+    rows = {row[0]: row for line in text.splitlines() if {"alive", "suspect"} & set(row := line.split())}
+    assert rows["prefill-0"][-1] == "2.5" and rows["store-0"][-1] == "1" and "0.3" in rows["decode-0"]
 
 
 def test_a_cluster_without_requests_and_peers():
