@@ -192,8 +192,8 @@ class _Role:
         return list(stops) if acts else []
 
     def _needed(self, ready: Sequence[NodeLoad]) -> tuple[int, int]:
-        """(nodes for the load, nodes for MARGIN more). The load is that of a longer time, and also the present one if it
-        is more than these nodes can do: a short window alone would follow every fluctuation."""
+        """(nodes for the load, nodes for MARGIN more). The load is that of a longer time, and also the present one if
+        it is more than these nodes can do: a short window alone would follow every fluctuation."""
         bounds, objective = self.bounds, self._rules.objective
         if not ready:
             return bounds.least, bounds.least
