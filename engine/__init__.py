@@ -21,6 +21,7 @@ Files:
                   host memory
     sampling/     From logits to tokens: penalties, draws, and randomness that does not depend on the node of a
                   request
+    scaling/      Nodes for the load: roles that change, nodes that start and leave
     speculation/  Speculative decoding: how drafts are proposed and verified
     step/         One step: requests, blocks, rows and tensors
     text/         Converts between text and token ids: tokenizers, chat templates, and output cut at stop strings

@@ -14,8 +14,11 @@ Files:
     step_cost    Predicts the time of a step with both decodes and prefill
     stretch      How far a node that cannot keep all objectives misses them: by the same factor for prompts and for
                  streams
+    waiting      The wait for one of several equal servers, in the order of arrival: M/G/k by Allen-Cunneen, with an
+                 exponential tail
     gossip/      The load and the blocks that nodes report to each other
     membership/  Who is in the cluster: SWIM with Lifeguard
     placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class
                  each
+    scaling/     How many nodes of each role the load needs, and which of them start or leave
 """

@@ -85,11 +85,11 @@ def wanted(nodes: Sequence[Seen], resting: Collection[str] = ()) -> tuple[str, f
             givers = [node.node_id for node in able if node.does == {other}]
             if not givers or count < 2 or low * count / (count - 1) > max(BUSY_LOAD, high / 2):
                 return None
-            return _named(givers), frozenset({short})
+            return named(givers), frozenset({short})
     if max(now.prefill, now.decode) < CALM_LOAD:
         astray = {node.node_id: node.home for node in able if _may_go_home(node, nodes)}
         if astray:
-            name = _named(astray)
+            name = named(astray)
             return name, astray[name]
     return None
 
@@ -101,7 +101,8 @@ def _may_go_home(node: Seen, nodes: Sequence[Seen]) -> bool:
     return node.does != node.home and all(any(role in other.does for other in others) for role in left)
 
 
-def _named(nodes: Iterable[str]) -> str:
+def named(nodes: Iterable[str]) -> str:
+    """The node that all nodes name without asking: the one with the greatest hash."""
     return max(nodes, key=lambda name: blake2b(name.encode(), digest_size=8).digest())
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config.cache import CacheFields
 from engine.config.field import flag
 from engine.config.model import EMBEDDED_MODEL
+from engine.config.scaling import ScalingFields
 from net.transfer.engine import transports
 from sched.classes import CLASSES, ServiceClass, spell, with_objectives
 from sched.placement.table import placements
@@ -29,9 +29,9 @@ ACCEPTOR = "acceptor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(CacheFields):
-    """All settings of a node: the node and its model (ModelFields), the cache (CacheFields), and the cluster. Does not
-    validate: `engine.config.flags` and `engine.config.resolve` do."""
+class Config(ScalingFields):
+    """All settings of a node: the node and its model (ModelFields), the cache (CacheFields), the nodes that start and
+    leave (ScalingFields), and the cluster. Does not validate: `engine.config.flags` and `engine.config.resolve` do."""
 
     # --- scheduling
     backend: str | None = flag(
@@ -48,7 +48,8 @@ class Config(CacheFields):
         "scheduling",
         "how to choose prefill and decode nodes: mooncake = Algorithm 1 over a shortlist of nodes that it asks; "
         "mooncake-central-greedy = over all nodes, like the paper's Conductor; mooncake-learned = mooncake "
-        "corrected by measured times to first token, within 1.25 of the best estimate; or your own: FILE.py:NAME",
+        "corrected by measured times to first token, within 1.25 of the best estimate; mooncake-cost = the cheapest "
+        "node of those that meet the targets of --slo, by --node-cost; or your own: FILE.py:NAME",
         tuple(placements),
         file=True,
     )

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 from engine.config.backend_address import addresses as parse_addresses
 from engine.config.config import NO_MODEL, Config
+from engine.config.scaling import command_parts
 from net.kv_events.settings import parse as parse_event_settings
+from sched.scaling.bounds import parse as parse_bounds
 
 BOTH = {"prefill", "decode"}
 
@@ -95,9 +97,26 @@ def contradictions(config: Config) -> Iterator[str]:
             parse_addresses(config.backend)
         except ValueError as error:
             yield f"--backend {error}"
+    yield from _scaling(config)
     for origin in (config.allowed_origins or "*").split(","):
         if origin.strip() != "*" and not origin.strip().startswith(("http://", "https://")):
             yield f"--allowed-origins {origin.strip()!r}: an origin is http://HOST[:PORT] or https://HOST[:PORT], or *"
+
+
+def _scaling(config: Config) -> Iterator[str]:
+    if (config.scale_command is None) != (config.scale_nodes is None):
+        yield "--scale-command and --scale-nodes go together: give both or neither"
+    if config.scale_command is not None and config.backend is not None:
+        yield "--scale-command starts nodes of ours; with --backend, the workers' own launcher does: use one of the two"
+    for flag, value, parse in (
+        ("--scale-command", config.scale_command, command_parts),
+        ("--scale-nodes", config.scale_nodes, parse_bounds),
+    ):
+        if value is not None:
+            try:
+                parse(value)
+            except ValueError as error:
+                yield f"{flag} {value!r}: {error}"
 
 
 def _is(address: str, host: str, port: int) -> bool:

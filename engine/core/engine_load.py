@@ -74,7 +74,7 @@ class EngineLoad:
     ) -> None:
         """complete: adds to a record the facts that the node has outside its engine. clock: that of the steps."""
         self.lengths = OutputLengths()
-        self.does = first_role(config)  # the roles for which it takes new requests (engine/node/role_changes.py)
+        self.does = first_role(config)  # the roles for which it takes new requests (engine/scaling/role_changes.py)
         self.draining = False
         self.stages = False  # whether this node can compute some of the layers of a prompt (engine/pipeline/stages.py)
         self._complete, self._clock = complete, clock

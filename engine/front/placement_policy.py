@@ -11,6 +11,7 @@ from engine.front.compiled.choose import find
 from net.user_file import chosen
 from sched.admission import Limits
 from sched.membership.member import Rng
+from sched.placement.cheapest import CheapestPlacement, Price, equal_prices
 from sched.placement.choice import PlacementPolicy
 from sched.placement.mooncake import Compiled, MooncakePlacement
 from sched.placement.table import METHODS, placements
@@ -18,12 +19,16 @@ from sched.placement.table import METHODS, placements
 COMPILED = Compiled(shortlist, find)
 
 
-def placement_policy(config: Config, rng: Rng) -> PlacementPolicy:
-    """Raises UsageError when the user's file does not hold one."""
+def placement_policy(config: Config, rng: Rng, price: Price = equal_prices) -> PlacementPolicy:
+    """price: of a node, for policies by cost. Raises UsageError when the user's file does not hold one."""
     try:
         kind: Callable[..., PlacementPolicy] = chosen("--placement", config.placement, placements, METHODS)
-        compiled = {"compiled": COMPILED} if isinstance(kind, type) and issubclass(kind, MooncakePlacement) else {}
+        more: dict[str, object] = {}
+        if isinstance(kind, type) and issubclass(kind, MooncakePlacement):
+            more["compiled"] = COMPILED
+        if isinstance(kind, type) and issubclass(kind, CheapestPlacement):
+            more |= {"classes": config.classes, "price": price}
         limits = Limits(config.max_waiting_requests)
-        return kind(limits, rng, config.kvcache_balancing_threshold, **compiled)
+        return kind(limits, rng, config.kvcache_balancing_threshold, **more)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None

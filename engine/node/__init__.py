@@ -23,8 +23,6 @@ Files:
                       next one is cold
     report            A node's reports about itself: for the user who started it, for a joining node, for debugging
     resource_use      How full the tiers of this node are and how busy its network is
-    role_changes      The shell of sched/role_change.py: reads the gossiped records every few seconds and sets the
-                      engine's role
     scrape            The parts of a node that a scrape reads
     weights           The weights of a node, assembled: what it serves, how it follows the cluster, and what it
                       replaces itself

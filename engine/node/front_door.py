@@ -67,7 +67,7 @@ class FrontDoor:
         self.weights = NodeWeights(config, source, cluster, blocks.root, serving)
         serving.weights = self.weights.member
         self._rng = random.Random()
-        self._policy = placement_policy(config, self._rng)
+        self._policy = placement_policy(config, self._rng, self._price)
         self._keys = api_keys(config)
         self._recorder = _recorder(config)
         self._export = _span_export(config)
@@ -147,6 +147,11 @@ class FrontDoor:
         served = Served(config.served_model_name, config.model, longest, scored, trusts)
         return ServingFrontend(served, tokenizer, compiler, acceptor, self._answers())
 
+    def _price(self, node_id: str) -> float:
+        """Of a member, per hour."""
+        member = self._cluster.gossip.core.membership.get(node_id)
+        return 1.0 if member is None else member.cost
+
     def _groups(self) -> GroupRules | None:
         config, model = self._config, self._source.config
         if config.prefill_parallel == "none":
@@ -201,6 +206,7 @@ class FrontDoor:
         roles = Counter(role for member in self._cluster.gossip.members for role in member.roles)
         for role in ROLES:
             metrics.set("mooncake:cluster_members", roles[role], role=role)
+        metrics.set("mooncake:node_cost", self._config.node_cost)
         metrics.set("mooncake:weights_generation", self.weights.member.served.generation)
         metrics.set("mooncake:weights_held", len(self.weights.member.held))
         metrics.set("mooncake:event_loop_longest_stall_seconds", self._measures.stalls.longest_s)

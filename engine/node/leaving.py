@@ -48,6 +48,11 @@ class Leaving:
         self._grace_s = grace_s
         self.asked.set()
 
+    @property
+    def begun(self) -> bool:
+        """Whether this node leaves, or was asked to."""
+        return self.asked.is_set() or self._deadline is not None
+
     async def run(self) -> None:
         """Returns when all work is done or the deadline has passed. If cancelled, it fails the unfinished requests of
         its clients."""
@@ -72,7 +77,7 @@ class Leaving:
         """GET /drain: the remaining work; left_s is None unless the node is leaving."""
         return {
             "node_id": self._node_id,
-            "draining": self.asked.is_set() or self._deadline is not None,
+            "draining": self.begun,
             "accepted": self._serving.accepted,
             "computing": self._serving.computing,
             "left_s": None if self._deadline is None else self._left_s(),

@@ -46,9 +46,10 @@ from engine.node.parts import Blocks, Measures, Serving
 from engine.node.phases import Phases
 from engine.node.prefault import prefault
 from engine.node.resource_use import NodeUse
-from engine.node.role_changes import RoleChanges
 from engine.node.scrape import watch, watch_engine
 from engine.observe.history import History
+from engine.scaling.role_changes import RoleChanges
+from engine.scaling.scaler import SCALES, Scaler, may_leave
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port
@@ -63,6 +64,7 @@ from net.metrics.events import Metrics
 from net.transfer.common.prefault import Prefault
 from net.transfer.device.staging import DeviceTransferEngine
 from net.transfer.rdma.verbs import prepare as rdma_prepare
+from sched.gossip.load_word import DRAINING
 from sched.gossip.state import NodeRecord
 from sched.membership.member import Member, Status, presets
 from sched.role_change import BOTH
@@ -135,6 +137,7 @@ class Node:
         peers = self._peers = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
         blocks = Blocks(self.geometry, self.root, self.share)
         self.leaving = Leaving(config, self.gossip, self.serving)
+        may_leave(self.channel, self.gossip, self.leaving.ask)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
         self.weights = self.door.weights
         watch(metrics, peers, blocks)
@@ -205,6 +208,9 @@ class Node:
         if config.prefault:
             self._prefault = self._prefaulting()
             self._prefault.start()
+        if config.scale_command is not None:
+            self.serving.scaler = Scaler(config, self.gossip, self.channel, self.measures.metrics)
+            self.serving.scaler.start()
         self.serving.unready = self.serving.gave_up
         log.info("ready after %s", self.measures.phases.line())
 
@@ -221,6 +227,8 @@ class Node:
 
     async def stop(self) -> None:
         """Leave the cluster and release everything, in reverse order."""
+        if self.serving.scaler is not None:
+            await self.serving.scaler.close()
         await self.door.close()
         if self._prefault is not None:
             await asyncio.to_thread(self._prefault.close)
@@ -351,6 +359,7 @@ class Node:
             info=self._identity
             | {"share": self.config.dram_bytes + self._ssd_bytes}
             | self._first_role
+            | self._scaling
             | common_transport.named(self.config.transport),
         )
 
@@ -359,6 +368,12 @@ class Node:
         """For a node that changes its role: the role to which it returns at low load."""
         begins = first_role(self.config)
         return {"first_role": sorted(begins)} if begins < BOTH <= set(self.config.roles) else {}
+
+    @property
+    def _scaling(self) -> dict[str, Any]:
+        """What others must know to choose cheap nodes, and the node that starts others. Defaults are left out."""
+        cost = {"cost": self.config.node_cost} if self.config.node_cost != 1.0 else {}
+        return cost | ({SCALES: True} if self.config.scale_command is not None else {})
 
     @property
     def _ssd_bytes(self) -> int:
@@ -388,5 +403,8 @@ class Node:
 
     def _record(self) -> NodeRecord:
         """This node's load, for gossip."""
-        record = self.engine.load.record() if self.engine is not None else self.use.onto(NodeRecord())
+        if self.engine is not None:
+            record = self.engine.load.record()
+        else:
+            record = self.use.onto(NodeRecord(flags=DRAINING * self.leaving.begun))
         return self.weights.onto(record)

@@ -11,6 +11,7 @@ from cache.tiers.local_store import LocalStore
 from engine.front.acceptor import Acceptor
 from engine.node.phases import Phases
 from engine.observe.history import History
+from engine.scaling.scaler import Scaler
 from engine.update.member import WeightsMember
 from net.loop.stalls import StallMonitor
 from net.metrics.events import Metrics
@@ -55,6 +56,7 @@ class Serving:
     kv_events: KvEvents | None = None  # of a node with --kv-events-config
     fleet: Fleet | None = None  # of a node with --backend
     weights: WeightsMember | None = None
+    scaler: Scaler | None = None  # of a node with --scale-command
 
     @property
     def not_ready(self) -> str | None:

@@ -46,6 +46,7 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
             "roles": list(member.roles),
             "http": f"http://{member.http}",
             "status": member.status.name.lower(),
+            "cost": member.cost,
             "transport": paths.get(member.node_id),
         }
         for member in gossip.members
@@ -73,6 +74,7 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
         "weights": None
         if serving.weights is None
         else {"served": asdict(serving.weights.served), "held": serving.weights.held},
+        "scaling": None if serving.scaler is None else serving.scaler.state(),
         "kv_events": None if serving.kv_events is None else serving.kv_events.state(),
         "paths": cluster.transfer.snapshot(),
         "regions": cluster.transfer.regions(),

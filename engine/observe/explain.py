@@ -20,6 +20,8 @@ PREFILL_COLUMNS = (
     *("local_tokens", "pool_tokens", "ssd_tokens", "prefix_source"),
 )
 DECODE_COLUMNS = ("wait_s", "handover_s", "step_s", "token_s", "decode_s", "running", "headroom_blocks")
+COST_COLUMNS = ("node_cost", "cost")
+"""Per hour, and of this request, with --placement mooncake-cost."""
 PROBE_COLUMNS = ("wait_s", "gossiped_wait_s", "gossip_age_s", "local_tokens", "round_trip_s", "one_sided")
 
 
@@ -164,7 +166,9 @@ def _decision(decision: dict[str, Any]) -> list[str]:
     lines = [""]
     if (group := decision.get("group")) is not None:  # nodes of an older version report none
         lines += [_group(group), ""]
-    for stage, columns in (("prefill", PREFILL_COLUMNS), ("decode", DECODE_COLUMNS)):
+    priced = COST_COLUMNS if any("cost" in row for row in decision["considered"]) else ()
+    for stage, known in (("prefill", PREFILL_COLUMNS), ("decode", DECODE_COLUMNS)):
+        columns = (*known, *priced)
         rows = [
             (
                 ("* " if row["node"] == decision[stage] else "  ") + row["node"],

@@ -104,13 +104,17 @@ def figures(rows: Sequence[Json]) -> str:
 
 
 def nodes_table(nodes: Iterable[Json]) -> Table:
-    table = _table("node", "roles", "status", "#running", "#waiting", "#work", "#KV arena", "#DRAM", "#SSD", "notes")
-    for node in nodes:
+    rows = list(nodes)
+    priced = any(node.get("cost", 1.0) != 1.0 for node in rows)
+    columns = ("node", "roles", "status", "#running", "#waiting", "#work", "#KV arena", "#DRAM", "#SSD")
+    table = _table(*columns, *(("#cost/h",) if priced else ()), "notes")
+    for node in rows:
+        cost = (f"{node.get('cost', 1.0):g}",) if priced else ()
         fine = node["status"] == "alive" and "error" not in node
         status = Text(node["status"], "green" if fine else "red")
         name, roles = node["node_id"], "+".join(node["roles"])
         if "error" in node:
-            table.add_row(name, roles, status, *[""] * 6, Text(str(node["error"]), "red"))
+            table.add_row(name, roles, status, *[""] * 6, *cost, Text(str(node["error"]), "red"))
             continue
         load, blocks, size, slot = node["load"], node["blocks"], node["block_bytes"], node["slot_bytes"]
         busy = ("", "", "") if load is None else (load["running"], load["waiting"], ms(1000 * load["work_s"]))
@@ -121,7 +125,7 @@ def nodes_table(nodes: Iterable[Json]) -> Table:
             for tier in ("dram", "ssd")
         ]
         weights = f"weights {node['weights']}" if node.get("weights") else ""
-        table.add_row(name, roles, status, *map(str, busy), arena, *shares, node["loading"] or weights)
+        table.add_row(name, roles, status, *map(str, busy), arena, *shares, *cost, node["loading"] or weights)
     return table
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from lab.loads.trace import BLOCK_TOKENS
 from lab.simulator.models.step_models import StepModel
+from sched.waiting import waiting
 
 Vector = npt.NDArray[np.float64]
 
@@ -98,19 +99,15 @@ class Prefill:
         fetched_s = model.nic_latency_s + each(model.fetch_bytes, found) / model.nic_bytes_s
         self.fetch: Vector = np.where(found > 0, fetched_s, 0.0)
         self.offered = load.rate * float(self.service.mean())  # busy nodes
-        self._variation = float(self.service.var() / self.service.mean() ** 2)
+        self._residual_s = float(np.mean(self.service**2) / self.service.mean()) / 2
 
     def kept(self, nodes: int, seconds: float) -> float:
         """Share of requests whose first token arrives within `seconds`; 0 for a pool that cannot keep up."""
         if nodes <= self.offered:
             return 0.0
-        waits = erlang_c(nodes, self.offered)
-        busy = self.offered / nodes
-        mean_wait = waits * (1 + self._variation) / 2 * float(self.service.mean()) / (nodes * (1 - busy))
+        waits, mean_s = waiting(nodes, self.offered, self._residual_s)
         left = seconds - self.service
-        if waits < 1e-300:
-            return float(np.mean(left >= self.fetch))
-        late = waits * np.exp(-np.maximum(left, 0.0) * waits / mean_wait)
+        late = waits * np.exp(-np.maximum(left, 0.0) / mean_s)
         return float(np.mean(np.where(left >= self.fetch, 1 - late, 0.0)))
 
     def least(self, objective: Objective) -> int:
@@ -272,14 +269,6 @@ def percentile(kept: Callable[[float], float], share: float, known: float) -> fl
         middle = (low + high) / 2
         low, high = (low, middle) if kept(middle) >= share else (middle, high)
     return high
-
-
-def erlang_c(nodes: int, offered: float) -> float:
-    """The share of arrivals that wait in M/M/k; offered < nodes."""
-    blocked = 1.0
-    for n in range(1, nodes + 1):
-        blocked = offered * blocked / (n + offered * blocked)
-    return blocked / (1 - offered / nodes * (1 - blocked))
 
 
 def _normal(z: Vector) -> Vector:

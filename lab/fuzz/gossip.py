@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.node.role_changes import seen
+from engine.scaling.role_changes import seen
+from engine.scaling.scaler import loads
 from lab.fuzz import forge
+from sched.classes import CLASSES
 from sched.gossip.core import GossipCore
 from sched.gossip.state import NodeRecord
 from sched.membership.events import Datagram, Event, Join, SendPacket, Tick
 from sched.membership.member import Address, Member, presets
 from sched.membership.packet import Kind, PacketError, seal, tag_of, unseal
 from sched.role_change import RoleController
+from sched.scaling.autoscaler import Autoscaler, Rules
+from sched.scaling.bounds import parse
 
 HERE, THERE = ("127.0.0.1", 1), ("127.0.0.1", 2)
 SECONDS = 3
@@ -36,6 +40,8 @@ class GossipTarget:
         self._now, self._fed = 0.0, 0
         self._listens = True
         self._roles = RoleController("n1")
+        rules = Rules(parse("prefill+decode=1..4"), CLASSES["standard"], 1.0, 2.0, 5.0)
+        self._scaling = Autoscaler(rules)
         self._cores = {address: self._core(f"n{address[1]}", address) for address in (HERE, THERE)}
         self._deliver(HERE, Join(THERE))
         for _ in range(SECONDS * 20):
@@ -65,14 +71,16 @@ class GossipTarget:
         self._read(self._cores[HERE])
 
     def _read(self, core: GossipCore) -> None:
-        """Reads a core like placement, role changes, the live page and metrics."""
+        """Reads a core like placement, role changes, scaling, the live page and metrics."""
         records, members = core.records(self._now), core.membership.alive()
         self._roles.step(self._now, [seen(one, records[one.node_id]) for one in members if one.node_id in records])
+        for effect in self._scaling.step(self._now, loads(members, records), acts=True):
+            assert effect.role == "prefill+decode"
         core.table(self._now)
         core.summaries(self._now)
         core.elsewhere(self._now, Random(self._fed))
         core.digests.holders.best_hits([self._fed, 7, 8])
-        sum(member.share for member in members)
+        sum(member.share + member.cost for member in members)
 
     def _core(self, name: str, address: Address) -> GossipCore:
         me = Member(name, address, "127.0.0.1:9", ("prefill", "decode"), info=INFO)

@@ -26,6 +26,7 @@ Files:
                     nodes
     result          Figures of a run: latencies, hits, goodput; independent of the clock and the machine
     roles           Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
+    scaling         Nodes that start and leave with the load: sched/scaling/ on the present state of the nodes
     segment         Decode steps that are not simulated one by one
     models/         Models of steps, networks, disks and caches in virtual time
 """

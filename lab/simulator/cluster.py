@@ -28,6 +28,7 @@ from lab.simulator.placing import Answers, Placing
 from lab.simulator.predictors import equip
 from lab.simulator.refusals import Refusals
 from lab.simulator.roles import Roles
+from lab.simulator.scaling import Scaling
 from sched.placement.choice import Placement, PlacementPolicy, Rejected
 from sched.placement.demand import Demand
 from sched.placement.pooled import PooledPrefix
@@ -68,6 +69,7 @@ class Cluster:
         parts = Parts(self.by_name, self.network, self.placing, self.caches, self.pool)
         self.failures = Failures(config, self.loop, parts, self.jobs, self.changed, self.place, self.slowness)
         self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
+        self.scaling = Scaling(config, self.loop, parts, self.changed, lambda: self.unfinished)
         self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
 
     # --- a run
@@ -81,6 +83,7 @@ class Cluster:
             self.loop.at(at, self._arrive, job)
         self._left = len(self.jobs)
         self.failures.schedule(max((job.arrival for job in self.jobs), default=0.0))
+        self.scaling.schedule(min((job.arrival for job in self.jobs), default=0.0))
         self.roles.schedule(min((job.arrival for job in self.jobs), default=0.0))
         if not self.placing.policy.asks_everybody:
             self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)

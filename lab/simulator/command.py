@@ -4,6 +4,8 @@
   scripts/simulate.py --prefill 10 --decode 6 --speed 2     # another split, the trace replayed twice as fast
   scripts/simulate.py --placement random,least-load,mooncake,mooncake-central-greedy --gossip-s 1
   scripts/simulate.py --model embedded-cpu --mixed 2 --trace mine.jsonl --jobs jobs.jsonl
+  scripts/simulate.py --prefill 4 --decode 4 --autoscale prefill=2..12,decode=2..12   # nodes start and leave
+  scripts/simulate.py --placement mooncake,mooncake-cost --node-classes prefill:4:0.5:0.3,decode:4:0.5:0.3
 
 Several placements run one after the other on the same requests and are printed side by side. The same seed gives the
 same bytes. --placement, --eviction, --queue-order, --rejection and --batching also take your own class as FILE.py:NAME,
@@ -132,6 +134,8 @@ SHOWN = {
     "goodput, share": lambda result: f"{result['goodput']:.4f}",
     "node-hours": lambda result: f"{result['node_hours']:.4g}",
     "cost per million good tokens": lambda result: f"{result['cost_per_million_tokens'] or math.nan:.4g}",
+    "busy cost per million good tokens": lambda result: f"{result['busy_cost_per_million_tokens'] or math.nan:.4g}",
+    "starts and drains": lambda result: str(result["scale_changes"]),
     "refused": lambda result: str(result["refused"]),
     "tokens not computed": lambda result: f"{result['token_hit_rate']:.4f}",
     "moved, GB": lambda result: f"{result['bytes_moved'] / 1e9:.0f}",

@@ -7,16 +7,22 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sched.classes import with_objectives
+from sched.scaling.bounds import parse
 
 LEAST = {
     "block_tokens": 1, "prefill_chunk_tokens": 1, "step_prompts": 1, "max_waiting": 1, "threshold": 1, "guard_slack": 1
 }  # fmt: skip
 """The least value of a number; of all others 0."""
-ABOVE_ZERO = {"kv_scale", "gossip_s", "digest_s", "cell_s", "retry_s", "crash_down_s", "slo_scale"}
+ABOVE_ZERO = {
+    "kv_scale", "gossip_s", "digest_s", "cell_s", "retry_s", "crash_down_s", "slo_scale", "scale_out_s", "scale_in_s"
+}  # fmt: skip
 AT_MOST_ONE = {"entry_skew"}
 BELOW_ONE = {"gossip_loss"}
 ENDLESS = {"threshold", "guard_slack", "guard_most_error"}  # may be inf
 
+
+KINDS = "prefill", "decode", "mixed"
+"""Roles of simulated nodes; also the names of the fields with their number."""
 
 IDEAL: dict[str, Any] = {
     "publish": "none", "links": "exact", "step_models": "exact", "step_noise": 0.0, "output_lengths": "oracle"
@@ -92,6 +98,11 @@ class SimConfig:
     gossip_loss: float = 0.0  # share of the records that a gossip round loses
     role_changes: bool = False  # nodes can do both and change roles, see lab/simulator/roles.py
     role_hold_s: float = 15.0  # time for which another layout must be better before a node changes
+    autoscale: str = ""  # roles whose nodes start and leave with the load: prefill=2..8,decode=2..8 (sched/scaling/)
+    scale_start_s: float = 60.0  # time from the decision for a node until it is ready
+    scale_out_s: float = 10.0  # time for which more nodes must be needed before one starts
+    scale_in_s: float = 300.0  # time for which fewer nodes must be needed before one leaves
+    node_classes: str = ""  # unlike nodes: ROLE:COUNT:SPEED:COST,... for the first COUNT of a role
     prefill_cost: float = 1.0  # cost of a node that computes prompts, per hour
     decode_cost: float = 1.0  # cost of a node that decodes, or does both, per hour
     seed: int = 0  # seed of arrivals, draws, faults
@@ -105,11 +116,57 @@ class SimConfig:
             with_objectives(self.slo)
         except ValueError as error:
             raise ValueError(f"--slo {self.slo}: {error}") from None
+        if self.autoscale:
+            _check_autoscale(self)
+        node_classes(self.node_classes)
         if not (self.mixed or (self.prefill and self.decode)):
             raise ValueError("no node computes prompts, or none decodes: give --prefill and --decode, or --mixed")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """Nodes with another speed and price than the model's and the role's."""
+
+    role: str  # prefill, decode or mixed
+    count: int
+    speed: float  # 0.5 = every step takes twice as long
+    cost: float  # per hour
+
+
+def node_classes(text: str) -> dict[str, NodeClass]:
+    """By role, from --node-classes. Raises ValueError."""
+    found: dict[str, NodeClass] = {}
+    for part in filter(None, text.split(",")):
+        try:
+            role, count, speed, cost = part.split(":")
+            one = NodeClass(role.strip(), int(count), float(speed), float(cost))
+        except ValueError:
+            raise ValueError(
+                f"--node-classes {part!r} is not ROLE:COUNT:SPEED:COST, such as decode:4:0.5:0.3"
+            ) from None
+        if one.role not in KINDS or one.role in found:
+            raise ValueError(f"--node-classes {part!r}: name each of {', '.join(KINDS)} at most once")
+        if one.count < 0 or not 0 < one.speed < math.inf or not 0 <= one.cost < math.inf:
+            raise ValueError(f"--node-classes {part!r}: COUNT and COST are at least 0, SPEED is above 0")
+        found[one.role] = one
+    return found
+
+
+def _check_autoscale(config: SimConfig) -> None:
+    try:
+        bounds = parse(config.autoscale)
+    except ValueError as error:
+        raise ValueError(f"--autoscale {config.autoscale}: {error}") from None
+    if strange := [one.role for one in bounds if one.role not in KINDS]:
+        raise ValueError(f"--autoscale {config.autoscale}: {strange[0]} is none of {', '.join(KINDS)}")
+    for one in bounds:
+        if not one.least <= getattr(config, one.role) <= one.most:
+            raise ValueError(f"--{one.role} must be between {one.least} and {one.most}, as --autoscale says")
+    if config.role_changes or config.faults or config.crash_every_s:
+        raise ValueError("--autoscale does not work with --role-changes, --faults or --crash-every-s")
 
 
 def _missed(name: str, value: float) -> str:

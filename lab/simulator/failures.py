@@ -112,12 +112,7 @@ class Failures:
         self._loop.at(until, self._back, node)
 
     def _noticed(self, node: Node, crashed: float) -> None:
-        live = self._parts.placing.live
-        self._parts.pool.left(node.index)
-        live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
-        live.prefills[node.index] = live.decodes[node.index] = False
-        live.closed_decode[node.index] = np.inf
-        self._parts.placing.intents.drop(node.name)
+        take_out(self._parts, node)
         self._changed(node)
         for job in self._jobs:
             if job.sent <= crashed and not job.refused and math.isnan(job.finished) and self._is_lost(job, node):
@@ -135,12 +130,27 @@ class Failures:
         self._place(job)
 
     def _back(self, node: Node) -> None:
-        live = self._parts.placing.live
-        self._parts.pool.back(node.index)
-        # New columns here too: records gossiped while the node was down share the old ones.
-        live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
-        live.prefills[node.index] = "prefill" in node.roles
-        live.decodes[node.index] = "decode" in node.roles
-        live.closed_decode[node.index] = 0.0 if "decode" in node.roles else np.inf
-        node.down = False
+        take_in(self._parts, node)
         self._changed(node)
+
+
+def take_out(parts: Parts, node: Node) -> None:
+    """The others know that the node is gone, or leaves: they place nothing on it, and its keys get other homes."""
+    live = parts.placing.live
+    parts.pool.left(node.index)
+    # New columns: views gossiped before share the old ones.
+    live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
+    live.prefills[node.index] = live.decodes[node.index] = False
+    live.closed_decode[node.index] = np.inf
+    parts.placing.intents.drop(node.name)
+
+
+def take_in(parts: Parts, node: Node) -> None:
+    """The node is there, and the others know it."""
+    live = parts.placing.live
+    parts.pool.back(node.index)
+    live.prefills, live.decodes = live.prefills.copy(), live.decodes.copy()
+    live.prefills[node.index] = "prefill" in node.roles
+    live.decodes[node.index] = "decode" in node.roles
+    live.closed_decode[node.index] = 0.0 if "decode" in node.roles else np.inf
+    node.down = False

@@ -8,7 +8,7 @@ from functools import partial
 
 from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose
-from lab.simulator.config import SimConfig
+from lab.simulator.config import KINDS, NodeClass, SimConfig, node_classes
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.caches import Cache
 from lab.simulator.models.costs import costs
@@ -26,6 +26,7 @@ from sched.batching import Tuning, batching_policies
 from sched.classes import with_objectives
 from sched.placement.view import Candidate
 from sched.queueing import queue_orders
+from sched.scaling.bounds import parse
 
 POOL_MODELS = ("auto", "real", "fast")
 
@@ -43,25 +44,49 @@ def nodes(
     make_order = chosen("--queue-order", config.queue_order, queue_orders, queueing.METHODS)
 
     def node(index: int, name: str, roles: tuple[str, ...]) -> Node:
-        chunk = config.chunk_tokens or model.chunk_tokens
+        unlike = _class_of(config, name)
+        own = model if unlike is None else model.faster(unlike.speed)
+        chunk = config.chunk_tokens or own.chunk_tokens
         classes = with_objectives(config.slo)
         order = make_order(classes)
-        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(model, chunk), classes)
+        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(own, chunk), classes)
         policy = make_policy(tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
         calibration = Noise(config.seed, f"{name} calibration", config.step_noise)
-        known = costs(config.step_models, replace(model, chunk_tokens=chunk), calibration.factor)
+        known = costs(config.step_models, replace(own, chunk_tokens=chunk), calibration.factor)
         knows = Knowledge(known, lengths, Noise(config.seed, name, config.step_noise))
         seat = Identity(index, name, roles)
-        return Node(loop, seat, model, rules, events, lambda now: slowness(index), knows)
+        return Node(loop, seat, own, rules, events, lambda now: slowness(index), knows)
 
     return [node(index, name, roles) for index, (name, roles) in enumerate(_names(config))]
 
 
+def counts(config: SimConfig, at_begin: bool = False) -> dict[str, int]:
+    """Nodes by role: all that there may be, or those at the beginning."""
+    found = {kind: getattr(config, kind) for kind in KINDS}
+    if config.autoscale and not at_begin:
+        found |= {one.role: one.most for one in parse(config.autoscale)}
+    return found
+
+
+def price(config: SimConfig, node: Node) -> float:
+    """Of the node, per hour."""
+    if (unlike := _class_of(config, node.name)) is not None:
+        return unlike.cost
+    return config.prefill_cost if node.roles == ("prefill",) else config.decode_cost
+
+
+def _class_of(config: SimConfig, name: str) -> NodeClass | None:
+    """None: the node is as the model and the role say."""
+    role, _, number = name.rpartition("-")
+    found = node_classes(config.node_classes).get(role)
+    return found if found is not None and int(number) < found.count else None
+
+
 def _names(config: SimConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for role, count in (("prefill", config.prefill), ("decode", config.decode)):
-        yield from ((f"{role}-{i}", (role,)) for i in range(count))
-    yield from ((f"mixed-{i}", ("prefill", "decode")) for i in range(config.mixed))
+    for kind, count in counts(config).items():
+        roles = ("prefill", "decode") if kind == "mixed" else (kind,)
+        yield from ((f"{kind}-{i}", roles) for i in range(count))
 
 
 class _Chunks:
@@ -93,7 +118,7 @@ def is_real(config: SimConfig) -> bool:
     """Whether pool and caches are the classes of production. Raises ValueError."""
     if config.pool_model not in POOL_MODELS:
         raise ValueError(f"--pool-model must be one of {', '.join(POOL_MODELS)}, got {config.pool_model!r}")
-    nodes = config.prefill + config.decode + config.mixed
+    nodes = sum(counts(config).values())
     return config.pool_model == "real" or (config.pool_model == "auto" and nodes <= MOST_REAL_NODES)
 
 

@@ -125,6 +125,10 @@ class Placing:
 
     # --- gossip
 
+    def told_all(self) -> None:
+        """All nodes know the present state at once: at the beginning of a run."""
+        self._tell(self.live.copy())
+
     def gossip(self) -> None:
         """One round: all nodes have the present records a little later; summaries of cells arrive less often."""
         if len(self._cells) == 1 and not self.config.gossip_loss:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from lab.simulator.config import SimConfig
+from lab.simulator.making import price
 from lab.simulator.node import Node
+from sched.classes import with_objectives
+from sched.placement.cheapest import CheapestPlacement
 from sched.placement.choice import PlacementPolicy
 from sched.placement.learned import LearnedPlacement, NodeFactors, Predictor
 
@@ -55,8 +58,11 @@ predictors: dict[str, Callable[[SimConfig, Mapping[str, Node], Sequence[float]],
 
 
 def equip(policy: PlacementPolicy, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
-    """Give a learned placement the predictor and the guard that the configuration names; slowness: the true factor of
-    each node, by index. Raises ValueError."""
+    """Give a placement by cost its prices and objectives, and a learned one the predictor and the guard that the
+    configuration names; slowness: the true factor of each node, by index. Raises ValueError."""
+    if isinstance(policy, CheapestPlacement):
+        prices = {name: price(config, node) for name, node in nodes.items()}
+        policy.price, policy.classes = prices.__getitem__, with_objectives(config.slo)
     if not isinstance(policy, LearnedPlacement):
         return
     if config.predictor not in predictors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from lab.simulator.cluster import Cluster
 from lab.simulator.job import Job
 from lab.simulator.models.gossip import Gossip
+from lab.simulator.making import price
 from sched.classes import CLASSES, Classes, with_objectives
 
 SHARES = (0.5, 0.9, 0.99)
@@ -25,7 +26,9 @@ def figures(
     jobs, classes = cluster.jobs, with_objectives(cluster.config.slo)
     done = [job for job in jobs if not math.isnan(job.finished)]
     placed = [job for job in jobs if not math.isnan(job.first_token)]
-    span = max((job.finished for job in done), default=0.0) - min((job.arrival for job in jobs), default=0.0)
+    begin = min((job.arrival for job in jobs), default=0.0)
+    span = max((job.finished for job in done), default=0.0) - begin
+    paid = {node.name: cluster.scaling.paid_s(node.name, begin, begin + span) for node in cluster.nodes}
     good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes)]
     tokens = sum(job.input_tokens for job in placed)
     return {
@@ -39,8 +42,10 @@ def figures(
         "longest_gap_s": spread(job.longest_gap for job in done if job.output_tokens > 1),
         "slowdown": spread(job.ttft / cluster.model.prompt_s(job.input_tokens, 0) for job in placed),
         "goodput": len(good) / len(jobs) if jobs else 0.0,
-        "node_hours": len(cluster.nodes) * span / HOUR_S,
-        "cost_per_million_tokens": _cost(cluster, span, good),
+        "node_hours": sum(paid.values()) / HOUR_S,
+        "cost_per_million_tokens": _cost(cluster, paid, good),
+        "busy_cost_per_million_tokens": _cost(cluster, {node.name: node.busy_s for node in cluster.nodes}, good),
+        "scale_changes": len(cluster.scaling.changes),
         "good_requests_s": len(good) / span if span else 0.0,
         "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
         "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
@@ -78,11 +83,12 @@ def _digests(cluster: Cluster) -> dict[str, float] | None:
     return {"above": told.accuracy.above / count, "below": told.accuracy.below / count}
 
 
-def _cost(cluster: Cluster, seconds: float, good: Sequence[Job]) -> float | None:
-    """Of a million tokens, prompts and answers, of the requests that met their objectives; None if there are none."""
-    config, tokens = cluster.config, sum(job.input_tokens + job.output_tokens for job in good)
-    hourly = sum(config.prefill_cost if node.roles == ("prefill",) else config.decode_cost for node in cluster.nodes)
-    return 1e6 * hourly * seconds / HOUR_S / tokens if tokens else None
+def _cost(cluster: Cluster, seconds: Mapping[str, float], good: Sequence[Job]) -> float | None:
+    """Of a million tokens, prompts and answers, of the requests that met their objectives, if these seconds of each
+    node are paid; None if there are none."""
+    tokens = sum(job.input_tokens + job.output_tokens for job in good)
+    total = sum(price(cluster.config, node) * seconds[node.name] for node in cluster.nodes)
+    return 1e6 * total / HOUR_S / tokens if tokens else None
 
 
 def kept(

@@ -1,5 +1,5 @@
 """Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes.
-engine/node/role_changes.py runs it on gossiped state, which is 0.1 s older.
+engine/scaling/role_changes.py runs it on gossiped state, which is 0.1 s older.
 
 With `role_changes` every node can prefill and decode, and starts with the role in its name. A node that gives up a role
 finishes its requests of that role.
@@ -47,26 +47,13 @@ class Roles:
             self._loop.at(begin, self._step)
 
     def _step(self) -> None:
-        seen = [self._seen(node) for node in self._nodes.values() if not node.down]
+        seen = [seen_of(node, BOTH, self._does[node.name]) for node in self._nodes.values() if not node.down]
         for node in seen:
             does = self._controllers[node.node_id].step(self._loop.now, seen)
             if does is not None:
                 self._take(self._nodes[node.node_id], does)
         if self._unfinished():
             self._loop.after(PERIOD_S, self._step)
-
-    def _seen(self, node: Node) -> Seen:
-        return Seen(
-            node_id=node.name,
-            can=BOTH,
-            does=self._does[node.name],
-            work_s=node.known_slowness * node.queued_s,
-            running_soon=min(node.model.max_batch, node.batch.promised),
-            max_running=node.model.max_batch,
-            blocks_soon=node.batch.promised_tokens,
-            blocks_total=node.model.kv_tokens,
-            home=BOTH & set(node.roles),
-        )
 
     def _take(self, node: Node, does: frozenset[str]) -> None:
         self._does[node.name] = does
@@ -77,3 +64,18 @@ class Roles:
         live.prefills[i], live.decodes[i] = "prefill" in does, "decode" in does
         live.closed_decode[i] = 0.0 if "decode" in does else np.inf
         self._changed(node)
+
+
+def seen_of(node: Node, can: frozenset[str], does: frozenset[str]) -> Seen:
+    """The present state of a node in the form that the rules take; blocks of one token."""
+    return Seen(
+        node_id=node.name,
+        can=can,
+        does=does,
+        work_s=node.known_slowness * node.queued_s,
+        running_soon=min(node.model.max_batch, node.batch.promised),
+        max_running=node.model.max_batch,
+        blocks_soon=node.batch.promised_tokens,
+        blocks_total=node.model.kv_tokens,
+        home=BOTH & set(node.roles),
+    )

@@ -130,6 +130,19 @@ REQUESTS = (
 
 CLUSTER = (
     Declared(Gauge, "mooncake:cluster_members", "Members considered alive, by role", ("role",)),
+    Declared(Gauge, "mooncake:node_cost", "Price of this node per hour (--node-cost)"),
+    Declared(
+        Gauge,
+        "mooncake:scaling_nodes",
+        "Nodes of the roles of --scale-nodes, by state: needed for the load, ready, starting, draining",
+        ("role", "state"),
+    ),
+    Declared(
+        Counter,
+        "mooncake:scaling_actions",
+        "Nodes that this node started, asked to leave (drain) and stopped, by result (done, failed)",
+        ("action", "result"),
+    ),
     Declared(Gauge, "mooncake:weights_generation", "Replacements of the weights since the cluster began"),
     Declared(
         Gauge,

@@ -20,6 +20,9 @@ Address = tuple[str, int]
 TEXT_BYTES = 64
 """Maximum length of a node id, role or host, bytes."""
 
+MAX_COST = 1e9
+"""Greatest price of a node per hour."""
+
 LAST_WORDS = 2
 """Number of direct questions to a suspect, one probe timeout apart, before it is declared dead."""
 
@@ -78,6 +81,12 @@ class Member:
         """Bytes that the node contributes to the pooled store; 0 if missing or invalid."""
         share = self.info.get("share")
         return share if type(share) is int and 0 <= share < 1 << 63 else 0
+
+    @property
+    def cost(self) -> float:
+        """Price of the node per hour (--node-cost); 1 if missing or invalid."""
+        cost = self.info.get("cost")
+        return float(cost) if type(cost) in (int, float) and 0 <= cost <= MAX_COST else 1.0
 
     @property
     def here(self) -> bool:

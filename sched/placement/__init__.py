@@ -5,6 +5,8 @@ Files:
     burst           A choice that the acceptor can repeat with new information
     central         Algorithm 1 as in the paper, with a central Conductor that knows every queue: ask all nodes,
                     choose the least TTFT
+    cheapest        Placement by cost under the objective: of the nodes that meet it, one of the cheapest; if none
+                    does, the fastest
     choice          A decision with all its inputs, for `explain` and for a later comparison with the measured times
     costs           Algorithm 1's estimates for every node of a view at once
     demand          The demands of a request on its prefill node and its decode node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sched.placement.central import CentralGreedy
+from sched.placement.cheapest import CheapestPlacement
 from sched.placement.learned import LearnedPlacement
 from sched.placement.mooncake import MooncakePlacement
 from sched.placement.rivals import (
@@ -24,6 +25,7 @@ placements: dict[str, type[TwoStages]] = {
     "mooncake": MooncakePlacement,
     "mooncake-central-greedy": CentralGreedy,
     "mooncake-learned": LearnedPlacement,
+    "mooncake-cost": CheapestPlacement,
     "dynamo-cost": DynamoCost,
     "llm-d": LlmdScorers,
     "preble": Preble,

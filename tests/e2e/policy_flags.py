@@ -78,10 +78,11 @@ TOGETHER: dict[str, Flags] = {
     | {"cpp_min_tokens": str(GROUPED), "cpp_min_gain": "-100"},
     "store-5": {"placement": "llm-d", "cache_admission": "always"},
     "store-6": {"placement": "preble", "cache_admission": "always"},
+    "store-7": {"placement": "mooncake-cost", "cache_admission": "always"},
 }
 """One cluster. Requests are placed by the node that accepts them; store nodes load no weights and start fast."""
 
-NODES = "prefill=2,prefill+decode=2,store=7"
+NODES = "prefill=2,prefill+decode=2,store=8"
 PREFILLS = {"prefill-0", "prefill-1", "prefill+decode-0"}
 DECODE = "prefill+decode-1"
 
@@ -115,7 +116,8 @@ ROWS: dict[str, dict[str, Row]] = {
     | {
         "mooncake-learned": Row(
             "prefill+decode-0", _PLACEMENT, "how it differs from mooncake depends on measured times: tests/sched"
-        )
+        ),
+        "mooncake-cost": Row("store-7", _PLACEMENT, "which node is cheap depends on measured times: tests/sched"),
     },
     "cache_admission": {TOGETHER[f"store-{n}"]["cache_admission"]: Row(f"store-{n}", _ADMISSION) for n in (0, 1, 2, 3)},
     "kv_transfer": {"push": Row("prefill-0", _MOVED), "pull": Row("prefill-1", _MOVED)},

@@ -411,4 +411,4 @@ def test_placement(together, name):
     elif policy == "mooncake-central-greedy":
         assert asked == {ENGINES}
     else:
-        assert policy in ("mooncake", "mooncake-learned") and all(one["asked"] for one in found)
+        assert policy in ("mooncake", "mooncake-learned", "mooncake-cost") and all(one["asked"] for one in found)

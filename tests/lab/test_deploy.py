@@ -23,9 +23,9 @@ KUBERNETES = ("1.30", "1.33")  # the oldest and a newer release whose schemas th
 OF_OTHERS = {
     *("--nodes", "--ntasks-per-node", "--exclusive", "--time", "--signal", "--output", "--job-name", "--batch"),
     *("--kill-on-bad-exit", "--url", "--grace-s", "--no-install-recommends", "--create-home", "--uid", "--rm"),
-    *("--network", "--from-file"),
+    *("--network", "--from-file", "--nonblock"),
 }
-FILES = ("mooncake.service", "mooncake.sbatch", "mooncake.yaml", "Containerfile")
+FILES = ("mooncake.service", "mooncake.sbatch", "mooncake.yaml", "Containerfile", "scale-local")
 
 
 def linter(name: str) -> str:
@@ -63,7 +63,14 @@ def test_systemd_takes_the_unit(tmp_path):
     assert wrong == []
 
 
-SHELL = ("scripts/deploy/mooncake.sbatch", "scripts/setup", "scripts/test", "scripts/up", ".ci/run")
+SHELL = (
+    "scripts/deploy/mooncake.sbatch",
+    "scripts/deploy/scale-local",
+    "scripts/setup",
+    "scripts/test",
+    "scripts/up",
+    ".ci/run",
+)
 
 
 @pytest.mark.parametrize("script", SHELL)
@@ -217,3 +224,46 @@ def test_the_container_copies_what_exists():
     assert words[0] == "FROM" and words[-1] == "ENTRYPOINT"
     left_out = (ROOT / ".dockerignore").read_text().split()
     assert {".git", ".venv"} <= set(left_out), "a .venv made elsewhere would be built again, and history is large"
+
+
+# --- nodes that start and leave with the load
+
+
+def scale_local(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With a node that sleeps."""
+    node = run_dir / "node"
+    node.write_text('#!/bin/sh\necho "$@"\nexec sleep 60\n')
+    node.chmod(0o755)
+    env = os.environ | {"MOONCAKE_RUN": str(run_dir), "MOONCAKE_PYTHON": str(node)}
+    command = [str(FOLDER / "scale-local"), *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
+
+
+def test_scale_local_starts_a_name_once_and_ends_it(tmp_path):
+    started = ("start", "prefill+decode", "scaled-0", "127.0.0.1:8000", "--model", "m")
+    assert scale_local(tmp_path, *started).returncode == 0
+    pid = int((tmp_path / "scaled-0.pid").read_text())
+    try:
+        assert scale_local(tmp_path, *started).returncode == 0
+        assert int((tmp_path / "scaled-0.pid").read_text()) == pid, "it runs already"
+        deadline = time.monotonic() + 20
+        while not (said := (tmp_path / "scaled-0.log").read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        config = parse(said.split()[1:])
+        assert (config.role, config.node_id, config.join, config.port) == (
+            "prefill,decode", "scaled-0", "127.0.0.1:8000", 0
+        )  # fmt: skip
+        assert scale_local(tmp_path, "stop", "prefill+decode", "scaled-0", "127.0.0.1:8000").returncode == 0
+        while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGKILL)
+    assert scale_local(tmp_path, "stop", "prefill+decode", "scaled-0", "127.0.0.1:8000").returncode == 0
+
+
+def test_scale_local_refuses_what_it_does_not_know(tmp_path):
+    assert "neither start nor stop" in scale_local(tmp_path, "dance", "decode", "n", "h:1").stderr
+    assert "usage" in scale_local(tmp_path, "start").stderr

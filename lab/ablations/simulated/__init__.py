@@ -37,6 +37,8 @@ from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.common.evidence import saturated
 from lab.ablations.common.metrics import BUSY, COSTS
+from lab.ablations.fleet.autoscaling import AUTOSCALING
+from lab.ablations.fleet.prices import PRICES
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -91,6 +93,8 @@ ABLATIONS: dict[str, Ablation[Case]] = {
         FAILURE,
         SIGNALS,
         ROLES,
+        AUTOSCALING,
+        PRICES,
         SPLIT,
         NETWORK,
         CACHE,

@@ -100,6 +100,12 @@ class StepModel:
             + k * batch_context
         )
 
+    def faster(self, speed: float) -> StepModel:
+        """A node whose steps are `speed` times as fast, with the same memory and network."""
+        mixed = None if self.mixed is None else tuple(c / speed for c in self.mixed)
+        prefill, decode = tuple(a / speed for a in self.prefill), tuple(d / speed for d in self.decode)
+        return replace(self, prefill=prefill, decode=decode, mixed=mixed, expert_s=self.expert_s / speed)
+
     # --- KV: of one full group, or of all groups of `kv`; counted in tokens, not in whole blocks
 
     def held_tokens(self, tokens: int) -> int:

@@ -15,7 +15,7 @@ import pytest
 from cache.pool.block_pool import BlockPool
 from engine.core.step_recorder import StepRecorder
 from engine.handoff.reuse import Publisher
-from engine.node.role_changes import RoleChanges
+from engine.scaling.role_changes import RoleChanges
 from net.channel.channel import BACKLOG_MAX, Channel
 from net.errors import RemoteError
 from net.loop.restarts import Restarts
@@ -23,7 +23,7 @@ from net.loop.supervisor import Supervisor
 from net.metrics.events import Metrics
 from sched.membership.member import Member
 from tests.engine.core.test_worker import make, request, until
-from tests.engine.node.test_role_changes import record
+from tests.engine.scaling.test_role_changes import record
 
 
 @contextmanager

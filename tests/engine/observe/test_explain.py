@@ -19,6 +19,7 @@ from engine.observe.timeline import Timeline
 from sched.gossip.intents import Coming
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member
+from sched.placement.choice import PlacementPolicy
 from sched.placement.view import View
 from sched.rejection import Estimate, rejections
 from tests.engine.front.test_placing import DEMAND, MeasuredLinks, accepted, node
@@ -28,9 +29,9 @@ def record() -> dict:
     return json.loads(json.dumps(record_timeline().as_dict()))
 
 
-def record_timeline() -> Timeline:
+def record_timeline(policy: PlacementPolicy | None = None) -> Timeline:
     """A request that was placed twice: node a was lost before it prefilled."""
-    policy = placement_policy(Config(), random.Random(0))
+    policy = policy or placement_policy(Config(), random.Random(0))
     timeline = Timeline("r-1", 1000, output_tokens=5, cached_tokens=0)
     timeline.add(10.0, "acc", "accepted")
     for attempt, names in enumerate((("a", "b"), ("b",))):
@@ -100,6 +101,16 @@ def test_the_table_names_candidates_probes_and_errors():
     assert any(line.split() == ["step_s", "0.01", "0.1", "0.09", "90", "%"] for line in lines)
     assert [line for line in lines if "computing" in line] == ["b was computing 7 blocks of it, ready in 0.5 s"]
     assert "asked 2" in text and "decided in 3.00 ms, no claim" in text
+
+
+def test_the_table_has_prices_if_placement_is_by_cost():
+    assert "node_cost" not in table(record())
+    prices = {"a": 2.0, "b": 0.5}
+    policy = placement_policy(Config(placement="mooncake-cost"), random.Random(0), prices.__getitem__)
+    lines = table(json.loads(json.dumps(record_timeline(policy).as_dict()))).splitlines()
+    heads = [line.split() for line in lines if "node_cost" in line]
+    assert heads and all("cost" in head for head in heads)
+    assert [line.split()[0] for line in lines if line.startswith("* ") and " 0.5 " in line]
 
 
 def test_the_table_has_the_loads_of_the_prefix_beside_what_was_expected():

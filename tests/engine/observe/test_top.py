@@ -83,6 +83,17 @@ def test_the_picture_shows_every_node_in_its_own_words():
     assert " ".join(row.split()) == "prefill-0 store-0 shm 3.25 1.0 KiB 5.0 MiB 0.5 ms 2.00 s 0 1 same host"
 
 
+def test_prices_are_shown_if_nodes_differ():
+    seen = live()
+    assert "cost/h" not in drawn(seen)
+    for node, cost in zip(seen["nodes"], (2.5, 1.0, 0.3), strict=True):
+        node["cost"] = cost
+    text = drawn(seen)
+    assert "cost/h" in text
+    rows = {row[0]: row for line in text.splitlines() if {"alive", "suspect"} & set(row := line.split())}
+    assert rows["prefill-0"][-1] == "2.5" and rows["store-0"][-1] == "1" and "0.3" in rows["decode-0"]
+
+
 def test_a_cluster_without_requests_and_peers():
     seen = live()
     seen["nodes"] = seen["nodes"][1:2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.formulas.plan import Decode, Infeasible, Load, Objective, Prefill, Split, erlang_c, front, plan
+from lab.formulas.plan import Decode, Infeasible, Load, Objective, Prefill, Split, front, plan
 from lab.simulator.models.step_models import PRESETS
 
 MODEL = PRESETS["llama3-70b-8xa800"]
@@ -20,11 +20,6 @@ def load(rate: float, prompt: float = 8000, answer: float = 200, found: float = 
     prompts = np.round(rng.lognormal(math.log(prompt), 0.6, requests)) + 2
     answers = np.round(rng.lognormal(math.log(answer), 0.6, requests)) + 1
     return Load(rate, prompts, answers, np.minimum(prompts - 1, found * prompts))
-
-
-def test_erlang_c_of_one_server_is_its_load_and_of_two_is_known():
-    assert erlang_c(1, 0.7) == pytest.approx(0.7)
-    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
 
 
 def test_one_node_without_variation_waits_as_m_d_1_does():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from engine.config.config import Config
 from engine.core.engine_load import first_role
-from engine.node.role_changes import RoleChanges, seen
+from engine.scaling.role_changes import RoleChanges, seen
 from sched.gossip.load_word import CHANGING, ROLE_BITS
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member

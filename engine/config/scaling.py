@@ -1,0 +1,63 @@
+"""The part of Config for the number of nodes: the price of this one, and those that start and leave with the load."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from string import Formatter
+
+from engine.config.cache import CacheFields
+from engine.config.field import flag
+from sched.membership.member import MAX_COST
+
+PLACEHOLDERS = {"action", "role", "name", "join"}
+REQUIRED = {"action", "role", "name"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingFields(CacheFields):
+    node_cost: float = flag(
+        1.0,
+        "scaling",
+        "price of this node per hour, in any unit that all nodes share: --placement mooncake-cost and scaling prefer "
+        "cheap nodes, and explain, top and the metrics show it",
+        unit="price",
+        least=0.0,
+        most=MAX_COST,
+    )
+    scale_command: str | None = flag(
+        None,
+        "scaling",
+        "command that starts a node, and later frees what it ran on, such as 'scripts/deploy/scale-local {action} "
+        "{role} {name} {join}': {action} is start or stop, {role} the new node's --role, {name} its --node-id, {join} "
+        "its --join; a start of a node that runs must do nothing. One of the nodes with this flag calls it; needs "
+        "--scale-nodes",
+        unit="command",
+    )
+    scale_nodes: str | None = flag(
+        None,
+        "scaling",
+        "roles whose nodes start and leave with the load, and how many of each there may be, such as "
+        "prefill=1..4,decode=1..8 or mixed=1..4; only nodes that --scale-command started leave again",
+        unit="role=least..most,...",
+    )
+    scale_out_ms: int = flag(
+        10_000, "scaling", "time for which a role must need more nodes before one starts", least=100
+    )
+    scale_in_ms: int = flag(
+        300_000, "scaling", "time for which a role must need fewer nodes before one leaves, and between two", least=100
+    )
+    scale_start_ms: int = flag(
+        900_000, "scaling", "maximum time from a start to a ready node; then the start has failed", least=100
+    )
+
+
+def command_parts(text: str) -> list[str]:
+    """The arguments of --scale-command, with placeholders in braces; no shell reads them. Raises ValueError."""
+    parts = shlex.split(text)
+    used = {name for part in parts for _, name, _, _ in Formatter().parse(part) if name is not None}
+    if unknown := sorted(used - PLACEHOLDERS):
+        raise ValueError(f"{{{unknown[0]}}} is no placeholder; there are {', '.join(sorted(PLACEHOLDERS))}")
+    if missing := sorted(REQUIRED - used):
+        raise ValueError(f"it does not use {{{missing[0]}}}, so the command cannot know what to do")
+    return parts

@@ -1,0 +1,51 @@
+"""Calls --scale-command: starts a node, or frees what it ran on.
+
+    CMD start ROLE NAME JOIN   a node with --role ROLE, --node-id NAME and --join JOIN should come up; do nothing if a
+                               node of that name runs. Return soon: the cluster sees when the node is ready
+    CMD stop ROLE NAME JOIN    the node has left by itself, or was not ready in time: end what is left of it
+    exit code                  0 = done; anything else = failed, and a start is tried again later
+
+The user writes the order of the arguments by placeholders (engine/config/scaling.py). No shell reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from tempfile import TemporaryFile
+
+TIMEOUT_S = 60.0
+
+
+class CommandFailed(Exception):
+    """The message has the exit code and the last line that the command wrote."""
+
+
+async def call(parts: Sequence[str], action: str, role: str, name: str, join: str) -> None:
+    """Run the command and wait for its end, at most TIMEOUT_S. Raises CommandFailed."""
+    argv = [part.format(action=action, role=role, name=name, join=join) for part in parts]
+    with TemporaryFile() as out:  # a pipe would be open for as long as a node that the command leaves behind
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C in the terminal of this node is not for the others
+            )
+        except OSError as error:
+            raise CommandFailed(f"{argv[0]}: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                code = await process.wait()
+        except TimeoutError:
+            raise CommandFailed(f"still running after {TIMEOUT_S:g} s; it should return when the node starts") from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        if code:
+            out.seek(0)
+            lines = out.read().decode(errors="replace").strip().splitlines() or ["no output"]
+            raise CommandFailed(f"exit code {code}: {lines[-1]:.200}")

@@ -1,0 +1,85 @@
+"""A load that doubles and halves: nodes that start and leave, against fixed numbers of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload
+from lab.ablations.common.metrics import metric, metrics
+from lab.loads.trace import TraceRow
+from lab.simulator.config import SimConfig
+
+TTFT_S, TBT_S = 10.0, 0.1
+SPEED = 2.0
+PEAK, LOW = (10, 5), (6, 3)
+"""Prefill and decode nodes: with the first, the load at its peak keeps its objectives; with the second, the lower one
+does."""
+MOST = (14, 6)
+START_S = 60.0
+WANTED = 0.98
+"""Share of the peak cluster's effective requests that scaling must keep (issue of this project)."""
+
+
+def tide(rows: list[TraceRow], seed: int) -> list[TraceRow]:
+    """Every second request in the first and the last third of the time, every request between."""
+    end = max(row.timestamp_ms for row in rows)
+    return [row for number, row in enumerate(rows) if number % 2 == 0 or end / 3 <= row.timestamp_ms < 2 * end / 3]
+
+
+def static(nodes: tuple[int, int]) -> str:
+    return f"{nodes[0]}P+{nodes[1]}D"
+
+
+SCALED = "nodes start and leave"
+
+
+def cases(requests: int | None) -> list[Case]:
+    work = Workload("conversation", requests, SPEED, change=tide)
+    base = SimConfig(slo=f"standard:ttft={TTFT_S:g},tbt={TBT_S:g}", scale_start_s=START_S)
+    bounds = f"prefill=2..{MOST[0]},decode=2..{MOST[1]}"
+    made = {static(nodes): replace(base, prefill=nodes[0], decode=nodes[1]) for nodes in (PEAK, LOW)}
+    made[SCALED] = replace(base, prefill=LOW[0], decode=LOW[1], autoscale=bounds)
+    return [Case(label, config, work, TTFT_S, TBT_S) for label, config in made.items()]
+
+
+def kept(values: dict[str, dict[str, Estimated]]) -> tuple[float, float]:
+    """(effective requests, node-hours) with scaling, relative to the cluster for the peak."""
+    return (
+        values[SCALED]["effective"].mean / values[static(PEAK)]["effective"].mean,
+        values[SCALED]["node-hours"].mean / values[static(PEAK)]["node-hours"].mean,
+    )
+
+
+def reading(values: dict[str, dict[str, Estimated]]) -> str:
+    effective, hours = kept(values)
+    low = values[static(LOW)]["effective"].mean / values[static(PEAK)]["effective"].mean
+    return (
+        f"With nodes that start and leave, {effective:.1%} of the effective requests of {static(PEAK)} remain, for "
+        f"{hours:.0%} of its node-hours; {static(LOW)} keeps {low:.1%}. A node is paid from the decision for it on, "
+        f"{START_S:g} s before it is ready."
+    )
+
+
+def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
+    effective, hours = kept(values)
+    return [
+        Goal(
+            "load doubles and halves: effective requests kept, relative to the nodes for the peak",
+            f">= {WANTED:.0%}, for fewer node-hours",
+            f"{effective:.1%} for {hours:.0%} of the node-hours",
+            effective >= WANTED and hours < 1,
+        )
+    ]
+
+
+AUTOSCALING = Ablation(
+    "autoscaling",
+    "What is saved, and what is lost, if nodes start and leave with the load?",
+    f"Conversation trace {SPEED:g} times as fast, every second request left out in its first and last third; "
+    f"effective = TTFT <= {TTFT_S:g} s and mean TBT <= {1000 * TBT_S:g} ms. Scaling begins with {static(LOW)}, at most {static(MOST)}; a node is ready "
+    f"{START_S:g} s after the decision for it.",
+    cases,
+    metrics("effective", "mean TTFT, s", "p99 TTFT, s") | {"starts and drains": metric("scale_changes")},
+    reading,
+    goals=goals,
+)
