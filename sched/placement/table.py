@@ -5,8 +5,11 @@ from __future__ import annotations
 from sched.placement.central import CentralGreedy
 from sched.placement.learned import LearnedPlacement
 from sched.placement.mooncake import MooncakePlacement
+from sched.placement.phases import EcoServe, TaiChi, WindServe
 from sched.placement.rivals import (
+    BanaServe,
     DynamoCost,
+    Gorgo,
     LeastLoad,
     LlmdScorers,
     LocalCache,
@@ -27,6 +30,11 @@ placements: dict[str, type[TwoStages]] = {
     "dynamo-cost": DynamoCost,
     "llm-d": LlmdScorers,
     "preble": Preble,
+    "gorgo": Gorgo,
+    "banaserve": BanaServe,
+    "windserve": WindServe,
+    "ecoserve": EcoServe,
+    "taichi": TaiChi,
     "power-of-two": PowerOfTwo,
     "local-cache": LocalCache,
     "least-load": LeastLoad,
