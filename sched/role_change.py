@@ -85,11 +85,11 @@ def wanted(nodes: Sequence[Seen], resting: Collection[str] = ()) -> tuple[str, f
             givers = [node.node_id for node in able if node.does == {other}]
             if not givers or count < 2 or low * count / (count - 1) > max(BUSY_LOAD, high / 2):
                 return None
-            return _named(givers), frozenset({short})
+            return named(givers), frozenset({short})
     if max(now.prefill, now.decode) < CALM_LOAD:
         astray = {node.node_id: node.home for node in able if _may_go_home(node, nodes)}
         if astray:
-            name = _named(astray)
+            name = named(astray)
             return name, astray[name]
     return None
 
@@ -101,7 +101,8 @@ def _may_go_home(node: Seen, nodes: Sequence[Seen]) -> bool:
     return node.does != node.home and all(any(role in other.does for other in others) for role in left)
 
 
-def _named(nodes: Iterable[str]) -> str:
+def named(nodes: Iterable[str]) -> str:
+    """The one that changes: by its hash, so that all nodes name the same one."""
     return max(nodes, key=lambda name: blake2b(name.encode(), digest_size=8).digest())
 
 
@@ -130,7 +131,7 @@ class RoleController:
         if self._next is not None:
             return self._drain(now, nodes)
         resting = {name for name, moved in self._moved_at.items() if now - moved < NODE_PAUSE_HOLDS * self._hold_s}
-        want = wanted(nodes, resting)
+        want = self._wanted(nodes, resting)
         if want is None:
             self._since = None
             return None
@@ -145,6 +146,10 @@ class RoleController:
             return want[1]
         self._next = want[1], now
         return frozenset()
+
+    def _wanted(self, nodes: Sequence[Seen], resting: Collection[str]) -> tuple[str, frozenset[str]] | None:
+        """The rule: which node should change, and to what."""
+        return wanted(nodes, resting)
 
     def _drain(self, now: float, nodes: Sequence[Seen]) -> frozenset[str] | None:
         """Complete the change when the old stages have drained."""

@@ -90,6 +90,7 @@ class SimConfig:
     retry_s: float = 0.2  # pause between tries of a request that met a dead node
     gossip_loss: float = 0.0  # share of the records that a gossip round loses
     role_changes: bool = False  # nodes can do both and change roles, see lab/simulator/roles.py
+    role_policy: str = "threshold"  # when they change them, see sched/role_ratio.py
     role_hold_s: float = 15.0  # time for which another layout must be better before a node changes
     prefill_cost: float = 1.0  # cost of a node that computes prompts, per hour
     decode_cost: float = 1.0  # cost of a node that decodes, or does both, per hour

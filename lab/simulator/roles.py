@@ -15,7 +15,9 @@ from lab.simulator.config import SimConfig
 from lab.simulator.models.loop import Loop
 from lab.simulator.node import Node
 from sched.placement.view import View
+from net.user_file import chosen
 from sched.role_change import BOTH, RoleController, Seen
+from sched.role_ratio import METHODS, role_policies
 
 PERIOD_S = 2.0
 
@@ -32,18 +34,19 @@ class Roles:
         changed: Callable[[Node], None],
         unfinished: Callable[[], int],
     ) -> None:
-        """live: the columns that it changes; changed(node): its other columns may be outdated; unfinished(): number of
+        """Raises ValueError. live: the columns that it changes; changed(node): its other columns may be outdated; unfinished(): number of
         open requests; changes stop at 0."""
         self.changes: list[tuple[float, str, frozenset[str]]] = []
         self._config, self._loop, self._nodes, self._live = config, loop, nodes, live
         self._changed, self._unfinished = changed, unfinished
         self._does = {node.name: BOTH & set(node.roles) for node in nodes.values()}
+        self._make = chosen("--role-policy", config.role_policy, role_policies, METHODS)
         self._controllers: dict[str, RoleController] = {}
 
     def schedule(self, begin: float) -> None:
         """Start with the first request."""
         if self._config.role_changes:
-            self._controllers = {name: RoleController(name, self._config.role_hold_s) for name in self._does}
+            self._controllers = {name: self._make(name, self._config.role_hold_s) for name in self._does}
             self._loop.at(begin, self._step)
 
     def _step(self) -> None:

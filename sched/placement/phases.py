@@ -132,9 +132,9 @@ class TaiChi(CentralGreedy):
     def _light(self, costs: PrefillCosts | DecodeCosts, able: list[int]) -> list[int]:
         """The decode-heavy ones of `able`."""
         view = costs.view
-        heavy = prefill_heavy([node for node, *both in zip(view.ids, view.prefills, view.decodes, strict=True)
-                               if all(both)])  # fmt: skip
-        return [i for i in able if view.prefills[i] and view.decodes[i] and view.ids[i] not in heavy]
+        both = view.prefills & view.decodes
+        heavy = prefill_heavy([view.ids[i] for i in np.flatnonzero(both).tolist()])
+        return [i for i in able if both[i] and view.ids[i] not in heavy]
 
     def _among_decodes_s(self, costs: PrefillCosts) -> Vector:
         """Seconds to the first token in steps of LIGHT_CHUNK_TOKENS, each with one token of every running request."""
