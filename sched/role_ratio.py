@@ -84,8 +84,5 @@ class OptimalRatio(RoleController):
         return (named(givers), frozenset({take})) if givers else None
 
 
-METHODS = ("step",)
-"""Of a policy in a user's file."""
-
 role_policies: dict[str, Callable[[str, float], RoleController]] = {"threshold": RoleController, "dopd": OptimalRatio}
 """By their names on the command line; made with a node's id and the seconds for which a change must be wanted."""

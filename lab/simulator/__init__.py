@@ -28,4 +28,5 @@ Files:
     roles           Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
     segment         Decode steps that are not simulated one by one
     models/         Models of steps, networks, disks and caches in virtual time
+    rivals/         Rivals that need a mechanism which nodes do not have, so that only the simulator has them
 """

@@ -41,6 +41,7 @@ from lab.simulator.making import POOL_MODELS
 from lab.simulator.models.costs import KINDS as COST_KINDS
 from lab.simulator.predictors import predictors
 from lab.simulator.result import figures
+from sched.role_ratio import role_policies
 
 CHOICES = {
     "kv_overlap": ("layer", "none"),
@@ -50,6 +51,7 @@ CHOICES = {
     "step_models": COST_KINDS,
     "output_lengths": lengths.KINDS,
     "pool_model": POOL_MODELS,
+    "role_policy": tuple(role_policies),
 }
 OWN = {"placement"}  # takes several values
 

@@ -14,7 +14,7 @@ LEAST = {
 """The least value of a number; of all others 0."""
 ABOVE_ZERO = {"kv_scale", "gossip_s", "digest_s", "cell_s", "retry_s", "crash_down_s", "slo_scale"}
 AT_MOST_ONE = {"entry_skew"}
-BELOW_ONE = {"gossip_loss"}
+BELOW_ONE = {"gossip_loss", "prefill_share"}
 ENDLESS = {"threshold", "guard_slack", "guard_most_error"}  # may be inf
 
 
@@ -53,6 +53,8 @@ class SimConfig:
     prefill_chunk_tokens: int = 256  # prompt tokens of a step with batching mixed
     tbt_budget_s: float = 0.1  # time between tokens to keep with batching dynamic; 0 = by the objectives
     step_prompts: int = 1  # prompts that may share a step; real nodes have no limit
+    heavy_chunk_tokens: int = 0  # --prefill-chunk-tokens of the prefill-heavy nodes (--placement taichi); 0 = of all
+    prefill_share: float = 0.0  # prefill-I and decode-I share a GPU, see rivals/nexus.py; 0 = one GPU each
     contention: float = 0.0  # relative slowdown of a step while another node of the machine computes
     nic_gbit_s: float = 0.0  # bandwidth of a NIC; 0 = the model's
     kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or after it

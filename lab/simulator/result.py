@@ -38,7 +38,7 @@ def figures(
         "longest_gap_s": spread(job.longest_gap for job in done if job.output_tokens > 1),
         "slowdown": spread(job.ttft / cluster.model.prompt_s(job.input_tokens, 0) for job in placed),
         "goodput": len(good) / len(jobs) if jobs else 0.0,
-        "node_hours": len(cluster.nodes) * span / HOUR_S,
+        "node_hours": _machines(cluster) * span / HOUR_S,
         "cost_per_million_tokens": _cost(cluster, span, good),
         "good_requests_s": len(good) / span if span else 0.0,
         "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
@@ -64,6 +64,11 @@ def figures(
             if (own := [job for job in jobs if job.service_class == name])
         },
     }
+
+
+def _machines(cluster: Cluster) -> int:
+    """Nodes, where two halves (rivals/nexus.py) are one."""
+    return len(cluster.nodes) // 2 if cluster.config.prefill_share else len(cluster.nodes)
 
 
 def _cost(cluster: Cluster, seconds: float, good: Sequence[Job]) -> float | None:

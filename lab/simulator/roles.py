@@ -15,9 +15,8 @@ from lab.simulator.config import SimConfig
 from lab.simulator.models.loop import Loop
 from lab.simulator.node import Node
 from sched.placement.view import View
-from net.user_file import chosen
 from sched.role_change import BOTH, RoleController, Seen
-from sched.role_ratio import METHODS, role_policies
+from sched.role_ratio import role_policies
 
 PERIOD_S = 2.0
 
@@ -34,13 +33,15 @@ class Roles:
         changed: Callable[[Node], None],
         unfinished: Callable[[], int],
     ) -> None:
-        """Raises ValueError. live: the columns that it changes; changed(node): its other columns may be outdated; unfinished(): number of
-        open requests; changes stop at 0."""
+        """live: the columns that it changes; changed(node): its other columns may be outdated; unfinished(): number of
+        open requests; changes stop at 0. Raises ValueError for an unknown --role-policy."""
         self.changes: list[tuple[float, str, frozenset[str]]] = []
         self._config, self._loop, self._nodes, self._live = config, loop, nodes, live
         self._changed, self._unfinished = changed, unfinished
         self._does = {node.name: BOTH & set(node.roles) for node in nodes.values()}
-        self._make = chosen("--role-policy", config.role_policy, role_policies, METHODS)
+        if config.role_policy not in role_policies:
+            raise ValueError(f"--role-policy must be one of {', '.join(role_policies)}, got {config.role_policy!r}")
+        self._make = role_policies[config.role_policy]
         self._controllers: dict[str, RoleController] = {}
 
     def schedule(self, begin: float) -> None:

@@ -36,6 +36,7 @@ from lab.ablations.by_model.network import NETWORK
 from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.common.metrics import COSTS
+from lab.ablations.rivals.table import TABLE as RIVALS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -85,6 +86,7 @@ ABLATIONS: dict[str, Ablation[Case]] = {
         SPLIT,
         NETWORK,
         CACHE,
+        RIVALS,
     )
 }
 

@@ -1,0 +1,50 @@
+"""The ablation `rivals`: each rival on each load, and where one of them beats the default."""
+
+from __future__ import annotations
+
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.metrics import metric, metrics
+from lab.ablations.rivals.compare import label, one_load, side_by_side
+from lab.ablations.rivals.published import CONFIGS
+from sched.classes import STANDARD
+
+REQUESTS = 2000
+SPEEDS = {"conversation": 2.0, "synthetic": 2.0, "agents": 1.0}
+"""Trace or generator -> how much faster than recorded, so that the default just begins to miss objectives."""
+
+
+def cases(requests: int | None) -> list[Case]:
+    return [
+        Case(
+            label(system, load),
+            config,
+            Workload(load, min(requests or REQUESTS, REQUESTS), speed),
+            STANDARD.ttft_s,
+            STANDARD.tbt_s,
+        )
+        for load, speed in SPEEDS.items()
+        for system, config in CONFIGS.items()
+    ]
+
+
+def reading(values: dict[str, dict[str, Estimated]]) -> str:
+    said = " ".join(one_load(values, load) for load in SPEEDS)
+    return (
+        f"{said}\n\n{side_by_side(values, tuple(SPEEDS))}\n\nRatios in parentheses are within the intervals. The papers' "
+        "figures are for other models, GPUs, loads and objectives; of a range they print the best cases."
+    )
+
+
+TABLE = Ablation(
+    "rivals",
+    "Do the rivals of 2025-26 beat the default?",
+    f"16 nodes of llama3-70b, 6,000 blocks of cache per node that computes prompts; good = TTFT <= {STANDARD.ttft_s:g} s "
+    f"and mean time between tokens <= {1000 * STANDARD.tbt_s:.0f} ms; replay speed "
+    + ", ".join(f"{load} {speed:g}" for load, speed in SPEEDS.items())
+    + ".",
+    cases,
+    metrics("goodput", "mean TTFT, s")
+    | {"p50 TTFT, s": metric("ttft_s", "p50")}
+    | metrics("p90 TTFT, s", "mean TPOT, ms", "hit rate"),
+    reading,
+)
