@@ -7,8 +7,8 @@ have then. With x tokens of the prompt on the first node:
     first(x)  = its work + prefill of x tokens after its own prefix                          rises with x
     second(x) = its work + prefill of the other tokens + its share of the decode steps       falls with x
 
-and the split is the x with the least max(first, second), by bisection. All of the prompt on the second node is plain
-colocation, all of it on the first node is plain disaggregation.
+and the split is the x with the least max(first, second), by bisection. All of the prompt on the first node is plain
+disaggregation. If one node alone would be done as early, the request stays there: plain colocation.
 
 Kept: the two parts, the split by load, SLO-aware batches (--batching dynamic). The KV of the first part moves while it
 is computed. Left out: splits inside the answer, because nobody knows its length here (the paper predicts it), and
@@ -54,7 +54,7 @@ def split_point(first: Callable[[int], float], second: Callable[[int], float], l
 
 
 class DynaServe(CentralGreedy):
-    """The first node has the least TTFT for all of the prompt; the second one the least work after its decode steps."""
+    """The first node has the least TTFT for all of the prompt; the second one is another node, with the least work."""
 
     fetches = False
 
@@ -68,35 +68,36 @@ class DynaServe(CentralGreedy):
         if isinstance(whole, Rejected):
             return whole
         costs = prefill_costs(now, demand, view, matched, self.threshold, self.fetches)
-        one = view.index[whole.prefill]
+        one, tokens, size = view.index[whole.prefill], demand.num_tokens, demand.block_size
         decode = decode_costs(demand, view, costs, one)
         able = [i for i in costs.able() if decode.decode_s[i] < np.inf and decode.headroom[i] >= 0]
         if not able:
             return whole
         decode_s = decode.token_s * demand.output_tokens / (view.running + 1)
         work_s = costs.wait_s + self._owed_s(now, view)
-        two = self.drawn(least(work_s + decode_s, able))
-        if two == one:
-            return self._on_one(costs, whole, two)
-        size, own = demand.block_size, int(matched[one])
+        alone_s = work_s + costs.own_s + decode_s
+        best = self.drawn(least(alone_s, able))
+        others = [i for i in able if i != one]
+        if not others:
+            return self._on_one(costs, whole, best)
+        two, own = self.drawn(least(work_s + decode_s, others)), int(matched[one])
 
         def first(blocks: int) -> float:
-            return float(work_s[one]) + self._prefill_s(view, one, own, blocks * size)
+            return float(work_s[one]) + _prefill_s(view, one, own, min(tokens, size * blocks))
 
         def second(blocks: int) -> float:
-            return float(work_s[two] + decode_s[two]) + self._prefill_s(view, two, blocks * size, demand.num_tokens)
+            return float(work_s[two] + decode_s[two]) + _prefill_s(view, two, min(tokens, size * blocks), tokens)
 
-        split = size * split_point(first, second, own // size, demand.num_tokens // size)
-        if split <= own:
-            return self._on_one(costs, whole, two)
-        if split >= demand.num_tokens - size:
-            split = demand.num_tokens
-        first_s, rest_s = self._prefill_s(view, one, own, split), self._prefill_s(view, two, split, demand.num_tokens)
-        ready_s = float(costs.wait_s[one]) + first_s
+        blocks = split_point(first, second, own // size + 1, -(-tokens // size))
+        if float(alone_s[best]) <= max(first(blocks), second(blocks)):
+            return self._on_one(costs, whole, best)
+        split = min(tokens, size * blocks)
+        wait_s, first_s = float(costs.wait_s[one]), _prefill_s(view, one, own, split)
+        rest_s, ready_s = _prefill_s(view, two, split, tokens), wait_s + first_s
         if rest_s:
             self._owed.setdefault(view.ids[two], []).append((now + ready_s, rest_s))
         estimates = {
-            "wait_s": float(costs.wait_s[one]),
+            "wait_s": wait_s,
             "transfer_s": 0.0,
             "prefill_s": first_s + rest_s,
             "ttft_s": max(ready_s, float(work_s[two]) if rest_s else 0.0) + rest_s,
@@ -120,15 +121,15 @@ class DynaServe(CentralGreedy):
         estimates |= {"handover_s": 0.0, "step_s": float(view.step_s[i])}
         return Placement(view.ids[i], view.ids[i], row["prefix_source"], row["prefix_tokens"], estimates, whole.stages)
 
-    @staticmethod
-    def _prefill_s(view: View, i: int, begin: int, end: int) -> float:
-        """Seconds that node `i` computes tokens `begin` to `end`; 0 for none."""
-        if end <= begin:
-            return 0.0
-        linear, square = float(end - begin), float(end) ** 2 - float(begin) ** 2
-        return float(view.a0[i] + view.a1[i] * linear + view.a2[i] * square)
-
     def _owed_s(self, now: float, view: View) -> Vector:
         """Seconds of prefill that each node will get from parts that are not there yet."""
         self._owed = {node: left for node, parts in self._owed.items() if (left := [p for p in parts if p[0] > now])}
         return np.array([sum(seconds for _, seconds in self._owed.get(node, ())) for node in view.ids])
+
+
+def _prefill_s(view: View, i: int, begin: int, end: int) -> float:
+    """Seconds in which node `i` computes tokens `begin` to `end`; 0 for none."""
+    if end <= begin:
+        return 0.0
+    linear, square = float(end - begin), float(end) ** 2 - float(begin) ** 2
+    return float(view.a0[i] + view.a1[i] * linear + view.a2[i] * square)
