@@ -41,14 +41,14 @@ class SplitPlacement(Placement):
     split_tokens: int = 0
 
 
-def split_point(first: Callable[[int], float], second: Callable[[int], float], least: int, most: int) -> int:
-    """The x from `least` to `most` with the least max(first(x), second(x)). `first` does not fall, `second` does not
+def split_point(first: Callable[[int], float], second: Callable[[int], float], lowest: int, highest: int) -> int:
+    """The x from `lowest` to `highest` with the least max(first(x), second(x)). `first` does not fall, `second` does not
     rise."""
-    low, high = least, most
+    low, high = lowest, highest
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if first(middle) < second(middle) else (low, middle)
-    if low > least and max(first(low - 1), second(low - 1)) < max(first(low), second(low)):
+    if low > lowest and max(first(low - 1), second(low - 1)) < max(first(low), second(low)):
         return low - 1
     return low
 
@@ -60,8 +60,8 @@ class DynaServe(CentralGreedy):
 
     def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
         super().__init__(limits, rng, threshold)
+        # Node -> (when its part of a prompt can begin, seconds of that part): no queue has it before.
         self._owed: dict[str, list[tuple[float, float]]] = {}
-        """Node -> (when its part of a prompt can begin, seconds of that part): no queue has it before."""
 
     def place(self, now: float, demand: Demand, view: View, matched: Vector) -> Placement | Rejected:
         whole = super().place(now, demand, view, matched)

@@ -78,4 +78,6 @@ class Nexus(CentralGreedy):
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         half = costs.view.index.get(other_half(self._chosen))
-        return half if half in able else super().choose_decode(costs, able)
+        if half is not None and half in able:
+            return half
+        return super().choose_decode(costs, able)
