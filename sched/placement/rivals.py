@@ -234,4 +234,5 @@ GROWS, SHRINKS = math.exp(0.8 / 3), math.exp(-0.2 / 3)
 """Factors of GORGO's step after a success and after a failure: they cancel out at one success in five."""
 
 FORGETS = 1.02
-"""A record of a quiet hour must not stop the tuning of a busy one: the best percentile fades by this factor."""
+"""Not in the paper, which tunes in one window of load: the best percentile fades by this factor, because a record of a
+quiet hour must not stop the tuning of a busy one."""
