@@ -72,5 +72,5 @@ def _bars(axes: object, outcome: Outcome[Any], labels: list[str], name: str) -> 
         x, y = [place for place, _ in known], [value for _, value in known]
         axes.bar(x, y, width, color="lightgray", label=f"paper ({outcome.ablation.paper_source})")
         axes.legend()
-    upright = len(labels) > MOST_SLANTED
-    axes.set_xticks(list(places), labels, rotation=90 if upright else 20, ha="center" if upright else "right", fontsize=8)
+    turn, side = (90, "center") if len(labels) > MOST_SLANTED else (20, "right")
+    axes.set_xticks(list(places), labels, rotation=turn, ha=side, fontsize=8)

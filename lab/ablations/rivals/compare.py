@@ -36,8 +36,8 @@ def one_load(values: Values, load: str) -> str:
     worse = [f"{name} ({_points(values, name, load)})" for name in found[-1]]
     cheaper = against(values, load, COST)[-1]
     return (
-        f"{said} (±{ours.half:.1%}). A rival beats it: {_list(better)}. It beats: {_list(worse)}. Within the intervals: "
-        f"{_list(found[0])}. Cheaper per good token: {_list(cheaper)}."
+        f"{said} (±{ours.half:.1%}). A rival beats it: {_list(better)}. It beats: {_list(worse)}. "
+        f"Within the intervals: {_list(found[0])}. Cheaper per good token: {_list(cheaper)}."
     )
 
 

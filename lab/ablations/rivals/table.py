@@ -30,16 +30,16 @@ def cases(requests: int | None) -> list[Case]:
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = " ".join(one_load(values, load) for load in SPEEDS)
     return (
-        f"{said}\n\n{side_by_side(values, tuple(SPEEDS))}\n\nRatios in parentheses are within the intervals. The papers' "
-        "figures are for other models, GPUs, loads and objectives; of a range they print the best cases."
+        f"{said}\n\n{side_by_side(values, tuple(SPEEDS))}\n\nRatios in parentheses are within the intervals. The "
+        "papers' figures are for other models, GPUs, loads and objectives; of a range they print the best cases."
     )
 
 
 TABLE = Ablation(
     "rivals",
     "Do the rivals of 2025-26 beat the default?",
-    f"16 nodes of llama3-70b, 6,000 blocks of cache per node that computes prompts; good = TTFT <= {STANDARD.ttft_s:g} s "
-    f"and mean time between tokens <= {1000 * STANDARD.tbt_s:.0f} ms; replay speed "
+    "16 nodes of llama3-70b, 6,000 blocks of cache per node that computes prompts; good = TTFT <= "
+    f"{STANDARD.ttft_s:g} s and mean time between tokens <= {1000 * STANDARD.tbt_s:.0f} ms; replay speed "
     + ", ".join(f"{load} {speed:g}" for load, speed in SPEEDS.items())
     + ".",
     cases,

@@ -42,8 +42,8 @@ class SplitPlacement(Placement):
 
 
 def split_point(first: Callable[[int], float], second: Callable[[int], float], lowest: int, highest: int) -> int:
-    """The x from `lowest` to `highest` with the least max(first(x), second(x)). `first` does not fall, `second` does not
-    rise."""
+    """The x from `lowest` to `highest` with the least max(first(x), second(x)). `first` does not fall, and `second`
+    does not rise."""
     low, high = lowest, highest
     while low < high:
         middle = (low + high) // 2
