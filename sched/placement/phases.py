@@ -10,11 +10,13 @@ class (sched/classes.py). None moves KV between prefill nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
+from sched.admission import Limits
 from sched.classes import CLASSES, ServiceClass
+from sched.membership.member import Rng
 from sched.placement.central import CentralGreedy
 from sched.placement.costs import DecodeCosts, PrefillCosts, least
 from sched.placement.links import Vector
@@ -54,39 +56,51 @@ class EcoServe(CentralGreedy):
     several prompts in a row, and then decodes undisturbed until its turn comes again.
 
     No promise is broken if the prompt gets its first token in time, if its KV fits, and if the running requests have
-    saved enough time: they were faster than the objective of the time per token, and may wait for the difference. A
-    record does not say how far they are, so this counts half of an answer:
-
-        wait + prefill <= (objective - step) * tokens of an answer / 2
+    saved enough time for its prefill: they were faster than the objective of the time per token. EcoServe tracks that
+    for each request; records do not say it, so this keeps one account per node. It gains objective / step - 1 seconds
+    per second of decode, up to what half of an answer saves, and pays for every prefill.
 
     Kept: the turns, the three conditions, decode where the prompt was computed. The phases in time are
     --batching-policy prefill-first. Left out: mitosis scaling, because the number of nodes is fixed here."""
 
     fetches = False
-    active = ""  # the node that took the last prompt
-    _source = 0
+
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
+        super().__init__(limits, rng, threshold)
+        self.active = ""  # the node that took the last prompt
+        self._accounts: dict[str, tuple[float, float]] = {}  # node -> (end of its prefill, seconds saved until then)
+        self._source = 0
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
         view = costs.view
         both = [i for i in able if view.decodes[i]] or able
         turn = next((place for place, i in enumerate(both) if view.ids[i] == self.active), 0)
-        kept = self._kept(costs)
-        found = next((i for i in both[turn:] + both[:turn] if kept[i]), None)
+        found = next((i for i in both[turn:] + both[:turn] if self._kept(costs, i)), None)
         self._source = self.drawn(least(costs.ttft_s, both)) if found is None else found
         self.active = view.ids[self._source]
+        end_s, left_s = costs.now + float(costs.wait_s[self._source]), self._saved_s(costs, self._source)
+        own_s = float(costs.own_s[self._source])
+        self._accounts[self.active] = end_s + own_s, left_s - own_s
         return self._source
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         return self._source if self._source in able else super().choose_decode(costs, able)
 
-    def _kept(self, costs: PrefillCosts) -> Sequence[bool]:
-        wanted, view, demand = objectives(costs), costs.view, costs.demand
-        saved_s = np.where(view.running > 0, (wanted.tbt_s - view.step_s) * demand.output_tokens / 2, np.inf)
-        stalls_s = costs.wait_s + costs.own_s
-        kept: Sequence[bool] = (
-            (costs.ttft_s <= wanted.ttft_s) & (stalls_s <= saved_s) & (view.free_blocks >= demand.num_blocks)
-        ).tolist()
-        return kept
+    def _kept(self, costs: PrefillCosts, i: int) -> bool:
+        """Whether the prompt on node `i` breaks no promise."""
+        if costs.ttft_s[i] > objectives(costs).ttft_s or costs.view.free_blocks[i] < costs.demand.num_blocks:
+            return False
+        return not costs.view.running[i] or self._saved_s(costs, i) >= float(costs.own_s[i])
+
+    def _saved_s(self, costs: PrefillCosts, i: int) -> float:
+        """Seconds that the requests on node `i` will have saved when its queue is computed."""
+        view, tbt_s = costs.view, objectives(costs).tbt_s
+        step_s = max(float(view.step_s[i]), 1e-6)
+        most_s = (tbt_s - step_s) * costs.demand.output_tokens / 2
+        end_s, left_s = self._accounts.get(view.ids[i], (costs.now, most_s))
+        unpaid_s = max(0.0, float(costs.wait_s[i]) - max(0.0, end_s - costs.now))
+        decoded_s = max(0.0, costs.now - end_s)
+        return min(most_s, left_s + decoded_s * (tbt_s / step_s - 1)) - unpaid_s
 
 
 LIGHT_CHUNK_TOKENS = 256

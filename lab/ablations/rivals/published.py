@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lab.simulator.config import SimConfig
 
 DEFAULT = "mooncake"
-NO_POOL = "mooncake without a pool"
+NO_POOL, MIXED = "mooncake without a pool", "mooncake on mixed nodes"
 COLOCATED, SPLIT = "colocated", "disaggregated"
 
 POOL_BLOCKS = 6000
@@ -19,10 +19,16 @@ POOL_BLOCKS = 6000
 SYSTEMS = {
     DEFAULT: SimConfig(pool_blocks=POOL_BLOCKS),
     NO_POOL: SimConfig(),
-    COLOCATED: SimConfig(prefill=0, decode=0, mixed=16, placement="least-load", batching="mixed"),
+    MIXED: SimConfig(
+        prefill=0, decode=0, mixed=16, batching="mixed", prefill_chunk_tokens=512, pool_blocks=POOL_BLOCKS
+    ),
+    COLOCATED: SimConfig(
+        prefill=0, decode=0, mixed=16, placement="least-load", batching="mixed", prefill_chunk_tokens=512
+    ),
     SPLIT: SimConfig(placement="least-load"),
 }
-"""This system and the two baselines of the papers: vLLM with chunked prefill, and DistServe."""
+"""This system, without its pool and without its split, and the two baselines of the papers: vLLM with chunked prefill,
+and DistServe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ RIVALS = {
     ),
     "dynaserve": Rival(
         SimConfig(
-            prefill=0, decode=0, mixed=16, placement="dynaserve", batching="dynamic", tbt_budget_s=0.0
+            prefill=0, decode=0, mixed=16, placement="dynaserve", batching="mixed", prefill_chunk_tokens=512
         ),
         "2504.09285v2",
         "goodput up to 1.91x colocated, 1.61x disaggregated",
@@ -108,4 +114,4 @@ RIVALS = {
     ),
 }  # fmt: skip
 
-CONFIGS = SYSTEMS | {name: rival.config for name, rival in RIVALS.items()}
+CONFIGS: dict[str, SimConfig] = SYSTEMS | {name: rival.config for name, rival in RIVALS.items()}

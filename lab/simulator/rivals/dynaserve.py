@@ -7,13 +7,14 @@ have then. With x tokens of the prompt on the first node:
     first(x)  = its work + prefill of x tokens after its own prefix                          rises with x
     second(x) = its work + prefill of the other tokens + its share of the decode steps       falls with x
 
-and the split is the x with the least max(first, second), by bisection. All of the prompt on the first node is plain
-disaggregation. If one node alone would be done as early, the request stays there: plain colocation.
+where a decode step is shared by as many requests as run on a node on average. The split is the x with the least
+max(first, second), by bisection. All of the prompt on the first node is plain disaggregation. If one node alone would
+be done as early, the request stays there: plain colocation.
 
-Kept: the two parts, the split by load, SLO-aware batches (--batching dynamic). The KV of the first part moves while it
-is computed. Left out: splits inside the answer, because nobody knows its length here (the paper predicts it), and
-splits inside a block. Nodes cannot do this: a request has one prefill node, or a pipeline of nodes that split its
-layers.
+Kept: the two parts, and the split by load. The KV of the first part moves while it is computed. Batches are those of
+--batching; the paper's local schedulers bound the time of a step. Left out: splits inside the answer, because nobody
+knows its length here (the paper predicts it), and splits inside a block. Nodes cannot do this: a request has one
+prefill node, or a pipeline of nodes that split its layers.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class DynaServe(CentralGreedy):
         able = [i for i in costs.able() if decode.decode_s[i] < np.inf and decode.headroom[i] >= 0]
         if not able:
             return whole
-        decode_s = decode.token_s * demand.output_tokens / (view.running + 1)
+        decode_s = decode.token_s * demand.output_tokens / (float(view.running[able].mean()) + 1)
         work_s = costs.wait_s + self._owed_s(now, view)
         alone_s = work_s + costs.own_s + decode_s
         best = self.drawn(least(alone_s, able))
