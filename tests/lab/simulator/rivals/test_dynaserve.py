@@ -17,7 +17,7 @@ from sched.admission import Limits
 from sched.placement.view import View
 from tests.lab.simulator.test_cluster import check, rows
 from tests.lab.simulator.test_cluster import ran as ran_8b
-from tests.lab.simulator.test_node import MODEL, ran
+from tests.lab.simulator.test_node import ran
 from tests.sched.placement.test_placement import FAST, NOW, demand, node
 
 BOTH = ("prefill", "decode")
