@@ -11,6 +11,8 @@ Files:
     queueing     Orders of the prompt queue: which prompt is prefilled next
     rejection    Decides which requests are refused under load: the variants of the paper
     role_change  Decides when a node that can prefill and decode, and does one of them, switches to the other
+    role_ratio   A rival rule for role changes, and both by name: the ratio of prefill to decode nodes follows past
+                 load
     step_cost    Predicts the time of a step with both decodes and prefill
     stretch      How far a node that cannot keep all objectives misses them: by the same factor for prompts and for
                  streams

@@ -131,7 +131,7 @@ class RoleController:
         if self._next is not None:
             return self._drain(now, nodes)
         resting = {name for name, moved in self._moved_at.items() if now - moved < NODE_PAUSE_HOLDS * self._hold_s}
-        want = wanted(nodes, resting)
+        want = self._wanted(nodes, resting)
         if want is None:
             self._since = None
             return None
@@ -146,6 +146,10 @@ class RoleController:
             return want[1]
         self._next = want[1], now
         return frozenset()
+
+    def _wanted(self, nodes: Sequence[Seen], resting: Collection[str]) -> tuple[str, frozenset[str]] | None:
+        """The rule: which node should change, and to what."""
+        return wanted(nodes, resting)
 
     def _drain(self, now: float, nodes: Sequence[Seen]) -> frozenset[str] | None:
         """Complete the change when the old stages have drained."""

@@ -153,6 +153,7 @@ PURE = (
     "lab.simulator.making",
     "lab.simulator.models.step_models",
     "lab.simulator.models.network",
+    "lab.simulator.rivals",
     "lab.simulator.node",
     "lab.formulas.long_prompts",
     "lab.formulas.plan",

@@ -16,6 +16,7 @@ from sched.classes import CLASSES, ServiceClass, spell, with_objectives
 from sched.placement.table import placements
 from sched.queueing import queue_orders
 from sched.rejection import rejections
+from sched.role_ratio import role_policies
 
 __all__ = ["ACCEPTOR", "EMBEDDED_MODEL", "NO_MODEL", "ROLES", "Config"]
 
@@ -123,6 +124,13 @@ class Config(ScalingFields):
         "what a node with roles prefill and decode accepts: both, or one of them at first; it switches when the "
         "other stage needs more nodes",
         ("both", "prefill", "decode"),
+    )
+    role_policy: str = flag(
+        "threshold",
+        "scheduling",
+        "when a node of --first-role switches: threshold = a stage is busy, and the other one can spare a node; dopd = "
+        "the ratio of prefill to decode nodes is not that of their predicted loads",
+        tuple(role_policies),
     )
     role_change_hold_ms: int = flag(
         15_000,

@@ -202,7 +202,7 @@ class Node:
                 self._publishing = spawn(self._publish_weights(), "publishing weights to the pool")
             if engine.load.does < BOTH <= set(config.roles):
                 hold_s = config.role_change_hold_ms / 1000
-                self._role_changes = RoleChanges(self.gossip, engine.load, hold_s)
+                self._role_changes = RoleChanges(self.gossip, engine.load, hold_s, config.role_policy)
                 self._role_changes.start()
             self.measures.phase("engine")
         if config.prefault:

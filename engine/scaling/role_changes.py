@@ -12,7 +12,8 @@ from net.loop.tasks import keep
 from sched.gossip.load_word import ROLE_BITS
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member, Status
-from sched.role_change import BOTH, RoleController, Seen
+from sched.role_change import BOTH, Seen
+from sched.role_ratio import role_policies
 
 log = logging.getLogger("mooncake.roles")
 
@@ -22,10 +23,10 @@ PERIOD_S = 2.0
 class RoleChanges:
     """The role changes of an engine node that can prefill and decode."""
 
-    def __init__(self, gossip: Gossip, load: EngineLoad, hold_s: float) -> None:
-        """hold_s: see RoleController."""
+    def __init__(self, gossip: Gossip, load: EngineLoad, hold_s: float, policy: str = "threshold") -> None:
+        """hold_s: see RoleController; policy: a name of role_policies."""
         self._gossip, self._load = gossip, load
-        self._controller = RoleController(gossip.me.node_id, hold_s)
+        self._controller = role_policies[policy](gossip.me.node_id, hold_s)
         self._period_s = min(PERIOD_S, hold_s / 4)
         self._task: asyncio.Task[None] | None = None
 

@@ -9,5 +9,7 @@ Files:
     common/     Shared by all ablations: cases, looks, tables, plots
     fleet/      Ablations of the nodes themselves: how many there are over time, and what unlike ones cost
     live/       Questions answered by real nodes on this machine, or by a running cluster
+    rivals/     The rivals of 2025-26 in one table: the same nodes, loads and objectives, the published figures next
+                to ours
     simulated/  Simulated ablations by name; each file is one figure of a paper or one question of its critics
 """

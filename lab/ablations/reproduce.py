@@ -3,6 +3,7 @@ with plots.
 
   scripts/reproduce.py                      # all ablations, into reproduce/report.md
   scripts/reproduce.py --out DIR --only scheduling,pool,ratio
+  scripts/reproduce.py --rivals             # the rivals of 2025-26 in one table, also printed
   scripts/reproduce.py --quick              # short runs, to check that everything works
 
 The traces are the released ones if ../shared/traces has them, else generated ones: the report says which. The report
@@ -36,6 +37,7 @@ from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import goal_table, section
+from lab.ablations.rivals.table import TABLE
 from lab.ablations.simulated import ABLATIONS
 from lab.bench.common.results import commit, write_result
 from lab.caches import command as cache_policies
@@ -52,6 +54,7 @@ def parser() -> ArgumentParser:
     made.add_argument(
         "--quick", action="store_true", help=f"at most {QUICK_REQUESTS} requests, one seed, no cache policies"
     )
+    made.add_argument("--rivals", action="store_true", help="only the ablation rivals, and print its table")
     made.add_argument("--resume", action="store_true", help="continue a stopped run of this commit")
     ablate.add_flags(made)
     return made
@@ -96,7 +99,9 @@ def cases_of(outcome: Outcome[Case]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser()
     args = made.parse_args(argv)
-    names = args.only.split(",") if args.only else list(ABLATIONS)
+    if args.rivals and args.only:
+        made.error("--rivals is one ablation: give it without --only")
+    names = [TABLE.name] if args.rivals else args.only.split(",") if args.only else list(ABLATIONS)
     if unknown := set(names) - set(ABLATIONS):
         made.error(f"--only: no ablation called {', '.join(sorted(unknown))}; there are {', '.join(ABLATIONS)}")
     if args.quick:
@@ -106,8 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         made.error(problem)
     args.out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(1) as replaying:
-        untimed = None if args.quick or args.only else replaying.submit(replays)
-        write(names, args, came, untimed, console, begun)
+        untimed = None if args.quick or args.only or args.rivals else replaying.submit(replays)
+        parts = write(names, args, came, untimed, console, begun)
+    if args.rivals:
+        print(*parts)
     if (now := commit()) != came:
         console.print(f"reproduce: the checkout became {now} while {came} was measured: measure it again", style="red")
         return 1
@@ -146,9 +153,9 @@ def title(names: Sequence[str], came: str, seeds: int, took: str) -> str:
 
 def write(
     names: Sequence[str], args: Namespace, came: str, untimed: Untimed | None, console: Console, begun: float
-) -> None:
+) -> list[str]:
     """Writes the unfinished report after every ablation, and the sections of `untimed` at the end. `came`: the
-    commit."""
+    commit. Returns the sections."""
     report, file = args.out / "report.md", args.out / "runs.jsonl"
     if not args.resume:
         file.unlink(missing_ok=True)
@@ -188,3 +195,4 @@ def write(
         "cases": cases,
     }
     write_result(config | {"goals": [asdict(goal) for goal in goals]}, rows, args.out / "report.json")
+    return parts

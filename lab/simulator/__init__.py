@@ -29,4 +29,5 @@ Files:
     scaling         Nodes that start and leave with the load: sched/scaling/ on the present state of the nodes
     segment         Decode steps that are not simulated one by one
     models/         Models of steps, networks, disks and caches in virtual time
+    rivals/         Rivals that need a mechanism which nodes do not have, so that only the simulator has them
 """

@@ -27,6 +27,8 @@ from lab.simulator.node import Node
 from lab.simulator.placing import Answers, Placing
 from lab.simulator.predictors import equip
 from lab.simulator.refusals import Refusals
+from lab.simulator.rivals.dynaserve import SplitPlacement
+from lab.simulator.rivals.nexus import Halves
 from lab.simulator.roles import Roles
 from lab.simulator.scaling import Scaling
 from sched.placement.choice import Placement, PlacementPolicy, Rejected
@@ -51,6 +53,7 @@ class Cluster:
         self.lengths = Lengths(config.output_lengths)
         self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness, self.lengths)
         self.contention = Contention(config.contention, self.nodes)
+        self.halves = Halves(config.prefill_share, self.nodes, config.prefill)
         self.by_name = {node.name: node for node in self.nodes}
         self._facts: list[Facts] = []
         self.disks = making.disks(config, self.model, self.loop, len(self.nodes))
@@ -164,6 +167,7 @@ class Cluster:
 
     def _send(self, job: Job, decision: Placement) -> None:
         prefill, decode = self.by_name[decision.prefill], self.by_name[decision.decode]
+        job.split = decision.split_tokens if isinstance(decision, SplitPlacement) else 0
         own = self._own_tokens(prefill, job)
         fetched = max(own, decision.prefix_tokens) if decision.prefix_source == "pool" else own
         job.prefix_tokens = job.computed = fetched
@@ -196,7 +200,7 @@ class Cluster:
         """Leading tokens that the node has, in whole blocks; one is always left to compute."""
         size = self.config.block_tokens
         found = min(self.caches[node.index].run(job.blocks), (job.input_tokens - 1) // size) * size
-        return self._reused(job, found)
+        return min(self._reused(job, found), job.goal)
 
     def _reused(self, job: Job, found: int) -> int:
         """The leading tokens of the job that are not computed, of `found` ones in whole blocks: up to a border at which
@@ -223,18 +227,18 @@ class Cluster:
         """Skip the tokens that another prompt has computed here since the placement."""
         own = self._own_tokens(node, job)
         if own > job.computed:
-            node.found(job, own, node.costs.prompt_s(job.input_tokens - own, own))
+            node.found(job, own, node.costs.prompt_s(job.goal - own, own))
             job.prefix_tokens, job.source = own, "local"
         if self.config.kv_overlap == "layer" and job.decode != node.name:
             job.log.append((self.loop.now, "moving"))
             self._move(node, job)
 
     def prefilled(self, node: Node, job: Job) -> None:
-        blocks = job.blocks[: job.input_tokens // self.config.block_tokens] or job.blocks
+        blocks = job.blocks[: job.goal // self.config.block_tokens] or job.blocks
         while len(self._facts) < len(blocks):
             size, position = self.config.block_tokens, len(self._facts)
             self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
-        if not job.resumed:
+        if not job.resumed and not job.split:
             self.placing.acceptors.observed(job)
         if self.config.publish == "home":
             block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
@@ -243,7 +247,7 @@ class Cluster:
             self.network.scatter(node.name, parts, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)
-        if job.output_tokens == 1:
+        if job.output_tokens == 1 and not job.split:
             job.finished = self.loop.now
             self.by_name[job.decode].batch.release(job)
             self.finished(node, job)
@@ -255,11 +259,13 @@ class Cluster:
             self._arrived(job, job.retries)
 
     def _move(self, node: Node, job: Job) -> None:
-        nbytes = self.model.handover_bytes(job.input_tokens) * self.config.kv_scale
+        together = self.halves.together(node.index, self.by_name[job.decode].index)
+        nbytes = 0 if together else self.model.handover_bytes(job.goal) * self.config.kv_scale
         attempt, begun = job.retries, self.loop.now
 
         def moved() -> None:
-            self.links.handed_over(node.name, job.decode, nbytes, self.loop.now - begun)
+            if nbytes:
+                self.links.handed_over(node.name, job.decode, nbytes, self.loop.now - begun)
             self._arrived(job, attempt)
 
         self.network.send(node.name, job.decode, nbytes, moved)
@@ -281,6 +287,9 @@ class Cluster:
         if job.retries != attempt:
             return
         node = self.by_name[job.decode]
+        if job.split:
+            self._go_on(node, job)
+            return
         refusal = self.refusals.after_prefill(job, node)
         if refusal is None:
             node.join(job)
@@ -288,6 +297,14 @@ class Cluster:
         node.batch.release(job)
         self.changed(node)
         self._refuse(job, refusal.reason)
+
+    def _go_on(self, node: Node, job: Job) -> None:
+        """The KV of the first part of the prompt is here: compute the rest."""
+        job.split, job.log = 0, []
+        if not node.down:
+            job.prefill_s = node.costs.prompt_s(job.num_uncomputed, job.computed)
+            node.expect(job)
+            node.ready(job)
 
     def finished(self, node: Node, job: Job) -> None:
         self._left -= 1
@@ -307,6 +324,7 @@ class Cluster:
         """Update the live columns of the node."""
         live, i = self.live, node.index
         self.contention.changed(i)
+        self.halves.changed(i)
         live.queue(i, self.loop.now + node.known_slowness * node.queued_s, node.waiting, node.queued_tokens)
         live.running[i] = len(node.batch.running)
         told = node.costs.prefill, node.known_slowness
@@ -321,7 +339,7 @@ class Cluster:
 
     def _slowness(self, index: int) -> float:
         """The present slowness of that node's steps."""
-        return self.slowness[index] * self.contention.slowness(index)
+        return self.slowness[index] * self.contention.slowness(index) * self.halves.slowness(index)
 
     def _equip(self, policy: PlacementPolicy) -> None:
         equip(policy, self.config, self.by_name, self.slowness)

@@ -44,6 +44,7 @@ from lab.simulator.models.costs import KINDS as COST_KINDS
 from lab.simulator.models.gossip import KINDS as GOSSIP_MODELS
 from lab.simulator.predictors import predictors
 from lab.simulator.result import figures
+from sched.role_ratio import role_policies
 
 CHOICES = {
     "kv_overlap": ("layer", "none"),
@@ -54,6 +55,7 @@ CHOICES = {
     "output_lengths": lengths.KINDS,
     "pool_model": POOL_MODELS,
     "gossip_model": GOSSIP_MODELS,
+    "role_policy": tuple(role_policies),
 }
 OWN = {"placement"}  # takes several values
 

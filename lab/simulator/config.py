@@ -17,7 +17,7 @@ ABOVE_ZERO = {
     "kv_scale", "gossip_s", "digest_s", "cell_s", "retry_s", "crash_down_s", "slo_scale", "scale_out_s", "scale_in_s"
 }  # fmt: skip
 AT_MOST_ONE = {"entry_skew"}
-BELOW_ONE = {"gossip_loss"}
+BELOW_ONE = {"gossip_loss", "prefill_share"}
 ENDLESS = {"threshold", "guard_slack", "guard_most_error"}  # may be inf
 
 
@@ -60,6 +60,8 @@ class SimConfig:
     prefill_chunk_tokens: int = 256  # prompt tokens of a step with batching mixed
     tbt_budget_s: float = 0.1  # time between tokens to keep with batching dynamic; 0 = by the objectives
     step_prompts: int = 1  # prompts that may share a step; real nodes have no limit
+    heavy_chunk_tokens: int = 0  # --prefill-chunk-tokens of the prefill-heavy nodes (--placement taichi); 0 = of all
+    prefill_share: float = 0.0  # prefill-I and decode-I share a GPU, see rivals/nexus.py; 0 = one GPU each
     contention: float = 0.0  # relative slowdown of a step while another node of the machine computes
     nic_gbit_s: float = 0.0  # bandwidth of a NIC; 0 = the model's
     kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or after it
@@ -97,6 +99,7 @@ class SimConfig:
     retry_s: float = 0.2  # pause between tries of a request that met a dead node
     gossip_loss: float = 0.0  # share of the records that a gossip round loses
     role_changes: bool = False  # nodes can do both and change roles, see lab/simulator/roles.py
+    role_policy: str = "threshold"  # when they change them, see sched/role_ratio.py
     role_hold_s: float = 15.0  # time for which another layout must be better before a node changes
     autoscale: str = ""  # roles whose nodes start and leave with the load: prefill=2..8,decode=2..8 (sched/scaling/)
     scale_start_s: float = 60.0  # time from the decision for a node until it is ready

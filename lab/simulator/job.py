@@ -23,6 +23,7 @@ class Job:
     source: str = "none"  # source of the prefix: local, pool, none
     prefix_tokens: int = 0  # tokens of the prompt that were not computed
     computed: int = 0  # tokens of the prompt, including the prefix
+    split: int = 0  # the decode node computes the prompt from this token on (rivals/dynaserve.py); 0 = it does not
     decoded: int = 0
     retries: int = 0  # attempts that a crash or a preemption ended
     preemptions: int = 0  # of these, the preemptions
@@ -52,13 +53,18 @@ class Job:
         self.input_tokens += self.decoded
         self.output_tokens -= self.decoded
         self.broken = self.broken if math.isnan(self.prefilled) and not math.isnan(self.broken) else crashed
-        self.computed = self.decoded = self.prefix_tokens = 0
+        self.computed = self.decoded = self.prefix_tokens = self.split = 0
         self.sent = self.begun = self.prefilled = self.joined = math.nan
         self.log = []
 
     @property
+    def goal(self) -> int:
+        """Tokens of the prompt that have KV when the present node has computed its part."""
+        return self.split or self.input_tokens
+
+    @property
     def num_uncomputed(self) -> int:
-        return self.input_tokens - self.computed
+        return self.goal - self.computed
 
     @property
     def context(self) -> int:

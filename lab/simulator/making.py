@@ -24,6 +24,7 @@ from net.user_file import chosen
 from sched import batching, queueing
 from sched.batching import Tuning, batching_policies
 from sched.classes import with_objectives
+from sched.placement.phases import prefill_heavy
 from sched.placement.view import Candidate
 from sched.queueing import queue_orders
 from sched.scaling.bounds import parse
@@ -42,6 +43,8 @@ def nodes(
     """All nodes; slowness(index): the present factor of one. Raises ValueError."""
     make_policy = chosen("--batching", config.batching, batching_policies, batching.METHODS)
     make_order = chosen("--queue-order", config.queue_order, queue_orders, queueing.METHODS)
+    mixed = [name for name, roles in _names(config) if len(roles) == 2]
+    heavy = prefill_heavy(mixed) if config.heavy_chunk_tokens else set()
 
     def node(index: int, name: str, roles: tuple[str, ...]) -> Node:
         unlike = _class_of(config, name)
@@ -49,7 +52,8 @@ def nodes(
         chunk = config.chunk_tokens or own.chunk_tokens
         classes = with_objectives(config.slo)
         order = make_order(classes)
-        tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_s, _Chunks(own, chunk), classes)
+        mixed_chunk = config.heavy_chunk_tokens if name in heavy else config.prefill_chunk_tokens
+        tuning = Tuning(mixed_chunk, config.tbt_budget_s, _Chunks(own, chunk), classes)
         policy = make_policy(tuning)
         rules = StepRules(order, chunk, policy, config.step_prompts)
         calibration = Noise(config.seed, f"{name} calibration", config.step_noise)

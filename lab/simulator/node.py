@@ -297,13 +297,18 @@ class Node:
         job.prefill_s -= share
         if not job.num_uncomputed:
             self.queue.remove(job)
-            job.prefilled, job.decoded = self._loop.now, 1
-            if job.resumed:
-                job.longest_gap = max(job.longest_gap, job.prefilled - job.broken)
-                job.gaps.append((1, job.prefilled - job.broken))
-            else:
-                job.first_token = job.prefilled
+            if not job.split:
+                self._answered(job)
             self._events.prefilled(self, job)
+
+    def _answered(self, job: Job) -> None:
+        """The job's first token."""
+        job.prefilled, job.decoded = self._loop.now, 1
+        if job.resumed:
+            job.longest_gap = max(job.longest_gap, job.prefilled - job.broken)
+            job.gaps.append((1, job.prefilled - job.broken))
+        else:
+            job.first_token = job.prefilled
 
     def _decoded(self, version: int) -> None:
         segment = self._segment

@@ -24,6 +24,7 @@ from lab.simulator.links import SimLinks
 from lab.simulator.models.caches import Directory
 from lab.simulator.models.gossip import KINDS, Gossip
 from lab.simulator.models.loop import Loop
+from lab.simulator.rivals.table import placements
 from net.user_file import chosen
 from sched.admission import Limits
 from sched.gossip.cells import SUMMARY, Rows, bits_for, cell_of
@@ -37,7 +38,7 @@ from sched.placement.choice import Placement, PlacementPolicy, Rejected
 from sched.placement.costs import horizon_s
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
-from sched.placement.table import METHODS, placements
+from sched.placement.table import METHODS
 from sched.placement.two_stages import TwoStages
 from sched.placement.view import Candidate, View
 

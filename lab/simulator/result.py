@@ -42,7 +42,7 @@ def figures(
         "longest_gap_s": spread(job.longest_gap for job in done if job.output_tokens > 1),
         "slowdown": spread(job.ttft / cluster.model.prompt_s(job.input_tokens, 0) for job in placed),
         "goodput": len(good) / len(jobs) if jobs else 0.0,
-        "node_hours": sum(paid.values()) / HOUR_S,
+        "node_hours": sum(paid.values()) / HOUR_S / _parts(cluster),
         "cost_per_million_tokens": _cost(cluster, paid, good),
         "busy_cost_per_million_tokens": _cost(cluster, {node.name: node.busy_s for node in cluster.nodes}, good),
         "scale_changes": len(cluster.scaling.changes),
@@ -89,6 +89,11 @@ def _cost(cluster: Cluster, seconds: Mapping[str, float], good: Sequence[Job]) -
     tokens = sum(job.input_tokens + job.output_tokens for job in good)
     total = sum(price(cluster.config, node) * seconds[node.name] for node in cluster.nodes)
     return 1e6 * total / HOUR_S / tokens if tokens else None
+
+
+def _parts(cluster: Cluster) -> int:
+    """Nodes of the simulator that are one machine: two where each is a half (rivals/nexus.py)."""
+    return 2 if cluster.config.prefill_share else 1
 
 
 def kept(

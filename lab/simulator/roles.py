@@ -16,6 +16,7 @@ from lab.simulator.models.loop import Loop
 from lab.simulator.node import Node
 from sched.placement.view import View
 from sched.role_change import BOTH, RoleController, Seen
+from sched.role_ratio import role_policies
 
 PERIOD_S = 2.0
 
@@ -33,17 +34,20 @@ class Roles:
         unfinished: Callable[[], int],
     ) -> None:
         """live: the columns that it changes; changed(node): its other columns may be outdated; unfinished(): number of
-        open requests; changes stop at 0."""
+        open requests; changes stop at 0. Raises ValueError for an unknown --role-policy."""
         self.changes: list[tuple[float, str, frozenset[str]]] = []
         self._config, self._loop, self._nodes, self._live = config, loop, nodes, live
         self._changed, self._unfinished = changed, unfinished
         self._does = {node.name: BOTH & set(node.roles) for node in nodes.values()}
+        if config.role_policy not in role_policies:
+            raise ValueError(f"--role-policy must be one of {', '.join(role_policies)}, got {config.role_policy!r}")
+        self._make = role_policies[config.role_policy]
         self._controllers: dict[str, RoleController] = {}
 
     def schedule(self, begin: float) -> None:
         """Start with the first request."""
         if self._config.role_changes:
-            self._controllers = {name: RoleController(name, self._config.role_hold_s) for name in self._does}
+            self._controllers = {name: self._make(name, self._config.role_hold_s) for name in self._does}
             self._loop.at(begin, self._step)
 
     def _step(self) -> None:

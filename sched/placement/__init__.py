@@ -17,6 +17,8 @@ Files:
     measured_links  Transfer times between nodes, learned from the transfers that requests report and from the rail
                     rates of nodes
     mooncake        Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide
+    phases          Rivals that put prefill and decode on the same nodes: the question is which node does how much of
+                    which
     pipeline        Chooses a group of prefill nodes for one long prompt: chunked pipeline parallelism
     pooled          How much of the pool's prefix is worth a fetch: it may take longer to read from SSD than to
                     compute

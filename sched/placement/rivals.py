@@ -8,14 +8,21 @@ power-of-two    the better of two random nodes, both asked: robust against old g
 dynamo-cost     NVIDIA Dynamo's router: a weighted sum of blocks to prefill and blocks being decoded
 llm-d           llm-d's weighted scorers: prefix 2, queue 1, free KV memory 1
 preble          Preble's E2: to the longest prefix if it covers most of the prompt, else to the least work
+banaserve       BanaServe's routing: the least load, because every prefix is in the pool
+gorgo           GORGO v2: tokens to compute plus weighted tokens that wait; the weight follows the measured TTFT
+
+Those that place both phases on the same nodes are in phases.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sched.admission import Limits
+from sched.membership.member import Rng
 from sched.placement.central import CentralGreedy
 from sched.placement.costs import DecodeCosts, PrefillCosts, least
 from sched.placement.demand import Demand
@@ -151,3 +158,81 @@ class Preble(TwoStages):
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         return self.drawn(least(costs.view.running, able))
+
+
+class BanaServe(LeastLoad):
+    """BanaServe's router (arXiv 2510.13223, load-aware request scheduling): pure load, without regard to where a prefix
+    is, because a global store has them all.
+
+    Kept: a central view of the present load, and the store: a node fetches what the pool has more of than itself
+    (--kvcache-balancing-threshold), if that is faster than computing it. The load of a decode node is its share of used
+    KV memory plus its running requests over those of the busiest node. Left out: the migration of layers and of
+    attention heads between nodes, because a node here has all layers of its model."""
+
+    asks_everybody = True
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        view = costs.view
+        used = 1.0 - view.free_blocks / np.maximum(view.total_blocks, 1.0)
+        return self.drawn(least(used + view.running / max(1.0, float(view.running[able].max())), able))
+
+
+class Gorgo(TwoStages):
+    """GORGO v2 (arXiv 2602.11688, June 2026, sections 2.2 and 2.3): the least sum of three costs,
+
+        tokens of the prompt that the node does not hold + queue weight * tokens that wait there + RTT weight * RTT
+
+    where a (1+1) evolution strategy tunes the weights to the 95th percentile of the measured TTFT: after every `window`
+    requests it draws the logarithm of the weight again, around the best one so far, and keeps it if that percentile
+    fell. The step size follows the 1/5 success rule.
+
+    Kept: the cost, the fixed weight 1 of the prefill, and the tuning of the queue weight. Left out: the RTT, which is
+    the same for all nodes of a site. One proxy sends all requests in the paper; here each acceptor tunes its own
+    weight, as LearnedPlacement does. Decode nodes are not part of the paper: fewest running requests."""
+
+    asks_everybody = True
+    fetches = False
+    window = 32
+    range_of_weight = (0.01, 100.0)
+
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
+        super().__init__(limits, rng, threshold)
+        self.weight = self.best_weight = 1.0
+        self.best_s = math.inf
+        self.step = 0.5  # standard deviation of the logarithm
+        self._seen_s: list[float] = []
+
+    def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
+        score = costs.demand.num_tokens - costs.local + self.weight * costs.view.queued_tokens
+        return self.drawn(least(score, able))
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        return self.drawn(least(costs.view.running, able))
+
+    def observed(self, node: str, estimates: Mapping[str, float], ttft_s: float) -> None:
+        """See LearningPolicy."""
+        self._seen_s.append(ttft_s)
+        if len(self._seen_s) < self.window:
+            return
+        tail_s = sorted(self._seen_s)[math.ceil(0.95 * self.window) - 1]
+        self._seen_s.clear()
+        if tail_s < self.best_s:
+            self.best_weight, self.best_s = self.weight, tail_s
+            self.step *= GROWS
+        else:
+            self.best_s *= FORGETS
+            self.step *= SHRINKS
+        low, high = self.range_of_weight
+        self.weight = min(high, max(low, self.best_weight * math.exp(self.step * self._normal())))
+
+    def _normal(self) -> float:
+        """A draw from the standard normal distribution: the sum of twelve uniform ones, less its mean."""
+        return sum(self.rng.random() for _ in range(12)) - 6.0
+
+
+GROWS, SHRINKS = math.exp(0.8 / 3), math.exp(-0.2 / 3)
+"""Factors of GORGO's step after a success and after a failure: they cancel out at one success in five."""
+
+FORGETS = 1.02
+"""Not in the paper, which tunes in one window of load: the best percentile fades by this factor, because a record of a
+quiet hour must not stop the tuning of a busy one."""

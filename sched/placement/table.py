@@ -6,8 +6,11 @@ from sched.placement.central import CentralGreedy
 from sched.placement.cheapest import CheapestPlacement
 from sched.placement.learned import LearnedPlacement
 from sched.placement.mooncake import MooncakePlacement
+from sched.placement.phases import EcoServe, TaiChi, WindServe
 from sched.placement.rivals import (
+    BanaServe,
     DynamoCost,
+    Gorgo,
     LeastLoad,
     LlmdScorers,
     LocalCache,
@@ -29,6 +32,11 @@ placements: dict[str, type[TwoStages]] = {
     "dynamo-cost": DynamoCost,
     "llm-d": LlmdScorers,
     "preble": Preble,
+    "gorgo": Gorgo,
+    "banaserve": BanaServe,
+    "windserve": WindServe,
+    "ecoserve": EcoServe,
+    "taichi": TaiChi,
     "power-of-two": PowerOfTwo,
     "local-cache": LocalCache,
     "least-load": LeastLoad,

@@ -42,15 +42,15 @@ ALONE: dict[str, Flags] = {
     "one": {"eviction": "lru", "queue_order": "fcfs", "batching_policy": "prefill-first", "rejection": "none"}
     | {"migration": "none"},
     "two": {"eviction": "lfu", "queue_order": "edf", "batching_policy": "decode-first", "rejection": "stage-load"}
-    | {"ssd_backend": "file", "migration": "balance"},
+    | {"ssd_backend": "file", "migration": "balance", "placement": "gorgo"},
     "three": {"eviction": "fifo", "queue_order": "srpt", "batching_policy": "mixed", "rejection": "early"}
-    | {"speculative_method": "suffix", "speculative_length": "fixed"},
+    | {"speculative_method": "suffix", "speculative_length": "fixed", "placement": "banaserve"},
     "four": {"eviction": "length-aware", "queue_order": "weighted-fair", "rejection": "predicted"}
     | {"batching_policy": "decode-first", "speculative_method": "draft", "speculative_length": "fixed"}
-    | {"speculative_acceptance": "rejection"},
+    | {"speculative_acceptance": "rejection", "placement": "windserve"},
     "five": {"eviction": "s3-fifo", "batching_policy": "dynamic", "cache_shares": "standard=0.4"}
-    | {"speculative_method": "ngram", "speculative_length": "fixed"},
-    "six": {"eviction": "cost-aware", "speculative_method": "ngram", "prefix_fetch": "auto"},
+    | {"speculative_method": "ngram", "speculative_length": "fixed", "placement": "ecoserve"},
+    "six": {"eviction": "cost-aware", "speculative_method": "ngram", "prefix_fetch": "auto", "placement": "taichi"},
 }
 """Each is a cluster by itself, so that nobody else sends it requests."""
 
@@ -69,6 +69,7 @@ TOGETHER: dict[str, Flags] = {
     "prefill+decode-0": {"placement": "mooncake-learned", "first_role": "prefill", "kv_overlap": "none"}
     | {"prefetch": "timeout", "prefetch_timeout_ms": "1", "rail_limit": str(SLOW_RAIL)},
     "prefill+decode-1": {"placement": "dynamo-cost", "first_role": "decode", "speculative_method": "draft"}
+    | {"role_policy": "dopd"}
     | {"speculative_length": "fixed", "speculative_acceptance": "same-draw"},
     "store-0": {"placement": "power-of-two", "cache_admission": "always"},
     "store-1": {"placement": "local-cache", "cache_admission": "second-hit"},
@@ -114,6 +115,11 @@ ROWS: dict[str, dict[str, Row]] = {
     "batching_policy": {ALONE[node]["batching_policy"]: Row(node, _CHUNKS) for node in ("one", "two", "three", "five")},
     "placement": {flags["placement"]: Row(node, _PLACEMENT) for node, flags in TOGETHER.items()}
     | {
+        flags["placement"]: Row(node, not_asserted="the choice among several nodes: tests/sched/placement")
+        for node, flags in ALONE.items()
+        if "placement" in flags
+    }
+    | {
         "mooncake-learned": Row(
             "prefill+decode-0", _PLACEMENT, "how it differs from mooncake depends on measured times: tests/sched"
         ),
@@ -134,6 +140,10 @@ ROWS: dict[str, dict[str, Row]] = {
         "both": Row("one", "test_roles_at_the_start"),
         "prefill": Row("prefill+decode-0", "test_roles_at_the_start"),
         "decode": Row(DECODE, "test_roles_at_the_start"),
+    },
+    "role_policy": {
+        policy: Row(node, not_asserted="needs minutes of load: test_role_ratio.py, test_role_changes.py")
+        for policy, node in (("threshold", "prefill+decode-0"), ("dopd", DECODE))
     },
     "prefix_fetch": {
         "always": Row("prefill-0", _FETCH),

@@ -12,6 +12,10 @@ LOG_AXIS_RATIO = 10.0
 """A curve gets a logarithmic axis if its largest x is at least this many times the smallest."""
 
 
+MOST_SLANTED = 20
+"""Labels of more bars than this stand upright."""
+
+
 def draw(outcome: Outcome[Any], path: Path) -> None:
     """Plot the first metric. Raises ImportError if matplotlib is missing (pip install -e .[lab])."""
     import matplotlib as mpl
@@ -22,8 +26,9 @@ def draw(outcome: Outcome[Any], path: Path) -> None:
 
     ablation = outcome.ablation
     name = next(iter(ablation.metrics))
-    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     curves = {case.series for case in outcome.cases if case.x is not None}
+    width = 7.2 if curves else max(7.2, 0.25 * len(outcome.cases))
+    figure, axes = plt.subplots(figsize=(width, 4.2), layout="constrained")
     places = sorted({case.x for case in outcome.cases if case.x is not None})
     for series in sorted(curves):
         points = [case for case in outcome.cases if case.series == series and case.x is not None]
@@ -67,4 +72,5 @@ def _bars(axes: object, outcome: Outcome[Any], labels: list[str], name: str) -> 
         x, y = [place for place, _ in known], [value for _, value in known]
         axes.bar(x, y, width, color="lightgray", label=f"paper ({outcome.ablation.paper_source})")
         axes.legend()
-    axes.set_xticks(list(places), labels, rotation=20, ha="right", fontsize=8)
+    turn, side = (90, "center") if len(labels) > MOST_SLANTED else (20, "right")
+    axes.set_xticks(list(places), labels, rotation=turn, ha=side, fontsize=8)

@@ -39,6 +39,7 @@ from lab.ablations.common.evidence import saturated
 from lab.ablations.common.metrics import BUSY, COSTS
 from lab.ablations.fleet.autoscaling import AUTOSCALING
 from lab.ablations.fleet.prices import PRICES
+from lab.ablations.rivals.table import TABLE as RIVALS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -98,6 +99,7 @@ ABLATIONS: dict[str, Ablation[Case]] = {
         SPLIT,
         NETWORK,
         CACHE,
+        RIVALS,
     )
 }
 

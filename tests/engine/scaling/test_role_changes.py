@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import pytest
+
 from engine.config.config import Config
 from engine.core.engine_load import first_role
 from engine.scaling.role_changes import RoleChanges, seen
@@ -12,6 +14,7 @@ from sched.gossip.load_word import CHANGING, ROLE_BITS
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member
 from sched.role_change import BOTH
+from sched.role_ratio import role_policies
 
 ROLES = ("prefill", "decode", "store")
 
@@ -41,13 +44,14 @@ def test_what_a_node_begins_with():
     assert first_role(Config(role="prefill", first_role="decode")) == {"prefill"}, "it can do nothing else"
 
 
-async def test_with_much_to_prefill_one_of_the_nodes_that_decode_changes_over():
+@pytest.mark.parametrize("policy", role_policies)
+async def test_with_much_to_prefill_one_of_the_nodes_that_decode_changes_over(policy):
     begins = {"p": "prefill", "d": "decode", "e": "decode"}
     members = [Member(name, ("h", 1), roles=ROLES, info={"first_role": [role]}) for name, role in begins.items()]
     loads = {name: SimpleNamespace(does=frozenset({role})) for name, role in begins.items()}
     records = {name: record(9.0, role) for name, role in begins.items()}
     shells = [
-        RoleChanges(SimpleNamespace(me=me, members=members, records=records), loads[me.node_id], hold_s=0.02)
+        RoleChanges(SimpleNamespace(me=me, members=members, records=records), loads[me.node_id], 0.02, policy)
         for me in members
     ]
     for shell in shells:

@@ -3,6 +3,7 @@ old."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -93,7 +94,66 @@ def test_preble_exploits_a_prefix_of_most_of_the_prompt_until_its_node_is_overlo
     assert decide(policy("preble"), demand(), two).prefill == "free"
 
 
-@pytest.mark.parametrize("name", ["mooncake-central-greedy", "local-cache", "dynamo-cost", "llm-d", "preble"])
+def test_banaserve_looks_at_load_alone_and_fetches_what_the_pool_has():
+    nodes = [node("cached", wait_s=0.4, local_tokens=1600), node("idle", wait_s=0.3)]
+    placed = decide(policy("banaserve"), demand(pool_tokens=1600), nodes)
+    assert (placed.prefill, placed.prefix_source, placed.prefix_tokens) == ("idle", "pool", 1600)
+    half = {"total_blocks": 1000, "free_blocks": 500}
+    nodes = [node("full", running=1, total_blocks=1000, free_blocks=200), node("calm", running=2, **half),
+             node("busy", running=8, **half)]  # fmt: skip
+    assert decide(policy("banaserve"), demand(), nodes).decode == "calm", "0.5 + 2/8 against 0.8 + 1/8 and 0.5 + 1"
+
+
+def test_gorgo_adds_weighted_tokens_that_wait_to_tokens_to_compute():
+    nodes = [node("cached", queued_tokens=1000, local_tokens=1200), node("idle")]
+    chosen = policy("gorgo")
+    assert decide(chosen, demand(), nodes).prefill == "cached", "401 + 1000 against 1601"
+    chosen.weight = 2.0
+    assert decide(chosen, demand(), nodes).prefill == "idle", "401 + 2000 against 1601"
+
+
+def tuned(ttft_of_weight, windows: int, number: int = 3):
+    """A GORGO whose measured TTFT depends on its weight alone."""
+    chosen = policy("gorgo", number)
+    for _ in range(windows * chosen.window):
+        chosen.observed("a", {}, ttft_of_weight(chosen.weight))
+    return chosen
+
+
+@pytest.mark.parametrize("best", [0.1, 1.0, 20.0])
+def test_gorgo_finds_the_weight_with_the_least_measured_time(best):
+    chosen = tuned(lambda weight: 1.0 + abs(math.log(weight / best)), 400)
+    assert abs(math.log(chosen.best_weight / best)) < 0.7
+
+
+def test_gorgo_looks_at_the_95th_percentile_of_a_window():
+    chosen = policy("gorgo")
+    slow = round(0.05 * chosen.window)
+    for i in range(chosen.window):
+        chosen.observed("a", {}, 9.0 if i < slow - 1 else 1.0)
+    assert chosen.best_s == 1.0, "fewer than one in twenty are slow"
+    chosen = policy("gorgo")
+    for i in range(chosen.window):
+        chosen.observed("a", {}, 9.0 if i <= slow else 1.0)
+    assert chosen.best_s == 9.0
+
+
+@seed(11)
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.001, 1000.0), max_size=400), st.integers(0, 99))
+def test_gorgo_keeps_its_weight_in_range_whatever_it_measures(times, number):
+    chosen = policy("gorgo", number)
+    for ttft_s in times:
+        chosen.observed("a", {}, ttft_s)
+        low, high = chosen.range_of_weight
+        assert low <= chosen.weight <= high and chosen.step > 0
+
+
+CENTRAL = ["mooncake-central-greedy", "local-cache", "dynamo-cost", "llm-d", "preble", "gorgo", "banaserve",
+           "windserve", "ecoserve", "taichi"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CENTRAL)
 def test_a_policy_that_stands_for_a_central_one_asks_everybody(name):
     view, matched = view_of([node(f"n{i}") for i in range(40)])
     assert sorted(policy(name).shortlist(NOW, demand(), view, matched)) == list(range(40))

@@ -1,0 +1,117 @@
+"""The rivals: their configuration, their source, and the figures that their papers print.
+
+Every system has 16 nodes and, on each node that computes prompts, the same cache. Only those that have a global store
+in their paper have a pool here. docs/rivals.md says of each what is kept and what is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab.simulator.config import SimConfig
+
+DEFAULT = "mooncake"
+NO_POOL, MIXED = "mooncake without a pool", "mooncake on mixed nodes"
+COLOCATED, SPLIT = "colocated", "disaggregated"
+
+POOL_BLOCKS = 6000
+
+SYSTEMS = {
+    DEFAULT: SimConfig(pool_blocks=POOL_BLOCKS),
+    NO_POOL: SimConfig(),
+    MIXED: SimConfig(
+        prefill=0, decode=0, mixed=16, batching="mixed", prefill_chunk_tokens=512, pool_blocks=POOL_BLOCKS
+    ),
+    COLOCATED: SimConfig(
+        prefill=0, decode=0, mixed=16, placement="least-load", batching="mixed", prefill_chunk_tokens=512
+    ),
+    SPLIT: SimConfig(placement="least-load"),
+}
+"""This system, without its pool and without its split, and the two baselines of the papers: vLLM with chunked prefill,
+and DistServe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """One system of others. `metric`: the one of this ablation that is closest to the paper's figure; `over`: what the
+    paper compares with, by our systems or rivals."""
+
+    config: SimConfig
+    source: str
+    published: str
+    metric: str
+    over: tuple[str, ...]
+
+
+RIVALS = {
+    "llm-d": Rival(
+        SimConfig(placement="llm-d"),
+        "llm-d's scorers",
+        "p90 TTFT from 92 to 0.54 s at saturation, 16 H100",
+        "p90 TTFT, s",
+        (SPLIT,),
+    ),
+    "preble": Rival(
+        SimConfig(placement="preble"), "2407.00023", "mean latency 1.5-14.5x lower", "mean TTFT, s", (SPLIT,)
+    ),
+    "gorgo": Rival(
+        SimConfig(placement="gorgo"),
+        "2602.11688, June 2026",
+        "p95 TTFT 6.9-15.5 % lower than affinity and prefix-cache policies",
+        "p90 TTFT, s",
+        ("preble",),
+    ),
+    "banaserve": Rival(
+        SimConfig(placement="banaserve", pool_blocks=POOL_BLOCKS),
+        "2510.13223",
+        "throughput 1.2-3.9x vLLM, 1.1-2.8x DistServe",
+        "goodput",
+        (COLOCATED, SPLIT),
+    ),
+    "windserve": Rival(
+        SimConfig(placement="windserve", prefill=8, decode=0, mixed=8, batching="mixed"),
+        "ISCA 2025",
+        "median TTFT 4.28x lower",
+        "p50 TTFT, s",
+        (SPLIT,),
+    ),
+    "dopd": Rival(
+        SimConfig(pool_blocks=POOL_BLOCKS, role_changes=True, role_policy="dopd"),
+        "2511.20982",
+        "goodput up to 1.5x",
+        "goodput",
+        (COLOCATED, SPLIT),
+    ),
+    "ecoserve": Rival(
+        SimConfig(prefill=0, decode=0, mixed=16, placement="ecoserve", batching="prefill-first"),
+        "2504.18154",
+        "goodput +82 to +127 % over four systems",
+        "goodput",
+        (COLOCATED, SPLIT),
+    ),
+    "taichi": Rival(
+        SimConfig(prefill=0, decode=0, mixed=16, placement="taichi", batching="mixed", heavy_chunk_tokens=2048),
+        "2508.01989",
+        "goodput up to +77 %",
+        "goodput",
+        (COLOCATED, SPLIT),
+    ),
+    "nexus": Rival(
+        SimConfig(prefill=16, decode=16, placement="nexus", prefill_share=0.6, prefill_cost=0.5, decode_cost=0.5),
+        "2507.06608; semi-PD 2504.19867",
+        "throughput up to 2.2x vLLM; semi-PD 1.55-1.72x requests in time",
+        "goodput",
+        (COLOCATED,),
+    ),
+    "dynaserve": Rival(
+        SimConfig(
+            prefill=0, decode=0, mixed=16, placement="dynaserve", batching="mixed", prefill_chunk_tokens=512
+        ),
+        "2504.09285v2",
+        "goodput up to 1.91x colocated, 1.61x disaggregated",
+        "goodput",
+        (COLOCATED, SPLIT),
+    ),
+}  # fmt: skip
+
+CONFIGS: dict[str, SimConfig] = SYSTEMS | {name: rival.config for name, rival in RIVALS.items()}

@@ -1,0 +1,54 @@
+"""The ablation `rivals`: each rival on each load, and where one of them beats the default."""
+
+from __future__ import annotations
+
+from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.metrics import metric, metrics
+from lab.ablations.rivals.compare import label, one_load, side_by_side
+from lab.ablations.rivals.published import CONFIGS
+from sched.classes import STANDARD
+
+REQUESTS = 1500
+LOADS = {
+    "conversation": ("conversation", 1.0),
+    "conversation x2": ("conversation", 2.0),
+    "synthetic": ("synthetic", 1.0),
+    "agents x4": ("agents", 4.0),
+}
+"""Load -> (trace or generator, how much faster than recorded). At x2 a fixed split of 8 and 8 nodes is overloaded."""
+
+
+def cases(requests: int | None) -> list[Case]:
+    return [
+        Case(
+            label(system, load),
+            config,
+            Workload(trace, min(requests or REQUESTS, REQUESTS), speed),
+            STANDARD.ttft_s,
+            STANDARD.tbt_s,
+        )
+        for load, (trace, speed) in LOADS.items()
+        for system, config in CONFIGS.items()
+    ]
+
+
+def reading(values: dict[str, dict[str, Estimated]]) -> str:
+    said = " ".join(one_load(values, load) for load in LOADS)
+    return (
+        f"{said}\n\n{side_by_side(values, tuple(LOADS))}\n\nRatios in parentheses are within the intervals. The "
+        "papers' figures are for other models, GPUs, loads and objectives; of a range they print the best cases."
+    )
+
+
+TABLE = Ablation(
+    "rivals",
+    "Do the rivals of 2025-26 beat the default?",
+    "16 nodes of llama3-70b, 6,000 blocks of cache per node that computes prompts; good = TTFT <= "
+    f"{STANDARD.ttft_s:g} s and mean time between tokens <= {1000 * STANDARD.tbt_s:.0f} ms; x2 = the trace replayed "
+    "twice as fast.",
+    cases,
+    metrics("goodput", "mean TTFT, s")
+    | {"p50 TTFT, s": metric("ttft_s", "p50")}
+    | metrics("p90 TTFT, s", "mean TPOT, ms", "hit rate"),
+    reading,
+)

@@ -1,0 +1,12 @@
+"""Placement policies of the simulator by name: those of nodes, and those that only the simulator has."""
+
+from __future__ import annotations
+
+from lab.simulator.rivals.dynaserve import DynaServe
+from lab.simulator.rivals.nexus import Nexus
+from sched.placement import table
+from sched.placement.two_stages import TwoStages
+
+only_simulated: dict[str, type[TwoStages]] = {"dynaserve": DynaServe, "nexus": Nexus}
+
+placements: dict[str, type[TwoStages]] = table.placements | only_simulated
