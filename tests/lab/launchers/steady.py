@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event, Thread
 from typing import Self
 
@@ -17,12 +18,13 @@ def answer(url: str) -> str:
 
 
 class SteadyClient:
-    """Asks `url` in a thread; as a context manager. `answers` are all that came, `errors` the reasons of the rest."""
+    """Asks `url` in a thread, which calls `prepare` first; as a context manager. `answers` are all that came, `errors`
+    the reasons of the rest."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, prepare: Callable[[], None] = lambda: None) -> None:
         self.answers: list[str] = []
         self.errors: list[str] = []
-        self._url = url
+        self._url, self._prepare = url, prepare
         self._end = Event()
         self._thread = Thread(target=self._ask, daemon=True)
 
@@ -35,6 +37,7 @@ class SteadyClient:
         self._thread.join(120)
 
     def _ask(self) -> None:
+        self._prepare()
         while not self._end.wait(0.2):
             try:
                 self.answers.append(answer(self._url))

@@ -21,6 +21,7 @@ from lab.launch.up import read_arguments
 from tests.complaints import complaints
 from tests.e2e.conftest import tiny_model
 from tests.lab.conftest import FAKE
+from tests.lab.launch.test_up import interruptible
 from tests.lab.launchers.debian import need
 from tests.lab.launchers.sshd import Sshd
 from tests.lab.launchers.steady import answer
@@ -118,7 +119,7 @@ class Up:
         env = os.environ | {"TMPDIR": str(file.parent), "COLUMNS": "160"}
         self.seen = ""
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=interruptible
         )
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
