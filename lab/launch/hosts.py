@@ -60,7 +60,7 @@ def read_hosts(
             words = shlex.split(line, comments=True)
             if words:
                 target, kind, config = _checked(words, flags)
-                where = config.host if config.host != Config.host else address(target)
+                where = config.host if config.host != Config().host else address(target)
                 free = port and port + nodes_at[where]
                 nodes_at[where] += 1
                 place = ("--net", "lan", "--host", where, "--port", str(free))

@@ -91,8 +91,10 @@ class RayHosts:
 
     def lose(self, address: str) -> None:
         """Kill the raylet of this address, its workers, and the nodes that they started, as if the power failed."""
-        raylet = next(pid for pid, words in self._processes() if f"--node_ip_address={address}" in words)
-        family = [raylet, *descendants(raylet)]
+        found = self._processes()
+        is_it = {pid for pid, words in found if words[0].endswith("raylet") and f"--node_ip_address={address}" in words}
+        (raylet,) = is_it
+        family = [raylet, *descendants(raylet, {pid: parent(pid) for pid, _ in found})]
         assert len(family) > 2, "no node runs there"
         for pid in family:
             os.kill(pid, signal.SIGKILL)
@@ -163,9 +165,13 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
-def descendants(pid: int) -> list[int]:
+def parent(pid: int) -> int:
     try:
-        children = [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
-        return []
-    return children + [one for child in children for one in descendants(child)]
+        return 0
+
+
+def descendants(pid: int, parents: Mapping[int, int]) -> list[int]:
+    children = [one for one, above in parents.items() if above == pid]
+    return children + [one for child in children for one in descendants(child, parents)]

@@ -118,9 +118,8 @@ class Up:
         command = [sys.executable, "-c", MAIN, "|".join(program), "--hosts", str(file), "--ssh", sshd.ssh, *flags]
         env = os.environ | {"TMPDIR": str(file.parent), "COLUMNS": "160"}
         self.seen = ""
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=interruptible
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=interruptible, **pipes)
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -182,7 +181,7 @@ def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path):
         up.until(r"^decode-1: .*\d")
         (victim,) = [pid for pid in running(mark) if b"decode-0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(victim, signal.SIGKILL)
-        lost = up.until(r"^127\.0\.0\.3: decode-0 ended with exit code \d+; end of (.*):(?s:.*?)3 nodes go on$")
+        lost = up.until(r"^127\.0\.0\.3: decode-0 ended with exit code -?\d+; end of (.*):(?s:.*?)3 nodes go on$")
         assert answer(urls["prefill-0"]) == expected
         assert up.end(signal.SIGTERM) == 0
         assert gone(mark)
