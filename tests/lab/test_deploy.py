@@ -26,7 +26,7 @@ OF_OTHERS = {
     *("--url", "--grace-s", "--list", "--seeds", "--json", "--workers"),  # our other commands'
     *("--no-install-recommends", "--create-home", "--uid", "--rm", "--network", "--from-file"),
 }
-FILES = ("mooncake.service", "mooncake.sbatch", "ablation.sbatch", "mooncake.yaml", "Containerfile")
+FILES = ("mooncake.service", "mooncake.sbatch", "ablation.sbatch", "mooncake.yaml", "mooncake-groups.yaml", "Containerfile")
 
 
 def linter(name: str) -> str:
