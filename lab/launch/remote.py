@@ -1,8 +1,8 @@
 """A cluster of node processes on other hosts, started and stopped over ssh, for scripts/up --hosts.
 
 Each node is the child of one ssh of ours. Its stdout and stderr come back into NAME.out and NAME.log. Signals go out as
-lines on its stdin; the end of stdin is a SIGTERM too, so a node drains if this launcher or the connection is lost. Login
-is by key only (BatchMode): nothing asks for a password.
+lines on its stdin; the end of stdin is a SIGTERM too, so a node drains if this launcher or the connection is lost.
+Login is by key only (BatchMode): nothing asks for a password.
 """
 
 from __future__ import annotations

@@ -139,7 +139,9 @@ def made(options: argparse.Namespace, flags: list[str], config: Config, more: di
         return LocalCluster(options.nodes, flags, role_flags=ssd, where=Where(options.port), **where | more)
     hosts = hosts_of(options, flags)
     if options.ask is not None and where["api_key"] is None:
-        raise UsageError("--ask with --hosts shows the timeline, which other machines need a key for: add --api-key-file")
+        raise UsageError(
+            "--ask with --hosts shows the timeline, which other machines need a key for: add --api-key-file"
+        )
     stop_s = config.drain_timeout_ms / 1000 + STOP_S
     remote = Remote(shlex.split(options.ssh), options.folder, processes=Processes(stop_timeout_s=stop_s))
     return RemoteCluster(hosts, replace(remote, **more), **where)

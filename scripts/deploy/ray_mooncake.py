@@ -8,8 +8,8 @@
 
 It runs in Ray's own Python and needs only Ray and the standard library. Nodes run in the checkout's, which every host
 has at --root. A host declares what --take names: `ray start --resources '{"H100": 8}'`. SIGTERM (`ray job stop`) and
-Ctrl-C let all nodes drain. Ray kills a stopped job after RAY_JOB_STOP_WAIT_TIME_S, by default 3 s; a node whose actor is
-killed gets SIGTERM and goes on draining by itself.
+Ctrl-C let all nodes drain. Ray kills a stopped job after RAY_JOB_STOP_WAIT_TIME_S, by default 3 s; a node whose actor
+is killed gets SIGTERM and goes on draining by itself.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ class Cluster:
         try:
             self._board = Board.options(name=BOARD).remote()
         except ValueError:
-            sys.exit(f"ray_mooncake.py: --name {args.name}: this cluster runs already; scale it, or give another --name")
+            sys.exit(
+                f"ray_mooncake.py: --name {args.name}: this cluster runs already; scale it, or give another --name"
+            )
 
     def start(self) -> None:
         """All nodes: a placement group gives them room at once, or not at all. Raises SystemExit."""
@@ -301,7 +303,12 @@ def read_arguments() -> argparse.Namespace:
     up.add_argument("--python", help="its interpreter (default: .venv/bin/python in --root)")
     up.add_argument("--cpus", type=float, default=1.0, help="CPUs and threads of a node (default: 1)")
     up.add_argument(
-        "--take", type=taken, action="append", default=[], metavar="ROLE=RESOURCE:AMOUNT", help="GPU, or what hosts declare"
+        "--take",
+        type=taken,
+        action="append",
+        default=[],
+        metavar="ROLE=RESOURCE:AMOUNT",
+        help="GPU, or what hosts declare",
     )
     up.add_argument("--strategy", default="SPREAD", choices=["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"])
     up.add_argument("--max-restarts", type=int, default=10, help="of each node, by Ray; -1 = always (default: 10)")

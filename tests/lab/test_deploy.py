@@ -26,7 +26,14 @@ OF_OTHERS = {
     *("--url", "--grace-s", "--list", "--seeds", "--json", "--workers"),  # our other commands'
     *("--no-install-recommends", "--create-home", "--uid", "--rm", "--network", "--from-file"),
 }
-FILES = ("mooncake.service", "mooncake.sbatch", "ablation.sbatch", "mooncake.yaml", "mooncake-groups.yaml", "Containerfile")
+FILES = (
+    "mooncake.service",
+    "mooncake.sbatch",
+    "ablation.sbatch",
+    "mooncake.yaml",
+    "mooncake-groups.yaml",
+    "Containerfile",
+)
 
 
 def linter(name: str) -> str:
@@ -207,11 +214,19 @@ def test_the_batch_file_starts_a_cluster_and_lets_it_drain(tmp_path, net, hosts)
 
 @pytest.mark.parametrize(
     ("rank", "roles", "role"),
-    [(0, "", "prefill"), (1, "", "decode"), (3, "", "store"), (1, "mixed decode,store", "decode,store"), (2, "mixed store", "mixed")],
+    [
+        (0, "", "prefill"),
+        (1, "", "decode"),
+        (3, "", "store"),
+        (1, "mixed decode,store", "decode,store"),
+        (2, "mixed store", "mixed"),
+    ],
 )
 def test_an_array_has_roles_by_rank_and_joins_who_runs(tmp_path, rank, roles, role):
     """Also the first: it was requeued, and the others still run."""
-    env = slurm(tmp_path, SLURM_NTASKS="1", SLURM_ARRAY_JOB_ID="11", SLURM_ARRAY_TASK_ID=str(rank), MOONCAKE_ROLES=roles)
+    env = slurm(
+        tmp_path, SLURM_NTASKS="1", SLURM_ARRAY_JOB_ID="11", SLURM_ARRAY_TASK_ID=str(rank), MOONCAKE_ROLES=roles
+    )
     run = Path(env["SLURM_SUBMIT_DIR"]) / "mooncake-11"
     run.mkdir()
     (run / "8.address").write_text("10.9.9.8:8000\n")  # ended

@@ -1,4 +1,4 @@
-"""Programs of Debian's packages that the launchers' tests need: found, installed, or the reason why the test is skipped."""
+"""Programs of Debian's packages that the launchers' tests need: found, installed, or the reason of a skip."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def ray_folder() -> Path:
 
 
 class RayHosts:
-    """A context manager: the head on 127.0.0.1, and a host for each item of `resources`, address -> what it declares."""
+    """A context manager: the head on 127.0.0.1, and a host for each address in `resources`, which it declares."""
 
     def __init__(self, ray: Path, resources: Mapping[str, Mapping[str, float]]) -> None:
         self._ray, self._resources = ray, dict(resources)

@@ -48,7 +48,8 @@ def hosts(text: str, *flags: str, port: int = 8000) -> list[tuple[str, str, str,
 
 
 def test_a_line_is_a_node():
-    text = "# all\n\nab prefill\nops@c decode+store --num-threads 4 # fast\nab mixed\nab store --port 9000\nx store --host ::1\n"
+    text = "# all\n\nab prefill\nops@c decode+store --num-threads 4 # fast\nab mixed\nab store --port 9000\n"
+    text += "x store --host ::1\n"
     assert hosts(text) == [
         ("ab", "prefill", "10.0.0.2", 8000),
         ("ops@c", "decode+store", "10.0.0.5", 8000),

@@ -1,7 +1,7 @@
 """scripts/deploy/mooncake-groups.yaml and mooncake-gateway.yaml: they fit their schemas, and a pod does what it says.
 
-Kubernetes' own schemas judge the pods. Those of the extensions are below, for the fields that the manifests use, written
-from the extensions' documentation.
+Kubernetes' own schemas judge the pods. Those of the extensions are below, for the fields that the manifests use,
+written from the extensions' documentation.
 """
 
 from __future__ import annotations

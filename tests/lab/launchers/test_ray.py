@@ -1,4 +1,4 @@
-"""scripts/deploy/ray_mooncake.py on a real Ray: roles by resources, a lost host, more and fewer nodes, the job's end."""
+"""scripts/deploy/ray_mooncake.py on a real Ray: roles by resources, a lost host, more and fewer nodes, the end."""
 
 from __future__ import annotations
 
@@ -104,6 +104,11 @@ def test_what_has_no_room_and_what_nobody_runs_is_said(ray):
     up = ["up", "--take", "mixed=H100:8", "--nodes", "mixed=2", "--place-s", "1"]
     for command, told in (([*up, *words], "no room for"), (["scale", "decode=2", *words], "no such cluster runs here")):
         done = subprocess.run(
-            ray.command("python", PROGRAM, *command), env=ray.env, capture_output=True, text=True, timeout=60, check=False
+            ray.command("python", PROGRAM, *command),
+            env=ray.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 1 and told in done.stderr, done.stderr
