@@ -169,20 +169,20 @@ def gone(mark: str) -> bool:
 def test_real_nodes_on_three_hosts(sshd, tiny_model, tmp_path):
     """They answer, their logs come here, one of them is lost, and a signal ends the others."""
     file, mark = tmp_path / "hosts", f"of-{tmp_path.name}"
-    file.write_text("127.0.0.2 prefill\n127.0.0.3 decode\n127.0.0.3 decode --block-size 16\n127.0.0.4 store\n")
+    file.write_text("127.0.0.2 prefill\n127.0.0.3 decode --num-threads 1\n127.0.0.4 store\n")
     flags = [*tiny_model, "--served-model-name", mark, "--num-threads", "1", "--calibration-ms", "0"]
     begun = time.monotonic()
     up = Up(sshd, file, NODE, "--follow", "--port", "0", *flags)
     try:
         up.until("Ctrl-C stops all nodes")
         urls = dict(re.findall(r"^(\S+-\d) +\w+ +(http://127\.0\.0\.[234]:\d+) +127", up.seen, re.MULTILINE))
-        assert set(urls) == {"prefill-0", "decode-0", "decode-1", "store-0"}
+        assert set(urls) == {"prefill-0", "decode-0", "store-0"}
         expected = answer(urls["prefill-0"])
         print(f"ssh: first answer {time.monotonic() - begun:.1f} s after scripts/up --hosts")
-        up.until(r"^decode-1: .*\d")
-        (victim,) = [pid for pid in running(mark) if b"decode-0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        up.until(r"^decode-0: .*\d")
+        (victim,) = [pid for pid in running(mark) if b"store-0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(victim, signal.SIGKILL)
-        lost = up.until(r"^127\.0\.0\.3: decode-0 ended with exit code -?\d+; end of (.*):(?s:.*?)3 nodes go on$")
+        lost = up.until(r"^127\.0\.0\.4: store-0 ended with exit code -?\d+; end of (.*):(?s:.*?)2 nodes go on$")
         assert answer(urls["prefill-0"]) == expected
         assert up.end(signal.SIGTERM) == 0
         assert gone(mark)
