@@ -82,12 +82,14 @@ class Slurm:
     def host_of(self, task: str) -> str:
         return self.run("squeue", "-h", "-r", "-j", task, "-o", "%N")
 
-    def lose(self, host: str) -> list[int]:
-        """Kill the slurmd of this host and all that it runs, as if the power failed. Returns the killed tasks."""
-        os.kill(int((self.dir / f"{host}.pid").read_text()), signal.SIGKILL)
-        killed = [pid for pid in _with_variable("SLURMD_NODENAME", host, self.dir) if _kill(pid)]
-        assert killed, f"nothing ran on {host}"
-        return killed
+    def lose(self, host: str) -> None:
+        """Kill the slurmd of this host and all that it runs, as if the power failed. First those that would still tell
+        the controller that a task has ended."""
+        tasks = _with_variable("SLURMD_NODENAME", host, self.dir)
+        steps = {pid for pid in map(_parent, tasks) if b"slurmstepd" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        assert tasks and steps, f"nothing runs on {host}"
+        for pid in (int((self.dir / f"{host}.pid").read_text()), *steps, *tasks):
+            _kill(pid)
 
     def revive(self, host: str) -> None:
         self.run("slurmd", "-N", host)
@@ -150,6 +152,10 @@ def _with_variable(name: str, value: str, folder: Path) -> list[int]:
             if ours <= set(variables):
                 found.append(int(place.name))
     return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _kill(pid: int, signum: int = signal.SIGKILL) -> bool:

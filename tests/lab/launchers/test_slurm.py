@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from lab.launch import rest
 from tests.complaints import complaints
 from tests.e2e.conftest import tiny_model
 from tests.lab.launchers.debian import install
-from tests.lab.launchers.slurm import Slurm, free_ports
+from tests.lab.launchers.slurm import Slurm
 from tests.lab.launchers.steady import SteadyClient, answer
 
 __all__ = ["tiny_model"]
@@ -39,13 +42,20 @@ def slurm() -> Iterator[Slurm]:
 def environment(tiny_model) -> dict[str, str]:
     """The variables of mooncake.sbatch."""
     flags = [*tiny_model[2:], "--num-threads", "1", "--calibration-ms", "0", "--dram-bytes", "32M"]
-    told = {"MODEL": tiny_model[1], "MOONCAKE_FLAGS": " ".join(flags), "MOONCAKE_PORT": str(low_port())}
+    told = {"MODEL": tiny_model[1], "MOONCAKE_FLAGS": " ".join(flags), "MOONCAKE_PORT": str(free_pair())}
     return told | {"MOONCAKE_ROOT": str(ROOT), "MOONCAKE_PYTHON": sys.executable, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def low_port() -> int:
-    """The control port is 10000 above it."""
-    return next(port for port in free_ports(30) if port < 55_000)
+def free_pair() -> int:
+    """A port that is free on every host, as is the control port 10000 above it. Both lie below the ports that the kernel
+    hands out to connections."""
+    for port in range(13_000 + os.getpid() % 5000, 22_000):
+        with suppress(OSError), ExitStack() as sockets:
+            for host in range(1, HOSTS + 1):
+                for one in (port, port + 10_000):
+                    sockets.enter_context(socket.socket()).bind((f"127.0.1.{host}", one))
+            return port
+    raise AssertionError("no free ports")
 
 
 class Run:
@@ -70,7 +80,7 @@ class Run:
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("mooncake-*.log")))
 
-    def eventually(self, condition: Callable[[], bool], what: str, within_s: float = 100.0) -> None:
+    def eventually(self, condition: Callable[[], bool], what: str, within_s: float = 120.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, f"not in time: {what}\n{self.logs()[-6000:]}"
