@@ -36,8 +36,7 @@ from lab.launch.remote import Remote, RemoteCluster
 from lab.launch.report import nodes_table, timeline
 
 MAX_PORT = 65_535
-STOP_S = 10.0
-"""How much longer a node on another host may take to end than its --drain-timeout-ms."""
+STOP_S = 10.0  # how much longer a node on another host may take to end than its --drain-timeout-ms
 OWN_FLAGS = ("--nodes", "--hosts", "--ssh", "--folder", "--follow", "--ask", "--max-tokens", "--port", "--ssd-path")
 PLACED_FLAGS = {
     "role": "say --nodes prefill=2,decode=1,store=1",

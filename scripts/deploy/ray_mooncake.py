@@ -118,11 +118,16 @@ class Node:
             other = self._other()
         join = ["--join", other.removeprefix("http://")] if other else []
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it is for Ray's Python
+        prctl = ctypes.CDLL(None).prctl  # the node gets SIGTERM when this actor's process dies, for whatever reason
         with self._lock:
             if self._drains:
                 return 0
             self._process = subprocess.Popen(
-                [*self._command, *join], env=env, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+                [*self._command, *join],
+                env=env,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
             )
         threading.Thread(target=self._tell, args=[self._process], daemon=True).start()
         return self._process.wait()
@@ -144,14 +149,6 @@ class Node:
         while url is not None and process.poll() is None and not self._drains:
             ray.get(self._board.tell.remote(self._name, url))
             time.sleep(TELL_S)
-
-
-LIBC = ctypes.CDLL(None)
-
-
-def end_with_parent() -> None:
-    """Between fork and exec: the node gets SIGTERM when the actor's process dies, for whatever reason."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def answers(url: str) -> bool:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Self, TypeVar
@@ -29,7 +30,7 @@ HEAD = "127.0.0.1"
 PORT, DASHBOARD = 6400, 6401
 CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
-HEALTH = {"initial_delay_ms": "1000", "period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3"}
+HEALTH = {"initial_delay_ms": "1000", "period_ms": "500", "timeout_ms": "3000", "failure_threshold": "3"}
 Result = TypeVar("Result")
 
 
@@ -66,6 +67,7 @@ class RayHosts:
         self.env = os.environ | {f"RAY_health_check_{name}": value for name, value in HEALTH.items()}
         self.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.dir / "token"), "HOME": str(self.dir)}
         self.env |= {"RAY_JOB_STOP_WAIT_TIME_S": "20", "PATH": f"{ray / 'bin'}:{os.environ['PATH']}"}
+        self.env |= {"RAY_gcs_server_request_timeout_seconds": "120", "RAY_raylet_start_wait_time_s": "120"}
         self.env |= {"RAY_ADDRESS": f"http://{HEAD}:{DASHBOARD}", "PYTHONUNBUFFERED": "1"}
 
     def __enter__(self) -> Self:
@@ -76,8 +78,8 @@ class RayHosts:
         try:
             head = ["--head", f"--port={PORT}", f"--dashboard-port={DASHBOARD}", "--disable-usage-stats"]
             self._start(HEAD, "--num-cpus=0", *head, f"--dashboard-host={HEAD}", f"--temp-dir={self.dir / 'r'}")
-            for address, resources in self._resources.items():
-                self.add(address, resources)
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(self.add, self._resources, self._resources.values()))
         except BaseException:
             self._stop()
             raise
@@ -105,7 +107,7 @@ class RayHosts:
 
     def run(self, *words: str) -> str:
         done = subprocess.run(
-            self.command(*words), env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=90, check=False
+            self.command(*words), env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=180, check=False
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout

@@ -28,7 +28,7 @@ DEPLOY = ROOT / "scripts/deploy"
 HOSTS = 4
 EVERYONE = {"prefill-0", "decode-1", "decode-2", "store-3"}
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
