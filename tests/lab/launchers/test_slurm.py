@@ -47,8 +47,8 @@ def environment(tiny_model) -> dict[str, str]:
 
 
 def free_pair() -> int:
-    """A port that is free on every host, as is the control port 10000 above it. Both lie below the ports that the kernel
-    hands out to connections."""
+    """A port that is free on every host, as is the control port 10000 above it. Both lie below the ports that the
+    kernel hands out to connections."""
     for port in range(13_000 + os.getpid() % 5000, 22_000):
         with suppress(OSError), ExitStack() as sockets:
             for host in range(1, HOSTS + 1):
