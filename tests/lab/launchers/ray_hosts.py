@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Self, TypeVar
@@ -30,7 +29,8 @@ HEAD = "127.0.0.1"
 PORT, DASHBOARD = 6400, 6401
 CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
-HEALTH = {"initial_delay_ms": "1000", "period_ms": "500", "timeout_ms": "3000", "failure_threshold": "3"}
+HEALTH = {"initial_delay_ms": "20000", "period_ms": "500", "timeout_ms": "5000", "failure_threshold": "4"}
+"""A host that starts on a busy machine is not lost."""
 Result = TypeVar("Result")
 
 
@@ -78,8 +78,8 @@ class RayHosts:
         try:
             head = ["--head", f"--port={PORT}", f"--dashboard-port={DASHBOARD}", "--disable-usage-stats"]
             self._start(HEAD, "--num-cpus=0", *head, f"--dashboard-host={HEAD}", f"--temp-dir={self.dir / 'r'}")
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(self.add, self._resources, self._resources.values()))
+            for address, resources in self._resources.items():
+                self.add(address, resources)
         except BaseException:
             self._stop()
             raise
@@ -109,7 +109,7 @@ class RayHosts:
         done = subprocess.run(
             self.command(*words), env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=180, check=False
         )
-        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}{self._logs()}"
         return done.stdout
 
     def inside(self, function: Callable[[], Result]) -> Result:
@@ -140,6 +140,11 @@ class RayHosts:
     def _start(self, address: str, *flags: str) -> None:
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--object-store-memory=80000000"]
         self.run("ray", "start", f"--node-ip-address={address}", *ports, *flags)
+
+    def _logs(self) -> str:
+        """The ends of the logs of raylets."""
+        logs = self.dir.glob("r/session_latest/logs/raylet*")
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in logs)
 
     def _processes(self) -> list[tuple[int, list[str]]]:
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False)
