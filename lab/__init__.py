@@ -17,7 +17,7 @@ Files:
     fuzz/         Fuzzing of all decoders of foreign data: mutate.py changes bytes, targets.py lists the decoders
     geometry/     The KV and the weights of published models, as plans and the simulator see them
     gpu/          The parts of scripts/tools.py gpu-check
-    launch/       A local cluster of node processes
+    launch/       A cluster of node processes, on this machine or on others
     loads/        Request traces: read, changed, generated
     mutants/      Wrong kernels on purpose: does every mistake of the list show in the quick checks?
     planning/     The number of nodes for a load, the bytes of its KV, and whether simulator and nodes agree

@@ -211,10 +211,12 @@ class LocalCluster:
         last."""
         for node in self._nodes.values():
             if not node.alive and not node.expected_dead and not (node.left and self.living):
-                tail = "\n".join(f"    {line}" for line in node.last_lines())
-                raise NodeDied(
-                    f"{node.name} ended with exit code {node.process.returncode}; end of {node.log}:\n{tail}"
-                )
+                raise NodeDied(self.last_words(node))
+
+    def last_words(self, node: Node) -> str:
+        """The exit code of a node that has ended, and the end of its log."""
+        tail = "\n".join(f"    {line}" for line in node.last_lines())
+        return f"{node.name} ended with exit code {node.process.returncode}; end of {node.log}:\n{tail}"
 
     # --- context manager
 
@@ -253,14 +255,18 @@ class LocalCluster:
         argv = [*place, *self.program, "--role", role, "--node-id", name, "--num-threads", str(self.threads)]
         argv += ["--port", str(port)]
         argv += ["--host", self.network.host(name)] if self.network else []
-        argv += ["--join", join.removeprefix("http://")] if join else []
-        named = any(flag.partition("=")[0] in ("--api-key", "--api-key-file") for flag in self.flags)
-        argv += ["--api-key", self.api_key] if self.api_key and not named else []
+        argv += self._entrance(join, self.flags)
         by_role = [flag for has in (*Config(role=role).roles, name) for flag in self.role_flags.get(has, ())]
         extra = [*self.flags, *by_role, *flags]
         argv += [flag.replace("{node}", name) for flag in extra]
         self._nodes[name] = spawn(name, role, argv, self.run_dir, self.env)
         return self._nodes[name]
+
+    def _entrance(self, join: str | None, flags: Sequence[str]) -> list[str]:
+        """The flags by which a node finds the others, and by which we may talk to it, if `flags` name no keys."""
+        named = any(flag.partition("=")[0] in ("--api-key", "--api-key-file") for flag in flags)
+        key = ["--api-key", self.api_key] if self.api_key and not named else []
+        return [*(["--join", join.removeprefix("http://")] if join else []), *key]
 
 
 def _all_ready(nodes: Sequence[Node]) -> bool:

@@ -27,11 +27,10 @@ def parse_nodes(text: str) -> list[tuple[str, str]]:
     nodes: list[tuple[str, str]] = []
     for part in text.split(","):
         kind, _, count = part.strip().partition("=")
-        for role in kind.split("+"):
-            if role not in (*ROLES, "mixed"):
-                near = get_close_matches(role, (*ROLES, "mixed"), 1)
-                hint = f"; did you mean {near[0]}?" if near else "; write for example prefill=2,decode=1,store=1"
-                raise UsageError(f"--nodes: {role!r} is no role{hint}")
+        try:
+            check_kind(kind)
+        except ValueError as error:
+            raise UsageError(f"--nodes: {error}") from None
         if not (count or "1").isdecimal() or int(count or 1) > 64:
             raise UsageError(f"--nodes: {part.strip()!r} needs a number of nodes from 0 to 64 after '='")
         first = sum(name.rpartition("-")[0] == kind for name, _ in nodes)
@@ -39,6 +38,15 @@ def parse_nodes(text: str) -> list[tuple[str, str]]:
     if not nodes:
         raise UsageError(f"--nodes {text!r} names no node; write for example prefill=1,decode=1,store=1")
     return nodes
+
+
+def check_kind(kind: str) -> None:
+    """Whether 'prefill' or 'decode+store' are roles. Raises ValueError."""
+    for role in kind.split("+"):
+        if role not in (*ROLES, "mixed"):
+            near = get_close_matches(role, (*ROLES, "mixed"), 1)
+            hint = f"; did you mean {near[0]}?" if near else "; write for example prefill=2,decode=1,store=1"
+            raise ValueError(f"{role!r} is no role{hint}")
 
 
 @dataclass(slots=True)
@@ -106,7 +114,12 @@ Start = Callable[[str, Sequence[str], Mapping[str, str], IO[bytes], IO[bytes]], 
 
 
 def execute(
-    role: str, argv: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
+    role: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Run `argv`. It gets a separate session, so Ctrl-C reaches only the launcher, and it dies with this process:
     util-linux's setpriv asks the kernel for SIGTERM at the parent's death and then becomes the node. The kernel counts
@@ -117,7 +130,7 @@ def execute(
     return _parent.submit(
         subprocess.Popen,
         [*guard, *argv],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         env=env,

@@ -28,12 +28,15 @@ EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
 def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One row per node. Each has name, role, url, pid and paths (as in GET /debug/state)."""
+    """One row per node. Each has name, role, url, `pid` or `host`, and paths (as in GET /debug/state; None = the node
+    does not tell us)."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("node", "role", "URL", "pid", "transport in use"):
+    place = "host" if any("host" in node for node in nodes) else "pid"
+    for column in ("node", "role", "URL", place, "transport in use"):
         table.add_column(column, no_wrap=column in ("node", "URL"))
     for node in nodes:
-        table.add_row(node["name"], node["role"], node["url"], str(node["pid"]), _transports(node["paths"]))
+        paths = "told with an API key only" if node["paths"] is None else _transports(node["paths"])
+        table.add_row(node["name"], node["role"], node["url"], str(node[place]), paths)
     return table
 
 

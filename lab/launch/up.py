@@ -1,8 +1,9 @@
-"""A local cluster in one command: start the nodes, show where they are, stop them all at Ctrl-C.
+"""A cluster in one command: start the nodes here or over ssh, show where they are, stop them all at Ctrl-C.
 
 scripts/up                                           prefill, decode and store node with the embedded model
 scripts/up --nodes prefill=2,decode=1,store=2        another shape; roles of one node join by '+'
 scripts/up --ask "What is the capital of France?"    ask once, print the answer and its timeline, stop
+scripts/up --hosts FILE --model PATH                 a node on each host of the file, over ssh (docs/launchers.md)
 scripts/up --model PATH --block-size 32              every other flag goes to every node
 """
 
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,12 +29,15 @@ from engine.config.flag_values import flag_name
 from engine.config.flags import UsageError, parse
 from lab.flag_types import port, positive
 from lab.launch import rest
-from lab.launch.cluster import DEFAULT_NODES, POLL_S, LocalCluster, NodeDied, StartTimeout, Where
-from lab.launch.nodes import parse_nodes
+from lab.launch.cluster import DEFAULT_NODES, POLL_S, ROOT, LocalCluster, NodeDied, Processes, StartTimeout, Where
+from lab.launch.hosts import PORT, Host, read_hosts
+from lab.launch.nodes import Node, parse_nodes
+from lab.launch.remote import Remote, RemoteCluster
 from lab.launch.report import nodes_table, timeline
 
 MAX_PORT = 65_535
-OWN_FLAGS = ("--nodes", "--ask", "--max-tokens", "--port", "--ssd-path")
+STOP_S = 10.0  # how much longer a node on another host may take to end than its --drain-timeout-ms
+OWN_FLAGS = ("--nodes", "--hosts", "--ssh", "--folder", "--follow", "--ask", "--max-tokens", "--port", "--ssd-path")
 PLACED_FLAGS = {
     "role": "say --nodes prefill=2,decode=1,store=1",
     "node_id": "nodes are named after their role",
@@ -51,14 +56,28 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str], 
     parser = _Parser(
         prog="scripts/up", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--nodes", default=DEFAULT_NODES, help=f"ROLE=COUNT,... (default: {DEFAULT_NODES})")
+    parser.add_argument("--nodes", help=f"ROLE=COUNT,... (default: {DEFAULT_NODES})")
+    parser.add_argument("--hosts", type=Path, metavar="FILE", help="a line for each node: HOST ROLE [FLAGS]")
+    parser.add_argument("--ssh", metavar="COMMAND", default="ssh", help="--hosts: ssh with its options (default: ssh)")
+    parser.add_argument(
+        "--folder", metavar="DIR", default=str(ROOT), help="--hosts: the checkout on every host (default: as here)"
+    )
+    parser.add_argument("--follow", action="store_true", help="print the log lines of all nodes as they come")
     parser.add_argument("--ask", metavar="TEXT", help="ask the cluster this once, show answer and timeline, and stop")
     parser.add_argument(
         "--max-tokens", type=positive, default=128, help="longest answer to --ask, tokens (default: 128)"
     )
-    parser.add_argument("--port", type=port, default=0, help="HTTP port of the first node (default: any free port)")
+    parser.add_argument(
+        "--port", type=port, help=f"HTTP port of the first node (default: any free port; with --hosts {PORT})"
+    )
     parser.add_argument("--ssd-path", metavar="PATH", help="LMDB tiers of the store nodes, one directory each inside")
     options, flags = parser.parse_known_args(list(argv))
+    if options.hosts is not None:
+        for name in ("nodes", "ssd_path"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is not for --hosts: its lines have roles and flags")
+    options.nodes = DEFAULT_NODES if options.nodes is None else options.nodes
+    options.port = options.port if options.port is not None else PORT if options.hosts else 0
     most = MAX_PORT - len(parse_nodes(options.nodes)) + 1
     if not 0 <= options.port <= most:
         raise UsageError(f"--port {options.port}: the nodes take ports from this one on; give 0 to {most}")
@@ -82,19 +101,13 @@ def own_key(config: Config) -> str | None:
 def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
     """Exit code 0 after Ctrl-C or a successful --ask, 1 if a node died or the request failed, 2 for wrong flags.
 
-    `cluster_options` go to LocalCluster: the tests pass a stand-in for the node program.
+    `cluster_options` go to LocalCluster: the tests pass a stand-in for the node program. With --hosts they run the
+    program of `processes` on the hosts.
     """
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
         options, flags, config = read_arguments(sys.argv[1:] if argv is None else argv)
-        run_dir = Path(tempfile.mkdtemp(prefix="mooncake-"))
-        made: dict[str, Any] = {"run_dir": run_dir, "where": Where(options.port), "api_key": own_key(config)}
-        cluster = LocalCluster(
-            options.nodes,
-            flags,
-            role_flags={"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {},
-            **made | cluster_options,
-        )
+        cluster = made(options, flags, config, cluster_options)
     except UsageError as error:
         errors.print(f"scripts/up: {error}", markup=False, soft_wrap=True)
         return UsageError.exit_code
@@ -105,7 +118,7 @@ def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
         if options.ask is not None:
             ask(cluster, options.ask, options.max_tokens, console)
         else:
-            serve(cluster, console)
+            serve(cluster, console, options.follow)
     except KeyboardInterrupt:
         console.print("stopping ...")
     except (NodeDied, StartTimeout, rest.RestError) as error:
@@ -115,6 +128,30 @@ def main(argv: Sequence[str] | None = None, **cluster_options: Any) -> int:
         with suppress(KeyboardInterrupt):  # a second Ctrl-C: stop() has killed the remaining nodes
             cluster.stop()
     return 0
+
+
+def made(options: argparse.Namespace, flags: list[str], config: Config, more: dict[str, Any]) -> LocalCluster:
+    """The cluster that the command line describes, not started. Raises UsageError."""
+    where: dict[str, Any] = {"run_dir": Path(tempfile.mkdtemp(prefix="mooncake-")), "api_key": own_key(config)}
+    if options.hosts is None:
+        ssd = {"store": ["--ssd-path", f"{options.ssd_path}/{{node}}"]} if options.ssd_path else {}
+        return LocalCluster(options.nodes, flags, role_flags=ssd, where=Where(options.port), **where | more)
+    hosts = hosts_of(options, flags)
+    if options.ask is not None and where["api_key"] is None:
+        raise UsageError(
+            "--ask with --hosts shows the timeline, which other machines need a key for: add --api-key-file"
+        )
+    stop_s = config.drain_timeout_ms / 1000 + STOP_S
+    remote = Remote(shlex.split(options.ssh), options.folder, processes=Processes(stop_timeout_s=stop_s))
+    return RemoteCluster(hosts, replace(remote, **more), **where)
+
+
+def hosts_of(options: argparse.Namespace, flags: list[str]) -> list[Host]:
+    try:
+        text = options.hosts.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hosts {options.hosts}: {error}") from None
+    return read_hosts(text, str(options.hosts), flags, options.port)
 
 
 def bring_up(cluster: LocalCluster, console: Console) -> None:
@@ -143,8 +180,8 @@ def doing(cluster: LocalCluster) -> str:
     return "\n".join(lines).replace("[", r"\[") or "joining"
 
 
-def serve(cluster: LocalCluster, console: Console) -> None:
-    """Print the addresses, then watch until Ctrl-C or until a node dies (NodeDied)."""
+def serve(cluster: LocalCluster, console: Console, follow: bool = False) -> None:
+    """Print the addresses, then watch until Ctrl-C or until a node dies (NodeDied); on other hosts, until all have."""
     show_nodes(cluster, console)
     model = model_name(cluster)
     door = cluster.nodes[0].url
@@ -155,13 +192,28 @@ def serve(cluster: LocalCluster, console: Console) -> None:
     console.print(f"    -d {shlex.quote(body)}", soft_wrap=True)
     console.print("\nCtrl-C stops all nodes")
     gone: set[str] = set()
+    read: dict[str, int] = {}
     while True:
         cluster.check()
         for node in cluster.nodes:
-            if node.left and node.name not in gone:
+            if follow:
+                show_log(node, read, console)
+            if not node.alive and node.name not in gone:
                 gone.add(node.name)
-                console.print(f"{node.name} has left; {len(cluster.living)} nodes go on")
+                words = f"{node.name} has left" if node.left else cluster.last_words(node)
+                console.print(f"{words}; {len(cluster.living)} nodes go on", markup=False, soft_wrap=True)
         time.sleep(0.2)
+
+
+def show_log(node: Node, read: dict[str, int], console: Console) -> None:
+    """Print the log lines that came since the last call; `read`: bytes of each node's log that were printed."""
+    with node.log.open("rb") as file:
+        file.seek(read.get(node.name, 0))
+        new = file.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    read[node.name] = read.get(node.name, 0) + len(whole)
+    for line in whole.decode(errors="replace").splitlines():
+        console.print(f"{node.name}: {line}", markup=False, soft_wrap=True)
 
 
 def ask(cluster: LocalCluster, text: str, max_tokens: int, console: Console) -> None:
@@ -185,10 +237,13 @@ def ask(cluster: LocalCluster, text: str, max_tokens: int, console: Console) -> 
 
 
 def show_nodes(cluster: LocalCluster, console: Console) -> None:
-    rows = []
+    hosts = cluster.hosts if isinstance(cluster, RemoteCluster) else {}
+    rows: list[dict[str, Any]] = []
     for node in cluster.nodes:
-        state = rest.get(f"{node.url}/debug/state", cluster.api_key)
-        rows.append({"name": node.name, "role": node.role, "url": node.url, "pid": node.pid, "paths": state["paths"]})
+        told = not hosts or cluster.api_key is not None  # without keys, /debug answers only its own machine
+        paths = rest.get(f"{node.url}/debug/state", cluster.api_key)["paths"] if told else None
+        place = {"host": hosts[node.name].target} if hosts else {"pid": node.pid}
+        rows.append({"name": node.name, "role": node.role, "url": node.url, "paths": paths} | place)
     console.print(nodes_table(rows))
 
 

@@ -90,7 +90,7 @@ def leave(*_: object) -> None:
 
 
 def main() -> None:
-    print(f"{NAME}: loading, threads {FLAGS['--num-threads']}, ssd {FLAGS.get('--ssd-path')}", file=sys.stderr)
+    print(f"{NAME}: loading, threads {FLAGS.get('--num-threads')}, ssd {FLAGS.get('--ssd-path')}", file=sys.stderr)
     if FLAGS.get("--model") == "missing":
         print("mooncake: no model named missing; give a directory", file=sys.stderr)
         sys.exit(2)

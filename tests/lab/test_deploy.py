@@ -21,11 +21,21 @@ FOLDER = ROOT / "scripts/deploy"
 MANIFESTS = list(yaml.safe_load_all((FOLDER / "mooncake.yaml").read_text()))
 KUBERNETES = ("1.30", "1.33")  # the oldest and a newer release whose schemas the manifests are held against
 OF_OTHERS = {
-    *("--nodes", "--ntasks-per-node", "--exclusive", "--time", "--signal", "--output", "--job-name", "--batch"),
-    *("--kill-on-bad-exit", "--url", "--grace-s", "--no-install-recommends", "--create-home", "--uid", "--rm"),
-    *("--network", "--from-file", "--nonblock"),
+    *("--nodes", "--ntasks", "--ntasks-per-node", "--exclusive", "--time", "--signal", "--output", "--job-name"),
+    *("--array", "--requeue", "--no-kill", "--open-mode", "--kill-on-bad-exit"),  # Slurm's
+    *("--url", "--grace-s", "--list", "--seeds", "--json", "--workers"),  # our other commands'
+    *("--no-install-recommends", "--create-home", "--uid", "--rm", "--network", "--from-file"),
+    "--nonblock",
 }
-FILES = ("mooncake.service", "mooncake.sbatch", "mooncake.yaml", "Containerfile", "scale-local")
+FILES = (
+    "mooncake.service",
+    "mooncake.sbatch",
+    "ablation.sbatch",
+    "mooncake.yaml",
+    "mooncake-groups.yaml",
+    "Containerfile",
+    "scale-local",
+)
 
 
 def linter(name: str) -> str:
@@ -63,14 +73,8 @@ def test_systemd_takes_the_unit(tmp_path):
     assert wrong == []
 
 
-SHELL = (
-    "scripts/deploy/mooncake.sbatch",
-    "scripts/deploy/scale-local",
-    "scripts/setup",
-    "scripts/test",
-    "scripts/up",
-    ".ci/run",
-)
+BATCH = ("scripts/deploy/mooncake.sbatch", "scripts/deploy/ablation.sbatch")
+SHELL = (*BATCH, "scripts/deploy/scale-local", "scripts/setup", "scripts/test", "scripts/up", ".ci/run")
 
 
 @pytest.mark.parametrize("script", SHELL)
@@ -156,44 +160,96 @@ def test_a_pod_that_stops_drains_itself(tmp_path):
     assert (args.url, str(args.api_key_file), args.grace_s) == ("10.1.0.5:8000", "/keys/api-keys", 5.0)
 
 
-# --- Slurm
+# --- Slurm: tests/lab/launchers runs the files under a real one; here are stand-ins for what they call
 
 NODE = """trap 'echo drained "$SLURM_PROCID" >>"$LOG"; exit 0' TERM
 shift; echo "$SLURM_PROCID" "$@" >>"$LOG"; while :; do sleep 0.02; done"""
-SRUN = """shift
-for i in $(seq 0 $((SLURM_NTASKS - 1))); do SLURM_PROCID=$i "$@" & pids="${pids:-} $!"; done
-trap 'kill -TERM $pids' TERM
+SRUN = """while [[ $1 == --* ]]; do shift; done
+for i in $(seq 0 $((SLURM_NTASKS - 1))); do SLURMD_NODENAME=n$i SLURM_PROCID=$i "$@" & pids="${pids:-} $!"; done
+trap : TERM
 while kill -0 $pids 2>/dev/null; do wait || true; done"""
+CURL = """address=${!#}; address=${address#http://}; grep -q -e "--host ${address%:*} " "$LOG" 2>/dev/null"""
 
 
-def test_the_batch_file_starts_a_cluster_and_lets_it_drain(tmp_path):
-    """With stand-ins for srun and the node: roles, addresses, and SIGTERM, which all nodes see before the job ends."""
+def slurm(tmp_path: Path, **more: str) -> dict[str, str]:
+    """An environment as in a batch script, with stand-ins; the fake node's log is at $LOG."""
     root = tmp_path / "check out"
     (root / ".venv/bin").mkdir(parents=True)
     python = root / ".venv/bin/python"
     python.write_text(f"#!/usr/bin/env bash\n{NODE}\n")
     python.chmod(0o755)
     env = stand_ins(
-        tmp_path, srun=SRUN, hostname='echo 192.168.0.4 "10.1.0.$((5 + ${SLURM_PROCID:-0}))" fd00::5', curl="exit 0"
+        tmp_path,
+        srun=SRUN,
+        curl=CURL,
+        scontrol='echo "   NodeAddr=192.168.7.$((5 + ${3#n})) NodeHostName=$3 Version=22.05"',
+        hostname='echo 192.168.0.4 "10.1.0.$((5 + SLURM_PROCID))" fd00::5',
     )
-    log = tmp_path / "log"
-    env |= {"SLURM_SUBMIT_DIR": str(root), "SLURM_NTASKS": "3", "MODEL": "/models/llama", "LOG": str(log)}
-    env |= {"MOONCAKE_NET": "10.1.", "MOONCAKE_FLAGS": "--rate-limit 5"}
+    told = {"SLURM_SUBMIT_DIR": str(root), "SLURM_JOB_ID": "12", "LOG": str(tmp_path / "log"), "MODEL": "/models/llama"}
+    return env | told | more
+
+
+@pytest.mark.parametrize(("net", "hosts"), [("", "192.168.7"), ("10.1.", "10.1.0")])
+def test_the_batch_file_starts_a_cluster_and_lets_it_drain(tmp_path, net, hosts):
+    """Roles, addresses, the node that the others join; SIGTERM, which all nodes see before the job ends."""
+    env = slurm(tmp_path, SLURM_NTASKS="3", MOONCAKE_NET=net, MOONCAKE_FLAGS="--rate-limit 5")
     job = subprocess.Popen(["bash", str(FOLDER / "mooncake.sbatch")], env=env, start_new_session=True)
     try:
-        lines = eventually(log, 3)
-        configs = {line.split()[0]: parse(line.split()[1:]) for line in lines}
+        log = Path(env["LOG"])
+        configs = {line.split()[0]: parse(line.split()[1:]) for line in eventually(log, 3)}
         assert [configs[i].role for i in "012"] == ["prefill", "decode", "store"]
-        assert [configs[i].join for i in "012"] == [None, "10.1.0.5:8000", "10.1.0.5:8000"]
-        assert [configs[i].host for i in "012"] == ["10.1.0.5", "10.1.0.6", "10.1.0.7"]
-        assert {config.rate_limit for config in configs.values()} == {5.0}
-        job.send_signal(signal.SIGTERM)
+        assert [configs[i].node_id for i in "012"] == ["prefill-0", "decode-1", "store-2"]
+        assert configs["0"].join is None
+        assert {configs[i].join for i in "12"} <= {f"{hosts}.{last}:8000" for last in (5, 6, 7)}
+        assert [configs[i].host for i in "012"] == [f"{hosts}.5", f"{hosts}.6", f"{hosts}.7"]
+        assert {(config.port, config.control_port, config.rate_limit) for config in configs.values()} == {
+            (8000, 18000, 5.0)
+        }
+        os.killpg(job.pid, signal.SIGTERM)  # as Slurm does
         assert job.wait(20) == 0
         assert sorted(log.read_text().splitlines()[3:]) == ["drained 0", "drained 1", "drained 2"]
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
+
+
+@pytest.mark.parametrize(
+    ("rank", "roles", "role"),
+    [
+        (0, "", "prefill"),
+        (1, "", "decode"),
+        (3, "", "store"),
+        (1, "mixed decode,store", "decode,store"),
+        (2, "mixed store", "mixed"),
+    ],
+)
+def test_an_array_has_roles_by_rank_and_joins_who_runs(tmp_path, rank, roles, role):
+    """Also the first: it was requeued, and the others still run."""
+    env = slurm(
+        tmp_path, SLURM_NTASKS="1", SLURM_ARRAY_JOB_ID="11", SLURM_ARRAY_TASK_ID=str(rank), MOONCAKE_ROLES=roles
+    )
+    run = Path(env["SLURM_SUBMIT_DIR"]) / "mooncake-11"
+    run.mkdir()
+    (run / "8.address").write_text("10.9.9.8:8000\n")  # ended
+    (run / "9.address").write_text("10.9.9.9:8000\n")
+    Path(env["LOG"]).write_text("9 --host 10.9.9.9 \n")
+    env |= {"SLURM_ARRAY_TASK_MAX": "3"}
+    job = subprocess.Popen(["bash", str(FOLDER / "mooncake.sbatch")], env=env, start_new_session=True)
+    try:
+        config = parse(eventually(Path(env["LOG"]), 2)[1].split()[1:])
+        assert (config.role, config.join) == (role, "10.9.9.9:8000")
+        assert config.node_id == f"{role.replace(',', '+')}-{rank}"
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def test_a_task_without_a_name_says_which_array_fits(tmp_path):
+    env = os.environ | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "11"}
+    command = ["bash", str(FOLDER / "ablation.sbatch"), "pool", "ratio", "--", "--seeds", "1"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, "--array=0-1" in done.stderr) == (2, True)
 
 
 def eventually(log: Path, count: int) -> list[str]:

@@ -43,7 +43,7 @@ def checkout(tmp_path):
     for name in ("python3", "python3.11", "python3.12", "python3.13"):
         (binaries / name).write_text(FAKE_PYTHON)
         (binaries / name).chmod(0o755)
-    for there in ("chromium", "aarch64-linux-gnu-g++", "qemu-aarch64"):  # so that no test installs packages
+    for there in ("chromium", "aarch64-linux-gnu-g++", "qemu-aarch64", "sshd"):  # so that no test installs packages
         (binaries / there).symlink_to("/bin/true")
     return root
 
