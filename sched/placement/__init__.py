@@ -15,7 +15,6 @@ Files:
     measured_links  Transfer times between nodes, learned from the transfers that requests report and from the rail
                     rates of nodes
     mooncake        Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide
-    pipeline        Chooses a group of prefill nodes for one long prompt: chunked pipeline parallelism
     pooled          How much of the pool's prefix is worth a fetch: it may take longer to read from SSD than to
                     compute
     record_table    The table of a view: its columns, and their values from load records
@@ -24,4 +23,5 @@ Files:
     two_stages      The common part of all policies: choose a prefill node, then a decode node for it
     view            The known state of the nodes, in columns: a decision evaluates all nodes in a dozen vector
                     operations
+    groups/         Groups of prefill nodes that compute one long prompt: which nodes, and how they divide it
 """
