@@ -62,7 +62,25 @@ class Point(Protocol):
     def as_dict(self) -> dict[str, Any]: ...
 
 
+class Simulated(Point, Protocol):
+    """A case that a simulator plays."""
+
+    @property
+    def source(self) -> str:
+        """The origin of its requests."""
+        ...
+
+    def simulate(self, seed: int) -> dict[str, Any]:
+        """Figures under one seed."""
+        ...
+
+    def brief(self) -> dict[str, Any]:
+        """`as_dict` without defaults."""
+        ...
+
+
 C = TypeVar("C", bound=Point)
+S = TypeVar("S", bound=Simulated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +107,31 @@ class Case:
         """For a result file."""
         model = None if self.model is None else asdict(self.model)
         return {"config": self.config.as_dict(), "model": model, "speed": self.workload.speed}
+
+    def brief(self) -> dict[str, Any]:
+        default = SimConfig().as_dict()
+        changed = {name: value for name, value in self.config.as_dict().items() if value != default[name]}
+        return {"config": changed, "speed": self.workload.speed}
+
+    @property
+    def source(self) -> str:
+        return rows_of(self.workload, 0)[0]
+
+    def simulate(self, seed: int) -> dict[str, Any]:
+        """A cluster plays the requests of the workload."""
+        work = self.workload
+        source, rows = rows_of(work, seed)
+        rows = rows[: work.requests]
+        if work.change is not None:
+            rows = work.change(rows, seed)
+        if not source.startswith(GENERATED):
+            rows = jittered(rows, work.jitter_s, seed)
+        rows = [replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]
+        cluster = Cluster(replace(self.config, seed=seed), self.model).played(rows)
+        found = figures(cluster, self.ttft_slo_s, self.tbt_slo_s, self.tail_tbt)
+        for look in self.look:
+            found |= look(cluster)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +198,13 @@ class Outcome(Generic[C]):
 
 
 def run(
-    ablation: Ablation[Case],
+    ablation: Ablation[S],
     requests: int | None,
     seeds: int,
     workers: int,
     done: Callable[[], None],
     kept: Runs | None = None,
-) -> Outcome[Case]:
+) -> Outcome[S]:
     """Runs every case with seeds 0..seeds-1, except runs found in `kept`; new runs are stored there. `done` is called
     after each run. Raises ValueError for repeated labels."""
     cases = ablation.cases(requests)
@@ -179,25 +222,13 @@ def run(
                 kept.put(ablation.name, case.label, seed, found)
             raw[case.label].append(found)
             done()
-    sources = dict.fromkeys(rows_of(case.workload, 0)[0] for case in cases)
+    sources = dict.fromkeys(case.source for case in cases)
     return Outcome.of(ablation, cases, raw, ", ".join(sources))
 
 
-def simulate(case: Case, seed: int) -> dict[str, Any]:
-    """Figures of one case under one seed."""
-    work = case.workload
-    source, rows = rows_of(work, seed)
-    rows = rows[: work.requests]
-    if work.change is not None:
-        rows = work.change(rows, seed)
-    if not source.startswith(GENERATED):
-        rows = jittered(rows, work.jitter_s, seed)
-    rows = [replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]
-    cluster = Cluster(replace(case.config, seed=seed), case.model).played(rows)
-    found = figures(cluster, case.ttft_slo_s, case.tbt_slo_s, case.tail_tbt)
-    for look in case.look:
-        found |= look(cluster)
-    return found
+def simulate(case: Simulated, seed: int) -> dict[str, Any]:
+    """For other processes."""
+    return case.simulate(seed)
 
 
 GENERATED = "generated"

@@ -30,12 +30,14 @@ Files:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from lab.ablations.by_model.cache import CACHE
 from lab.ablations.by_model.network import NETWORK
 from lab.ablations.by_model.split import SPLIT
-from lab.ablations.common.ablation import Ablation, Case
+from lab.ablations.common.ablation import Ablation
 from lab.ablations.common.metrics import COSTS
+from lab.ablations.groups.long_prompts import LONG_PROMPTS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
 from lab.ablations.simulated.breakdown import BREAKDOWN
@@ -57,7 +59,7 @@ from lab.ablations.simulated.signals import SIGNALS
 from lab.ablations.simulated.speculative import SPECULATIVE
 from lab.ablations.simulated.ssd import TIERS
 
-ABLATIONS: dict[str, Ablation[Case]] = {
+ABLATIONS: dict[str, Ablation[Any]] = {
     one.name: replace(one, metrics=one.metrics | COSTS)
     for one in (
         EFFECTIVE,
@@ -86,7 +88,7 @@ ABLATIONS: dict[str, Ablation[Case]] = {
         NETWORK,
         CACHE,
     )
-}
+} | {LONG_PROMPTS.name: LONG_PROMPTS}
 
 WITH_GOALS = [name for name, one in ABLATIONS.items() if one.goals is not None]
 """Ablations that answer a goal of this project."""
