@@ -12,8 +12,8 @@ import numpy as np
 from lab.simulator.models.prefill_group import Beside, PrefillGroup
 from lab.simulator.models.step_models import LLAMA3_70B, PAPER_NODE
 
-PROMPTS = 3
-"""Long prompts of a run, one after the other; one in a short run."""
+TOKENS = 500_000
+"""Of the long prompts of a run, one after the other, at least two; a short run has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class GroupCase:
         return "generated: long prompts one after the other, short ones at random times"
 
     def settings(self) -> dict[str, object]:
-        return {"model": PAPER_NODE.name, "load of short prompts": self.load, "long prompts": PROMPTS}
+        return {"model": PAPER_NODE.name, "load of short prompts": self.load}
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("way", "nodes", "tokens", "load", "gbit_s")}
@@ -59,7 +59,7 @@ class GroupCase:
             for load in (0.0, self.load, None)
         )
         for one in (alone, beside, full):
-            one.play(PROMPTS if self.shorts is None else 1, seed)
+            one.play(max(2, TOKENS // self.tokens) if self.shorts is None else 1, seed)
         shorts = beside.short_ttft_s
         answered = len(beside.ttft_s) + len(shorts)
         return {

@@ -52,7 +52,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 def _against(values: dict[str, dict[str, Estimated]], ktokens: int, pipeline: str, context: str) -> str:
     ours, theirs = label(ktokens, READ, pipeline), label(ktokens, READ, context)
-    words = ((ALONE, "TTFT alone"), (FULL, "beside a queue of short prompts"), (RATE, "short prompts/s beside"))
+    words = ((ALONE, "TTFT alone"), (BESIDE, "beside short prompts"), (SHORT, "mean TTFT of the short prompts"))
     return f"{ktokens}k {', '.join(f'{word} {relative(values, name, theirs, ours)}' for name, word in words)}"
 
 
@@ -60,7 +60,8 @@ LONG_PROMPTS = Ablation(
     "long-prompts",
     "What computes a long prompt on several nodes best, and what does it cost the short prompts beside?",
     f"Long prompts one after the other on all nodes, short ones of 500 to 1,500 tokens beside: none, at {LOAD:.0%} of "
-    "the nodes' time, and so many that every node always has some.",
+    "the nodes' time, and so many that every node always has some. A chunk of a long prompt and a step of short ones "
+    "take turns, as on nodes, whatever their length.",
     cases,
     {
         ALONE: metric("alone_s"),

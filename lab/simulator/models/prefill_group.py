@@ -222,7 +222,8 @@ class PrefillGroup:
     @property
     def computing(self) -> float:
         """The share of the nodes' time in which they compute."""
-        return sum(node.busy_s for node in self.nodes) / (len(self.nodes) * self.seconds)
+        later_s = sum(max(0.0, node.until - self.seconds) for node in self.nodes)  # of steps that still run
+        return (sum(node.busy_s for node in self.nodes) - later_s) / (len(self.nodes) * self.seconds)
 
     @property
     def received_bytes(self) -> float:
