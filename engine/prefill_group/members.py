@@ -12,7 +12,6 @@ is found again.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 from engine.core.kv_transfer import KvTransfer
@@ -143,7 +142,7 @@ class Members:
         """End all of them, so that the running step waits for no other node."""
         for request_id in list(self._members):
             self.end(request_id)
-            self._common.worker.batcher.abort(time.monotonic(), request_id)
+            self._common.worker.abort(request_id)
         for task in self._common.tasks:
             task.cancel()
         await asyncio.gather(*self._common.tasks, return_exceptions=True)
