@@ -1,16 +1,16 @@
-"""The chunks of a long prompt on nodes that each compute some of its tokens with all layers: context parallelism. Pure.
+"""The chunks of a long prompt on nodes that each compute some of its tokens: context parallelism. Pure.
 
-Nodes take turns: chunk k of M belongs to node (k - M) mod P, so the last chunk is on the last of P nodes. Attention over
-the tokens before a chunk makes late chunks slower. Chunks therefore become shorter with depth, so that all take equally
-long (sched/chunks.py), and with a multiple of P chunks every node has the same causal work. Zigzag order, which gives
-every node an early and a late part of each piece, would balance equal parts too. But then all nodes wait for one another
-in every layer. In this order a chunk waits only for chunks before it:
+Nodes take turns: chunk k of M belongs to node (k - M) mod P, so the last chunk is on the last of P nodes. Attention
+over the tokens before a chunk makes late chunks slower. Chunks therefore become shorter with depth, so that all take
+equally long (sched/chunks.py), and with a multiple of P chunks every node has the same causal work. Zigzag order, which
+gives every node an early and a late part of each piece, would balance equal parts too. But then all nodes wait for one
+another in every layer. In this order a chunk waits only for chunks before it:
 
     begin_k = max(end of the node's chunk before, begin_(k-1) + t_(k-1) / L + hop)
-    end_k   = max(begin_k + t_k, end_(k-1) + t_k / L + hop)
+    end_k   = max(begin_k + t_k, end_(k-1) + t_k / L + hop, begin_(k-1) + t_(k-1) / L + L hop + t_k / L)
 
 with t_k of the whole model, L layers, and `hop` the time in which the KV of a chunk's layer reaches another node: layer
-l of chunk k needs layer l of chunk k - 1.
+l of chunk k needs layer l of chunk k - 1, and the layers of a chunk go one after the other.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def stripe_sizes(
     return best
 
 
-def _in_rounds(
-    tokens: int, done: int, nodes: int, rounds: int, cost: Coefficients, most: int, align: int
-) -> list[int]:
+def _in_rounds(tokens: int, done: int, nodes: int, rounds: int, cost: Coefficients, most: int, align: int) -> list[int]:
     """Chunks that are as short as they can be if no node has more than `rounds` of them."""
     low, high = 1, max(1, most // align)
     while low < high:
@@ -90,8 +88,9 @@ def played(seconds: Sequence[float], nodes: int, layers: int, hop_s: float = 0.0
         begin, end = free[node], free[node] + whole_s
         if found:
             before_begin, before_end = found[-1]
-            begin = max(begin, before_begin + seconds[chunk - 1] / layers + hop_s)
-            end = max(begin + whole_s, before_end + layer_s + hop_s)
+            first = before_begin + seconds[chunk - 1] / layers + hop_s
+            begin = max(begin, first)
+            end = max(begin + whole_s, before_end + hop_s + layer_s, first + (layers - 1) * hop_s + layer_s)
         free[node] = end
         found.append((begin, end))
     return found

@@ -109,9 +109,7 @@ class ModelSteps:
         transfer = self._transfers.get(request.request_id)
         return [] if transfer is None else [(transfer, list(request.block_ids), row.start, end, ())]
 
-    def _run_stage(
-        self, place: int, row: ScheduledRow, part: Stage, loop: asyncio.AbstractEventLoop
-    ) -> list[Sampled]:
+    def _run_stage(self, place: int, row: ScheduledRow, part: Stage, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
         request, leaves = row.request, self._leaving(row)
 
         def on_layer(layer: int) -> None:

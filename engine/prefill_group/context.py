@@ -99,7 +99,7 @@ class Context:
         self._advance(member, exchange)
 
     def _divide(self, member: Member, part: Stripes) -> None:
-        """To the decode node, each node sends the KV of its own chunks; the one with the first chunk, the prefix too."""
+        """To the decode node, each node sends the KV of its chunks; the one with the first chunk, the prefix too."""
         assert member.transfer is not None
         size = self._common.worker.batcher.block_size
         own = part.chunks_of(part.index)
@@ -158,7 +158,9 @@ class Context:
             if exchange.needs(i, row.start + row.num_tokens):
                 self._common.sent(member, data)
                 member.sending.append(self._common.spawn(self._send(member, node, body, data)))
-        member.sending = [one for one in member.sending if not one.done() or one.cancelled() or one.result() is not None]
+        member.sending = [
+            one for one in member.sending if not one.done() or one.cancelled() or one.result() is not None
+        ]
 
     async def _send(self, member: Member, node: str, body: dict[str, Any], data: memoryview) -> str | None:
         """Returns the reason why `node` will not compute its part, if there is one."""

@@ -1,7 +1,7 @@
 """Chunked pipeline parallelism: each node computes some of the layers, and hidden states go from one to the next.
 
-    stage i   ── hidden states of a chunk ──> stage i + 1, while it computes its next chunk
-              the answer says that they are computed there: a stage is only a few chunks ahead (engine/step/part.py)
+stage i   ── hidden states of a chunk ──> stage i + 1, while it computes its next chunk
+          the answer says that they are computed there: a stage is only a few chunks ahead (engine/step/part.py)
 """
 
 from __future__ import annotations

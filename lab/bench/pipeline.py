@@ -4,10 +4,11 @@
   scripts/bench.py cpp --rounds 3 --prompt-tokens 4000 --json out.json
 
 Real node processes, HTTP, streaming clients: two prefill nodes with one thread, each pinned to a core, a decode node
-and store nodes that accept requests. One acceptor forms pipelines (--prefill-parallel cpp), one has the nodes divide the
-tokens (cp), one forms no groups, so all ways run on the same processes, in turn. Each round of each way sends a prompt of --prompt-tokens tokens that is
-not cached, alone and then together with short prompts every --short-every-ms. The short prompts also run without a long
-one. The target is 0.6 of the time to first token of one node; two cores could at best give 0.5.
+and store nodes that accept requests. One acceptor forms pipelines (--prefill-parallel cpp), one has the nodes divide
+the tokens (cp), and one forms no groups, so all ways run on the same processes, in turn. Each round of each way sends a
+prompt of --prompt-tokens tokens that is not cached, alone and then together with short prompts every --short-every-ms.
+The short prompts also run without a long one. The target is 0.6 of the time to first token of one node; two cores could
+at best give 0.5.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def test_however_kv_moves(start: Start, tiny_model, right, flags):
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.heavy)])
 def test_nodes_that_divide_the_tokens_give_the_tokens_of_one_node(start: Start, tiny_model, right, nodes):
-    """Every node computes all layers of its tokens and sends their KV itself. Several prompts at once: their groups have
-    the same nodes in any order, and none waits for another. Then each node loads what is known."""
+    """Every node computes all layers of its tokens and sends their KV itself. Several prompts at once: groups have the
+    same nodes in any order, and none waits for another. Then each node loads what is known."""
     known = BASE // 32 * 32
     with start(f"prefill={nodes},decode=1,store=1", *tiny_model, *EVERY, *BY_TOKENS) as cluster:
         url = cluster["decode-0"].url

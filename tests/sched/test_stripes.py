@@ -1,6 +1,8 @@
-"""The chunks of a prompt on nodes that divide its tokens: everything once, equal work, waits only for earlier chunks."""
+"""The chunks of a prompt on nodes that divide its tokens: all of them once, equal work, no wait for later ones."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -30,7 +32,7 @@ def test_every_token_has_one_node_and_every_node_a_chunk(prompt, cost):
     assert sizes[-1] > 1
     owners = [owner(chunk, len(sizes), nodes) for chunk in range(len(sizes))]
     assert set(owners) == set(range(nodes)) and owners[-1] == nodes - 1
-    assert all(b == (a + 1) % nodes for a, b in zip(owners, owners[1:], strict=False))
+    assert all(b == (a + 1) % nodes for a, b in pairwise(owners))
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 8])
@@ -52,9 +54,7 @@ def test_a_prompt_of_too_few_blocks_is_not_divided():
         latest_start(48, 4, 16)
 
 
-@given(
-    st.lists(st.floats(0.1, 5), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 40), st.floats(0, 1)
-)
+@given(st.lists(st.floats(0.1, 5), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 40), st.floats(0, 1))
 def test_each_layer_waits_for_the_same_layer_of_the_chunk_before(seconds, nodes, layers, hop_s):
     found = played(seconds, nodes, layers, hop_s)
     for chunk, (begin, end) in enumerate(found):

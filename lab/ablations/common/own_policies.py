@@ -19,7 +19,7 @@ def add_flags(made: ArgumentParser) -> None:
 
 
 def with_own(ablation: Ablation[Any], args: Namespace) -> Ablation[Any]:
-    """The ablation with one more case, if there is any of the flags. Its `cases` raise ValueError if it has no cluster."""
+    """The ablation with one more case, if there is any of the flags. Without clusters its `cases` raise ValueError."""
     changes = named(args)
 
     def cases(requests: int | None) -> list[Any]:

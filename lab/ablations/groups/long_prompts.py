@@ -43,10 +43,10 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     slow = relative(values, ALONE, theirs, ours)
     more = relative(values, BYTES, theirs, ours)
     return (
-        f"Divided tokens against a pipeline, {READ} nodes: {'; '.join(told)}. At {SLOW_GBIT:g} Gbit/s TTFT of 128k alone "
-        f"changes by {slow}; the bytes that a node receives by {more}. The paper gives two reasons against dividing "
-        "tokens: less utilization, and more traffic beside the KV transfer. Placement, decoding and the hand-over are not "
-        "simulated, so the traffic competes with nothing here."
+        f"Divided tokens against a pipeline, {READ} nodes: {'; '.join(told)}. At {SLOW_GBIT:g} Gbit/s TTFT of 128k "
+        f"alone changes by {slow}; the bytes that a node receives by {more}. The paper gives two reasons against dividing "
+        "tokens: less utilization, and more traffic beside the KV transfer. The hand-over is not simulated, so the "
+        "traffic competes with nothing here."
     )
 
 

@@ -23,7 +23,7 @@ from engine.step.layer_blocks import read_layer, write_layer
 from engine.step.runner import Row, Runner
 from tests.engine.model.test_model import TOLERANCE, blocks_for, greedy, their_greedy, tokens
 from tests.engine.tiny_families import FAMILIES, ours, save
-from tests.engine.tiny_llama import logits_of
+from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
 
 LENGTH, NEW = 70, 8  # tokens: several blocks and several windows
 
@@ -97,7 +97,7 @@ def test_nodes_that_divide_the_tokens_compute_what_one_node_computes(saved):
         node, own = nodes[chunk % 2], others[chunk % 2]
 
         def before_layer(layer: int) -> None:
-            for start, data in sent[layer]:  # noqa: B023
+            for start, data in sent[layer]:
                 write_layer(node.kv_pool, layer, own[start // BLOCK_SIZE :][: len(data)], data)  # noqa: B023
 
         def on_layer(layer: int) -> None:

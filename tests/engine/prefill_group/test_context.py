@@ -1,4 +1,4 @@
-"""Nodes that divide the tokens of prompts: real workers in one process, with a model that only checks the KV it sees."""
+"""Nodes that divide the tokens of prompts: real workers in one process, whose model only checks the KV it sees."""
 
 from __future__ import annotations
 
@@ -123,18 +123,21 @@ class Node:
     def add(self, name: str, number: int, place: Place) -> Request:
         prompt = [1000 * number + i for i in range(TOKENS)]
         self.runner.prompts[number] = prompt
-        request = Request(name, list(prompt), TOKENS, SamplingParams(temperature=0, max_tokens=1), 0.0, ROOT)
+        request = Request(name, list(prompt), TOKENS, SamplingParams(temperature=0, max_tokens=4), 0.0, ROOT)
         request.handover, request.part = True, self.members.part_of(place)
         self.worker.add(request)
         self.members.add(request, place, None)
         return request
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         await self.members.close()
         await self.worker.close()
+        assert not len(self.members)
+
+    async def close(self) -> None:
+        await self.stop()
         self.worker.batcher.check_integrity()
         assert self.worker.batcher.pool.references() == {"request": 0, "transfer": 0}
-        assert not len(self.members)
 
 
 async def until(true: Any) -> None:
@@ -150,9 +153,7 @@ async def test_groups_in_any_order_see_all_kv_and_never_wait_in_a_circle(seed):
     requests = []
     for number in range(1, 6):
         order = chance.sample("abc", chance.choice([2, 3, 3]))
-        requests += [
-            nodes[name].add(f"r{number}", number, Place(i, order)) for i, name in enumerate(order)
-        ]
+        requests += [nodes[name].add(f"r{number}", number, Place(i, order)) for i, name in enumerate(order)]
     await until(lambda: sum(len(node.ended) for node in nodes.values()) == len(requests))
     assert all(error is None for node in nodes.values() for error in node.ended.values())
     assert {request.finish_reason for request in requests} == {"passed", "handover"}
@@ -160,15 +161,19 @@ async def test_groups_in_any_order_see_all_kv_and_never_wait_in_a_circle(seed):
         await node.close()
 
 
-async def test_the_end_of_a_request_on_one_node_ends_it_on_all():
+async def test_a_node_that_sends_to_an_ended_request_fails_the_attempt():
+    """The acceptor then ends it on all nodes; nobody waits inside a step any longer."""
     net = Net()
     nodes = {name: Node(net, name, 5) for name in "abc"}
     requests = {name: nodes[name].add("r1", 1, Place(i, list("abc"))) for i, name in enumerate("abc")}
     await until(lambda: requests["b"].num_computed > 0)
     nodes["b"].members.end("r1")  # as EngineService cancels it
     nodes["b"].worker.abort("r1")
-    await until(lambda: all(request.finished for request in requests.values()))
-    assert "failed" in (nodes["a"].ended["r1"] or "") or "failed" in (nodes["c"].ended["r1"] or "")
+    await until(lambda: "r1" in nodes["a"].ended)
+    assert "the node of its group b failed" in (nodes["a"].ended["r1"] or "")
+    nodes["c"].members.end("r1")
+    nodes["c"].worker.abort("r1")
+    assert all(request.finished for request in requests.values())
     for node in nodes.values():
         await node.close()
 
@@ -179,7 +184,7 @@ async def test_a_node_may_close_in_the_middle_of_a_step():
     requests = [nodes[name].add("r1", 1, Place(i, list("ab"))) for i, name in enumerate("ab")]
     await until(lambda: requests[1].num_computed > 0)
     for node in nodes.values():
-        await asyncio.wait_for(node.close(), 10)
+        await asyncio.wait_for(node.stop(), 10)
 
 
 async def test_too_few_tokens_for_the_group_end_the_attempt():

@@ -16,7 +16,9 @@ ALONE = Beside(0.0)
 NO_NETWORK = replace(PAPER_NODE, nic_bytes_s=1e18, nic_latency_s=0.0)
 
 
-def played(way: str, nodes: int, beside: Beside = ALONE, prompts: int = 1, model=NO_NETWORK, seed: int = 0) -> PrefillGroup:
+def played(
+    way: str, nodes: int, beside: Beside = ALONE, prompts: int = 1, model=NO_NETWORK, seed: int = 0
+) -> PrefillGroup:
     group = PrefillGroup(model, LLAMA3_70B, way, nodes, TOKENS, beside)
     group.play(prompts, seed)
     assert len(group.ttft_s) == prompts
