@@ -4,8 +4,7 @@ Files:
     arena_events   From changes of the arena to KV events
     block_book     Keeps track of the pool blocks that each request holds
     block_table    A request's block ids as an array, extended by the new ids instead of converted again every step
-    exchange       The KV that nodes with parts of one prompt's tokens send to one another, layer by layer (context
-                   parallelism)
+    exchange       The KV that nodes with parts of one prompt's tokens send to one another, layer by layer
     hidden         Hidden states between the stages of a pipeline: what one stage computed, as bytes, and in the order
                    of tokens
     inputs         Converts a step's rows to the model's tensors: numpy fills one host buffer, and one copy moves it

@@ -80,8 +80,11 @@ def start(args: Namespace, run_dir: Path) -> LocalCluster:
     when = ("--cpp-min-tokens", str(args.prompt_tokens // 2), "--cpp-max-nodes", "2")
     pipeline, by_tokens = (("--prefill-parallel", way, *when) for way in ("cpp", "cp"))
     budget = ("--max-num-batched-tokens", str(args.chunk_tokens))
-    flags_of = {WAYS["pipeline of two"]: pipeline, WAYS["context parallel of two"]: by_tokens}
-    flags_of[WARM] = ("--placement", "round-robin")
+    flags_of: dict[str, tuple[str, ...]] = {
+        WAYS["pipeline of two"]: pipeline,
+        WAYS["context parallel of two"]: by_tokens,
+        WARM: ("--placement", "round-robin"),
+    }
     return LocalCluster(NODES, (*NODE_FLAGS, *budget), run_dir=run_dir, role_flags=flags_of)
 
 

@@ -2,5 +2,6 @@
 
 Files:
     case          A case: one way to compute long prompts on some nodes, with short prompts beside
-    long_prompts  A pipeline over nodes, divided tokens, or one node: by the length of a prompt and the number of nodes
+    long_prompts  A pipeline over nodes, divided tokens, or one node: by the length of a prompt and the number of
+                  nodes
 """

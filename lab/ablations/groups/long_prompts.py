@@ -27,7 +27,9 @@ def label(ktokens: int, nodes: int, way: str, gbit_s: float | None = None) -> st
 
 def cases(requests: int | None) -> list[GroupCase]:
     """`requests`: short prompts of a run."""
-    every = [(ktokens, nodes, way, None) for ktokens in KTOKENS for nodes in NODES for way in WAYS]
+    every: list[tuple[int, int, str, float | None]] = [
+        (ktokens, nodes, way, None) for ktokens in KTOKENS for nodes in NODES for way in WAYS
+    ]
     every += [(128, READ, way, SLOW_GBIT) for way in WAYS]
     return [
         GroupCase(label(*one), one[2], one[1], 1024 * one[0], LOAD, requests, one[3])
