@@ -1,4 +1,4 @@
-"""A case: one way to compute long prompts on some nodes, with short prompts beside."""
+"""A case: one way to compute long prompts on some nodes, together with short prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GroupCase:
     nodes: int
     tokens: int  # of a long prompt
     load: float  # of short prompts: the share of the nodes' time
-    shorts: int | None = None  # a short run, in which at most so many arrive
+    shorts: int | None = None  # a short run, in which at most this number arrives
     gbit_s: float | None = None  # of a node's NICs; None: as measured in the paper
 
     @property
@@ -51,7 +51,7 @@ class GroupCase:
         return self.as_dict()
 
     def simulate(self, seed: int) -> dict[str, Any]:
-        """Three runs: long prompts alone; short ones beside at `load`; and a node always has some."""
+        """Three runs: long prompts alone; with short ones at `load`; and every node always has some."""
         model = PAPER_NODE if self.gbit_s is None else replace(PAPER_NODE, nic_bytes_s=self.gbit_s * 1e9 / 8)
         limit = {} if self.shorts is None else {"limit": self.shorts}
         alone, beside, full = (

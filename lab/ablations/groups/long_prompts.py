@@ -15,9 +15,9 @@ SLOW_GBIT = 100.0
 READ = 4
 """Nodes of the sentences."""
 
-ALONE, BESIDE, FULL = "TTFT alone, s", "TTFT beside shorts, s", "TTFT beside a queue of shorts, s"
-SHORT, LATE, RATE, BYTES = "mean TTFT of shorts, s", "p99 TTFT of shorts, s", "shorts/s beside", "received, GB"
-WAITING, COMPUTING = "waiting inside steps", "computing beside a queue"
+ALONE, BESIDE, FULL = "TTFT alone, s", "TTFT with shorts, s", "TTFT with a queue of shorts, s"
+SHORT, LATE, RATE, BYTES = "mean TTFT of shorts, s", "p99 TTFT of shorts, s", "shorts/s in a queue", "received, GB"
+WAITING, COMPUTING = "waiting inside steps", "computing with a queue"
 
 
 def label(ktokens: int, nodes: int, way: str, gbit_s: float | None = None) -> str:
@@ -47,22 +47,22 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         f"Divided tokens against a pipeline, {READ} nodes: {'; '.join(told)}. At {SLOW_GBIT:g} Gbit/s TTFT of 128k "
         f"alone changes by {slow}; the bytes that a node receives by {more}. The paper gives two reasons against dividing "
-        "tokens: less utilization, and more traffic beside the KV transfer. The hand-over is not simulated, so the "
+        "tokens: less utilization, and more traffic next to the KV transfer. The hand-over is not simulated, so the "
         "traffic competes with nothing here."
     )
 
 
 def _against(values: dict[str, dict[str, Estimated]], ktokens: int, pipeline: str, context: str) -> str:
     ours, theirs = label(ktokens, READ, pipeline), label(ktokens, READ, context)
-    words = ((ALONE, "TTFT alone"), (BESIDE, "beside short prompts"), (SHORT, "mean TTFT of the short prompts"))
+    words = ((ALONE, "TTFT alone"), (BESIDE, "with short prompts"), (SHORT, "mean TTFT of the short prompts"))
     return f"{ktokens}k {', '.join(f'{word} {relative(values, name, theirs, ours)}' for name, word in words)}"
 
 
 LONG_PROMPTS = Ablation(
     "long-prompts",
-    "What computes a long prompt on several nodes best, and what does it cost the short prompts beside?",
-    f"Long prompts one after the other on all nodes, short ones of 500 to 1,500 tokens beside: none, at {LOAD:.0%} of "
-    "the nodes' time, and so many that every node always has some. A chunk of a long prompt and a step of short ones "
+    "What computes a long prompt on several nodes best, and what does it cost short prompts?",
+    f"Long prompts one after the other on all nodes, with short ones of 500 to 1,500 tokens: none, {LOAD:.0%} of "
+    "the nodes' time, or enough for every node to have some at any time. A chunk of a long prompt and a step of short ones "
     "take turns, as on nodes, whatever their length.",
     cases,
     {

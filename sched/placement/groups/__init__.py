@@ -2,6 +2,6 @@
 
 Files:
     context   Groups that divide the tokens of a prompt: context parallelism, the rival of pipelines
-    group     What is known of the nodes and of the prompt, the group that is chosen, and whether it is worth it
+    group     The nodes and the prompt that a group is chosen for, the chosen group, and whether it is worth it
     pipeline  Groups that divide the layers: chunked pipeline parallelism
 """

@@ -1,4 +1,4 @@
-"""What is known of the nodes and of the prompt, the group that is chosen, and whether it is worth it. Pure.
+"""The nodes and the prompt that a group is chosen for, the chosen group, and whether it is worth it. Pure.
 
 A group exists for one prompt, and any prefill nodes can form it, because every node has all weights. All of its nodes
 need the KV of the same prefix, so what is known is the shortest of the nodes' prefixes, each its own or the pool's. The
