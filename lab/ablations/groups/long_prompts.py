@@ -46,8 +46,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     more = relative(values, BYTES, theirs, ours)
     return (
         f"Divided tokens against a pipeline, {READ} nodes: {'; '.join(told)}. At {SLOW_GBIT:g} Gbit/s TTFT of 128k "
-        f"alone changes by {slow}; the bytes that a node receives by {more}. The paper gives two reasons against dividing "
-        "tokens: less utilization, and more traffic next to the KV transfer. The hand-over is not simulated, so the "
+        f"alone changes by {slow}; the bytes that a node receives by {more}. The paper gives two reasons against "
+        "dividing tokens: less utilization, and more traffic next to the KV transfer. The hand-over is not simulated, so the "
         "traffic competes with nothing here."
     )
 
@@ -61,9 +61,9 @@ def _against(values: dict[str, dict[str, Estimated]], ktokens: int, pipeline: st
 LONG_PROMPTS = Ablation(
     "long-prompts",
     "What computes a long prompt on several nodes best, and what does it cost short prompts?",
-    f"Long prompts one after the other on all nodes, with short ones of 500 to 1,500 tokens: none, {LOAD:.0%} of "
-    "the nodes' time, or enough for every node to have some at any time. A chunk of a long prompt and a step of short ones "
-    "take turns, as on nodes, whatever their length.",
+    f"Long prompts one after the other on all nodes, with short ones of 500 to 1,500 tokens: none, {LOAD:.0%} of the "
+    "nodes' time, or enough for every node to have some at any time. A chunk of a long prompt and a step of short "
+    "ones take turns, as on nodes, whatever their length.",
     cases,
     {
         ALONE: metric("alone_s"),

@@ -13,8 +13,8 @@ Files:
     noise          Steps take longer or shorter by chance: a factor with mean 1, drawn by the seed
     pool           The fast stand-in for the pooled store (shares.py): the nodes' DRAM as one cache, their SSDs behind
                    it, inclusive
-    prefill_group  Long prompts on a group of prefill nodes with short prompts beside: as a pipeline, with divided
-                   tokens, or on one
+    prefill_group  Long prompts on a group of prefill nodes, and short prompts: as a pipeline, with divided tokens, or
+                   on one
     presets        Step models by name, from a file, or by formula: the values of --model and --model-geometry
     shares         The pooled store and the nodes' own caches by the classes of production, in virtual time
     speculation    A step model whose decode steps verify drafts

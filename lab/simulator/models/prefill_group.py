@@ -1,4 +1,4 @@
-"""Long prompts on a group of prefill nodes with short prompts beside: as a pipeline, with divided tokens, or on one.
+"""Long prompts on a group of prefill nodes, and short prompts: as a pipeline, with divided tokens, or on one.
 
 The rules are those of the engine (docs/long-prompts.md). A node runs one step at a time: a chunk of the long prompt, or
 short prompts together. If both could run, they take turns. A stage may be three chunks ahead of the next one. A chunk
