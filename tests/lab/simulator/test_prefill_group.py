@@ -61,7 +61,7 @@ def test_a_slow_network_stretches_divided_tokens_and_hardly_a_pipeline():
 def test_short_prompts_take_turns_with_the_long_one(way):
     alone, half, full = (played(way, 4, Beside(load), model=PAPER_NODE) for load in (0.0, 0.5, None))
     assert not alone.short_ttft_s and half.short_ttft_s and len(full.short_ttft_s) > len(half.short_ttft_s)
-    assert alone.ttft_s[0] <= half.ttft_s[0] < full.ttft_s[0] < 3 * alone.ttft_s[0]
+    assert alone.ttft_s[0] <= half.ttft_s[0] < full.ttft_s[0]
     for group in (half, full):
         assert group.computing + group.waiting <= 1 + 1e-9
         assert all(ttft_s > 0 for ttft_s in group.short_ttft_s)
