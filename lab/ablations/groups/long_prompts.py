@@ -47,8 +47,8 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     return (
         f"Divided tokens against a pipeline, {READ} nodes: {'; '.join(told)}. At {SLOW_GBIT:g} Gbit/s TTFT of 128k "
         f"alone changes by {slow}; the bytes that a node receives by {more}. The paper gives two reasons against "
-        "dividing tokens: less utilization, and more traffic next to the KV transfer. The hand-over is not simulated, so "
-        "the traffic competes with nothing here."
+        "dividing tokens: less utilization, and more traffic next to the KV transfer. The hand-over is not simulated, "
+        "so the traffic competes with nothing here."
     )
 
 
