@@ -16,7 +16,6 @@ Files:
                   several ranks
     node/         One node, assembled: how it starts, reports and leaves
     observe/      Reports on requests and nodes: timelines, explain, top, OpenTelemetry
-    pipeline/     Chunked pipeline prefill: several nodes compute one long prompt, each some of the layers
     pooled/       Blocks of the engine's arena on their way to the pooled store and back: plain, encoded, or through
                   host memory
     sampling/     From logits to tokens: penalties, draws, and randomness that does not depend on the node of a

@@ -18,6 +18,7 @@ Files:
                  streams
     waiting      The wait for one of several equal servers, in the order of arrival: M/G/k by Allen-Cunneen, with an
                  exponential tail
+    stripes      The chunks of a long prompt on nodes that each compute some of its tokens: context parallelism
     gossip/      The load and the blocks that nodes report to each other
     membership/  Who is in the cluster: SWIM with Lifeguard
     placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class

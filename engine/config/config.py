@@ -68,28 +68,29 @@ class Config(ScalingFields):
         "none",
         "scheduling",
         "whether several prefill nodes compute one long prompt: none; cpp = chunked pipeline: each node computes some "
-        "of the layers, for one chunk while the others compute other chunks. The node that accepts the request decides",
-        ("none", "cpp"),
+        "of the layers, for one chunk while the others compute other chunks; cp = context parallel: each node computes "
+        "some of the chunks and gets the KV of the others layer by layer. The node that accepts the request decides",
+        ("none", "cpp", "cp"),
     )
     cpp_min_tokens: int = flag(
         4096,
         "scheduling",
-        "shortest prompt, without the part that is known, for --prefill-parallel cpp",
+        "shortest prompt, without the part that is known, for --prefill-parallel cpp or cp",
         unit="tokens",
         least=2,
     )
     cpp_max_nodes: int = flag(
         4,
         "scheduling",
-        "maximum number of nodes that compute one prompt with --prefill-parallel cpp",
+        "maximum number of nodes that compute one prompt with --prefill-parallel cpp or cp",
         unit="nodes",
         least=2,
     )
     cpp_min_gain: float = flag(
         0.1,
         "scheduling",
-        "share of the estimated time to first token that several nodes must save with --prefill-parallel cpp; -100 = "
-        "always use them",
+        "share of the estimated time to first token that several nodes must save with --prefill-parallel cpp or cp; "
+        "-100 = always use them",
         unit="ratio",
         least=-100,
         most=0.99,

@@ -207,14 +207,21 @@ class Batcher:
             request.count_cached()
             request.move(now, RequestState.WAITING, cached_tokens=request.num_computed)
 
-    # --- parts of long prompts (engine/pipeline/)
+    # --- parts of long prompts (engine/prefill_group/)
 
     def begin_part(self, request: Request, start: int, sizes: Sequence[int] = ()) -> None:
-        """All stages of the request have the KV of its first `start` tokens, whole blocks; see Part.start."""
+        """All nodes of the request have the KV of its first `start` tokens, whole blocks; see Part.start."""
         assert request.part is not None
         self._changes += 1
         self.blocks.cut(request, start)
         request.part.start(start, sizes)
+
+    def skip_to(self, request: Request, num_tokens: int) -> None:
+        """Other nodes compute the tokens before `num_tokens`, and their KV arrives: the next step of this request
+        computes the tokens behind them. Not while a step computes it."""
+        assert request.part is not None and not self.in_step(request)
+        self._changes += 1
+        request.num_computed = num_tokens
 
     def lost_parts(self) -> list[Request]:
         """Requests with a part whose blocks went to others: what was computed here is gone, so they must end."""
@@ -255,7 +262,7 @@ class Batcher:
             done.named += self.blocks.name_full(request)
             if request.part is not None and not request.part.last:
                 done.passed.append(index)
-                reason = "passed" if request.num_computed == request.num_tokens else None
+                reason = "passed" if request.num_computed == request.part.stop(request.num_tokens) else None
             if reason:
                 self._finish(now, request, reason)
             if kept:

@@ -141,7 +141,7 @@ class StepCosts:
         if left <= 1:
             return 0.0, 0.0, 0.0
         chunks, tokens, pairs = prefill_features(left, done, chunks=-(-left // chunk_tokens))
-        share = 1.0 if request.part is None else request.part.share
+        share = 1.0 if request.part is None else request.part.load
         return chunks, tokens * share, pairs * share
 
 

@@ -35,7 +35,7 @@ class KvTarget:
     first_missing: int  # number of leading blocks that the decode node already has
     epoch: str  # of the decode node's hold on the prefill node: see TransferEngine.epoch_of
     others: Sequence[Sequence[int]] = ()  # the same for each further group; GONE = not needed there
-    epochs: Sequence[str] = ()  # the same for each stage of a pipeline, if several nodes compute the prompt
+    epochs: Sequence[str] = ()  # the same for each node of a group, if several nodes compute the prompt
 
 
 class Piece(NamedTuple):
@@ -71,6 +71,12 @@ class KvReady:
         self._span = whole if layers is None else some  # (offset, bytes) of these layers in a block
         self._complete: set[tuple[int, int]] = set()  # (group, index) of blocks handed out full, with all these layers
         self._there = [target.block_ids, *target.others]
+
+    def leave_out(self, blocks: Iterable[int], end: int) -> None:
+        """Other nodes hand out these blocks of the prompt, by their index, and this one computes nothing behind token
+        `end`. Call it before the first `layer_done`."""
+        self._complete.update((group, index) for group in range(len(self._there)) for index in blocks)
+        self._num_tokens = end
 
     @property
     def at_end(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,6 +81,10 @@ class KvTransfer:
     def watch(self, landed: Callable[[int], None]) -> None:
         """Call `landed(tokens)` when this node's layers of the first `tokens` tokens are on the decode node."""
         self._on_landed = landed
+
+    def leave_out(self, blocks: Iterable[int], end: int) -> None:
+        """See KvReady.leave_out."""
+        self._ready.leave_out(blocks, end)
 
     def layer_done(
         self, block_ids: Sequence[int], layer: int, start: int, end: int, others: Sequence[Sequence[int]] = ()

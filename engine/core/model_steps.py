@@ -1,8 +1,8 @@
 """ModelSteps: computes a step in the engine thread.
 
 The model runs once for each of the weights that the step's requests use: once, except while requests finish on weights
-that have been replaced (engine/core/held_weights.py). A part of a long prompt (engine/pipeline/) runs by itself,
-because its rows pass other layers than those of the other requests.
+that have been replaced (engine/core/held_weights.py). A part of a long prompt (engine/prefill_group/) runs by itself,
+because its rows pass other layers than those of the other requests, or wait for KV of other nodes in every layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from engine.core.layered_load import Arriving, LayerGate
 from engine.model.experts.losses import Loss
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
+from engine.step.exchange import Exchange, ExchangeEnded
 from engine.step.hidden import HiddenQueue
+from engine.step.layer_blocks import read_layer, write_layer
+from engine.step.part import Stage
 from engine.step.rows import row_of
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 Transfers = Sequence[tuple[KvTransfer, Sequence[int], int, int, Sequence[Sequence[int]]]]
 Gates = Mapping[str, LayerGate]
+Inputs = dict[str, HiddenQueue | Exchange]
+"""What parts of long prompts get from other nodes, by request id."""
 
 
 class ModelSteps:
@@ -44,8 +49,8 @@ class ModelSteps:
     ) -> None:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
-        self.unusual = False  # the last step had to wait for a prefix, or used several weights
-        self.hidden: dict[str, HiddenQueue] = {}  # the inputs of parts, by request id; the event loop fills them
+        self.unusual = False  # the last step had to wait for KV, or used several weights
+        self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
         self._weights, self._draft, self._eos_token_ids = weights, draft, eos_token_ids
         self._arriving, self._transfers = arriving, transfers
@@ -64,10 +69,12 @@ class ModelSteps:
         self.losses = {}
         self.passed = {}
         for place, row in enumerate(step.rows):
-            if row.request.part is not None:
-                sampled[place] = self._run_part(place, row, loop)
-        parts = by_weights(step.rows)
-        for weights, places in parts.items():
+            if isinstance(part := row.request.part, Stage):
+                sampled[place] = self._run_stage(place, row, part, loop)
+            elif part is not None:
+                sampled[place], waited = self._run_stripe(row, loop), True
+        passes = by_weights(step.rows)
+        for weights, places in passes.items():
             rows = [step.rows[place] for place in places]
             gates = self._arriving.gates(row.request for row in rows)
             transfers = [
@@ -99,21 +106,25 @@ class ModelSteps:
             self.losses |= {places[row]: loss for row, loss in runner.losses.items()}
             waited = waited or bool(gates)
             sampled.update(zip(places, results, strict=True))
-        self.ran, self.unusual = (begin, time.monotonic()), waited or len(parts) > 1
+        self.ran, self.unusual = (begin, time.monotonic()), waited or len(passes) > 1
         return [sampled[place] for place in range(len(step.rows))]
 
-    def _run_part(self, place: int, row: ScheduledRow, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
-        request, part = row.request, row.request.part
-        assert part is not None
-        transfer, end = self._transfers.get(request.request_id), row.start + row.num_tokens
-        leaves: Transfers = [] if transfer is None else [(transfer, list(request.block_ids), row.start, end, ())]
+    def _leaving(self, row: ScheduledRow) -> Transfers:
+        """What goes to the decode node, of a row with a part."""
+        request, end = row.request, row.start + row.num_tokens
+        transfer = self._transfers.get(request.request_id)
+        return [] if transfer is None else [(transfer, list(request.block_ids), row.start, end, ())]
+
+    def _run_stage(self, place: int, row: ScheduledRow, part: Stage, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
+        request, leaves = row.request, self._leaving(row)
 
         def on_layer(layer: int) -> None:
             loop.call_soon_threadsafe(_layer_done, leaves, layer)
 
         hidden = None
         if not part.first:
-            if (arrived := self.hidden.get(request.request_id)) is None:
+            arrived = self.inputs.get(request.request_id)
+            if not isinstance(arrived, HiddenQueue):
                 return []  # the request ended after this step was chosen
             hidden = arrived.take(row.start, row.num_tokens)
         runner, layers = self._weights.runner(request.weights), range(part.begin, part.end)
@@ -122,6 +133,32 @@ class ModelSteps:
         )
         if passed is not None:
             self.passed[place] = passed
+        return chosen
+
+    def _run_stripe(self, row: ScheduledRow, loop: asyncio.AbstractEventLoop) -> list[Sampled]:
+        """All layers of some tokens. Before the attention of a layer, the KV that other nodes have computed in it goes
+        into the pool; after it, the new KV goes to them."""
+        request, leaves = row.request, self._leaving(row)
+        exchange, runner = self.inputs.get(request.request_id), self._weights.runner(request.weights)
+        if not isinstance(exchange, Exchange):
+            return []  # the request ended after this step was chosen
+        pool, size, block_ids = runner.kv_pool, runner.block_size, list(request.block_ids)
+        end = row.start + row.num_tokens
+        own = block_ids[row.start // size : -(-end // size)]
+
+        def before_layer(layer: int) -> None:
+            for start, blocks in exchange.take(layer, row.start):
+                write_layer(pool, layer, block_ids[start // size :][: len(blocks)], blocks)
+
+        def on_layer(layer: int) -> None:
+            loop.call_soon_threadsafe(_layer_done, leaves, layer)
+            if exchange.needed_behind(end):
+                loop.call_soon_threadsafe(exchange.give, layer, row, read_layer(pool, layer, own))
+
+        try:
+            (chosen,) = runner.step([row_of(row, self._eos_token_ids)], on_layer, before_layer)
+        except ExchangeEnded:
+            return []  # and so has the request
         return chosen
 
 

@@ -26,14 +26,13 @@ from engine.core.handed_out import HandedOut
 from engine.core.held_weights import WRONG_WEIGHTS, HeldWeights
 from engine.core.kv_transfer import KvTransfer
 from engine.core.lost_experts import settle_losses
-from engine.core.model_steps import ModelSteps
+from engine.core.model_steps import Inputs, ModelSteps
 from engine.core.prefix_loads import Loader, PrefixLoads
 from engine.core.priority import step_back
 from engine.core.step_recorder import StepRecorder
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.speculative import Speculator, accepted
-from engine.step.hidden import HiddenQueue
 from engine.step.request import Request, RequestState
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
@@ -90,14 +89,14 @@ class Publisher(Protocol):
 
 
 class Parts(Protocol):
-    """Follows requests of which this node computes some layers (engine/pipeline/stages.py)."""
+    """Follows requests of which this node computes some layers or some tokens (engine/prefill_group/members.py)."""
 
     def found(self, request: Request) -> None:
         """The request's prefix has been looked up: its blocks hold the first `num_computed` tokens."""
 
     def computed(self, row: ScheduledRow, begin: float, end: float, hidden: Tensor | None) -> None:
         """A step, from `begin` to `end` in monotonic seconds, has computed this row. `hidden`: for the next stage; None
-        on the last one."""
+        on the last one, and if all layers are computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +167,11 @@ class Worker:
                 WRONG_WEIGHTS,
             )
 
-    def follow_parts(self, parts: Parts) -> dict[str, HiddenQueue]:
-        """`parts` hears of every request with a part. Returns the inputs of later stages by request id; the caller
-        adds what arrives."""
+    def follow_parts(self, parts: Parts) -> Inputs:
+        """`parts` hears of every request with a part. Returns the inputs of parts from other nodes by request id; the
+        caller adds what arrives."""
         self._parts = parts
-        return self._model.hidden
+        return self._model.inputs
 
     def _loaded(self, request: Request) -> None:
         if self._parts is not None and request.part is not None and not request.finished:
@@ -297,7 +296,7 @@ class Worker:
             self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
             for request in self.batcher.lost_parts():
-                self.fail(request, "its blocks on a node of its pipeline went to other requests")
+                self.fail(request, "its blocks on a node of its group went to other requests")
             running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
             if running is not None:

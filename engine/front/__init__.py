@@ -15,7 +15,7 @@ Files:
     flight_log        Records the timelines and metrics of accepted requests
     gate              Refuses requests on the acceptor while the requests without a first token would fill the queues
                       of the nodes
-    groups            Groups of prefill nodes for long prompts (--prefill-parallel cpp): formed for each request, from
+    groups            Groups of prefill nodes for long prompts (--prefill-parallel): formed for each request, from
                       gossip and load
     known             The nodes that this acceptor knows, as a view for placement
     moving            Where a running request is while it moves between decode nodes, as its acceptor sees it

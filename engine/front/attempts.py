@@ -48,7 +48,7 @@ from engine.handoff.updates import (
     decode_all,
     ends_there,
 )
-from engine.pipeline.messages import StageOf
+from engine.prefill_group.messages import Place
 from net.bodies import answered, encode, typed
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.http.common.frontend import Output, Overloaded, Unavailable
@@ -182,7 +182,7 @@ class Attempts:
             case HandedOver():
                 flight.places.handed_over(peer, flight.prefills)
             case Landed() if peer in flight.prefills[:-1]:
-                flight.places.watched.discard(peer)  # nothing more is owed by this stage
+                flight.places.watched.discard(peer)  # nothing more is owed by this node
             case Moved(to):
                 if (lost := flight.places.moved(peer, to)) is not None:
                     fail(flight, f"node {lost} was lost")
@@ -269,15 +269,15 @@ async def next_output(flight: Flight, text: OutputText, log: FlightLog) -> Outpu
 def _prefills(
     wire: WireRequest, promise: Promise, target: KvTarget | None, placement: Placement
 ) -> Iterator[tuple[str, Prefill]]:
-    """What to ask of each prefill node, the first stage of a group first: the others report to it."""
+    """What to ask of each prefill node, the first node of a group first: the others report to it."""
     group = placement.group
     if group is None or target is None:
         yield placement.prefill, Prefill(wire, promise, target)
         return
     for i, (node, epoch) in enumerate(zip(group.nodes, target.epochs, strict=True)):
         own = replace(target, epoch=epoch, epochs=())
-        later = replace(promise, claim=0, redirects_left=0)  # only the first stage was announced, and may redirect
-        yield node, Prefill(wire, later if i else promise, own, StageOf(i, group.nodes, group.cuts))
+        later = replace(promise, claim=0, redirects_left=0)  # only the first node was announced, and may redirect
+        yield node, Prefill(wire, later if i else promise, own, Place(i, group.nodes, group.cuts))
 
 
 def runs(flight: Flight) -> None:

@@ -1,7 +1,7 @@
-"""Groups of prefill nodes for long prompts (--prefill-parallel cpp): formed for each request, from gossip and load.
+"""Groups of prefill nodes for long prompts (--prefill-parallel): formed for each request, from gossip and load.
 
 The policy of --placement chooses a prefill and a decode node as for any prompt. If the prompt is long, the prefill node
-and others that are idle enough form a group when that promises the first token earlier (sched/placement/pipeline.py).
+and others that are idle enough form a group when that promises the first token earlier (sched/placement/groups/).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from engine.front.known import Known
 from sched.placement.burst import Choice
 from sched.placement.choice import Placement
 from sched.placement.costs import fetched
+from sched.placement.groups.group import Divide, Group, Helper, Prompt, best_group, worth_it
 from sched.placement.links import Vector
-from sched.placement.pipeline import Group, Helper, Prompt, best_group, worth_it
 from sched.placement.view import View
 
 MAX_FAILED_GROUPS = 2
@@ -28,7 +28,8 @@ class GroupRules:
     max_nodes: int  # --cpp-max-nodes
     min_gain: float  # --cpp-min-gain
     num_layers: int  # of the model
-    hidden_bytes: int  # of a token between two stages
+    divide: Divide  # among the nodes of a group
+    hop_bytes: int  # of a token that a node passes on at once: its hidden state, or its KV of a layer
     chunk_tokens: int  # the token budget of a step here; other nodes cut their chunks by their own
 
     def grouped(self, decision: Placement, choice: Choice, known: Known, fetches: bool) -> Placement:
@@ -46,7 +47,7 @@ class GroupRules:
             return decision
         size = demand.block_size
         prompt = Prompt(demand.num_tokens, self.num_layers, self.chunk_tokens, size, self.max_nodes)
-        group = best_group(first, list(helpers.values()), prompt)
+        group = best_group(first, list(helpers.values()), prompt, self.divide)
         if group is None:
             return decision
         longer_s = decision.estimates["transfer_s"] - group.fetch_s
@@ -89,9 +90,9 @@ class GroupRules:
         return bool(able and fits and not view.obstacle(i, demand.num_tokens, demand.block_size))
 
     def _hops_s(self, view: View, source: str) -> Vector:
-        """Seconds in which the hidden states of a chunk reach each node, by the measured transfers of KV there."""
+        """Seconds in which what a chunk passes on reaches each node, by the measured transfers of KV there."""
         latency_s, per_byte_s = view.handover(source)
-        return latency_s + per_byte_s * float(self.chunk_tokens * self.hidden_bytes)
+        return latency_s + per_byte_s * float(self.chunk_tokens * self.hop_bytes)
 
 
 def _on_group(decision: Placement, group: Group, fetch_from: str) -> Placement:

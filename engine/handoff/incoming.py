@@ -3,7 +3,7 @@
 reserve    waits for blocks in queue order, then holds them with transfer references
 pull       reads a part of the KV from the prefill node's blocks (with --kv-transfer push, that node writes it)
 decode     with --wire-dtype and push: decodes the bytes that the prefill node has written
-landed     a stage of a pipeline has delivered its layers of a part of the prompt; whole blocks can be reused now
+landed     a node of a group has delivered its part of some tokens; whole blocks can be reused now
 arrive     handover: all KV has landed, and the request decodes
 give_up    the request has ended: frees the blocks once no node can write to them
 """
@@ -24,7 +24,7 @@ from engine.core.worker import Worker
 from engine.handoff import messages
 from engine.handoff.messages import Decode, Fence, Pull, Pulled
 from engine.handoff.pull import Decoder, KvPull
-from engine.pipeline.arrival import Arrival
+from engine.prefill_group.arrival import Arrival
 from engine.step.request import Request
 from net.bodies import encode, typed
 from net.channel.channel import Channel
@@ -54,10 +54,10 @@ class Reservation:
 
     request: Request
     held: list[int]
-    pulls: dict[str, KvPull]  # by the prefill node: one, or the stages of a pipeline; or the decode node that it leaves
+    pulls: dict[str, KvPull]  # by the prefill node: one, or those of a group; or the decode node that it leaves
     fence: str = messages.FENCE  # the message that makes these nodes stop writing
-    arrival: Arrival | None = None  # from the stages of a pipeline
-    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set when a stage has delivered something, or the end
+    arrival: Arrival | None = None  # from the nodes of a group
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set when a node has delivered something, or the end
 
     def needs(self, node: str) -> bool:
         """Whether KV is still to come from `node`."""
@@ -117,7 +117,7 @@ class Incoming:
             )
 
     async def reserve(self, request: Request, prefill_nodes: Sequence[str]) -> KvTarget:
-        """Wait for the prompt's blocks and hold them. prefill_nodes: one, or the stages of a pipeline. Raises
+        """Wait for the prompt's blocks and hold them. prefill_nodes: one, or those of a group. Raises
         RemoteError if the request ends while it waits."""
         self._num_waiting += 1
         try:
@@ -255,8 +255,8 @@ class Incoming:
         return self._reservation(request_id, prefill_node).pulls[prefill_node]
 
     def landed(self, request_id: str, node: str, tokens: int) -> None:
-        """The stage on `node` has delivered its layers of the first `tokens` tokens. Blocks that are whole now get
-        their names and go to the pool, so that a new attempt finds them if a stage is lost."""
+        """`node` has delivered all it computes of the first `tokens` tokens. Blocks that are whole now get their names
+        and go to the pool, so that a new attempt finds them if a node of the group is lost."""
         reservation = self._reservations.get(request_id)
         if reservation is None or reservation.arrival is None:
             return
@@ -269,7 +269,7 @@ class Incoming:
                 self._worker.publish(named)
 
     async def all_landed(self, request_id: str) -> None:
-        """Wait until all stages of a pipeline have delivered everything. Raises RemoteError if the request ends."""
+        """Wait until all nodes of a group have delivered everything. Raises RemoteError if the request ends."""
         reservation = self._reservations.get(request_id)
         while reservation is not None and reservation.arrival is not None and not reservation.arrival.complete:
             reservation.moved.clear()

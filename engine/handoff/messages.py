@@ -15,7 +15,7 @@ from typing import Any
 
 from cache.block import KEY_BYTES, BlockKey
 from engine.core.kv_ready import KvTarget
-from engine.pipeline.messages import StageOf
+from engine.prefill_group.messages import Place
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
 from engine.step.journal import Entry
@@ -82,17 +82,17 @@ class Reserve:
     """RESERVE; the answer is a KvTarget."""
 
     request: WireRequest
-    prefill_nodes: Sequence[str]  # one, or the stages of a pipeline (engine/pipeline/): the last one hands over
+    prefill_nodes: Sequence[str]  # one, or a group (engine/prefill_group/): the last one hands over
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """PREFILL. `target` is None if the prefill node also decodes; `stage`: if the node computes some of the layers."""
+    """PREFILL. `target` is None if the prefill node also decodes; `place`: if several nodes compute the prompt."""
 
     request: WireRequest
     promise: Promise
     target: KvTarget | None = None
-    stage: StageOf | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ def unpack_request(
     wire: WireRequest, data: memoryview, now: float, handover: bool = False, part: Part | None = None
 ) -> Request:
     """The request, with `arrival` = now - age_s on this node's clock, so that queue orders use the time since
-    acceptance. `handover`: it decodes on another node; `part`: the layers to compute. Raises BodyError if the data has
+    acceptance. `handover`: it decodes on another node; `part`: what to compute of it. Raises BodyError if the data has
     too few or partial tokens."""
     if not data or len(data) % 4 or not 0 < wire.num_prompt_tokens <= len(data) // 4:
         raise BodyError(f"{len(data)} bytes of data do not hold a prompt of {wire.num_prompt_tokens} tokens")

@@ -26,8 +26,9 @@ from engine.handoff.pull import PullOffer
 from engine.handoff.push import EncodedPush, Push
 from engine.handoff.rail_news import RailNews
 from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Update
-from engine.pipeline.messages import LANDED as STAGE_LANDED
-from engine.pipeline.messages import Landed as StageLanded
+from engine.prefill_group.messages import LANDED as PART_LANDED
+from engine.prefill_group.messages import Landed as PartLanded
+from engine.step.part import Part
 from engine.step.request import Request
 from net.bodies import encode
 from net.channel.channel import Channel, RemoteError
@@ -89,13 +90,13 @@ class Outgoing:
     # --- while it is computed
 
     def transfer(self, request: Request, target: KvTarget, pool: BlockPool) -> KvTransfer:
-        """The transfer of a prompt, or of the layers of its stage, from blocks of `pool`."""
+        """The transfer of a prompt, or of its part in a group, from blocks of `pool`."""
         part = request.part
         layers = None if part is None else range(part.begin, part.end)
         ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap, layers)
         made = KvTransfer(target.node, self.mover(request.request_id, target), ready, pool, self._moves.wire)
         if part is not None:
-            made.watch(partial(self._stage_landed, request.request_id, target.node))
+            made.watch(partial(self._part_landed, request, part, target.node))
         return made
 
     def mover(self, request_id: str, target: KvTarget) -> Mover:
@@ -107,8 +108,9 @@ class Outgoing:
         push = Push(self._transfer, region, target, MOVE_TIMEOUT_S)
         return push if wire is None else EncodedPush(push, self._channel, request_id, target, MOVE_TIMEOUT_S)
 
-    def _stage_landed(self, request_id: str, decode: str, tokens: int) -> None:
-        self._channel.post(decode, STAGE_LANDED, encode(StageLanded(request_id, tokens)))
+    def _part_landed(self, request: Request, part: Part, decode: str, tokens: int) -> None:
+        owed = PartLanded(request.request_id, part.owed_from(tokens, request.num_tokens))
+        self._channel.post(decode, PART_LANDED, encode(owed))
 
     # --- when it has been computed
 

@@ -1,5 +1,6 @@
 """Answers other nodes' messages to an engine node: probe, reserve, prefill, pull, handover, abort, fence, and
-borrow (engine/handoff/lending.py). The stages of long prompts are in engine/pipeline/, KV that leaves in outgoing.py.
+borrow (engine/handoff/lending.py). Groups that compute long prompts are in engine/prefill_group/, KV that leaves in
+outgoing.py.
 
 This file decides which node moves KV into which blocks, and when those blocks may be reused:
 
@@ -40,9 +41,9 @@ from engine.handoff.orphans import NOBODY, Orphans
 from engine.handoff.outgoing import KvMoves, Outgoing
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.updates import Failed, Report, Update, encode_all
-from engine.pipeline.messages import LANDED as STAGE_LANDED
-from engine.pipeline.messages import Landed as StageLanded
-from engine.pipeline.stages import Stages
+from engine.prefill_group.members import Members
+from engine.prefill_group.messages import LANDED as PART_LANDED
+from engine.prefill_group.messages import Landed as PartLanded
 from engine.step.request import Request
 from net.bodies import encode, typed
 from net.channel.channel import Channel, RemoteError
@@ -85,7 +86,7 @@ class EngineService:
             lambda request_id: request_id in self._fenced,
         )
         self._outgoing = Outgoing(channel, transfer, moves, metrics, self._tell, self.blocks_freed)
-        self._stages = Stages(channel, worker, metrics, self._stage_computed)
+        self._members = Members(channel, worker, metrics, self._part_computed)
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
         channel.handle(messages.PROBE, typed(Probe, self._on_probe))
@@ -94,7 +95,7 @@ class EngineService:
         channel.handle(messages.HANDOVER, typed(Handover, self._on_handover))
         channel.handle(messages.ABORT, typed(Abort, self._on_abort))
         channel.handle(messages.FENCE, typed(Fence, self._on_fence))
-        channel.handle(STAGE_LANDED, typed(StageLanded, self._on_landed))
+        channel.handle(PART_LANDED, typed(PartLanded, self._on_landed))
         channel.on_lost(self.peer_lost)
         channel.on_closed(self.peer_lost)
 
@@ -123,7 +124,7 @@ class EngineService:
         await self._incoming.all_landed(body.id)
         self._incoming.arrive(body.id, body.first_token, body.private)
 
-    async def _on_landed(self, peer: str, body: StageLanded, data: memoryview) -> None:
+    async def _on_landed(self, peer: str, body: PartLanded, data: memoryview) -> None:
         self._incoming.landed(body.id, peer, body.tokens)
 
     async def _give_up(self, reservation: Reservation) -> None:
@@ -133,7 +134,7 @@ class EngineService:
     # --- prefill side
 
     async def _on_prefill(self, peer: str, body: Prefill, data: memoryview) -> None:
-        part = None if body.stage is None else self._stages.part_of(body.stage)
+        part = None if body.place is None else self._members.part_of(body.place)
         request = unpack_request(body.request, data, time.monotonic(), body.target is not None, part)
         self._worker.check(request)
         if request.request_id in self._fenced:
@@ -150,13 +151,13 @@ class EngineService:
             transfer = self._outgoing.transfer(request, body.target, self._worker.batcher.pool)
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)
-        if body.stage is not None:
-            self._stages.add(request, body.stage)
+        if body.place is not None:
+            self._members.add(request, body.place, transfer)
 
-    def _stage_computed(self, request: Request, error: str | None) -> None:
-        """This node has computed its layers of the whole prompt; the last stage hands over. `error`: the next stage
+    def _part_computed(self, request: Request, error: str | None) -> None:
+        """This node has computed its part of the prompt; the last node of the group hands over. `error`: another node
         will not compute its own."""
-        self._stages.end(request.request_id)
+        self._members.end(request.request_id)
         acceptor = self._acceptors.pop(request.request_id, None)
         transfer = self._worker.take_transfer(request.request_id)
         if transfer is None:
@@ -174,7 +175,7 @@ class EngineService:
     async def _cancel(self, request_id: str) -> None:
         """Once this returns, this node neither computes nor moves any part of the request."""
         self._fenced[request_id] = None
-        self._stages.end(request_id)
+        self._members.end(request_id)
         while len(self._fenced) > MAX_FENCED_IDS:
             self._fenced.popitem(last=False)
         self._worker.abort(request_id)
@@ -254,7 +255,7 @@ class EngineService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._outgoing.close()
-        await self._stages.close()
+        await self._members.close()
         await self._incoming.close()
         self._lending.close()
 
@@ -282,7 +283,7 @@ class EngineService:
             elif transfer is not None:
                 self._outgoing.stop_soon(request.request_id, transfer)
             if emission.ends:
-                self._stages.end(request.request_id)
+                self._members.end(request.request_id)
                 if reason in ("stop", "length"):
                     self._own_load.load.lengths.ended(request.num_output_tokens)
                     self._orphans.ended(request)
@@ -321,7 +322,7 @@ class EngineService:
         return {
             "requests": len(self._worker.batcher.requests),
             "incoming": len(self._incoming),
-            "stages": len(self._stages),
+            "stages": len(self._members),
             "leaving": len(self._outgoing),
             "lent": len(self._lending),
             "acceptors": len(self._acceptors),

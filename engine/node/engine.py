@@ -33,7 +33,7 @@ from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator
-from engine.pipeline.stages import why_whole
+from engine.prefill_group.members import why_whole
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks

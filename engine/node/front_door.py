@@ -43,6 +43,8 @@ from net.http.batches.runner import Batches, PathInUse
 from net.http.common.frontend import Frontend
 from net.http.server import HttpServer, create_app
 from net.metrics.watched import of_traces
+from sched.placement.groups.context import context
+from sched.placement.groups.pipeline import pipeline
 
 if TYPE_CHECKING:
     from engine.backends.placing import WorkerPlacer
@@ -156,9 +158,13 @@ class FrontDoor:
         config, model = self._config, self._source.config
         if config.prefill_parallel == "none":
             return None
-        hidden_bytes = model.hidden_size * type_bytes[config.dtype]
+        geometry = self._blocks.geometry
+        divide, hop_bytes = {
+            "cpp": (pipeline, model.hidden_size * type_bytes[config.dtype]),
+            "cp": (context, geometry.layer_bytes // geometry.block_size),
+        }[config.prefill_parallel]
         least, most, budget = config.cpp_min_tokens, config.cpp_max_nodes, config.max_num_batched_tokens
-        return GroupRules(least, most, config.cpp_min_gain, model.num_layers, hidden_bytes, budget)
+        return GroupRules(least, most, config.cpp_min_gain, model.num_layers, divide, hop_bytes, budget)
 
     async def _open_fleet(self, workers: str, rules: PlacementRules) -> WorkerPlacer:
         """Watch the workers of --backend. Other nodes do not import this."""

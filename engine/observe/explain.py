@@ -142,23 +142,34 @@ def _load(load: dict[str, Any]) -> str:
 
 
 def stages(events: Sequence[dict[str, Any]]) -> list[str]:
-    """What each stage of the prompt's pipelines did (docs/long-prompts.md)."""
+    """What each node of the prompt's groups did (docs/long-prompts.md)."""
     rows = [
         (
             f"  {stage['index']} on {event['node']}",
-            f"{stage['layers'][0]} to {stage['layers'][1] - 1}",
-            *(stage[name] for name in ("prefix_tokens", "chunks", "compute_s", "seconds", "hidden_bytes")),
+            _part(stage),
+            *(stage[name] for name in ("prefix_tokens", "chunks", "compute_s")),
+            stage.get("waited_s"),
+            *(stage[name] for name in ("seconds", "sent_bytes")),
         )
         for event in events
         for stage in [event["detail"]]
     ]
-    head = ("stage", "layers", "prefix_tokens", "chunks", "compute_s", "seconds", "hidden_bytes")
-    return ["", *_columns(head, sorted(rows))] if rows else []
+    head = ("part", "of the prompt", "prefix_tokens", "chunks", "compute_s", "waited_s", "seconds", "sent_bytes")
+    return ["", *_columns(head, sorted(rows, key=lambda row: row[0]))] if rows else []
+
+
+def _part(stage: dict[str, Any]) -> str:
+    if "layers" in stage:
+        return f"layers {stage['layers'][0]} to {stage['layers'][1] - 1}"
+    return f"{stage['tokens']} tokens"
 
 
 def _group(group: dict[str, Any]) -> str:
-    each = zip(group["nodes"], group["layers"], strict=True)
-    parts = ", ".join(f"{node} (layers {begin} to {end - 1})" for node, (begin, end) in each)
+    if group["layers"]:
+        each = zip(group["nodes"], group["layers"], strict=True)
+        parts = ", ".join(f"{node} (layers {begin} to {end - 1})" for node, (begin, end) in each)
+    else:
+        parts = f"{', '.join(group['nodes'])}, each with some of the tokens"
     return f"computed by a group of {len(group['nodes'])}: {parts}; expected {group['prefill_s']:.3g} s of prefill"
 
 

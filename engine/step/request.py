@@ -66,7 +66,7 @@ class Request:
     looked_up: bool = False  # the prefix has been looked up in the lower tiers and the pool
     handover: bool = False  # another node decodes: end here after the first new token
     handed_over: bool = False  # the prompt was computed on another node and pushed here
-    part: Part | None = None  # the layers that this node computes of a long prompt; None: all
+    part: Part | None = None  # what this node computes of a long prompt; None: everything
     paused: bool = False  # it lost its seat and kept its blocks
     private: bool = False  # its KV was computed with fewer experts: no other request may find it
     num_preemptions: int = 0

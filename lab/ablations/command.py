@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from lab.ablations.common import own_policies
-from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Outcome, run_each
+from lab.ablations.common.ablation import Ablation, Estimated, Goal, Outcome, run_each
 from lab.ablations.common.geometry import with_geometry
 from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
@@ -87,8 +87,8 @@ def add_flags(made: ArgumentParser) -> None:
 
 
 def run_all(
-    ablations: Sequence[Ablation[Case]], args: Namespace, console: Console, kept: Runs | None = None
-) -> Iterator[Outcome[Case]]:
+    ablations: Sequence[Ablation[Any]], args: Namespace, console: Console, kept: Runs | None = None
+) -> Iterator[Outcome[Any]]:
     """See lab.ablations.common.ablation.run_each; under one progress bar. Raises OSError, ValueError."""
     with Progress(console=console) as bar:
         total = sum(len(one.cases(args.requests)) for one in ablations) * args.seeds
@@ -100,7 +100,7 @@ def run_all(
         yield from run_each(ablations, args.requests, args.seeds, args.workers, done, kept)
 
 
-def chosen(name: str, args: Namespace) -> Ablation[Case]:
+def chosen(name: str, args: Namespace) -> Ablation[Any]:
     """The ablation, with another model if --model-geometry says so, and a case with the user's policies."""
     ablation = with_own(ABLATIONS[name], args)
     if not args.model_geometry:

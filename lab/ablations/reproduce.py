@@ -32,7 +32,7 @@ from rich.console import Console
 
 from lab.ablations import command as ablate
 from lab.ablations import curve
-from lab.ablations.common.ablation import Case, Goal, Outcome
+from lab.ablations.common.ablation import Goal, Outcome
 from lab.ablations.common.own_policies import with_own
 from lab.ablations.common.plot import draw
 from lab.ablations.common.runs import Runs
@@ -83,17 +83,9 @@ def replays() -> tuple[list[str], list[Goal]]:
     return [text, curve.section()], goals
 
 
-def cases_of(outcome: Outcome[Case]) -> dict[str, Any]:
+def cases_of(outcome: Outcome[Any]) -> dict[str, Any]:
     """The settings of each case that differ from the defaults."""
-    default = SimConfig().as_dict()
-    return {
-        case.label: {
-            "config": {name: value for name, value in case.config.as_dict().items() if value != default[name]},
-            "speed": case.workload.speed,
-            "requests": outcome.raw[case.label][0]["requests"],
-        }
-        for case in outcome.cases
-    }
+    return {case.label: case.brief() | {"requests": outcome.raw[case.label][0]["requests"]} for case in outcome.cases}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,8 +13,8 @@ Files:
                    nodes
     latent         A latent instead of K and V: steps of a random model, and the bytes of its KV, next to the same
                    model with K and V
-    pipeline       One long prompt on two prefill nodes of one core each, next to one of them alone: chunked pipeline
-                   prefill
+    pipeline       One long prompt on two prefill nodes of one core each, next to one of them alone: as a pipeline,
+                   and by tokens
     requests       How long the largest allowed API requests block the event loop of a serving node for others
     serve          Open-loop serving benchmark against any OpenAI server; metrics and flags as in `vllm bench serve`
     speculative    Decoding with and without speculation, in one run: tokens per step, acceptance, time per output

@@ -1,13 +1,14 @@
-"""One long prompt on two prefill nodes of one core each, next to one of them alone: chunked pipeline prefill.
+"""One long prompt on two prefill nodes of one core each, next to one of them alone: as a pipeline, and by tokens.
 
   scripts/bench.py cpp
   scripts/bench.py cpp --rounds 3 --prompt-tokens 4000 --json out.json
 
 Real node processes, HTTP, streaming clients: two prefill nodes with one thread, each pinned to a core, a decode node
-and store nodes that accept requests. One acceptor forms groups (--prefill-parallel cpp), the other does not, so
-both ways run on the same processes, in turn. Each round of each way sends a prompt of --prompt-tokens tokens that is
-not cached, alone and then together with short prompts every --short-every-ms. The short prompts also run without a long
-one. The target is 0.6 of the time to first token of one node; two cores could at best give 0.5.
+and store nodes that accept requests. One acceptor forms pipelines (--prefill-parallel cpp), one has the nodes divide
+the tokens (cp), and one forms no groups, so all ways run on the same processes, in turn. Each round of each way sends a
+prompt of --prompt-tokens tokens that is not cached, alone and then together with short prompts every --short-every-ms.
+The short prompts also run without a long one. The target is 0.6 of the time to first token of one node; two cores could
+at best give 0.5.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import pin
 
-NODES = "prefill=2,decode=1,store=3"
+NODES = "prefill=2,decode=1,store=4"
 NODE_FLAGS = ("--kv-cache-bytes", "500M", "--dram-bytes", "32M", "--num-threads", "1")
-WAYS = {"one node": "store-0", "pipeline of two": "store-1"}
+WAYS = {"one node": "store-0", "pipeline of two": "store-1", "context parallel of two": "store-2"}
 """Way -> the node that accepts the requests. Ratios refer to the first."""
 
-WARM = "store-2"
+WARM = "store-3"
 """The node that accepts the first prompts, and gives them to both prefill nodes, which learn their step times."""
 
 SHORT_ALONE_S = 5.0
@@ -52,7 +53,7 @@ class Round:
 
     way: str
     ttft_ms: float  # of the long prompt alone
-    stages: int  # nodes that computed it
+    stages: int  # nodes that computed it together
     mixed_ttft_ms: float  # of another long prompt, with short ones
     short_p50_ms: float  # TTFT of the short prompts in that time
     short_p99_ms: float
@@ -76,9 +77,14 @@ def flags(argv: Sequence[str] | None) -> Namespace:
 
 
 def start(args: Namespace, run_dir: Path) -> LocalCluster:
-    groups = ("--prefill-parallel", "cpp", "--cpp-min-tokens", str(args.prompt_tokens // 2), "--cpp-max-nodes", "2")
+    when = ("--cpp-min-tokens", str(args.prompt_tokens // 2), "--cpp-max-nodes", "2")
+    pipeline, by_tokens = (("--prefill-parallel", way, *when) for way in ("cpp", "cp"))
     budget = ("--max-num-batched-tokens", str(args.chunk_tokens))
-    flags_of = {WAYS["pipeline of two"]: groups, WARM: ("--placement", "round-robin")}
+    flags_of: dict[str, tuple[str, ...]] = {
+        WAYS["pipeline of two"]: pipeline,
+        WAYS["context parallel of two"]: by_tokens,
+        WARM: ("--placement", "round-robin"),
+    }
     return LocalCluster(NODES, (*NODE_FLAGS, *budget), run_dir=run_dir, role_flags=flags_of)
 
 
@@ -174,10 +180,10 @@ def rows_of(rounds: Sequence[Round], args: Namespace) -> list[Row]:
         for way in WAYS
         for _, _, key in METRICS
     }
-    grouped = [one.stages for one in rounds if one.way != first]
+    grouped = {way: [one.stages for one in rounds if one.way == way] for way in WAYS if way != first}
     note = (
-        f"prompts of {args.prompt_tokens} tokens, {args.rounds} rounds; nodes that computed the long prompts of the "
-        f"pipeline: {grouped}; target: 0.6 of one node"
+        f"prompts of {args.prompt_tokens} tokens, {args.rounds} rounds; nodes that computed the long prompts: "
+        f"{'; '.join(f'{way} {counts}' for way, counts in grouped.items())}; target of the pipeline: 0.6 of one node"
     )
     return [
         Row(way, metric, unit, values[way, key], {first: values[first, key]}, note=note)

@@ -15,7 +15,7 @@ from cache.ssd_reads import SsdPrice
 from engine.core.kv_ready import KvTarget
 from engine.handoff import messages as handoff
 from engine.handoff.updates import Failed, HandedOver, Landed, Refused, Report, Token, Update, decode_all, encode_all
-from engine.pipeline import messages as stage
+from engine.prefill_group import messages as group
 from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.update import messages as weights
 from engine.update.served import ServedWeights
@@ -82,11 +82,14 @@ BODIES: tuple[Any, ...] = (
         REQUEST,
         handoff.Promise(0, 0.0, 1.0, 0),
         KvTarget("d", "kv", [1, 2], 0, "e"),
-        stage.StageOf(1, ["a", "b"], [0, 2, 3]),
+        group.Place(1, ["a", "b"], [0, 2, 3]),
     ),
-    stage.Known("a/r#0", 64),
-    stage.Hidden("a/r#0", 64, 128, 64),
-    stage.Landed("a/r#0", 192),
+    group.Place(0, ["a", "b"]),
+    group.Known("a/r#0", 64),
+    group.Hidden("a/r#0", 64, 128, 64),
+    group.Begin("a/r#0", 64, [64, 32]),
+    group.Layer("a/r#0", 2, 128, 64),
+    group.Landed("a/r#0", 192),
     KvTarget("d", "kv", [1, 2], 0, "e", epochs=["e", "f"]),
     KvTarget("d", "kv", [1, 2], 0, "e"),
     handoff.Abort(["a/r#0"]),

@@ -193,8 +193,8 @@ CLUSTER = (
         ("task",),
     ),
     Declared(Counter, "mooncake:grouped_prompts", "Prompts placed on several prefill nodes, counted on their acceptor"),
-    Declared(Counter, "mooncake:stages", "Stages of long prompts that this node has computed"),
-    Declared(Counter, "mooncake:stage_bytes", "Bytes of hidden states sent to the next stages of long prompts"),
+    Declared(Counter, "mooncake:stages", "Parts of long prompts that this node has computed in groups"),
+    Declared(Counter, "mooncake:stage_bytes", "Bytes sent to other nodes of groups: hidden states or KV"),
     Declared(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost"),
     Declared(Counter, "mooncake:requests_rejected", "Requests refused before prefill", ("reason",)),
 )

@@ -19,7 +19,6 @@ Files:
     mooncake        Algorithm 1 without a centre: gossip makes a shortlist, and fresh load words decide
     phases          Rivals that put prefill and decode on the same nodes: the question is which node does how much of
                     which
-    pipeline        Chooses a group of prefill nodes for one long prompt: chunked pipeline parallelism
     pooled          How much of the pool's prefix is worth a fetch: it may take longer to read from SSD than to
                     compute
     record_table    The table of a view: its columns, and their values from load records
@@ -28,4 +27,5 @@ Files:
     two_stages      The common part of all policies: choose a prefill node, then a decode node for it
     view            The known state of the nodes, in columns: a decision evaluates all nodes in a dozen vector
                     operations
+    groups/         Groups of prefill nodes that compute one long prompt: which nodes, and how they divide it
 """

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from sched.placement.costs import Row
 from sched.placement.demand import Demand
+from sched.placement.groups.group import Group
 from sched.placement.links import Vector
-from sched.placement.pipeline import Group
 from sched.placement.view import View
 
 MAX_ROWS = 16

@@ -77,7 +77,8 @@ TOGETHER: dict[str, Flags] = {
     "store-3": {"placement": "round-robin", "cache_admission": "class-aware"},
     "store-4": {"placement": "random", "cache_admission": "always", "prefill_parallel": "cpp"}
     | {"cpp_min_tokens": str(GROUPED), "cpp_min_gain": "-100"},
-    "store-5": {"placement": "llm-d", "cache_admission": "always"},
+    "store-5": {"placement": "llm-d", "cache_admission": "always", "prefill_parallel": "cp"}
+    | {"cpp_min_tokens": str(GROUPED), "cpp_min_gain": "-100"},
     "store-6": {"placement": "preble", "cache_admission": "always"},
     "store-7": {"placement": "mooncake-cost", "cache_admission": "always"},
 }
@@ -135,6 +136,7 @@ ROWS: dict[str, dict[str, Row]] = {
     "prefill_parallel": {
         "none": Row("store-3", "test_groups_of_prefill_nodes"),
         "cpp": Row("store-4", "test_groups_of_prefill_nodes"),
+        "cp": Row("store-5", "test_groups_of_prefill_nodes"),
     },
     "first_role": {
         "both": Row("one", "test_roles_at_the_start"),

@@ -1,4 +1,4 @@
-"""Long prompts on several prefill nodes (--prefill-parallel cpp): the same tokens as one node, whatever happens."""
+"""Long prompts on several prefill nodes (--prefill-parallel): the same tokens as one node, whatever happens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from lab.launch import rest
 from lab.launch.cluster import LocalCluster
 from tests.e2e.conftest import Start, complete, model_of, settled, timeline
 
-GROUPS = (
-    "--prefill-parallel",
-    "cpp",
+WHEN = (
     "--cpp-min-tokens",
     "400",
     "--max-num-batched-tokens",
@@ -29,6 +27,8 @@ GROUPS = (
     "32",
     "--cpp-min-gain=-100",  # whatever the estimates say
 )
+GROUPS = ("--prefill-parallel", "cpp", *WHEN)
+BY_TOKENS = ("--prefill-parallel", "cp", *WHEN)
 EVERY = ("--calibration-ms", "300", "--num-threads", "1", "--kv-cache-bytes", "16M", "--prefix-fetch", "always")
 LONG, BASE = 1500, 700
 KNOWN = (20, 22, 24)
@@ -85,7 +85,7 @@ def test_a_group_gives_the_tokens_of_one_node(start: Start, tiny_model, right, n
         layers = [stage["layers"] for stage in stages]
         assert layers[0][0] == 0 and layers[-1][1] == 3 and all(a[1] == b[0] for a, b in pairwise(layers))
         assert {one["node"] for one in events(url, answer, "kv_moved")} == set(stages[0]["nodes"])
-        assert stages[0]["hidden_bytes"] == LONG * 64 * 4 and stages[-1]["hidden_bytes"] == 0
+        assert stages[0]["sent_bytes"] == LONG * 64 * 4 and stages[-1]["sent_bytes"] == 0
         assert sum(stage["chunks"] for stage in stages) >= nodes * (LONG // 128)
         settled(cluster)
         assert rest.get(f"{cluster['store-0'].url}/debug/state")["store"]["dram"]["blocks"] > 0
@@ -126,6 +126,55 @@ def test_however_kv_moves(start: Start, tiny_model, right, flags):
         settled(cluster)
 
 
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.heavy)])
+def test_nodes_that_divide_the_tokens_give_the_tokens_of_one_node(start: Start, tiny_model, right, nodes):
+    """Every node computes all layers of its tokens and sends their KV itself. Several prompts at once: groups have the
+    same nodes in any order, and none waits for another. Then each node loads what is known."""
+    known = BASE // 32 * 32
+    with start(f"prefill={nodes},decode=1,store=1", *tiny_model, *EVERY, *BY_TOKENS) as cluster:
+        url = cluster["decode-0"].url
+        answers = list(ThreadPoolExecutor(4).map(lambda number: complete(url, prompt(number), 8), range(4)))
+        assert [text(answer) for answer in answers] == right["prompt"]
+        found = [stages_of(url, answer) for answer in answers]
+        assert any(len(parts) == nodes for parts in found), "no prompt was computed by a group of all nodes"
+        for parts in [parts for parts in found if parts]:
+            assert [part["index"] for part in parts] == list(range(len(parts)))
+            assert sum(part["tokens"] for part in parts) == LONG - parts[0]["prefix_tokens"]
+            sizes = [part["tokens"] for part in parts]
+            assert max(sizes) - min(sizes) < 300, "the work is shared evenly"
+            assert all(part["sent_bytes"] > 0 and part["sent_bytes"] % (32 * 2 * 2 * 16 * 4) == 0 for part in parts)
+        for answer, parts in zip(answers, found, strict=True):
+            if parts:
+                assert {one["node"] for one in events(url, answer, "kv_moved")} == set(parts[0]["nodes"])
+        settled(cluster)
+        assert rest.get(f"{cluster['store-0'].url}/debug/state")["store"]["dram"]["blocks"] > 0
+        answer = complete(url, longer(0), 8)
+        assert text(answer) == right["longer"][0]
+        assert all(part["prefix_tokens"] in (known, 0) for part in stages_of(url, answer))
+        settled(cluster)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--kv-transfer", "pull", "--kv-overlap", "chunk"),
+        ("--kv-overlap", "none", "--no-enable-prefix-caching"),
+        ("--transport", "tcp", "--max-num-seqs", "1", "--max-num-batched-tokens", "24"),
+        ("--kv-cache-dtype", "int8"),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_however_kv_moves_if_nodes_divide_the_tokens(start: Start, tiny_model, right, flags):
+    with start("prefill=2,decode=1", *tiny_model, *EVERY, *BY_TOKENS, *flags) as cluster:
+        url = cluster["decode-0"].url
+        answers = list(ThreadPoolExecutor(3).map(lambda number: complete(url, prompt(number), 8), range(3)))
+        if "int8" not in flags:  # its rounding gives other tokens
+            assert [text(answer) for answer in answers] == right["prompt"][:3]
+        assert any(stages_of(url, answer) for answer in answers)
+        settled(cluster)
+
+
 SLOW = ("--max-num-batched-tokens", "32", "--block-size", "32")
 """Many steps per prompt: it is still computed when something happens to it."""
 
@@ -140,9 +189,9 @@ def begun(cluster: LocalCluster, answer: Future[Any], *names: str) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def slow(start: Start, tiny_model: list[str]) -> Iterator[LocalCluster]:
-    with start("prefill=3,decode=1,store=1", *tiny_model, *EVERY, *GROUPS, *SLOW) as cluster:
+@pytest.fixture(scope="module", params=[GROUPS, BY_TOKENS], ids=lambda way: way[1])
+def slow(start: Start, tiny_model: list[str], request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    with start("prefill=3,decode=1,store=1", *tiny_model, *EVERY, *request.param, *SLOW) as cluster:
         yield cluster
 
 

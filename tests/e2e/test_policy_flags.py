@@ -323,8 +323,8 @@ def test_how_kv_moved(together):
 
 def test_groups_of_prefill_nodes(together):
     """The node that accepts a long prompt decides; what a group does is in test_pipeline.py."""
-    for node, forms in (("store-3", False), ("store-4", True)):
-        prompt = ids(700 + forms, GROUPED + 100)
+    for number, (node, forms) in enumerate((("store-3", False), ("store-4", True), ("store-5", True))):
+        prompt = ids(700 + number, GROUPED + 100)
         record = timeline(together[node].url, complete(together[node].url, prompt, 2, ignore_eos=True)["id"])
         assert (record["summary"]["placement"]["group"] is not None) == forms
         computed = {event["node"] for event in record["events"] if event["event"] == "computed"} & PREFILLS

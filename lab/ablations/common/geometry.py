@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from lab.ablations.common.ablation import Ablation, Case
 
 
 def with_geometry(
-    ablation: Ablation[Case], geometry: str, hardware: str, pool_windows: bool, state_every: int
-) -> Ablation[Case]:
+    ablation: Ablation[Any], geometry: str, hardware: str, pool_windows: bool, state_every: int
+) -> Ablation[Any]:
     """The same cases with this model, without the paper's values and without goals, which are about another one. Its
     `cases` raise ValueError if the ablation chooses models itself."""
 
-    def cases(requests: int | None) -> list[Case]:
+    def cases(requests: int | None) -> list[Any]:
         made = ablation.cases(requests)
-        if any(case.model is not None or case.config.model_geometry for case in made):
+        if any(not isinstance(c, Case) or c.model is not None or c.config.model_geometry for c in made):
             raise ValueError(f"{ablation.name} chooses its models itself: it takes no --model-geometry")
         return [
             replace(

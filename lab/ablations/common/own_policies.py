@@ -18,12 +18,14 @@ def add_flags(made: ArgumentParser) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", metavar="FILE.py:NAME", help="or a built-in name")
 
 
-def with_own(ablation: Ablation[Case], args: Namespace) -> Ablation[Case]:
-    """The ablation with one more case, if there is any of the flags."""
+def with_own(ablation: Ablation[Any], args: Namespace) -> Ablation[Any]:
+    """The ablation with one more case, if there is any of the flags. Without clusters its `cases` raise ValueError."""
     changes = named(args)
 
-    def cases(requests: int | None) -> list[Case]:
+    def cases(requests: int | None) -> list[Any]:
         known = ablation.cases(requests)
+        if not isinstance(known[-1], Case):
+            raise ValueError(f"{ablation.name} takes no policies of your own: it simulates no cluster")
         label = ", ".join([known[-1].label, *changes.values()])
         return [*known, replace(known[-1], label=label, config=replace(known[-1].config, **changes))]
 

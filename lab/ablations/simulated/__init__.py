@@ -30,6 +30,7 @@ Files:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from lab.ablations.by_model.cache import CACHE
 from lab.ablations.by_model.network import NETWORK
@@ -39,6 +40,7 @@ from lab.ablations.common.evidence import saturated
 from lab.ablations.common.metrics import BUSY, COSTS
 from lab.ablations.fleet.autoscaling import AUTOSCALING
 from lab.ablations.fleet.prices import PRICES
+from lab.ablations.groups.long_prompts import LONG_PROMPTS
 from lab.ablations.rivals.table import TABLE as RIVALS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
 from lab.ablations.simulated.blocks import OVERLAP, QUANTIZED
@@ -69,7 +71,7 @@ def _complete(one: Ablation[Case]) -> Ablation[Case]:
     )
 
 
-ABLATIONS: dict[str, Ablation[Case]] = {
+ABLATIONS: dict[str, Ablation[Any]] = {
     one.name: _complete(one)
     for one in (
         EFFECTIVE,
@@ -101,7 +103,7 @@ ABLATIONS: dict[str, Ablation[Case]] = {
         CACHE,
         RIVALS,
     )
-}
+} | {LONG_PROMPTS.name: LONG_PROMPTS}
 
 WITH_GOALS = [name for name, one in ABLATIONS.items() if one.goals is not None]
 """Ablations that answer a goal of this project."""

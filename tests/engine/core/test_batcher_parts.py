@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
-from engine.step.part import Part
+from engine.step.part import Stage, Stripes
 from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow, Step
 from sched.batching import MixedChunks
@@ -16,7 +16,7 @@ from tests.engine.toy_model import batcher, request, run_dry, run_step
 
 def stage(begin: int, end: int, tokens: int = 40, name: str = "long", **more) -> Request:
     found = request(name, list(range(1, tokens + 1)), **more)
-    found.part = Part(begin, end, 4, 1000)
+    found.part = Stage(begin, end, 4, 1000)
     found.handover = True
     return found
 
@@ -226,3 +226,38 @@ def test_a_node_learns_its_step_times_from_stages_too():
         assert costs.prefill.estimate(tokens, context) == pytest.approx(
             prefill_seconds(truth, tokens, context), rel=0.1
         )
+
+
+def stripes(index: int, tokens: int = 40, name: str = "long") -> Request:
+    found = request(name, list(range(1, tokens + 1)))
+    found.part = Stripes(0, 4, 4, 1000, index=index, nodes=2)
+    found.handover = True
+    return found
+
+
+def test_a_node_skips_the_tokens_of_the_others():
+    b = batcher(blocks=64, budget=16)
+    r = stripes(1)
+    b.add(0, r)
+    b.begin_part(r, 0, [8, 8, 12, 12])
+    assert b.schedule(0) is None, "the first chunk is another node's"
+    rows = []
+    for begin in (8, 28):
+        b.skip_to(r, begin)
+        step = b.schedule(1)
+        rows += [(row.start, row.num_tokens, row.samples) for row in step.rows]
+        assert not run_step(b, 1, step).named
+    assert rows == [(8, 8, False), (28, 12, True)]
+    assert r.finish_reason == "handover" and b.pool.usage()["free"] == 64
+
+
+def test_a_node_without_the_last_chunk_passes():
+    b = batcher(blocks=64, budget=16)
+    r = stripes(0)
+    b.add(0, r)
+    b.begin_part(r, 0, [8, 8, 12, 12])
+    run_step(b, 0, b.schedule(0))
+    b.skip_to(r, 16)
+    assert len(r.block_ids) == 2
+    run_step(b, 1, b.schedule(1))
+    assert r.finish_reason == "passed" and b.pool.usage()["free"] == 64

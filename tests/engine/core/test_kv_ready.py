@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,3 +73,30 @@ def test_layers_leave_one_by_one_and_found_blocks_whole():
 def test_an_unknown_overlap_names_the_flag():
     with pytest.raises(ValueError, match="--kv-overlap"):
         KvReady(GEOMETRY, KvTarget("d", "kv", [0], 0, ""), 4, "some")
+
+
+@given(prompts(), st.sampled_from(OVERLAPS), st.integers(2, 3))
+def test_nodes_that_divide_the_tokens_hand_out_every_byte_once(prompt, overlap, nodes):
+    """Each node hands out its own chunks, and the first one the known prefix too."""
+    tokens, first_missing, start, ends = prompt
+    borders = [start, *sorted({end // 4 * 4 for end in ends[:-1]} - {start}), tokens]
+    borders = [border for border in borders if border >= start]
+    chunks = list(pairwise(sorted(set(borders))))
+    blocks = -(-tokens // 4)
+    ids = list(range(blocks))
+    sent: list[tuple[int, int]] = []
+    for node in range(nodes):
+        own = chunks[node::nodes]
+        if not own:
+            continue
+        mine = {i for begin, end in own for i in range(begin // 4, -(-end // 4))} | set(range(start // 4 * (node == 0)))
+        ready = KvReady(GEOMETRY, KvTarget("d", "kv", ids, first_missing, ""), tokens, overlap, range(3))
+        ready.leave_out([i for i in ids if i not in mine], own[-1][1])
+        for begin, end in own:
+            for layer in range(3):
+                for piece in ready.layer_done(ids, layer, begin, end):
+                    first, rest = divmod(piece.local - piece.block_id * GEOMETRY.block_bytes, GEOMETRY.layer_bytes)
+                    assert rest == 0 and piece.block_id in mine and piece.block_id >= first_missing
+                    sent += [(piece.block_id, first + i) for i in range(piece.nbytes // GEOMETRY.layer_bytes)]
+        assert ready.completes(2, own[-1][1])
+    assert sorted(sent) == [(i, layer) for i in range(first_missing, blocks) for layer in range(3)]

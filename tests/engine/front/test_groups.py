@@ -19,11 +19,15 @@ from sched.placement.burst import Choice
 from sched.placement.choice import Placement
 from sched.placement.demand import Demand
 from sched.placement.links import Links
+from sched.placement.groups.context import context
+from sched.placement.groups.pipeline import pipeline
 from sched.placement.view import Candidate, View
 from tests.engine.front.test_placing import MeasuredLinks, accepted
 from tests.sched.placement.test_placement import FlatLinks
 
-RULES = GroupRules(min_tokens=4000, max_nodes=3, min_gain=0.1, num_layers=30, hidden_bytes=1152, chunk_tokens=512)
+LIMITS: dict[str, Any] = {"min_tokens": 4000, "max_nodes": 3, "min_gain": 0.1, "num_layers": 30, "chunk_tokens": 512}
+RULES = GroupRules(divide=pipeline, hop_bytes=1152, **LIMITS)
+BY_TOKENS = GroupRules(divide=context, hop_bytes=768, **LIMITS)
 PREFILL, DECODE = ("prefill",), ("decode",)
 
 
@@ -39,6 +43,7 @@ def placed(
     gossip: list[Candidate] | None = None,
     avoid: Any = (),
     links: Links | None = None,
+    rules: GroupRules = RULES,
 ) -> Placement:
     """gossip: nodes that nobody asked."""
     links = links or MeasuredLinks()
@@ -51,7 +56,7 @@ def placed(
     policy = placement_policy(Config(), random.Random(0))
     choice = Choice(policy, 0.0, demand, view, np.zeros(len(nodes)), avoid)
     decision = accepted(choice.decide())
-    return RULES.grouped(decision, choice, known, fetches=True)  # type: ignore[arg-type]
+    return rules.grouped(decision, choice, known, fetches=True)  # type: ignore[arg-type]
 
 
 def test_idle_nodes_form_a_group_with_the_chosen_one_first():
@@ -104,6 +109,20 @@ def test_mixed_nodes_help_and_one_of_them_decodes():
     assert found.group is not None and found.decode not in found.prefills and len(found.prefills) == 2
 
 
+def test_a_group_may_divide_the_tokens():
+    found = placed([node("a"), node("b"), node("d", DECODE)], rules=BY_TOKENS)
+    assert found.group is not None and set(found.prefills) == {"a", "b"} and found.group.cuts == ()
+    assert 4.3 < found.estimates["prefill_s"] < 0.6 * 8.7
+    timeline = Timeline("r", 8000)
+    timeline.decisions.append(Placed(found, [], 3, 0.001))
+    timeline.nodes |= {"acceptor": "d", "prefill": "a", "decode": "d"}
+    detail = {"index": 0, "nodes": ["a", "b"], "tokens": 4000, "prefix_tokens": 0, "chunks": 8, "compute_s": 4.1}
+    timeline.add(1.0, "a", "stage", **detail, waited_s=0.25, seconds=4.5, sent_bytes=92160000)
+    shown = table(timeline.as_dict())
+    assert f"computed by a group of 2: {', '.join(found.prefills)}, each with some of the tokens" in shown
+    assert "4000 tokens" in shown and "0.25" in shown and "92160000" in shown.replace(",", "")
+
+
 def test_explain_shows_the_group_and_its_stages():
     found = placed([node("a"), node("b", wait_s=0.01), node("d", DECODE)])
     timeline = Timeline("r", 8000)
@@ -111,7 +130,7 @@ def test_explain_shows_the_group_and_its_stages():
     timeline.nodes |= {"acceptor": "d", "prefill": "a", "decode": "d"}
     for i, name in enumerate(found.prefills):
         detail = {"index": i, "nodes": list(found.prefills), "layers": [15 * i, 15 * i + 15], "prefix_tokens": 0}
-        detail |= {"chunks": 16, "compute_s": 4.1, "seconds": 4.5, "hidden_bytes": 9216000 * (1 - i)}
+        detail |= {"chunks": 16, "compute_s": 4.1, "seconds": 4.5, "sent_bytes": 9216000 * (1 - i)}
         timeline.add(1.0 + i, name, "stage", **detail)
     shown = table(timeline.as_dict())
     assert "computed by a group of 2: a (layers 0 to 14), b (layers 15 to 29)" in shown

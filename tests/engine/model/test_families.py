@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 from engine.model.model_config import ModelConfig
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
+from engine.step.layer_blocks import read_layer, write_layer
 from engine.step.runner import Row, Runner
 from tests.engine.model.test_model import TOLERANCE, blocks_for, greedy, their_greedy, tokens
 from tests.engine.tiny_families import FAMILIES, ours, save
-from tests.engine.tiny_llama import logits_of
+from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
 
 LENGTH, NEW = 70, 8  # tokens: several blocks and several windows
 
@@ -79,6 +80,32 @@ def test_stages_of_a_pipeline_compute_what_one_node_computes(saved):
     for layers, runner in stages:
         for layer in layers:
             torch.testing.assert_close(runner.kv_pool[blocks, layer], whole.kv_pool[blocks, layer], equal_nan=True)
+
+
+def test_nodes_that_divide_the_tokens_compute_what_one_node_computes(saved):
+    """Each with a pool of its own; the KV of a layer of the others' chunks is put there before its attention."""
+    _, _, directory = saved
+    _, whole = ours(directory)
+    ids, num_layers = tokens(LENGTH), whole.model.config.num_layers
+    sample, blocks = SamplingRow(SamplingParams(temperature=0), list(ids), LENGTH), blocks_for(LENGTH + 1)
+    cuts = [0, 16, 32, 48, LENGTH]
+    for begin, end in pairwise(cuts):
+        (alone,) = whole.step([Row(ids[begin:end], begin, blocks, sample if end == LENGTH else None)])
+    nodes, others = [ours(directory)[1] for _ in range(2)], [blocks, blocks_for(LENGTH + 1, first=1)]
+    sent: dict[int, list[tuple[int, Tensor]]] = {layer: [] for layer in range(num_layers)}
+    for chunk, (begin, end) in enumerate(pairwise(cuts)):
+        node, own = nodes[chunk % 2], others[chunk % 2]
+
+        def before_layer(layer: int) -> None:
+            for start, data in sent[layer]:
+                write_layer(node.kv_pool, layer, own[start // BLOCK_SIZE :][: len(data)], data)  # noqa: B023
+
+        def on_layer(layer: int) -> None:
+            sent[layer].append((begin, read_layer(node.kv_pool, layer, own[begin // BLOCK_SIZE : end // BLOCK_SIZE])))  # noqa: B023
+
+        row = Row(ids[begin:end], begin, own, sample if end == LENGTH else None)
+        (chosen,) = node.step([row], on_layer, before_layer)
+    assert [one.token_id for one in chosen] == [one.token_id for one in alone]
 
 
 def test_requests_of_a_batch_do_not_see_each_other(saved):

@@ -1,4 +1,4 @@
-"""The part of a prompt that a stage computes, and the hidden states that it waits for."""
+"""The part of a prompt that a node of a group computes, and the hidden states that a stage waits for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from engine.step.hidden import HiddenQueue, from_bytes, to_bytes
-from engine.step.part import MAX_UNREAD, Part
+from engine.step.part import MAX_UNREAD, Stage, Stripes
 
 
 def test_the_first_stage_computes_its_planned_chunks():
-    part = Part(0, 2, 4, 100)
+    part = Stage(0, 2, 4, 100)
     assert part.room(0) == 0, "nobody has said where to begin"
     part.start(32, [64, 48, 6])
     assert [part.room(done) for done in (32, 60, 96, 144, 150)] == [64, 36, 48, 6, 0]
@@ -18,7 +18,7 @@ def test_the_first_stage_computes_its_planned_chunks():
 
 
 def test_a_later_stage_computes_what_has_arrived():
-    part = Part(2, 4, 4, 100)
+    part = Stage(2, 4, 4, 100)
     part.start(32)
     assert part.room(32) == 0
     part.available += 64
@@ -27,18 +27,50 @@ def test_a_later_stage_computes_what_has_arrived():
 
 
 def test_a_chunk_fits_into_a_message():
-    part = Part(0, 2, 4, 100)
+    part = Stage(0, 2, 4, 100)
     part.start(0, [256, 30])
     assert [part.room(done) for done in (0, 100, 200, 256)] == [100, 100, 56, 30]
 
 
 @pytest.mark.parametrize("change", [{"lost": True}, {"unread": MAX_UNREAD}])
 def test_a_part_that_lost_its_blocks_or_is_far_ahead_stands_still(change):
-    part = Part(0, 2, 4, 100)
+    part = Stage(0, 2, 4, 100)
     part.start(0, [64, 64])
     for name, value in change.items():
         setattr(part, name, value)
     assert part.room(0) == 0
+
+
+def stripes(index: int, nodes: int = 2, most: int = 100) -> Stripes:
+    return Stripes(0, 4, 4, most, index=index, nodes=nodes)
+
+
+def test_nodes_take_turns_and_the_last_one_has_the_last_chunk():
+    first, last = stripes(0), stripes(1)
+    for part in (first, last):
+        assert part.room(32) == 0 and part.share == 1 and part.load == 0.5
+        part.start(32, [32, 32, 20])
+    assert first.chunks_of(0) == [(64, 96)] and first.chunks_of(1) == [(32, 64), (96, 116)]
+    assert last.last and not first.last
+    assert (first.stop(116), last.stop(116)) == (96, 116)
+
+
+def test_a_node_computes_its_own_chunks_and_skips_the_others():
+    part = stripes(1, most=24)
+    part.start(32, [32, 32, 20])
+    assert [part.room(done) for done in (32, 40, 56, 64, 95, 96, 110, 116)] == [24, 24, 8, 0, 0, 20, 6, 0]
+    assert [part.next_begin(done) for done in (32, 33, 64, 96, 97)] == [32, 96, 96, 96, None]
+    part.lost = True
+    assert part.room(32) == 0
+
+
+def test_what_is_delivered_counts_up_to_the_next_own_chunk():
+    """The decode node has whole blocks up to the smallest of these."""
+    first, last = stripes(0), stripes(1)
+    for part in (first, last):
+        part.start(32, [32, 32, 20])
+    assert [last.owed_from(done, 116) for done in (48, 64, 100, 116)] == [48, 96, 100, 116]
+    assert [first.owed_from(done, 116) for done in (80, 96)] == [80, 116]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

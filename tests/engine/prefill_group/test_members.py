@@ -1,4 +1,4 @@
-"""Which nodes can be a stage of a long prompt, and which say that they compute all layers."""
+"""Which nodes can take a part of a long prompt, and which say that they compute all layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.pipeline.stages import why_whole
+from engine.prefill_group.members import why_whole
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""How much of a prompt's KV the stages of a pipeline have delivered to the decode node. Pure.
+"""How much of a prompt's KV the nodes of a group have delivered to the decode node. Pure.
 
-Every stage delivers its own layers. A block is whole when all stages have delivered theirs, so the decode node is the
-only one that has whole blocks: it names and publishes them.
+Every node delivers its own layers, or its own tokens. A block is whole when all nodes have delivered theirs, so the
+decode node is the only one that has whole blocks: it names and publishes them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 
 class Arrival:
-    """One prompt of `num_tokens` tokens, from the stages on `nodes`."""
+    """One prompt of `num_tokens` tokens, from the group on `nodes`."""
 
     def __init__(self, nodes: Sequence[str], num_tokens: int) -> None:
         self._landed = dict.fromkeys(nodes, 0)
         self._num_tokens = num_tokens
 
     def landed(self, node: str, tokens: int) -> None:
-        """The layers of `node` are here for the first `tokens` tokens. Other nodes do not count."""
+        """All that `node` computes of the first `tokens` tokens is here. Other nodes do not count."""
         if node in self._landed:
             self._landed[node] = max(self._landed[node], min(tokens, self._num_tokens))
 

@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sched.placement.pipeline import Helper, Prompt, best_group, layer_cuts, worth_it
+from sched.placement.groups import group as groups
+from sched.placement.groups.group import Group, Helper, Prompt, worth_it
+from sched.placement.groups.pipeline import layer_cuts, pipeline
 
 COST = (0.002, 1e-3, 1e-8)
 PROMPT = Prompt(num_tokens=8000, num_layers=30, chunk_tokens=1024, block_size=16, max_nodes=4)
 ALONE_S = 8 * 0.002 + 8000 * 1e-3 + 8000 * 8000 * 1e-8
+
+
+def best_group(lead: Helper, others: list[Helper], prompt: Prompt) -> Group | None:
+    return groups.best_group(lead, others, prompt, pipeline)
 
 
 def idle(name: str, wait_s: float = 0.0, prefix: int = 0, cost: tuple[float, float, float] = COST) -> Helper:

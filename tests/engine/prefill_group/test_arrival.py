@@ -1,4 +1,4 @@
-"""The decode node's view of a pipeline: blocks are whole when every stage has delivered its layers."""
+"""The decode node's view of a group: blocks are whole when every node has delivered its part."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pipeline.arrival import Arrival
-from engine.pipeline.messages import StageOf
+from engine.prefill_group.arrival import Arrival
+from engine.prefill_group.messages import Place
 from net.bodies import BodyError, decode, encode
 
 
@@ -41,5 +41,6 @@ def test_it_never_goes_back(news):
 def test_a_place_that_is_none_is_refused(index, nodes, cuts):
     body = {"index": index, "nodes": nodes, "cuts": cuts}
     with pytest.raises(BodyError):
-        decode(StageOf, body)
-    assert decode(StageOf, encode(StageOf(1, ["a", "b"], [0, 1, 3]))) == StageOf(1, ["a", "b"], [0, 1, 3])
+        decode(Place, body)
+    assert decode(Place, encode(Place(1, ["a", "b"], [0, 1, 3]))) == Place(1, ["a", "b"], [0, 1, 3])
+    assert decode(Place, encode(Place(1, ["a", "b"]))) == Place(1, ["a", "b"], ())
