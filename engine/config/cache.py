@@ -39,6 +39,14 @@ class CacheFields(ModelFields):
         "cluster use the same",
         ("windows", "uniform"),
     )
+    state_interval: int = flag(
+        128,
+        "cache",
+        "with a model whose layers keep a state (Qwen3-Next): blocks between two saved states of a prompt, at which "
+        "prompts with a common beginning can go on; 0 = states are saved only at the ends of prompts and answers",
+        unit="blocks",
+        least=0,
+    )
     kv_cache_bytes: int = flag(
         -1,
         "cache",

@@ -29,7 +29,8 @@ from sched.stretch import Waiting
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
-    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one."""
+    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one. `state_interval`: blocks
+    between two saved states of a prompt; 0 = only at ends."""
 
     prefix_caching: bool = True
     policy: BatchingPolicy = field(default_factory=DecodeFirst)
@@ -37,6 +38,7 @@ class BatchRules:
     speculator: Speculator | None = None
     recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
     groups: LayerGroups | None = None
+    state_interval: int = 0
 
 
 class Batcher:
@@ -55,7 +57,13 @@ class Batcher:
         rules = rules or BatchRules()
         self.pool = pool
         self.blocks = BlockBook(
-            pool, block_size, rules.prefix_caching, rules.recompute_s, rules.groups, max_num_batched_tokens
+            pool,
+            block_size,
+            rules.prefix_caching,
+            rules.recompute_s,
+            rules.groups,
+            max_num_batched_tokens,
+            rules.state_interval,
         )
         self._order = rules.order
         self.seats = Seats(self.blocks, max_num_seqs, self._order)
@@ -393,6 +401,7 @@ class Batcher:
                 done.passed.append(index)
                 reason = "passed" if request.num_computed == request.num_tokens else None
             if reason:
+                done.named += self.blocks.name_last_state(request)
                 self._finish(now, request, reason)
             if kept:
                 done.emitted.append((request, index, kept))
@@ -443,8 +452,11 @@ class Batcher:
         return (block_id for request in (*self.requests.values(), *ended) for block_id in request.held_blocks)
 
     def check_integrity(self) -> None:
-        """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""
+        """Every block of the pool is free, cached or held, and every request has what its next token needs, in every
+        group. Raises IntegrityError."""
         self.pool.check_integrity()
+        for request in self.requests.values():
+            self.blocks.check_tables(request)
 
 
 def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:

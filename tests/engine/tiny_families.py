@@ -116,13 +116,43 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Our name of the case -> (transformers' prefix, changes to SIZES)."""
 
+NEXT = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": ("Qwen3Next", NEXT),
+    "qwen3-next-dense": (
+        "Qwen3Next",
+        NEXT
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_only_layers": [0, 1],
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            "linear_conv_kernel_dim": 3,
+            "linear_value_head_dim": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+"""The same for families whose layers keep states: their KV pool is not that of `ours`."""
+
 
 def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrainedModel:
     """The family's model in float32 as transformers made and saved it; norms and biases random too. `more` replaces
     values of its configuration."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    prefix, changes = FAMILIES[name]
+    prefix, changes = (FAMILIES | WITH_STATES)[name]
     kind = "Gemma3Text" if prefix == "Gemma3" else prefix
     sizes = {key: value for key, value in (SIZES | changes | more).items() if key != "head_dim" or value is not None}
     config = getattr(transformers, kind + "Config")(

@@ -59,7 +59,7 @@ class Pool:
     def __init__(self, run: LeadingRun) -> None:
         self.run = run
 
-    async def find(self, keys: Any) -> LeadingRun:
+    async def find(self, keys: Any, groups: Any = None) -> LeadingRun:
         return self.run
 
     async def get(self, keys: Any, block_ids: Any) -> GetResult:
