@@ -154,6 +154,14 @@ class StatePlaces:
         end_of_prompt = (prompt_tokens - 1) // self.block_size
         return place + 1 == end_of_prompt or (self.interval > 0 and (place + 1) % self.interval == 0)
 
+    def next_saved(self, prompt_tokens: int, place: int) -> int | None:
+        """The first place from `place` on that `saves`; None if there is none."""
+        end_of_prompt = (prompt_tokens - 1) // self.block_size - 1
+        found = [end_of_prompt] if end_of_prompt >= place else []
+        if self.interval:
+            found.append((place // self.interval + 1) * self.interval - 1)
+        return min(found, default=None)
+
     def written(self, prompt_tokens: int, start: int, end: int) -> list[int]:
         """The places at which a step over tokens [start, end) leaves a state; the last one gets it after all tokens."""
         last, border = (end - 1) // self.block_size, end // self.block_size - 1

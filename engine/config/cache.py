@@ -40,7 +40,7 @@ class CacheFields(ModelFields):
         ("windows", "uniform"),
     )
     state_interval: int = flag(
-        128,
+        256,
         "cache",
         "with a model whose layers keep a state (Qwen3-Next): blocks between two saved states of a prompt, at which "
         "prompts with a common beginning can go on; 0 = states are saved only at the ends of prompts and answers",

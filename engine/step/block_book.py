@@ -154,9 +154,13 @@ class BlockBook:
         return self.prefix_caching and not request.scores_prompt and not _has_some_layers(request)
 
     def computes_next(self, request: Request, other: Request) -> bool:
-        """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next."""
-        position = len(request.block_ids)
-        if not self._reuses(request) or position >= (request.num_tokens - 1) // self.block_size:
+        """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next; with
+        states, the block at whose end it saves one for both."""
+        position: int | None = len(request.block_ids)
+        if self._states:
+            first = max(len(request.block_ids), other.num_computed // self.block_size)
+            position = self._places.next_saved(other.num_prompt_tokens, first)
+        if not self._reuses(request) or position is None or position >= (request.num_tokens - 1) // self.block_size:
             return False
         if not other.num_computed // self.block_size <= position < other.num_tokens // self.block_size:
             return False

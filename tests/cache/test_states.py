@@ -91,6 +91,9 @@ def test_a_request_has_the_states_it_needs(prompt, interval, sizes):
             assert held[border - 1] == border * SIZE
     wanted = {place for place in range(tokens // SIZE) if places.saves(prompt, place)}
     assert saved == wanted
+    for place in range(20):
+        later = [one for one in range(place, 500) if places.saves(prompt, one)]
+        assert places.next_saved(prompt, place) == (later[0] if later else None)
 
 
 def test_what_a_request_needs_is_what_cache_groups_says():

@@ -378,7 +378,7 @@ def test_states_take_blocks_of_the_arena():
     assert shape.state_blocks == -(-states // shape.block_bytes) == 10
     longer = settle("--kv-cache-bytes", "20M", "--max-num-batched-tokens", "512", "--state-interval", "1", model=NEXT)
     blocks = config.kv_cache_bytes // shape.block_bytes
-    assert config.max_model_len == 16 * (blocks - 10 * StatePlaces(16, 128).most(512))
+    assert config.max_model_len == 16 * (blocks - 10 * StatePlaces(16, 256).most(512))
     assert longer.max_model_len == 16 * (blocks - 10 * StatePlaces(16, 1).most(512)) < config.max_model_len
 
 

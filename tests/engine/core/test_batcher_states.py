@@ -118,6 +118,23 @@ def test_a_prefix_is_found_up_to_a_state(prompt, interval, cached):
     assert one.num_cached == cached
 
 
+def test_a_shared_prompt_is_computed_once():
+    """The second request waits for the state that the first one saves at its end, in steps of four blocks."""
+    b = with_states(150, 0)
+    prompt = [1 + i % 9 for i in range(62)]
+    for number in range(2):
+        b.add(number, request(f"r{number}", prompt, number, max_tokens=2))
+    for now in range(100):
+        for one in b.loads(now, 4):
+            b.loaded(now, one)
+        step = b.schedule(now)
+        if step is None:
+            break
+        assert len([row for row in step.rows if row.num_tokens > 2]) <= 1
+        run_step(b, now, step)
+    assert b.num_preemptions == 0
+
+
 def test_a_request_that_loses_its_blocks_goes_on_at_its_last_border():
     b = with_states(120, 0)
     one = request("a", list(range(1, 30)), max_tokens=30)
