@@ -196,6 +196,7 @@ class BlockBook:
             request.others[group - 1][place] = block
         self._give_old(request, request.num_computed, gaps=True)
         self.name_full(request)
+        self.name_last_state(request)
 
     def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:
         """Append blocks that are still arriving. Call `name_full`, which names them, only after they have arrived."""

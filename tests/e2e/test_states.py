@@ -53,7 +53,8 @@ def test_prefill_decode_and_store_nodes(start: Start, model, tmp_path):
     """One state is handed over; nodes with empty arenas fetch a prefix and the state at its end, from DRAM and SSD."""
     flags, expected, geometry = model
     ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
-    with start("prefill=1,decode=1,store=1", *flags, "--max-num-batched-tokens", "100", role_flags=ssd) as cluster:
+    flags = [*flags, "--max-num-batched-tokens", "100", "--prefix-fetch", "always"]
+    with start("prefill=1,decode=1,store=1", *flags, role_flags=ssd) as cluster:
         url = cluster["store-0"].url
         answer = complete(url, PROMPTS["page"], NEW_TOKENS, ignore_eos=True)
         (moved,) = events(url, answer, "kv_moved")
@@ -100,7 +101,7 @@ def test_kills_in_the_middle_of_streams(start: Start, model):
 def test_a_small_arena(start: Start, model):
     """Four requests, of which not all fit: preempted, resumed from saved states, each gets the tokens it gets alone."""
     flags, expected, geometry = model
-    small = ("--kv-cache-bytes", str(35 * geometry.block_bytes), "--max-num-batched-tokens", "32")
+    small = ("--kv-cache-bytes", str(36 * geometry.block_bytes), "--max-num-batched-tokens", "32")
     prompts = [list(range(1000 * i, 1000 * i + 150)) for i in range(1, 5)]
     with start("mixed=1", *flags, *small, "--max-model-len", "336", "--dram-bytes", "0") as cluster:
         url = cluster.nodes[0].url
@@ -110,7 +111,7 @@ def test_a_small_arena(start: Start, model):
         assert chapter["usage"]["completion_tokens"] == NEW_TOKENS
 
         def ask(prompt: list[int]) -> str:
-            text: str = complete(url, prompt, 44, ignore_eos=True)["choices"][0]["text"]
+            text: str = complete(url, prompt, 100, ignore_eos=True)["choices"][0]["text"]
             return text
 
         alone = [ask(prompt) for prompt in prompts]

@@ -162,6 +162,8 @@ def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrai
     for parameter_name, parameter in model.named_parameters():
         if "norm" in parameter_name or parameter_name.endswith(("bias", "sinks")):
             parameter.add_(torch.randn_like(parameter) * 0.2)
+        elif parameter_name.endswith("A_log"):
+            torch.nn.init.normal_(parameter, -3, 0.5)  # a state that lasts for tens of tokens
         elif "embed" not in parameter_name:
             torch.nn.init.normal_(parameter, std=0.15)  # transformers leaves the routers at zero
     for buffer_name, buffer in model.named_buffers():
