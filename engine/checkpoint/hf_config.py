@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.checkpoint.families import qwen3_next
+from engine.checkpoint.families import kimi_linear, qwen3_next
 from engine.checkpoint.families.deepseek import V2_IMPLEMENTED, V3_IMPLEMENTED, deepseek_v2, deepseek_v3
 from engine.model.model_config import ModelConfig, check, token_ids
 from engine.model.model_error import ModelError
@@ -146,6 +146,9 @@ FAMILIES: dict[str, Family] = {
             "partial_rotary_factor": 0.25,
         },
         fixed={"gated": True, "norm_plus_one": True, "qk_norm": True, "shared_gate": True},
+    ),
+    "KimiLinearForCausalLM": Family(
+        more=kimi_linear.fields, implemented=kimi_linear.IMPLEMENTED, defaults={"rms_norm_eps": 1e-5}
     ),
     "DeepseekV2ForCausalLM": Family(more=deepseek_v2, implemented=V2_IMPLEMENTED),
     "DeepseekV3ForCausalLM": Family(more=deepseek_v3, implemented=V3_IMPLEMENTED),

@@ -34,7 +34,7 @@ A latent (engine/model/latent.py) replaces q, k, v, and the inputs of o; without
     layers.{i}.o               [hidden, num_heads * value_size]
 
 With gates, q has num_heads * head_size more rows behind its own. A layer with a state (engine/model/delta.py) has, in
-place of q, k, v and their norms:
+place of q, k, v and their norms, for Qwen3-Next
 
     layers.{i}.qkvz            [channels + values, hidden]
     layers.{i}.ba              [2 * value_heads, hidden]
@@ -42,6 +42,14 @@ place of q, k, v and their norms:
     layers.{i}.log_decay, .dt  [value_heads] float32
     layers.{i}.delta_norm      [value_size]
     layers.{i}.o               [hidden, values]
+
+for Kimi Linear, whose decays are [1, 1, value_heads, 1] and whose dt is [keys],
+
+    layers.{i}.q, .k, .v                   [keys or values, hidden]
+    layers.{i}.q_conv, .k_conv, .v_conv    [keys or values, 1, kernel]
+    layers.{i}.b                           [value_heads, hidden]
+    layers.{i}.f_a, .f_b                   [key_size, hidden], [keys, key_size]
+    layers.{i}.g_a, .g_b                   [value_size, hidden], [values, value_size]
 
 and a gate of the shared expert is layers.{i}.shared_router [1, hidden].
 
@@ -223,6 +231,21 @@ def _delta(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, delta = config.hidden_size, config.delta
     if delta is None:
         return {}
+    if delta.by_channel:
+        rows = {"q": delta.keys, "k": delta.keys, "v": delta.values}
+        return {
+            **{name: (count, hidden) for name, count in rows.items()},
+            "b": (delta.value_heads, hidden),
+            "f_a": (delta.key_size, hidden),
+            "f_b": (delta.keys, delta.key_size),
+            "g_a": (delta.value_size, hidden),
+            "g_b": (delta.values, delta.value_size),
+            **{f"{name}_conv": (count, 1, delta.kernel) for name, count in rows.items()},
+            "log_decay": (1, 1, delta.value_heads, 1),
+            "dt": (delta.keys,),
+            "delta_norm": (delta.value_size,),
+            "o": (hidden, delta.values),
+        }
     return {
         "qkvz": (delta.channels + delta.values, hidden),
         "ba": (2 * delta.value_heads, hidden),

@@ -29,7 +29,7 @@ from torch import Tensor
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.states import StateBatch, memory_of
 from cache.layer_groups import LayerGroups
-from engine.model.delta import DeltaRule
+from engine.model.delta import DeltaRule, NarrowGates
 from engine.model.delta_config import Delta
 from engine.model.experts.losses import Losses
 from engine.model.experts.moe import Experts, GatedExpert
@@ -204,8 +204,8 @@ class Model:
         if config.latent is not None:
             first = ("q_a" if config.latent.query_rank else "q", "kv_a")
         has_state = config.has_state(index)
-        if has_state:
-            first = ("qkvz", "ba")
+        if config.delta is not None and has_state:
+            first = ("q", "k", "v", "b", "f_a", "g_a") if config.delta.by_channel else ("qkvz", "ba")
         qk_norm = config.qk_norm and not has_state
         return Layer(
             attn_norm=norm("attn_norm"),
@@ -218,21 +218,27 @@ class Model:
             mlp=self._experts(weights, at, index) if config.has_experts(index) else self._mlp(weights, at),
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
-            latent=None if config.latent is None else self._latent(weights, at, config.latent),
+            latent=None if config.latent is None or has_state else self._latent(weights, at, config.latent),
             sinks=self._take(weights, at + "sinks") if config.sinks else None,
             delta=self._delta(weights, at, index, config.delta) if config.delta is not None and has_state else None,
         )
 
     def _delta(self, weights: dict[str, Any], at: str, index: int, sizes: Delta) -> DeltaRule:
+        narrow = None
+        if sizes.by_channel:
+            decay, output = (self.ops.linear(self._matrix(weights, at + name)) for name in ("f_b", "g_b"))
+            narrow = NarrowGates(decay, output)
+        convs = ("q_conv", "k_conv", "v_conv") if sizes.by_channel else ("conv",)
         return DeltaRule(
             sizes=sizes,
             number=sizes.layers.index(index),
-            conv=self._take(weights, at + "conv").squeeze(1),
-            log_decay=self._take(weights, at + "log_decay").float(),
+            conv=self._take(weights, *(at + name for name in convs)).squeeze(1),
+            log_decay=self._take(weights, at + "log_decay").float().flatten(),
             dt=self._take(weights, at + "dt").float(),
             norm=self._take(weights, at + "delta_norm"),
             eps=self.config.rms_norm_eps,
             ops=self.ops,
+            narrow=narrow,
         )
 
     def _latent(self, weights: dict[str, Any], at: str, sizes: Latent) -> LatentAttention:

@@ -1,10 +1,16 @@
-"""A layer with a gated delta rule instead of attention (Qwen3-Next; arXiv 2412.06464): its past is a state.
+"""A layer with a gated delta rule instead of attention (arXiv 2412.06464): its past is a state.
 
     [q | k | v | z | b | a] = x W          z, as long as v, gates the output; b and a are one number per value head
     q, k, v <- silu( conv( q, k, v ) )     causal, a kernel for each channel over the last `kernel` tokens
     g = -e^A softplus(a + dt)              the decay, of each value head          rate = sigmoid(b)
     o = rule( q, k, v, g, rate )           attention/delta_rule.py
     out = W_o ( norm(o) silu(z) )          the norm over a head's values
+
+This is Qwen3-Next. Kimi Linear (arXiv 2510.26692) has a decay for each channel of a key, and makes both gates by two
+matrices with a narrow middle:
+
+    [q | k | v | b | f | h] = x W          a = f F, of each key channel           z = h G
+    out = W_o ( norm(o) sigmoid(z) )       the norm in float32
 
 The state of a request is the rule's matrix [value_heads, key_size, value_size] in float32 and the last kernel - 1
 inputs of the convolution in the pool's type. It lies in blocks of the KV pool (attention/states.py).
@@ -23,29 +29,36 @@ from attention import delta_rule
 from attention.states import StateBatch, StateSlots
 from cache.layer_groups import state_pieces
 from engine.model.delta_config import STATE_ITEM, Delta
-from engine.model.ops import Ops
+from engine.model.ops import Linear, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowGates:
+    """The second matrices of Kimi Linear's gates."""
+
+    decay: Linear  # F [keys, key_size]
+    output: Linear  # G [values, value_size]
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
-    """One layer between its first product, of qkvz and ba, and its last, o."""
+    """One layer between its first product and its last, o."""
 
     sizes: Delta
     number: int  # among the layers with a state
     conv: Tensor  # [channels, kernel]
     log_decay: Tensor  # [value_heads] float32: A
-    dt: Tensor  # [value_heads] float32
+    dt: Tensor  # [value_heads] or [keys] float32
     norm: Tensor  # [value_size]
     eps: float
     ops: Ops
+    narrow: NarrowGates | None = None
 
     def __call__(self, projected: Tensor, memory: Tensor, kv_dtype: torch.dtype, states: StateBatch) -> Tensor:
-        """projected [T, channels + values + 2 value_heads] -> [T, values]; reads and writes states in `memory`
+        """projected [T, columns of the first product] -> [T, values]; reads and writes states in `memory`
         [num_blocks, elements] float32 (attention/states.py). kv_dtype: of the pool."""
         sizes, heads = self.sizes, self.sizes.value_heads
-        mixed, z, b, a = projected.split((sizes.channels, sizes.values, heads, heads), 1)
-        rate = b.sigmoid()
-        decay = -self.log_decay.exp() * F.softplus(a.float() + self.dt)
+        mixed, z, decay, rate = self._gates(projected)
         place = slots_of(self.number, sizes.state_bytes(kv_dtype.itemsize), memory.shape[1])
         begun = place.read(memory, states.read).masked_fill(states.fresh[:, None], 0)
         matrix, past = self._unpacked(begun, kv_dtype, projected.dtype)
@@ -69,8 +82,23 @@ class DeltaRule:
                 place.write(memory, blocks[None], self._packed(now[None], last[None], kv_dtype))
                 begin = end
             row += begin
-        out = self.ops.rms_norm(out, self.norm, self.eps)
-        return (out * F.silu(z.view_as(out).float())).to(projected.dtype).flatten(1)
+        gate = z.reshape(out.shape).float()
+        if self.narrow is None:
+            out = self.ops.rms_norm(out, self.norm, self.eps) * F.silu(gate)
+        else:
+            out = self.ops.rms_norm(out.float(), self.norm.float(), self.eps) * gate.sigmoid()
+        return out.to(projected.dtype).flatten(1)
+
+    def _gates(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The convolution's inputs [T, channels], z [T, values], and decay and rate as attention/delta_rule.py has
+        them."""
+        sizes, heads, strength = self.sizes, self.sizes.value_heads, -self.log_decay.exp()
+        if self.narrow is None:
+            mixed, z, b, a = projected.split((sizes.channels, sizes.values, heads, heads), 1)
+            return mixed, z, strength * F.softplus(a.float() + self.dt), b.sigmoid()
+        mixed, b, f, h = projected.split((sizes.channels, heads, sizes.key_size, sizes.value_size), 1)
+        a = F.softplus(self.narrow.decay(f).float() + self.dt).unflatten(1, (heads, sizes.key_size))
+        return mixed, self.narrow.output(h), strength[:, None] * a, b.sigmoid()
 
     def _convolved(self, window: Tensor) -> Tensor:
         """[N, kernel - 1 + T, channels] -> [N, T, channels]; products and sums in float32."""

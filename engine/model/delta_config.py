@@ -10,7 +10,7 @@ STATE_ITEM = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Layers with a gated delta rule instead of attention (Qwen3-Next). Sizes in elements."""
+    """Layers with a gated delta rule instead of attention (Qwen3-Next, Kimi Linear). Sizes in elements."""
 
     layers: tuple[int, ...]
     """Of the model, those that have it."""
@@ -20,6 +20,8 @@ class Delta:
     value_size: int
     kernel: int
     """Tokens that the convolution before the rule sees."""
+    by_channel: bool = False
+    """Every channel of a key has a decay, and gates are products of two matrices (Kimi Linear)."""
 
     @property
     def keys(self) -> int:
@@ -34,6 +36,15 @@ class Delta:
     def channels(self) -> int:
         """Of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
+
+    @property
+    def parameters(self) -> tuple[int, int]:
+        """(of a layer's matrices for each element of the hidden state, others): without norms and biases."""
+        if self.by_channel:
+            of_hidden = self.channels + self.value_heads + self.key_size + self.value_size + self.values
+            others = self.key_size * self.keys + self.value_size * self.values
+            return of_hidden, others + self.channels * self.kernel
+        return self.channels + 2 * (self.values + self.value_heads), self.channels * self.kernel
 
     @property
     def matrix(self) -> int:

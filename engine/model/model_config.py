@@ -122,7 +122,7 @@ class ModelConfig:
                 f"{self.num_kv_heads} KV heads of {self.head_size} are not one latent row of {self.latent.row_size}",
             )
         check(
-            0 <= self.rotary_size <= self.head_size and (self.head_size - self.rope_size) % 2 == 0,
+            0 <= self.rotary_size <= self.head_size and (self.head_size - self.rotary_size) % 2 == 0,
             f"{self.rotary_size} of {self.head_size} elements of a head cannot be rotated in pairs",
         )
         if self.delta is not None:
@@ -235,8 +235,8 @@ class ModelConfig:
         """Of the matrices of one layer with a state, and its convolution."""
         if self.delta is None:
             return 0
-        made = self.delta.channels + self.delta.values + 2 * self.delta.value_heads
-        return self.hidden_size * (made + self.delta.values) + self.delta.channels * self.delta.kernel
+        of_hidden, others = self.delta.parameters
+        return self.hidden_size * of_hidden + others
 
 
 def check(ok: bool, message: str) -> None:

@@ -16,8 +16,10 @@ DECAYS = (0.0, 0.05, 3.0, 40.0)  # mean of -g
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def inputs(num_tokens: int, heads: tuple[int, int, int, int], decay: float, seed: int = 0) -> Inputs:
-    """q, k, v, decay, rate, state in float64."""
+def inputs(
+    num_tokens: int, heads: tuple[int, int, int, int], decay: float, seed: int = 0, channels: bool = False
+) -> Inputs:
+    """q, k, v, decay, rate, state in float64. channels: a decay for each channel of a key."""
     key_heads, value_heads, key_size, value_size = heads
     random = torch.Generator().manual_seed(seed)
 
@@ -26,7 +28,8 @@ def inputs(num_tokens: int, heads: tuple[int, int, int, int], decay: float, seed
 
     keys = (num_tokens, key_heads, key_size)
     q, k, v = normal(*keys), normal(*keys), normal(num_tokens, value_heads, value_size)
-    g = -2 * decay * torch.rand((num_tokens, value_heads), generator=random, dtype=torch.float64)
+    shape = (num_tokens, value_heads, key_size) if channels else (num_tokens, value_heads)
+    g = -2 * decay * torch.rand(shape, generator=random, dtype=torch.float64)
     rate = normal(num_tokens, value_heads).sigmoid()
     return q, k, v, g, rate, normal(value_heads, key_size, value_size)
 
@@ -37,17 +40,18 @@ def defined(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state:
     for t in range(len(q)):
         for head in range(v.shape[1]):
             key, query = (x[t, head // each] / (x[t, head // each].square().sum() + 1e-6).sqrt() for x in (k, q))
-            before = decay[t, head].exp() * state[head]
+            before = decay[t, head].exp().view(-1, 1) * state[head]
             state[head] = before + torch.outer(key, rate[t, head] * (v[t, head] - before.T @ key))
             out[t, head] = state[head].T @ query / len(query) ** 0.5
     return out, state
 
 
+@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("num_tokens", LENGTHS)
-def test_both_forms_compute_what_is_defined(num_tokens, heads, decay):
-    given = inputs(num_tokens, heads, decay, num_tokens)
+def test_both_forms_compute_what_is_defined(num_tokens, heads, decay, channels):
+    given = inputs(num_tokens, heads, decay, num_tokens, channels)
     out, state = defined(*given)
     for dtype, near in ((torch.float64, 1e-9), (torch.float32, 2e-5)):
         typed = [x.to(dtype) for x in given]
@@ -62,9 +66,10 @@ def test_both_forms_compute_what_is_defined(num_tokens, heads, decay):
         torch.testing.assert_close(held[0].double(), state, atol=near, rtol=near)
 
 
+@pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
 @pytest.mark.parametrize("cut", [1, 30, PIECE, PIECE + 20])
-def test_a_cut_anywhere_changes_nothing(cut):
-    *tokens, state = inputs(150, HEADS[1], 0.5)
+def test_a_cut_anywhere_changes_nothing(cut, channels):
+    *tokens, state = inputs(150, HEADS[1], 0.5, channels=channels)
     whole, after = delta_rule.chunk(*tokens, state)
     first, between = delta_rule.chunk(*(x[:cut] for x in tokens), state)
     second, end = delta_rule.chunk(*(x[cut:] for x in tokens), between)
