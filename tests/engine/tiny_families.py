@@ -145,12 +145,25 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kimi-linear": (
         "KimiLinear",
-        LATENT
-        | {"q_lora_rank": None, "n_routed_experts": None, "first_k_dense_replace": None, "num_hidden_layers": 5}
-        | {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
-        | {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "num_hidden_layers": 4}
-        | {"linear_num_heads": 3, "linear_head_dim": 16, "num_local_experts": 8, "n_group": 4, "topk_group": 2}
-        | {"num_experts_per_tok": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5},
+        {
+            "head_dim": None,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 24,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "linear_num_heads": 3,
+            "linear_head_dim": 16,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "moe_intermediate_size": 40,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
     ),
 }
 """The same for families whose layers keep states: their KV pool is not that of `ours`."""

@@ -1,4 +1,4 @@
-"""Qwen3-Next against transformers: a tiny random model with states in blocks of the KV pool, saved by transformers.
+"""Qwen3-Next and Kimi Linear against transformers: tiny random models, saved by it, with states in blocks of the pool.
 
 float32: equal logits for whole prompts, chunks, decodes and batches, and equal greedy tokens. bfloat16: rounding
 differs between implementations, its size must not.
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention.choice.choose import choose
+from cache.block import PLANES
 from cache.layer_groups import GONE, LayerGroups, layer_groups
 from engine.checkpoint import weights
 from engine.checkpoint.hf_config import from_hf
@@ -35,7 +36,7 @@ from tests.engine.model.test_model import TOLERANCE, blocks_for, their_greedy, t
 from tests.engine.tiny_families import save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
 
-CASES = ("qwen3-next", "qwen3-next-dense")
+CASES = ("qwen3-next", "qwen3-next-dense", "kimi-linear")
 NUM_BLOCKS = 200
 
 
@@ -46,7 +47,7 @@ def saved(request, tmp_path_factory) -> tuple[str, PreTrainedModel, Path]:
 
 
 def groups_of(config: ModelConfig, dtype: torch.dtype) -> LayerGroups:
-    layer_bytes = 2 * config.num_kv_heads * BLOCK_SIZE * config.head_size * dtype.itemsize
+    layer_bytes = PLANES[config.kv_kind] * config.num_kv_heads * BLOCK_SIZE * config.head_size * dtype.itemsize
     found = layer_groups(config.windows, config.states, config.state_bytes(dtype.itemsize), layer_bytes)
     assert found is not None
     return found
@@ -58,8 +59,12 @@ def ours(directory: Path, dtype: torch.dtype = torch.float32, backend: str = "to
     config, groups = source.config, groups_of(source.config, dtype)
     ops = choose_ops(backend, "cpu", dtype)
     model = Model(config, weights.load(source, dtype), choose(backend, "cpu"), ops=ops, groups=groups)
-    shape = NUM_BLOCKS, groups.layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size
-    return source, Runner(model, torch.full(shape, torch.nan, dtype=dtype), BLOCK_SIZE)
+    return source, Runner(model, torch.full(shape_of(config, groups), torch.nan, dtype=dtype), BLOCK_SIZE)
+
+
+def shape_of(config: ModelConfig, groups: LayerGroups) -> tuple[int, ...]:
+    """Of the KV pool."""
+    return NUM_BLOCKS, groups.layers, PLANES[config.kv_kind], config.num_kv_heads, BLOCK_SIZE, config.head_size
 
 
 class Tables:
@@ -166,14 +171,18 @@ def test_rows_without_tables_measure_time(saved):
 def test_each_case_is_what_its_name_says(saved):
     name, theirs, directory = saved
     config = ours(directory)[0].config
-    assert config.delta is not None and config.delta.layers == ((0, 1, 2) if name == "qwen3-next" else (0, 2))
-    assert config.gated and config.qk_norm and config.norm_plus_one and not config.post_norms
-    assert 0 < config.rotary_size == config.rope_size < config.head_size
-    assert config.has_experts(0) == (name == "qwen3-next") and config.has_experts(3)
-    assert config.shared_gate and config.shared_size > 0 and config.delta.value_heads > config.delta.key_heads
+    layers = {"qwen3-next": (0, 1, 2), "qwen3-next-dense": (0, 2), "kimi-linear": (0, 1, 3)}
+    assert config.delta is not None and config.delta.layers == layers[name]
+    kimi = name == "kimi-linear"
+    assert config.delta.by_channel == kimi == (config.latent is not None) == (config.routing is not None)
+    assert config.gated == config.qk_norm == config.norm_plus_one == config.shared_gate == (not kimi)
+    assert kimi or 0 < config.rotary_size == config.rope_size < config.head_size
+    assert config.has_experts(0) == (name == "qwen3-next") and config.has_experts(3) and config.shared_size > 0
+    assert kimi or config.delta.value_heads > config.delta.key_heads
+    assert config.max_position_embeddings == 512
     groups = groups_of(config, torch.float32)
     assert groups.num_states > 1, "a state lies in several blocks"
-    matrices = [p.numel() for n, p in theirs.named_parameters() if p.dim() > 1 and not n.endswith("bias")]
+    matrices = [p.numel() for n, p in theirs.named_parameters() if p.dim() > 1 and not n.endswith(("bias", "A_log"))]
     assert config.num_parameters == sum(matrices)
 
 
@@ -190,7 +199,9 @@ def test_a_model_needs_a_place_for_its_states(saved):
 
 
 def test_what_cannot_be_is_refused_by_name(saved):
-    _, _, directory = saved
+    name, _, directory = saved
+    if name == "kimi-linear":
+        pytest.skip("the next test has its keys")
     config = json.loads((directory / "config.json").read_text())
     for key, value in (
         ("attention_bias", True),
@@ -213,9 +224,35 @@ def test_what_cannot_be_is_refused_by_name(saved):
         named(weights.shapes(ours_config), ours_config)
 
 
+def test_what_kimi_linear_cannot_be(saved):
+    name, _, directory = saved
+    if name != "kimi-linear":
+        pytest.skip("the test before has its keys")
+    config = json.loads((directory / "config.json").read_text())
+    for key, value in (
+        ("attention_bias", True),
+        ("mla_use_nope", False),
+        ("moe_router_activation_func", "softmax"),
+        ("moe_layer_freq", 2),
+        ("layer_types", ["linear_attention"] * 3 + ["sliding_attention"]),
+        ("layer_types", ["linear_attention"] * 3),
+        ("mlp_layer_types", ["dense"] * 3 + ["moe"]),
+        ("linear_attn_config", {"kda_layers": [1, 2], "full_attn_layers": [3]}),
+        ("linear_conv_kernel_dim", 1),
+    ):
+        with pytest.raises(ModelError, match=key):
+            from_hf(config | {key: value})
+    published = {"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 3, "head_dim": 16}
+    listed = {key: value for key, value in config.items() if key not in ("layer_types", "mlp_layer_types")}
+    wanted, found = from_hf(config), from_hf(listed | {"linear_attn_config": published, "first_k_dense_replace": 1})
+    assert found == wanted
+
+
 def test_drafts_of_the_checkpoint_are_not_loaded(saved, tmp_path):
     from safetensors.torch import save_file
 
+    if saved[0] == "kimi-linear":
+        pytest.skip("num_nextn_predict_layers counts them, as for DeepSeek")
     source = describe(str(saved[2]))
     draft = tmp_path / "mtp.safetensors"
     save_file({"mtp.fc.weight": torch.zeros(2, 2)}, draft)
@@ -227,7 +264,6 @@ def test_dummy_weights_make_finite_logits(saved):
     source = describe(str(saved[2]), load_format="dummy")
     config, groups = source.config, groups_of(source.config, torch.float32)
     model = Model(config, weights.load(source, torch.float32), choose("torch", "cpu"), groups=groups)
-    shape = NUM_BLOCKS, groups.layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size
-    runner = Runner(model, torch.zeros(shape), BLOCK_SIZE)
+    runner = Runner(model, torch.zeros(shape_of(config, groups)), BLOCK_SIZE)
     logits = logits_of(runner, [Tables(runner).row(tokens(20), 0)])
     assert torch.isfinite(logits).all() and logits.std() > 0
