@@ -70,7 +70,8 @@ def layer_groups(
         return _by_window(range(len(windows)), windows)
     others = [layer for layer, has_state in enumerate(states) if not has_state]
     seen = [windows[layer] if windows else 0 for layer in others]
-    found = _by_window(others, seen) or LayerGroups((0,), tuple((0, place) for place in range(len(others))), len(others))
+    alone = LayerGroups((0,), tuple((0, place) for place in range(len(others))), len(others))
+    found = _by_window(others, seen) or alone
     number = dict(zip(others, found.places, strict=True))
     parts = -(-(len(states) - len(others)) * state_bytes // (found.layers * layer_bytes))
     places, states_so_far = [], 0

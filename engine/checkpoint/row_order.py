@@ -4,8 +4,9 @@
     linear_attn.in_proj_qkvz      of each key head [q, k, v.., z..]    all q, all k, all v, all z
     linear_attn.in_proj_ba        of each key head [b.., a..]          all b, all a
 
-Only the first rotary_size elements of q and k are rotated, the i-th with the one half of them behind it. Ours is half a
-head behind it, as attention/rotary.py wants it, so the elements of each head are in another order, the same for q and k.
+Only the first rotary_size elements of q and k are rotated, the i-th with the one half of them behind it. Ours is half
+a head behind it, as attention/rotary.py wants it, so the elements of each head are in another order, the same for q
+and k.
 """
 
 from __future__ import annotations
@@ -38,6 +39,4 @@ def rotary_order(head_size: int, rotary_size: int) -> Tensor:
     turned, half = rotary_size // 2, head_size // 2
     between = rotary_size + half - turned
     element = torch.arange(head_size)
-    return torch.cat(
-        (element[:turned], element[rotary_size:between], element[turned:rotary_size], element[between:])
-    )
+    return torch.cat((element[:turned], element[rotary_size:between], element[turned:rotary_size], element[between:]))

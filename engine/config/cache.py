@@ -42,8 +42,9 @@ class CacheFields(ModelFields):
     state_interval: int = flag(
         256,
         "cache",
-        "with a model whose layers keep a state (Qwen3-Next, Kimi Linear): blocks between two saved states of a prompt, at which "
-        "prompts with a common beginning can go on; 0 = states are saved only at the ends of prompts and answers",
+        "with a model whose layers keep a state (Qwen3-Next, Kimi Linear): blocks between two saved states of a "
+        "prompt, at which prompts with a common beginning can go on; 0 = states are saved only at the ends of prompts "
+        "and answers",
         unit="blocks",
         least=0,
     )

@@ -20,7 +20,7 @@ class Demands:
     """Of requests to a cluster whose blocks are of one geometry."""
 
     def __init__(self, geometry: BlockGeometry) -> None:
-        size = self._block_size = geometry.block_size
+        self._block_size = geometry.block_size
         self._geometry = geometry
         self._fetch_block_bytes = {"pool": geometry.pool_bytes, "arena": geometry.block_bytes}
 

@@ -154,8 +154,8 @@ class BlockBook:
         return self.prefix_caching and not request.scores_prompt and not _has_some_layers(request)
 
     def computes_next(self, request: Request, other: Request) -> bool:
-        """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next; with
-        states, the block at whose end it saves one for both."""
+        """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next;
+        with states, the block at whose end it saves one for both."""
         position: int | None = len(request.block_ids)
         if self._states:
             first = max(len(request.block_ids), other.num_computed // self.block_size)

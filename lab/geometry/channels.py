@@ -1,4 +1,4 @@
-"""Kimi Linear: three layers of four keep a state, with a decay for each channel (arXiv 2510.26692), the others a latent.
+"""Kimi Linear: most layers keep a state, with a decay for each channel (arXiv 2510.26692), the others a latent.
 
 The engine reads its config.json. FLOPs for a token of a state are 7 for each value of its matrix, as for Qwen3-Next
 (delta.py).

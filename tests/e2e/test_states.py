@@ -1,6 +1,5 @@
 """A model with layers that keep a state (a tiny Qwen3-Next) on the ways of test_same_tokens.py: the greedy tokens of
-transformers in float32 after chunks, a hand-over with one state, the tiers of the pool, preemptions, and kills of nodes.
-"""
+transformers in float32 after chunks, a hand-over with one state, the tiers of the pool, preemptions, and kills."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A model may have one more expert, shared by all tokens:
 
     out[t] = sum over the k chosen e of  weight[t, e] * down_e( act(gate_e x) * up_e x )   (+ shared(x))
 
-which may be weighted by a number of its own, sigmoid(w x) (Qwen3-Next); or with a bias in each of the three products of an expert.
+or sigmoid(w x) shared(x) (Qwen3-Next), or with a bias in each of the three products of an expert.
 
 routing.py chooses. Rows are sorted by expert, so that all experts are one grouped matrix product over E ragged groups
 for any number of tokens; an expert that no token chose costs nothing.
