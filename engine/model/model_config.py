@@ -1,8 +1,8 @@
 """ModelConfig: the shape of a decoder, read from any kind of file (hf_config.py, gguf_config.py).
 
 Model families differ only in these fields: the Llama, Mistral, Qwen, Gemma, DeepSeek, gpt-oss and Kimi Linear families,
-dense or with experts, with attention or states, share one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the
-geometry.
+dense or with experts, with attention or states, share one forward pass (engine/model/decoder.py). Does not import
+torch: a store node needs only the geometry.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ CASES = PROMPTS | {"head": HEAD}
 Saved = tuple[list[str], dict[str, str], BlockGeometry]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+@pytest.fixture(scope="module", params=["qwen3-next", pytest.param("kimi-linear", marks=pytest.mark.heavy)])
+def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """Flags of a node, the answers of transformers, and the blocks."""
     folder = Path(tmp_path_factory.mktemp("states"))
-    theirs = save("qwen3-next", folder, vocab_size=49152)
+    theirs = save(request.param, folder, vocab_size=49152)
     tokenizer = Tokenizer.load(describe("smollm2-135m-instruct"))
     tokenizer.save(folder / "tokenizer.json")
     expected = {
@@ -41,10 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         for case, ids in CASES.items()
     }
     config = describe(str(folder)).config
-    layer_bytes = 2 * config.num_kv_heads * 16 * config.head_size * 4
-    groups = layer_groups(config.windows, config.states, config.state_bytes(4), layer_bytes)
+    layer = BlockGeometry(1, config.num_kv_heads, config.head_size, 16, "float32", kind=config.kv_kind)
+    groups = layer_groups(config.windows, config.states, config.state_bytes(4), layer.layer_bytes)
     assert groups is not None
-    geometry = BlockGeometry(groups.layers, config.num_kv_heads, config.head_size, 16, "float32", groups=groups)
+    geometry = replace(layer, num_layers=groups.layers, groups=groups)
     return ["--model", str(folder), "--dtype", "float32", "--state-interval", str(INTERVAL)], expected, geometry
 
 
@@ -100,7 +101,8 @@ def test_kills_in_the_middle_of_streams(start: Start, model):
 def test_a_small_arena(start: Start, model):
     """Four requests, of which not all fit: preempted, resumed from saved states, each gets the tokens it gets alone."""
     flags, expected, geometry = model
-    small = ("--kv-cache-bytes", str(36 * geometry.block_bytes), "--max-num-batched-tokens", "32")
+    blocks = 24 + 6 * geometry.state_blocks
+    small = ("--kv-cache-bytes", str(blocks * geometry.block_bytes), "--max-num-batched-tokens", "32")
     prompts = [list(range(1000 * i, 1000 * i + 150)) for i in range(1, 5)]
     with start("mixed=1", *flags, *small, "--max-model-len", "336", "--dram-bytes", "0") as cluster:
         url = cluster.nodes[0].url

@@ -69,7 +69,7 @@ PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2), st.integers(
 
 
 @settings(max_examples=120, deadline=None)
-@given(PROMPTS, st.integers(62, 110), st.integers(0, 3), st.booleans())
+@given(PROMPTS, st.integers(70, 120), st.integers(0, 3), st.booleans())
 def test_every_row_starts_from_its_state(prompts, blocks, interval, caching):
     """(length, which of three texts, tokens to make) of each; texts share their beginnings."""
     b, memory = with_states(blocks, interval, caching=caching), Memory()

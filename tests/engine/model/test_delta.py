@@ -37,7 +37,7 @@ from tests.engine.tiny_families import save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
 
 CASES = ("qwen3-next", "qwen3-next-dense", "kimi-linear")
-NUM_BLOCKS = 200
+NUM_BLOCKS = 400
 
 
 @pytest.fixture(scope="module", params=CASES)
