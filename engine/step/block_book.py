@@ -2,7 +2,7 @@
 
 A model whose layers are in groups has a table for each (cache/layer_groups.py). Blocks that a window has left are given
 back before the next ones are taken, so what a request holds in such a group does not grow with its length; nor do its
-states (StatePlaces).
+states (state_tables.py).
 
 Only this class takes and releases block references for requests: first on the longest cached prefix, then on fresh
 blocks as tokens are computed. It names blocks when they become full and releases all blocks at the end.
@@ -17,6 +17,7 @@ from cache.layer_groups import GONE, LayerGroups, StatePlaces, group_key, servab
 from cache.pool.block_pool import BlockPool, IntegrityError, OutOfBlocks
 from cache.pool.policy import Facts
 from engine.step.request import Request
+from engine.step.state_tables import StateTables
 
 
 class BlockBook:
@@ -38,8 +39,9 @@ class BlockBook:
         self._groups = groups
         self._others = range(1, 1 if groups is None else len(groups.windows))
         self._windows = range(1, 1 if groups is None else groups.first_state)
-        self._states = range(self._windows.stop, self._others.stop)
-        self._places = StatePlaces(block_size, state_interval)
+        self._states: StateTables | None = None
+        if groups is not None and groups.num_states:
+            self._states = StateTables(pool, groups, StatePlaces(block_size, state_interval), step_tokens)
         self._step_tokens = step_tokens
         self.pool = pool
         self.block_size = block_size
@@ -77,7 +79,7 @@ class BlockBook:
         held = 0 if request is None else len(request.block_ids)
 
         def present(group: int, place: int) -> bool:
-            if group in self._states and not states:
+            if group not in self._windows and not states:
                 return True
             if request is not None and place < held:
                 return request.others[group - 1][place] != GONE
@@ -141,13 +143,8 @@ class BlockBook:
                     table[place] = GONE
                 elif not gaps:
                     break  # and so are those before it
-        if self._states:
-            table, end = request.others[self._states.start - 1], self._places.first_kept(num_tokens)
-            begin = 0 if gaps else max(0, end - self.blocks_for(self._step_tokens) - 2)  # older ones went before
-            for place in [i for i in range(begin, min(end, len(table))) if table[i] != GONE]:
-                for group in self._states:
-                    self.pool.release([request.others[group - 1][place]])
-                    request.others[group - 1][place] = GONE
+        if self._states is not None:
+            self._states.give_old(request, num_tokens, gaps=gaps)
 
     def _reuses(self, request: Request) -> bool:
         """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
@@ -157,9 +154,9 @@ class BlockBook:
         """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next;
         with states, the block at whose end it saves one for both."""
         position: int | None = len(request.block_ids)
-        if self._states:
+        if self._states is not None:
             first = max(len(request.block_ids), other.num_computed // self.block_size)
-            position = self._places.next_saved(other.num_prompt_tokens, first)
+            position = self._states.places.next_saved(other.num_prompt_tokens, first)
         if not self._reuses(request) or position is None or position >= (request.num_tokens - 1) // self.block_size:
             return False
         if not other.num_computed // self.block_size <= position < other.num_tokens // self.block_size:
@@ -243,12 +240,7 @@ class BlockBook:
             window = self._groups.windows[group]
             most = self.blocks_for(window) + self.blocks_for(self._step_tokens) + 2 if window else missing + held
             total += max(0, min(missing, most - held))
-        if self._states:
-            table = request.others[self._states.start - 1] if request.others else ()
-            held = sum(block != GONE for block in table)
-            most = self._places.most(self._step_tokens)
-            total += len(self._states) * max(0, min(missing, most - held))
-        return total
+        return total if self._states is None else total + self._states.lacks(request, missing)
 
     def extend(self, request: Request, count: int) -> None:
         """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then takes none; blocks that windows
@@ -258,25 +250,17 @@ class BlockBook:
         if self._groups is not None:
             self._open(request)
             self._give_old(request, start)
-        states = self._lacking_states(request, start, end) if self._states else []
-        if need > 0 or states:
+        places = [] if self._states is None else self._states.lacking(request, start, end)
+        if need > 0 or places:
             need = max(0, need)
-            fresh = self.pool.allocate(need * (1 + len(self._windows)) + len(states) * len(self._states))
+            of_tokens = need * (1 + len(self._windows))
+            of_states = len(places) * (len(self._others) - len(self._windows))
+            fresh = self.pool.allocate(of_tokens + of_states)
             request.block_ids += fresh[:need]
             for group in self._windows:
                 request.others[group - 1] += fresh[group * need : (group + 1) * need]
-            of_states = fresh[need * (1 + len(self._windows)) :]
-            for number, group in enumerate(self._states):
-                table = request.others[group - 1]
-                table += [GONE] * need
-                for place, block in zip(states, of_states[number * len(states) :], strict=False):
-                    table[place] = block
-
-    def _lacking_states(self, request: Request, start: int, end: int) -> list[int]:
-        """Places without a block for the states that a step over tokens [start, end) leaves."""
-        table = request.others[self._states.start - 1]
-        wanted = self._places.written(request.num_prompt_tokens, start, end)
-        return [place for place in wanted if place >= len(table) or table[place] == GONE]
+            if self._states is not None:
+                self._states.take(request, places, fresh[of_tokens:])
 
     # --- naming
 
@@ -312,27 +296,22 @@ class BlockBook:
             (group_key(keys[i], group), table[i], self.facts(request, i))
             for group, table in enumerate(request.others, 1)
             for i in range(first, end)
-            if table[i] != GONE and (group in self._windows or self._places.saves(request.num_prompt_tokens, i))
+            if table[i] != GONE and (group in self._windows or (self._states and self._states.saves(request, i)))
         ]
 
     def name_last_state(self, request: Request) -> list[tuple[BlockKey, int, Facts]]:
         """Name the state at the last block border of a request that ends or loses its blocks, so that another one, or
         the same one later, can go on there. Returns what name_full returns."""
-        place = request.num_computed // self.block_size - 1
-        if not self._states or not request.others or not 0 <= place < request.num_named:
+        if self._states is None or request.private or not self.prefix_caching:
             return []
-        if request.private or not self.prefix_caching:
-            return []
-        keys = request.block_keys(self.block_size)
-        found = [
-            (group_key(keys[place], group), request.others[group - 1][place], self.facts(request, place))
-            for group in self._states
-            if request.others[group - 1][place] != GONE
-        ]
-        new = [self.pool.lookup(key) is None for key, *_ in found]
-        for key, block_id, facts in found:
-            self.pool.name(block_id, key, facts, told=False)
-        return [one for one, is_new in zip(found, new, strict=True) if is_new]
+        place, parts = self._states.last(request)
+        named = []
+        for group, block_id in parts:
+            key, facts = group_key(request.block_keys(self.block_size)[place], group), self.facts(request, place)
+            if self.pool.lookup(key) is None:
+                self.pool.name(block_id, key, facts, told=False)
+                named.append((key, block_id, facts))
+        return named
 
     def facts(self, request: Request, position: int) -> Facts:
         """Facts for eviction about the request's block at `position`."""
