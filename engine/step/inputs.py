@@ -169,8 +169,8 @@ class InputBuilder:
                     for place in kept
                 ]
             )
-        blocks = (torch.from_numpy(each).to(device) for each in (read, fresh, decodes))
-        return StateBatch(*blocks, chunks)
+        of_all, begin, of_decodes = (torch.from_numpy(each).to(device) for each in (read, fresh, decodes))
+        return StateBatch(of_all, begin, of_decodes, chunks)
 
     def _other_batch(
         self,

@@ -13,6 +13,9 @@ from attention.states import StateSlots, memory_of
 LENGTHS = (1, 2, 17, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5)
 HEADS = ((1, 1, 8, 8), (2, 4, 16, 8), (2, 6, 8, 24))  # key heads, value heads, key size, value size
 DECAYS = (0.0, 0.05, 3.0, 40.0)  # mean of -g
+GRID = [
+    (num_tokens, HEADS[i % len(HEADS)], decay) for num_tokens in LENGTHS for i, decay in enumerate(DECAYS, num_tokens)
+]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -47,9 +50,7 @@ def defined(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state:
 
 
 @pytest.mark.parametrize("channels", [False, True], ids=["head", "channel"])
-@pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("num_tokens", LENGTHS)
+@pytest.mark.parametrize(("num_tokens", "heads", "decay"), GRID)
 def test_both_forms_compute_what_is_defined(num_tokens, heads, decay, channels):
     given = inputs(num_tokens, heads, decay, num_tokens, channels)
     out, state = defined(*given)
