@@ -71,6 +71,9 @@ layer_names = {
     "self_attn.dt_bias": "dt",
     "self_attn.o_norm.weight": "delta_norm",
     "block_sparse_moe.gate.e_score_correction_bias": "router_bias",
+    "block_sparse_moe.gate_proj.weight": "gate",  # of dense layers, as transformers writes them
+    "block_sparse_moe.up_proj.weight": "up",
+    "block_sparse_moe.down_proj.weight": "down",
     "block_sparse_moe.shared_experts.gate_proj.weight": "shared.gate",
     "block_sparse_moe.shared_experts.up_proj.weight": "shared.up",
     "block_sparse_moe.shared_experts.down_proj.weight": "shared.down",
