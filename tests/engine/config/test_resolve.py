@@ -375,11 +375,11 @@ def test_states_take_blocks_of_the_arena():
     shape = geometry(config, NEXT, "float32")
     assert shape.num_layers == 1 and shape.block_bytes == 2 * 3 * 16 * 64 * 4
     states = 3 * DELTA.state_bytes(4)
-    assert shape.state_blocks == -(-states // shape.block_bytes) == 10
+    assert shape.state_blocks == -(-states // shape.block_bytes) == 9
     longer = settle("--kv-cache-bytes", "20M", "--max-num-batched-tokens", "512", "--state-interval", "1", model=NEXT)
     blocks = config.kv_cache_bytes // shape.block_bytes
-    assert config.max_model_len == 16 * (blocks - 10 * StatePlaces(16, 256).most(512))
-    assert longer.max_model_len == 16 * (blocks - 10 * StatePlaces(16, 1).most(512)) < config.max_model_len
+    assert config.max_model_len == 16 * (blocks - 9 * StatePlaces(16, 256).most(512))
+    assert longer.max_model_len == 16 * (blocks - 9 * StatePlaces(16, 1).most(512)) < config.max_model_len
 
 
 @pytest.mark.parametrize(
