@@ -98,4 +98,5 @@ def _in_pieces(x: Tensor, size: int) -> Tensor:
     lacking = -len(x) % size
     if lacking:
         x = torch.cat((x, x.new_zeros(lacking, *x.shape[1:])))
-    return x.unflatten(0, (-1, size)).movedim(2, 0)
+    pieces: Tensor = x.unflatten(0, (-1, size)).movedim(2, 0)
+    return pieces

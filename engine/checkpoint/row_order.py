@@ -24,7 +24,8 @@ def reordered(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
         heads, order = weight.unflatten(0, (-1, config.head_size)), rotary_order(config.head_size, config.rope_size)
         if kind == "q":
             return torch.cat((heads[0::2, order].flatten(0, 1), heads[1::2].flatten(0, 1)))  # a gate is a value's
-        return heads[:, order].flatten(0, 1)
+        ordered: Tensor = heads[:, order].flatten(0, 1)
+        return ordered
     if delta is not None and kind in ("qkvz", "ba"):
         each = delta.value_heads // delta.key_heads
         values = each * delta.value_size

@@ -30,7 +30,7 @@ def fields(config: Json) -> dict[str, Any]:
     unknown = sorted(set(types) - set(KINDS))
     check(not unknown, f"layer_types {', '.join(unknown)} in config.json is not supported")
     check(len(types) == len(layers), f"layer_types in config.json has {len(types)} entries for {len(layers)} layers")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factor = float(rope.get("partial_rotary_factor", config["partial_rotary_factor"]))
     return {
         "delta": Delta(
