@@ -3,12 +3,15 @@
 Files:
     codes           KV with one byte per element: conversion between values and codes, and the layout of codes and
                     scales in the arena
+    delta_rule      The gated delta rule: linear attention whose past is one matrix per head
     interface       The attention backend protocol and the ragged batch it works on
     latent          Attention over latent rows: one row per token for all heads, whose first part is also the value
     quantize_torch  KV blocks in one byte per element on a CPU
     reference       The definition of attention: every other backend is tested against this one
     rotary          Rotary position embedding, half-split: element i of a head is rotated with element i + head_size /
                     2
+    states          States of requests in the blocks of a paged pool: which blocks a step reads and writes, and where
+                    a layer's part is
     torch_backend   The backend for every device of torch: gathers blocks, then calls torch's fused attention
     choice/         Which attention backend a node computes with
     cpu/            Attention on CPUs in C++, on the paged pool itself: no gather, no copy of the context

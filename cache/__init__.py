@@ -12,7 +12,8 @@ Files:
     keys.c         The chained keys of a prompt's blocks: key = BLAKE2b-128(parent key | token ids), RFC 7693, without
                    a secret
     keys           The keys of blocks: a 128-bit chained hash, root -> parent key -> token ids
-    layer_groups   Layers in groups with a block table each: layers that see all tokens, and layers that see a window
+    layer_groups   Layers in groups with a block table each: layers that see all tokens or a window, and layers with a
+                   state
     messages       The messages of nodes about pooled blocks: their kinds and their bodies
     offer          The facts that a writer sends about blocks in addition to their keys
     protocol       The common parts of questions and answers about pooled blocks: answer codes, deadlines, keys on the

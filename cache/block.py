@@ -9,15 +9,16 @@ so one layer's part is contiguous (pushed while later layers still compute) and 
 pool, wire and SSD). In a quantized arena elements are codes of one byte; the codes of each head are followed by the
 scales of its tokens (attention/codes.py), within the layer's part.
 
-All layers of a model have one kind. In a model whose layers are in groups (cache/layer_groups.py), a block holds the
-layers of one group. Every number of bytes in the system follows from BlockGeometry.
+All layers of a model that keep KV of tokens have one kind. In a model whose layers are in groups
+(cache/layer_groups.py), a block holds the layers of one group, or a part of the states of layers that keep one. Every
+number of bytes in the system follows from BlockGeometry.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.layer_groups import LayerGroups
+from cache.layer_groups import STATE, LayerGroups, state_pieces
 
 type_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -58,9 +59,18 @@ class BlockGeometry:
         """Of all groups."""
         return self.num_layers if self.groups is None else len(self.groups.places)
 
-    def place(self, layer: int) -> tuple[int, int]:
-        """A layer of the model -> its group, and its place in that group's blocks."""
-        return (0, layer) if self.groups is None else self.groups.places[layer]
+    def pieces(self, layer: int) -> list[tuple[int, int, int]]:
+        """Where a layer of the model lies: (group, offset in the group's blocks, bytes). A state may have several."""
+        group, place = (0, layer) if self.groups is None else self.groups.places[layer]
+        if self.groups is None or self.groups.windows[group] != STATE:
+            return [(group, place * self.layer_bytes, self.layer_bytes)]
+        found = state_pieces(place, self.groups.state_bytes, self.block_bytes)
+        return [(group + part, offset, nbytes) for part, offset, nbytes in found]
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks that the states of one request take."""
+        return 0 if self.groups is None else self.groups.num_states
 
     def handover_blocks(self, tokens: int) -> int:
         """Blocks that a decode node needs of a prompt of `tokens` tokens."""

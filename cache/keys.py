@@ -38,6 +38,8 @@ def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
     text = f"{model_fingerprint}|{g.num_layers}x{g.num_kv_heads}x{g.head_size}|{g.block_size}|{g.dtype}|{LAYOUT}"
     if g.groups is not None:
         text += f"|groups {g.groups.windows} {g.groups.places}"
+        if g.groups.state_bytes:
+            text += f"|states {g.groups.state_bytes}"
     if g.kind != "full":
         text += f"|{g.kind}"
     if g.encoded:

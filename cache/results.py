@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -45,3 +46,13 @@ class LeadingRun:
     dram_blocks: int = 0  # before the first block that is only on SSD
     ssd_blocks: int = 0
     ssd_s: float = 0.0  # until the last of the homes has them in DRAM, as the homes estimate it with their queued reads
+
+    def up_to(self, ends: Sequence[bool]) -> LeadingRun:
+        """The longest part of it that ends at one of its blocks with ends[block], and the longest of what is in DRAM;
+        the wait for SSD stays that of the whole run."""
+        counts = [place + 1 for place, is_end in enumerate(ends[: self.blocks]) if is_end]
+        blocks = max(counts, default=0)
+        dram_blocks = max((count for count in counts if count <= self.dram_blocks), default=0)
+        if blocks == dram_blocks:
+            return LeadingRun(blocks, dram_blocks)
+        return LeadingRun(blocks, dram_blocks, self.ssd_blocks, self.ssd_s)

@@ -52,6 +52,7 @@ PURE = (
     "engine.prefill_group.messages",
     "engine.step.part",
     "engine.step.block_book",
+    "engine.step.state_tables",
     "engine.observe.estimate_errors",
     "engine.observe.history",
     "engine.observe.merged",

@@ -7,8 +7,6 @@ Files:
                          memory map
     gguf_weights         Tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order
     hf_config            from_hf(): config.json of a Hugging Face directory -> ModelConfig
-    hf_deepseek          The keys of config.json that only DeepSeek-V2, DeepSeek-V3 (R1, Kimi-K2, Moonlight) have ->
-                         fields of ModelConfig
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     joined_experts       gpt-oss' experts in floats: all of a layer in one tensor, matrices [in, out], columns of gate
                          and up in turns
@@ -22,7 +20,10 @@ Files:
                          them from its peers
     progress             Progress of loading weights: a bar on a terminal, at most ten lines in a log
     quantized_weights    load_quantized(): a model's weights with matrices in 4 to 8 bits
+    row_order            Rows of Qwen3-Next's checkpoints in our order: theirs has the rows of one head side by side,
+                         ours those of one kind
     safetensors_weights  Tensors of a Hugging Face directory, one file or shards, under our names, mapped lazily
     weight_cache         Stores weights converted from a GGUF file, so that the next start only reads them
     weights              load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed
+    families/            The keys of config.json that only some families have; hf_config.py reads the others
 """

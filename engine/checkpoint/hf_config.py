@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.checkpoint.hf_deepseek import V2_IMPLEMENTED, V3_IMPLEMENTED, deepseek_v2, deepseek_v3
+from engine.checkpoint.families import kimi_linear, qwen3_next
+from engine.checkpoint.families.deepseek import V2_IMPLEMENTED, V3_IMPLEMENTED, deepseek_v2, deepseek_v3
 from engine.model.model_config import ModelConfig, check, token_ids
 from engine.model.model_error import ModelError
 
@@ -134,16 +135,32 @@ FAMILIES: dict[str, Family] = {
             "together": True,
         },
     ),
+    "Qwen3NextForCausalLM": Family(
+        more=qwen3_next.fields,
+        implemented=qwen3_next.IMPLEMENTED,
+        defaults={
+            "head_dim": 256,
+            "linear_conv_kernel_dim": 4,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 10,
+            "partial_rotary_factor": 0.25,
+        },
+        fixed={"gated": True, "norm_plus_one": True, "qk_norm": True, "shared_gate": True},
+    ),
+    "KimiLinearForCausalLM": Family(
+        more=kimi_linear.fields, implemented=kimi_linear.IMPLEMENTED, defaults={"rms_norm_eps": 1e-5}
+    ),
     "DeepseekV2ForCausalLM": Family(more=deepseek_v2, implemented=V2_IMPLEMENTED),
     "DeepseekV3ForCausalLM": Family(more=deepseek_v3, implemented=V3_IMPLEMENTED),
 }
 """By the names in `architectures` of config.json."""
 
+PARTIAL = "partial_rotary_factor"
 IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": ("gelu_pytorch_tanh",),
     "mlp_bias": (False,),
-    "partial_rotary_factor": (1.0,),
+    PARTIAL: (1.0,),
     "use_bidirectional_attention": (False,),
 }
 """Keys that change the mathematics -> the implemented values; null and a missing key are always accepted."""
@@ -172,7 +189,7 @@ def from_hf(config: Json, generation: Json | None = None) -> ModelConfig:
             "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             "qkv_bias": bool(config.get("attention_bias", False)),
             "o_bias": bool(config.get("attention_bias", False)),
-            **_rope(config),
+            **_rope(config, family),
             **(_experts(config) if "num_experts_per_tok" in family.defaults else {}),
             **(_gemma(config) if "query_pre_attn_scalar" in family.defaults else {}),
             **family.more(config),
@@ -202,7 +219,7 @@ def _family(config: Json) -> Family:
     return known
 
 
-def _rope(config: Json) -> dict[str, Any]:
+def _rope(config: Json, family: Family) -> dict[str, Any]:
     """Theta and scaling from any of the three forms: one dict, one dict per layer type, or top-level keys."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = float(config.get("rope_local_base_freq", 0.0))
@@ -216,8 +233,9 @@ def _rope(config: Json) -> dict[str, Any]:
         rope = dict(rope["full_attention"])
     theta = float(rope.pop("rope_theta", config.get("rope_theta", 10_000.0)))
     rope["rope_type"] = rope.pop("type", rope.get("rope_type", "default"))  # the key before version 4.43 is "type"
-    partial = rope.get("partial_rotary_factor", 1.0)
-    check(partial == 1.0, f"partial_rotary_factor {partial} in config.json is not supported; only 1.0 is")
+    partial, implemented = rope.pop("partial_rotary_factor", 1.0), (IMPLEMENTED | dict(family.implemented))[PARTIAL]
+    only = " or ".join(map(str, implemented))
+    check(partial in implemented, f"{PARTIAL} {partial} in config.json is not supported; only {only} is")
     if rope["rope_type"] == "yarn":
         rope.setdefault("original_max_position_embeddings", int(config["max_position_embeddings"]))
     scaling = None if rope["rope_type"] == "default" else rope

@@ -29,7 +29,8 @@ HUB_SKIPPED = ("original/*", "consolidated*", "onnx/*")
 """Copies of the weights in formats of other programs."""
 
 ADDED = (
-    "latent", "routing", "shared_size", "num_draft_layers", "sinks", "gate_limit", "expert_biases", "together"
+    "latent", "routing", "shared_size", "num_draft_layers", "sinks", "gate_limit", "expert_biases", "together",
+    "rotary_size", "gated", "delta", "shared_gate"
 )  # fmt: skip
 """Fields of ModelConfig that count only if a model has them, so that other models keep their fingerprints, and the KV
 that an earlier version has stored."""

@@ -105,6 +105,8 @@ def named(wanted: Mapping[str, object], config: ModelConfig) -> dict[str, tuple[
     """Our name of each weight -> the names that checkpoints have for it."""
     if config.together:
         raise UnfitTensors("checkpoints of this model keep all experts in one tensor, which is not read from the pool")
+    if config.gated:
+        raise UnfitTensors("checkpoints of this model have rows in another order, which are not read from the pool")
     return checkpoint_names(wanted, config.post_norms)
 
 

@@ -133,9 +133,15 @@ def _quantize_all(
 
 
 def matrices(names: Mapping[str, object]) -> list[str]:
-    """Names of weights that may be quantized."""
+    """Names of weights that may be quantized: not q, k and v of Kimi Linear's states, which are multiplied together
+    with small matrices."""
     kinds = {name for group in TOGETHER for name in group}
-    return [name for name in names if name in VOCABULARY or name.rpartition(".")[2] in kinds]
+
+    def may(name: str) -> bool:
+        layer, _, kind = name.rpartition(".")
+        return kind in kinds and not (kind in ("q", "k", "v") and f"{layer}.f_a" in names)
+
+    return [name for name in names if name in VOCABULARY or may(name)]
 
 
 def kept(found: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]]) -> set[str]:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.checkpoint.joined_experts import Part, parts_of
+from engine.checkpoint.row_order import reordered
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 
@@ -47,6 +48,35 @@ layer_names = {
     "mlp.shared_experts.gate_proj.weight": "shared.gate",
     "mlp.shared_experts.up_proj.weight": "shared.up",
     "mlp.shared_experts.down_proj.weight": "shared.down",
+    "mlp.shared_expert.gate_proj.weight": "shared.gate",
+    "mlp.shared_expert.up_proj.weight": "shared.up",
+    "mlp.shared_expert.down_proj.weight": "shared.down",
+    "mlp.shared_expert_gate.weight": "shared_router",
+    "linear_attn.in_proj_qkvz.weight": "qkvz",
+    "linear_attn.in_proj_ba.weight": "ba",
+    "linear_attn.conv1d.weight": "conv",
+    "linear_attn.A_log": "log_decay",
+    "linear_attn.dt_bias": "dt",
+    "linear_attn.norm.weight": "delta_norm",
+    "linear_attn.out_proj.weight": "o",
+    "self_attn.b_proj.weight": "b",
+    "self_attn.f_a_proj.weight": "f_a",
+    "self_attn.f_b_proj.weight": "f_b",
+    "self_attn.g_a_proj.weight": "g_a",
+    "self_attn.g_b_proj.weight": "g_b",
+    "self_attn.q_conv1d.weight": "q_conv",
+    "self_attn.k_conv1d.weight": "k_conv",
+    "self_attn.v_conv1d.weight": "v_conv",
+    "self_attn.A_log": "log_decay",
+    "self_attn.dt_bias": "dt",
+    "self_attn.o_norm.weight": "delta_norm",
+    "block_sparse_moe.gate.e_score_correction_bias": "router_bias",
+    "block_sparse_moe.gate_proj.weight": "gate",  # of dense layers, as transformers writes them
+    "block_sparse_moe.up_proj.weight": "up",
+    "block_sparse_moe.down_proj.weight": "down",
+    "block_sparse_moe.shared_experts.gate_proj.weight": "shared.gate",
+    "block_sparse_moe.shared_experts.up_proj.weight": "shared.up",
+    "block_sparse_moe.shared_experts.down_proj.weight": "shared.down",
 }
 
 gemma_names = layer_names | {
@@ -77,6 +107,9 @@ class SafetensorsWeights:
         self._stack = ExitStack()
         names = gemma_names if config.post_norms else layer_names
         drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_draft_layers))
+        if config.gated:
+            drafts = (*drafts, "mtp.")  # Qwen3-Next's, which its config.json does not mention
+        self._config = config
         self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
         self._joined: dict[str, Part] = {}  # our name -> its part of a tensor of all experts
         for path in files:
@@ -107,7 +140,7 @@ class SafetensorsWeights:
             return self._joined[name].read()
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
-        return tensor.clone()
+        return (reordered(name, tensor, self._config) if self._config.gated else tensor).clone()
 
 
 def checkpoint_names(ours: Iterable[str], post_norms: bool) -> dict[str, tuple[str, ...]]:

@@ -33,7 +33,28 @@ A latent (engine/model/latent.py) replaces q, k, v, and the inputs of o; without
     layers.{i}.kv_b            [num_heads * (nope_size + value_size), rank]; of a head first K's rows, then V's
     layers.{i}.o               [hidden, num_heads * value_size]
 
-Rows of q and k are in Hugging Face's half-split RoPE order for every file format.
+With gates, q has num_heads * head_size more rows behind its own. A layer with a state (engine/model/delta.py) has, in
+place of q, k, v and their norms, for Qwen3-Next
+
+    layers.{i}.qkvz            [channels + values, hidden]
+    layers.{i}.ba              [2 * value_heads, hidden]
+    layers.{i}.conv            [channels, 1, kernel]
+    layers.{i}.log_decay, .dt  [value_heads] float32
+    layers.{i}.delta_norm      [value_size]
+    layers.{i}.o               [hidden, values]
+
+for Kimi Linear, whose decays are [1, 1, value_heads, 1] and whose dt is [keys],
+
+    layers.{i}.q, .k, .v                   [keys or values, hidden]
+    layers.{i}.q_conv, .k_conv, .v_conv    [keys or values, 1, kernel]
+    layers.{i}.b                           [value_heads, hidden]
+    layers.{i}.f_a, .f_b                   [key_size, hidden], [keys, key_size]
+    layers.{i}.g_a, .g_b                   [value_size, hidden], [values, value_size]
+
+and a gate of the shared expert is layers.{i}.shared_router [1, hidden].
+
+Rows of q and k are in Hugging Face's half-split RoPE order for every file format; if only some elements of a head are
+rotated, in that of row_order.py.
 """
 
 from __future__ import annotations
@@ -61,7 +82,7 @@ from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 from engine.model.parallel import Shard
 
-EXACT = ("router_bias",)
+EXACT = ("router_bias", "log_decay", "dt")
 """Weights that stay in float32: the differences between these numbers are what counts."""
 
 EMBED_STD = 0.02
@@ -154,6 +175,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight of a model, in the order of the forward pass."""
     hidden, vocab = config.hidden_size, config.vocab_size
     layer: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), **_attention(config), "mlp_norm": (hidden,)}
+    with_state = {"attn_norm": (hidden,), **_delta(config), "mlp_norm": (hidden,)}
     biased = (*("qkv" if config.qkv_bias else ""), *("o" if config.o_bias else ""))
     layer |= {f"{name}_bias": layer[name][:1] for name in biased}
     if config.qk_norm:
@@ -173,10 +195,14 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             sparse |= {f"{name}_bias": shape[:1] for name, shape in matrices.items()}
     if config.shared_size:
         sparse |= _mlp("shared.", hidden, config.shared_size)
+    if config.shared_gate:
+        sparse["shared_router"] = (1, hidden)
     layers = {
         f"layers.{i}.{name}": shape
         for i in range(config.num_layers)
-        for name, shape in (layer | (sparse if config.has_experts(i) else dense)).items()
+        for name, shape in (
+            (with_state if config.has_state(i) else layer) | (sparse if config.has_experts(i) else dense)
+        ).items()
     }
     head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
     return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
@@ -186,7 +212,7 @@ def _attention(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, latent = config.hidden_size, config.latent
     if latent is None:
         q, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        return {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
+        return {"q": (q * (1 + config.gated), hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
     heads, rank, query_rank = config.num_heads, latent.rank, latent.query_rank
     q = heads * latent.query_size
     query: dict[str, tuple[int, ...]] = {"q": (q, hidden)}
@@ -197,6 +223,37 @@ def _attention(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "kv_a_norm": (rank,),
         "kv_b": (heads * (latent.nope_size + latent.value_size), rank),
         "o": (hidden, heads * latent.value_size),
+    }
+
+
+def _delta(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of a layer with a state; empty for a model without."""
+    hidden, delta = config.hidden_size, config.delta
+    if delta is None:
+        return {}
+    if delta.by_channel:
+        rows = {"q": delta.keys, "k": delta.keys, "v": delta.values}
+        return {
+            **{name: (count, hidden) for name, count in rows.items()},
+            "b": (delta.value_heads, hidden),
+            "f_a": (delta.key_size, hidden),
+            "f_b": (delta.keys, delta.key_size),
+            "g_a": (delta.value_size, hidden),
+            "g_b": (delta.values, delta.value_size),
+            **{f"{name}_conv": (count, 1, delta.kernel) for name, count in rows.items()},
+            "log_decay": (1, 1, delta.value_heads, 1),
+            "dt": (delta.keys,),
+            "delta_norm": (delta.value_size,),
+            "o": (hidden, delta.values),
+        }
+    return {
+        "qkvz": (delta.channels + delta.values, hidden),
+        "ba": (2 * delta.value_heads, hidden),
+        "conv": (delta.channels, 1, delta.kernel),
+        "log_decay": (delta.value_heads,),
+        "dt": (delta.value_heads,),
+        "delta_norm": (delta.value_size,),
+        "o": (hidden, delta.values),
     }
 
 
@@ -223,8 +280,8 @@ def _mlp(prefix: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
 
 
 class DummyWeights:
-    """Normal random numbers that depend only on the seed and the tensor's name; norms are neutral, biases and sinks
-    zero."""
+    """Normal random numbers that depend only on the seed and the tensor's name; norms are neutral, biases, sinks, and
+    the decays and steps of states zero."""
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
         self._shapes = shapes(config)
@@ -237,7 +294,9 @@ class DummyWeights:
     def read(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith(("_bias", ".sinks")) else self._norm(shape)
+            if name.endswith(("_bias", ".sinks", ".log_decay", ".dt")):
+                return torch.zeros(shape)
+            return torch.ones(shape) if name.endswith(".delta_norm") else self._norm(shape)
         digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
         random = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         std = EMBED_STD if name == "embed" else shape[1] ** -0.5
@@ -269,6 +328,8 @@ def _open(source: ModelSource) -> AbstractContextManager[Reader]:
 
 def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | Mxfp4Weights | None:
     """A Hugging Face directory whose config.json has a quantization_config; None if it has none. Raises ModelError."""
+    if source.quantization is not None and source.config.delta is not None:
+        raise ModelError(f"{source.name}: quantization_config in config.json is not supported for models with states")
     if isinstance(source.quantization, ByteQuantization):
         return ByteWeights(source.files, source.config, source.quantization)
     if isinstance(source.quantization, Mxfp4Quantization):

@@ -39,6 +39,15 @@ class CacheFields(ModelFields):
         "cluster use the same",
         ("windows", "uniform"),
     )
+    state_interval: int = flag(
+        256,
+        "cache",
+        "with a model whose layers keep a state (Qwen3-Next, Kimi Linear): blocks between two saved states of a "
+        "prompt, at which prompts with a common beginning can go on; 0 = states are saved only at the ends of prompts "
+        "and answers",
+        unit="blocks",
+        least=0,
+    )
     kv_cache_bytes: int = flag(
         -1,
         "cache",

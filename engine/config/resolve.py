@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
-from cache.layer_groups import LayerGroups, layer_groups
+from cache.layer_groups import STATE, LayerGroups, StatePlaces, layer_groups
 from engine.config.config import NO_MODEL, Config
 from engine.config.fits import MiB, check_disk, check_memory
 from engine.config.flags import UsageError
@@ -60,6 +60,13 @@ class ModelSizes(Protocol):
     @property
     def windows(self) -> tuple[int, ...]:
         """Of each layer, in tokens; 0: none. Empty: no layer has one."""
+
+    @property
+    def states(self) -> tuple[bool, ...]:
+        """Which layers keep a state instead of KV of tokens; empty: none."""
+
+    def state_bytes(self, item_bytes: int) -> int:
+        """Of one such layer, in a KV arena with elements of `item_bytes`."""
 
     @property
     def max_position_embeddings(self) -> int: ...
@@ -139,15 +146,40 @@ def _max_connections(config: Config, machine: Machine) -> int:
 
 def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
     """Shape of this node's KV blocks. Raises UsageError."""
-    groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
+    if any(model.states):
+        _check_states(config, kv_dtype)
+        item, kind = type_bytes[kv_dtype], model.kv_kind
+        layer_bytes = BlockGeometry(1, model.num_kv_heads, model.head_size, config.block_size, kv_dtype, kind=kind)
+        groups = layer_groups(model.windows, model.states, model.state_bytes(item), layer_bytes.layer_bytes)
+    else:
+        groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
     if groups is not None and config.prefill_parallel != "none":
+        remedy = "give none" if any(model.states) else "give --kv-groups uniform"
         raise UsageError(
             f"--prefill-parallel {config.prefill_parallel}: with --kv-groups windows one node computes all layers of a "
-            "prompt of this model; give --kv-groups uniform"
+            f"prompt of this model; {remedy}"
         )
     layers = model.num_layers if groups is None else groups.layers
     sizes = layers, model.num_kv_heads, model.head_size, config.block_size
     return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype, model.kv_kind, groups)
+
+
+def _check_states(config: Config, kv_dtype: str) -> None:
+    """Raises UsageError for flags that a model with states cannot have."""
+    if config.kv_groups == "uniform":
+        raise UsageError("--kv-groups uniform: some layers of this model keep a state, not KV of tokens; give windows")
+    for flag, dtype in (
+        ("--kv-cache-dtype", kv_dtype),
+        ("--pool-dtype", config.pool_dtype),
+        ("--wire-dtype", config.wire_dtype),
+    ):
+        if dtype in encodings:
+            raise UsageError(f"{flag} {dtype}: the states of this model have no such encoding; leave it on auto")
+    if config.speculative_method != "none":
+        raise UsageError(
+            f"--speculative-method {config.speculative_method}: a state cannot go back behind a draft that was "
+            "rejected; give none"
+        )
 
 
 def _runs_model(config: Config) -> bool:
@@ -338,9 +370,10 @@ def peak_blocks(blocks: int, groups: LayerGroups | None, config: Config) -> int:
     """Blocks of the arena that a prompt of `blocks` blocks of tokens takes while it is computed."""
     if groups is None:
         return blocks
-    size = config.block_size
+    size, step_tokens = config.block_size, config.max_num_batched_tokens
+    states = StatePlaces(size, config.state_interval).most(step_tokens)
     most = (
-        -(-(window or blocks * size) // size) - (-config.max_num_batched_tokens // size) + 2
+        states if window == STATE else -(-(window or blocks * size) // size) - (-step_tokens // size) + 2
         for window in groups.windows
     )
     return sum(blocks if not window else min(blocks, each) for window, each in zip(groups.windows, most, strict=True))

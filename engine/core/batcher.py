@@ -26,7 +26,8 @@ from sched.queueing import FCFS, QueueOrder
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
-    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one."""
+    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one. `state_interval`: blocks
+    between two saved states of a prompt; 0 = only at ends."""
 
     prefix_caching: bool = True
     policy: BatchingPolicy = field(default_factory=DecodeFirst)
@@ -34,6 +35,7 @@ class BatchRules:
     speculator: Speculator | None = None
     recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
     groups: LayerGroups | None = None
+    state_interval: int = 0
 
 
 class Batcher:
@@ -52,7 +54,13 @@ class Batcher:
         rules = rules or BatchRules()
         self.pool = pool
         self.blocks = BlockBook(
-            pool, block_size, rules.prefix_caching, rules.recompute_s, rules.groups, max_num_batched_tokens
+            pool,
+            block_size,
+            rules.prefix_caching,
+            rules.recompute_s,
+            rules.groups,
+            max_num_batched_tokens,
+            rules.state_interval,
         )
         self._order = rules.order
         self.seats = Seats(self.blocks, max_num_seqs, self._order)
@@ -264,6 +272,7 @@ class Batcher:
                 done.passed.append(index)
                 reason = "passed" if request.num_computed == request.part.stop(request.num_tokens) else None
             if reason:
+                done.named += self.blocks.name_last_state(request)
                 self._finish(now, request, reason)
             if kept:
                 done.emitted.append((request, index, kept))
@@ -314,5 +323,8 @@ class Batcher:
         return (block_id for request in (*self.requests.values(), *ended) for block_id in request.held_blocks)
 
     def check_integrity(self) -> None:
-        """Every reference in the pool belongs to a request here or a transfer. Raises IntegrityError."""
+        """Every block of the pool is free, cached or held, and every request has what its next token needs, in every
+        group. Raises IntegrityError."""
         self.pool.check_integrity()
+        for request in self.requests.values():
+            self.blocks.check_tables(request)

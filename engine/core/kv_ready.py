@@ -102,12 +102,15 @@ class KvReady:
 
     def _layer(self, here: Tables, layer: int, start: int, end: int) -> list[Piece]:
         size, first = self._geometry.block_size, self._target.first_missing
-        group, place = self._geometry.place(layer)
         cached = range(first, start // size) if layer == self._layers[0] else ()
         found = [piece for each in range(len(here)) for piece in self._whole(here, each, cached, start)]
-        touched = [i for i in range(max(start // size, first), -(-end // size)) if self._there[group][i] != GONE]
-        nbytes = self._geometry.layer_bytes
-        pieces = [self._piece(here, group, i, place * nbytes, nbytes, end) for i in touched]
+        touched = range(max(start // size, first), -(-end // size))
+        pieces = [
+            self._piece(here, group, i, offset, nbytes, end)
+            for group, offset, nbytes in self._geometry.pieces(layer)
+            for i in touched
+            if self._there[group][i] != GONE
+        ]
         if layer == self._layers[-1]:
             ended = range(max(start // size, first), end // size)
             self._complete.update((each, i) for each in range(len(here)) for i in ended)

@@ -2,8 +2,8 @@
 
 Transfers are priced by the bytes that really move, and measured paths are too (the `bytes` of the timeline's
 `kv_moved` and `prefix_fetched`). --wire-dtype and --pool-dtype make them fewer than the bytes of the arena; what comes
-from the arena of another node is never encoded. A window layer hands over its window, not the whole prompt; a fetch
-from the pool is priced without the blocks of windows, a constant.
+from the arena of another node is never encoded. A window layer hands over its window, not the whole prompt, and a layer
+with a state its state; a fetch from the pool is priced with a state, and without the blocks of windows, a constant.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Demands:
     """Of requests to a cluster whose blocks are of one geometry."""
 
     def __init__(self, geometry: BlockGeometry) -> None:
-        size = self._block_size = geometry.block_size
+        self._block_size = geometry.block_size
         self._geometry = geometry
-        self._fetch_token_bytes = {"pool": geometry.pool_bytes / size, "arena": geometry.block_bytes / size}
+        self._fetch_block_bytes = {"pool": geometry.pool_bytes, "arena": geometry.block_bytes}
 
     def of(self, request: Request, pooled: LeadingRun, held_tokens: int, view: View) -> Demand:
         """held_tokens: of the prompt in the arena that has most of it, from where other nodes can fetch them. What lies
@@ -34,8 +34,10 @@ class Demands:
             ssd_tokens=pooled.ssd_blocks * size,
             ssd_s=pooled.ssd_s,
         ).worth_fetching(view)
-        fetch_from = "arena" if held_tokens > prefix.tokens else "pool"
+        states = self._geometry.state_blocks
+        fetch_from = "arena" if held_tokens > prefix.tokens and not states else "pool"  # see PrefixSources
         from_pool = fetch_from == "pool"
+        fetched = max(1, prefix.tokens // size)
         return Demand(
             num_tokens=request.num_tokens,
             max_tokens=request.sampling.max_tokens - request.num_output_tokens,
@@ -44,7 +46,7 @@ class Demands:
             handover_token_bytes=self._geometry.handover_blocks(request.num_tokens)
             * self._geometry.wire_bytes
             / max(size, -(-request.num_tokens // size) * size),
-            fetch_token_bytes=self._fetch_token_bytes[fetch_from],
+            fetch_token_bytes=self._fetch_block_bytes[fetch_from] * (1 + states / fetched) / size,
             service_class=request.service_class,
             fetch_from=fetch_from,
             ssd_s=prefix.ssd_s if from_pool else 0.0,

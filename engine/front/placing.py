@@ -204,7 +204,7 @@ class Placer:
         return request.block_keys(size)[: (request.num_tokens - 1) // size]
 
     async def _pooled(self, keys: Sequence[BlockKey]) -> LeadingRun:
-        return await self._store.find(keys) if keys else LeadingRun(0)
+        return await self._store.find(keys, self._geometry.groups) if keys else LeadingRun(0)
 
 
 def _held_tokens(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:

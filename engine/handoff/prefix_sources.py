@@ -91,19 +91,21 @@ class PrefixSources:
     async def _pool(self, keys: Sequence[BlockKey], first: int) -> list[Source]:
         if self._store is None:
             return []
-        found = await self._store.find(keys)
+        found = await self._store.find(keys, self._geometry.groups)
         sources = []
         runs = {found.dram_blocks: 0.0, found.blocks: found.ssd_s}  # number of blocks -> seconds until they are in DRAM
         size = self._geometry.pool_bytes
         for count, ssd_s in runs.items():
             if count:
-                load_s = ssd_s + max(self._way_s(count * size), self._homes_s(keys[:count], count * size))
+                nbytes = (count + self._geometry.state_blocks) * size
+                load_s = ssd_s + max(self._way_s(nbytes), self._homes_s(keys[:count], nbytes))
                 sources.append(self._source(POOL, keys[:count], first, load_s, size, self._pool_blocks.get))
         return sources
 
     def _others(self, keys: Sequence[BlockKey], first: int, pooled: int) -> list[Source]:
-        """The other arena that saves the most time, as a list of at most one."""
-        if self._arenas is None or self._borrowing is None:
+        """The other arena that saves the most time, as a list of at most one. No node knows at which borders others
+        have states, so with states only the pool is a source."""
+        if self._arenas is None or self._borrowing is None or self._geometry.state_blocks:
             return []
         sources, size = [], self._geometry.block_bytes
         for node, count in self._arenas.beyond(keys, first, pooled).items():

@@ -8,7 +8,8 @@ matrix, gate and up in one, so a dense layer is four matrix products.
 
 An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
 optional parts of some families: biases, norms of q and k, windows, soft caps and sinks, norms before the additions,
-experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py). Under tensor parallelism, every
+experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py), in some layers a state instead of
+attention (delta.py). Under tensor parallelism, every
 rank has some heads and some columns of each MLP; the two results that are added to x are summed over the ranks
 (parallel.py).
 
@@ -26,9 +27,12 @@ import torch
 from torch import Tensor
 
 from attention.interface import AttentionBackend, RaggedBatch
+from attention.states import StateBatch, memory_of
 from cache.layer_groups import LayerGroups
+from engine.model.delta import DeltaRule, NarrowGates
+from engine.model.delta_config import Delta
 from engine.model.experts.losses import Losses
-from engine.model.experts.moe import Experts
+from engine.model.experts.moe import Experts, GatedExpert
 from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
 from engine.model.latent import LatentAttention, halves_of
 from engine.model.latent_config import Latent
@@ -59,7 +63,8 @@ class Layer:
     """Weights of one decoder layer; the shapes of products are [out, in]. None: the model has no such norm."""
 
     attn_norm: Tensor  # [H]
-    qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]; with a latent, LatentAttention's first product
+    qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]; with gates, these come behind q; with a latent,
+    # LatentAttention's first product, with a state, DeltaRule's
     q_norm: Tensor | None  # [head_size], of every head
     k_norm: Tensor | None
     o: Linear  # [H, num_heads * head_size (or value_size)]
@@ -70,6 +75,7 @@ class Layer:
     window: int  # tokens that a row sees, including itself; 0: all
     latent: LatentAttention | None = None
     sinks: Tensor | None = None  # [num_heads]
+    delta: DeltaRule | None = None
 
 
 @dataclass(slots=True)
@@ -132,6 +138,8 @@ class Model:
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
         `groups`: how the KV pool has the layers; None = all in each block. `processes`: others that compute a part."""
+        if config.delta is not None and (groups is None or not groups.num_states):
+            raise ValueError("a model whose layers keep a state needs groups for its states")
         self.groups = groups
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
@@ -154,7 +162,8 @@ class Model:
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails) if groups is None else None
         if weights:
             raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
-        self.rope = Rope(config.rope_size, config.rope_theta, config.rope_scaling, self.device)
+        unrotated = config.head_size - config.rope_size if config.latent is None else 0
+        self.rope = Rope(config.rope_size, config.rope_theta, config.rope_scaling, self.device, unrotated)
         self.local_rope = self.rope
         if config.local_rope_theta:
             self.local_rope = Rope(config.head_size, config.local_rope_theta, None, self.device)
@@ -194,19 +203,42 @@ class Model:
         first: tuple[str, ...] = ("q", "k", "v")
         if config.latent is not None:
             first = ("q_a" if config.latent.query_rank else "q", "kv_a")
+        has_state = config.has_state(index)
+        if config.delta is not None and has_state:
+            first = ("q", "k", "v", "b", "f_a", "g_a") if config.delta.by_channel else ("qkvz", "ba")
+        qk_norm = config.qk_norm and not has_state
         return Layer(
             attn_norm=norm("attn_norm"),
             qkv=linear(*first, bias=config.qkv_bias),
-            q_norm=norm("q_norm") if config.qk_norm else None,
-            k_norm=norm("k_norm") if config.qk_norm else None,
+            q_norm=norm("q_norm") if qk_norm else None,
+            k_norm=norm("k_norm") if qk_norm else None,
             o=linear("o", bias=config.o_bias),
             attn_post_norm=norm("attn_post_norm") if config.post_norms else None,
             mlp_norm=norm("mlp_norm"),
             mlp=self._experts(weights, at, index) if config.has_experts(index) else self._mlp(weights, at),
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
-            latent=None if config.latent is None else self._latent(weights, at, config.latent),
+            latent=None if config.latent is None or has_state else self._latent(weights, at, config.latent),
             sinks=self._take(weights, at + "sinks") if config.sinks else None,
+            delta=self._delta(weights, at, index, config.delta) if config.delta is not None and has_state else None,
+        )
+
+    def _delta(self, weights: dict[str, Any], at: str, index: int, sizes: Delta) -> DeltaRule:
+        narrow = None
+        if sizes.by_channel:
+            decay, output = (self.ops.linear(self._matrix(weights, at + name)) for name in ("f_b", "g_b"))
+            narrow = NarrowGates(decay, output)
+        convs = ("q_conv", "k_conv", "v_conv") if sizes.by_channel else ("conv",)
+        return DeltaRule(
+            sizes=sizes,
+            number=sizes.layers.index(index),
+            conv=self._take(weights, *(at + name for name in convs)).squeeze(1),
+            log_decay=self._take(weights, at + "log_decay").float().flatten(),
+            dt=self._take(weights, at + "dt").float(),
+            norm=self._take(weights, at + "delta_norm"),
+            eps=self.config.rms_norm_eps,
+            ops=self.ops,
+            narrow=narrow,
         )
 
     def _latent(self, weights: dict[str, Any], at: str, sizes: Latent) -> LatentAttention:
@@ -232,8 +264,7 @@ class Model:
 
     def _experts(self, weights: dict[str, Any], at: str, index: int) -> Experts | Linear:
         if self.experts is not None:
-            shared = self._mlp(weights, at + "shared.") if self.config.shared_size else None
-            return self.experts.layer(index, self._router(weights, at), shared)
+            return self.experts.layer(index, self._router(weights, at), self._shared(weights, at))
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
         biases = None
         if self.config.expert_biases:
@@ -246,9 +277,16 @@ class Model:
             gate=self._gate(),
             num_experts=self.config.num_experts,
             experts_per_token=self.config.experts_per_token,
-            shared=self._mlp(weights, at + "shared.") if self.config.shared_size else None,
+            shared=self._shared(weights, at),
             biases=biases,
         )
+
+    def _shared(self, weights: dict[str, Any], at: str) -> Linear | None:
+        """The expert of all tokens."""
+        if not self.config.shared_size:
+            return None
+        expert = self._mlp(weights, at + "shared.")
+        return GatedExpert(self._take(weights, at + "shared_router"), expert) if self.config.shared_gate else expert
 
     def _gate(self) -> Callable[[Tensor], Tensor]:
         """Of gate and up of experts."""
@@ -293,6 +331,7 @@ class Model:
         before_layer: Callable[[int], None] | None = None,
         scores: Scores | None = None,
         others: Sequence[RaggedBatch] = (),
+        states: StateBatch | None = None,
     ) -> Tensor:
         """Compute one step: writes its KV to the pool; returns logits [R, vocab_size] float32 of `rows`.
 
@@ -301,7 +340,7 @@ class Model:
         every rank (on a GPU: when its write is queued on the current stream). before_layer(l) is called before layer l
         reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
         of its rows part by part, so that memory never contains all logits of a long prompt. `others`: the batch in the
-        blocks of each further group.
+        blocks of each further group of layers with KV of tokens; `states`: where the requests keep their states.
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
         step, x = self._step(batch), self.embed(token_ids)
@@ -314,7 +353,7 @@ class Model:
             attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
             x, projected = self.tails[-1](attended[wanted], x[wanted])
         else:
-            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, steps, on_layer, before_layer)
+            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, steps, states, on_layer, before_layer)
         normed = projected if self.alone else projected[wanted]  # by the norm before the head
         if scores is not None:
             for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
@@ -379,17 +418,22 @@ class Model:
         kv_pool: Tensor,
         wanted: Tensor,
         steps: Sequence[Step],
+        states: StateBatch | None,
         on_layer: Callable[[int], None] | None,
         before_layer: Callable[[int], None] | None,
     ) -> tuple[Tensor, Tensor]:
         """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `wanted`.
-        steps: one for each group of layers."""
+        steps: one for each group of layers with KV of tokens."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
+        memory = None if states is None else memory_of(kv_pool)
         for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
             group, place = (0, index) if self.groups is None else self.groups.places[index]
             if before_layer is not None:
                 before_layer(index)
-            attended = self._attention(projected, layer, pools[place], steps[group])
+            if layer.delta is not None and memory is not None and states is not None:
+                attended = layer.delta(projected, memory, kv_pool.dtype, states)
+            else:
+                attended = self._attention(projected, layer, pools[place], steps[group])
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
@@ -407,6 +451,9 @@ class Model:
             return layer.latent(qkv, kv, step.batch, step.plan, step.angles)
         config, heads = self.config, self.config.num_heads
         qkv = qkv.view(len(qkv), -1, config.head_size)
+        gate = None
+        if config.gated:
+            gate, qkv = qkv[:, heads : 2 * heads], torch.cat((qkv[:, :heads], qkv[:, 2 * heads :]), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k, _ = qkv.split((heads, config.num_kv_heads, config.num_kv_heads), dim=1)
             q.copy_(self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps))
@@ -424,7 +471,7 @@ class Model:
             soft_cap=config.attention_soft_cap,
             **options,
         )
-        return out.flatten(1)
+        return (out if gate is None else out * gate.sigmoid()).flatten(1)
 
     def _post_norm(self, delta: Tensor, weight: Tensor | None) -> Tensor:
         return delta if weight is None else self.ops.rms_norm(delta, weight, self.config.rms_norm_eps)

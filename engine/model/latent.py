@@ -69,6 +69,8 @@ class LatentAttention:
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [T, heads, rope_size]; computed in float32. Pairs that were neighbours lie half a size apart afterwards, in
         queries and keys alike, so their products are the same."""
+        if not self.sizes.rotated:
+            return x
         if self.sizes.interleaved:
             x = torch.cat((x[..., 0::2], x[..., 1::2]), -1)
         return rotate(x.float(), cos, sin).to(x.dtype)

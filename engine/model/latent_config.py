@@ -19,6 +19,8 @@ class Latent:
     """Of a head's value."""
     query_rank: int = 0
     """Queries follow from a latent of this size; 0: from the hidden state."""
+    rotated: bool = True
+    """False: keys and queries have no positions (Kimi Linear)."""
     interleaved: bool = True
     """Rotary pairs are neighbours; otherwise they are half a size apart."""
     sharpness: float = 1.0

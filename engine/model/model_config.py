@@ -1,8 +1,8 @@
 """ModelConfig: the shape of a decoder, read from any kind of file (hf_config.py, gguf_config.py).
 
-Model families differ only in these fields: the Llama, Mistral, Qwen, Gemma, DeepSeek and gpt-oss families, dense or
-with experts, share one forward pass (engine/model/decoder.py). Does not import torch: a store node needs only the
-geometry.
+Model families differ only in these fields: the Llama, Mistral, Qwen, Gemma, DeepSeek, gpt-oss and Kimi Linear families,
+dense or with experts, with attention or states, share one forward pass (engine/model/decoder.py). Does not import
+torch: a store node needs only the geometry.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.model.delta_config import Delta
 from engine.model.experts.routing_config import Routing
 from engine.model.experts.shares import problem as sharing_problem
 from engine.model.latent_config import Latent
@@ -45,6 +46,8 @@ class ModelConfig:
     """None, or config.json's rope parameters with "rope_type" and the keys that SCALINGS lists for it."""
     local_rope_theta: float = 0.0
     """Of layers with a window, unscaled, if they have their own (Gemma 3); 0: rope_theta."""
+    rotary_size: int = 0
+    """Elements at the beginning of a head that are rotated; 0: all."""
 
     # --- attention
     qkv_bias: bool = False
@@ -62,6 +65,10 @@ class ModelConfig:
     """Scores and logits become cap * tanh(x / cap); 0: unchanged."""
     sinks: bool = False
     """Every head has one more score, learnt, whose key has no value (gpt-oss)."""
+    gated: bool = False
+    """A head's output is multiplied by the sigmoid of a gate, computed as q is (Qwen3-Next)."""
+    delta: Delta | None = None
+    """Layers that keep a state instead of keys and values."""
 
     # --- norms and multi-layer perceptrons
     rms_norm_eps: float = 1e-5
@@ -89,6 +96,8 @@ class ModelConfig:
     """How experts are chosen; None: those with the largest shares of a softmax."""
     shared_size: int = 0
     """intermediate_size of the expert that every token also passes through; 0: none."""
+    shared_gate: bool = False
+    """Its output is multiplied by the sigmoid of one number per token."""
     expert_biases: bool = False
     """The router and all products of experts have biases."""
     together: bool = False
@@ -112,6 +121,13 @@ class ModelConfig:
                 (self.num_kv_heads, self.head_size) == (1, self.latent.row_size),
                 f"{self.num_kv_heads} KV heads of {self.head_size} are not one latent row of {self.latent.row_size}",
             )
+        check(
+            0 <= self.rotary_size <= self.head_size and (self.head_size - self.rotary_size) % 2 == 0,
+            f"{self.rotary_size} of {self.head_size} elements of a head cannot be rotated in pairs",
+        )
+        if self.delta is not None:
+            wrong = self.delta.problem(self.num_layers)
+            check(wrong is None, str(wrong))
         if self.rope_scaling is not None:
             wrong = problem(self.rope_scaling)
             check(wrong is None, str(wrong))
@@ -136,11 +152,26 @@ class ModelConfig:
         """Tokens that a row of this layer sees, including itself; 0: all."""
         return self.windows[layer] if self.windows else 0
 
+    def has_state(self, layer: int) -> bool:
+        """Whether the layer keeps a state instead of keys and values."""
+        return self.delta is not None and layer in self.delta.layers
+
+    @property
+    def states(self) -> tuple[bool, ...]:
+        """Which layers keep a state; empty: none."""
+        return () if self.delta is None else tuple(map(self.has_state, range(self.num_layers)))
+
+    def state_bytes(self, item_bytes: int) -> int:
+        """Of one layer with a state, in a KV pool with elements of `item_bytes`; 0: no layer has one."""
+        return 0 if self.delta is None else self.delta.state_bytes(item_bytes)
+
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
 
     def indivisible(self, ranks: int) -> str | None:
         """Why tensor parallelism cannot split this model over `ranks` ranks; None if it can."""
+        if self.delta is not None and ranks > 1:
+            return "layers that keep a state are computed by one rank"
         sizes = {"attention heads": self.num_heads}
         if any(not self.has_experts(layer) for layer in range(self.num_layers)):
             sizes["MLP columns"] = self.intermediate_size
@@ -167,7 +198,9 @@ class ModelConfig:
     @property
     def rope_size(self) -> int:
         """Elements of a head that are rotated."""
-        return self.head_size if self.latent is None else self.latent.rope_size
+        if self.latent is not None:
+            return self.latent.rope_size
+        return self.rotary_size or self.head_size
 
     @property
     def attention_scale(self) -> float:
@@ -178,22 +211,32 @@ class ModelConfig:
     @property
     def num_parameters(self) -> int:
         """The number of weights, without norms and biases."""
-        attention = self._attention_parameters
+        states = sum(self.states)
+        attention = (self.num_layers - states) * self._attention_parameters + states * self._delta_parameters
         mlp = 3 * self.hidden_size * self.intermediate_size
-        experts = self.hidden_size * (self.num_experts * (3 * self.expert_size + 1) + 3 * self.shared_size)
+        shared = 3 * self.shared_size + self.shared_gate
+        experts = self.hidden_size * (self.num_experts * (3 * self.expert_size + 1) + shared)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         sparse = sum(self.has_experts(layer) for layer in range(self.num_layers))
-        return self.num_layers * attention + sparse * experts + (self.num_layers - sparse) * mlp + embeddings
+        return attention + sparse * experts + (self.num_layers - sparse) * mlp + embeddings
 
     @property
     def _attention_parameters(self) -> int:
         """Of one layer's matrices."""
         hidden, heads, latent = self.hidden_size, self.num_heads, self.latent
         if latent is None:
-            return 2 * hidden * (heads + self.num_kv_heads) * self.head_size
+            return hidden * self.head_size * (2 * (heads + self.num_kv_heads) + heads * self.gated)
         query = latent.query_rank * (hidden + heads * latent.query_size) or hidden * heads * latent.query_size
         values = heads * latent.value_size
         return query + hidden * (latent.row_size + values) + latent.rank * (heads * latent.nope_size + values)
+
+    @property
+    def _delta_parameters(self) -> int:
+        """Of the matrices of one layer with a state, and its convolution."""
+        if self.delta is None:
+            return 0
+        of_hidden, others = self.delta.parameters
+        return self.hidden_size * of_hidden + others
 
 
 def check(ok: bool, message: str) -> None:

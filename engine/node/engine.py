@@ -95,6 +95,7 @@ class Engine:
                 self.speculator,
                 self.costs.prefill.estimate,
                 geometry.groups,
+                config.state_interval,
             ),
         )
         self.load = EngineLoad(config, self.batcher, self.costs, complete)

@@ -1,7 +1,8 @@
 """Keeps track of the pool blocks that each request holds. Pure.
 
 A model whose layers are in groups has a table for each (cache/layer_groups.py). Blocks that a window has left are given
-back before the next ones are taken, so what a request holds in such a group does not grow with its length.
+back before the next ones are taken, so what a request holds in such a group does not grow with its length; nor do its
+states (state_tables.py).
 
 Only this class takes and releases block references for requests: first on the longest cached prefix, then on fresh
 blocks as tokens are computed. It names blocks when they become full and releases all blocks at the end.
@@ -12,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cache.block import BlockKey
-from cache.layer_groups import GONE, LayerGroups, group_key, servable
-from cache.pool.block_pool import BlockPool, OutOfBlocks
+from cache.layer_groups import GONE, LayerGroups, StatePlaces, group_key, servable
+from cache.pool.block_pool import BlockPool, IntegrityError, OutOfBlocks
 from cache.pool.policy import Facts
 from engine.step.request import Request
+from engine.step.state_tables import StateTables
 
 
 class BlockBook:
@@ -29,11 +31,17 @@ class BlockBook:
         recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0,
         groups: LayerGroups | None = None,
         step_tokens: int = 0,
+        state_interval: int = 0,
     ) -> None:
         """recompute_s(tokens, context): seconds to compute `tokens` tokens after `context` others. groups: None = one.
-        step_tokens: the most tokens that a step computes of one request."""
+        step_tokens: the most tokens that a step computes of one request. state_interval: blocks between two saved
+        states of a prompt; 0 = only at ends."""
         self._groups = groups
         self._others = range(1, 1 if groups is None else len(groups.windows))
+        self._windows = range(1, 1 if groups is None else groups.first_state)
+        self._states: StateTables | None = None
+        if groups is not None and groups.num_states:
+            self._states = StateTables(pool, groups, StatePlaces(block_size, state_interval), step_tokens)
         self._step_tokens = step_tokens
         self.pool = pool
         self.block_size = block_size
@@ -57,17 +65,22 @@ class BlockBook:
             return []
         return self.match_keys(request.block_keys(self.block_size)[: (request.num_tokens - 1) // self.block_size])
 
-    def match_keys(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Blocks of group 0 for the longest leading part of `keys` after which every group can go on."""
+    def match_keys(self, keys: Sequence[BlockKey], *, states: bool = True) -> list[int]:
+        """Blocks of group 0 for the longest leading part of `keys` after which every group can go on. states: whether
+        that needs a state, because none is sent here."""
         run = self.pool.match(keys)
-        return run if self._groups is None else run[: self._servable(keys, len(run))]
+        return run if self._groups is None else run[: self._servable(keys, len(run), states=states)]
 
-    def _servable(self, keys: Sequence[BlockKey], run: int, request: Request | None = None) -> int:
+    def _servable(
+        self, keys: Sequence[BlockKey], run: int, request: Request | None = None, *, states: bool = True
+    ) -> int:
         """As servable(), with what the pool has and what `request` holds."""
         assert self._groups is not None
         held = 0 if request is None else len(request.block_ids)
 
         def present(group: int, place: int) -> bool:
+            if group not in self._windows and not states:
+                return True
             if request is not None and place < held:
                 return request.others[group - 1][place] != GONE
             return self.pool.lookup(group_key(keys[place], group)) is not None
@@ -120,7 +133,7 @@ class BlockBook:
     def _give_old(self, request: Request, num_tokens: int, *, gaps: bool = False) -> None:
         """Give back what the next token after `num_tokens` tokens does not need. gaps: older blocks may lie behind some
         that are gone."""
-        for group in self._others:
+        for group in self._windows:
             assert self._groups is not None
             table = request.others[group - 1]
             first = self._groups.first_needed(group, num_tokens, self.block_size)
@@ -130,15 +143,21 @@ class BlockBook:
                     table[place] = GONE
                 elif not gaps:
                     break  # and so are those before it
+        if self._states is not None:
+            self._states.give_old(request, num_tokens, gaps=gaps)
 
     def _reuses(self, request: Request) -> bool:
         """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
         return self.prefix_caching and not request.scores_prompt and not _has_some_layers(request)
 
     def computes_next(self, request: Request, other: Request) -> bool:
-        """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next."""
-        position = len(request.block_ids)
-        if not self._reuses(request) or position >= (request.num_tokens - 1) // self.block_size:
+        """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next;
+        with states, the block at whose end it saves one for both."""
+        position: int | None = len(request.block_ids)
+        if self._states is not None:
+            first = max(len(request.block_ids), other.num_computed // self.block_size)
+            position = self._states.places.next_saved(other.num_prompt_tokens, first)
+        if not self._reuses(request) or position is None or position >= (request.num_tokens - 1) // self.block_size:
             return False
         if not other.num_computed // self.block_size <= position < other.num_tokens // self.block_size:
             return False
@@ -174,6 +193,7 @@ class BlockBook:
             request.others[group - 1][place] = block
         self._give_old(request, request.num_computed, gaps=True)
         self.name_full(request)
+        self.name_last_state(request)
 
     def adopt_arriving(self, request: Request, block_ids: Sequence[int]) -> None:
         """Append blocks that are still arriving. Call `name_full`, which names them, only after they have arrived."""
@@ -185,8 +205,9 @@ class BlockBook:
     def take_all(self, request: Request) -> int:
         """Take blocks for all known tokens of a request that has none: n cached blocks, then fresh ones. Returns n.
         Raises OutOfBlocks and then changes nothing."""
-        matched, end = self.match(request), self.blocks_for(request.num_tokens)
-        keys = request.block_keys(self.block_size)
+        end, keys = self.blocks_for(request.num_tokens), request.block_keys(self.block_size)
+        reusable = keys[: (request.num_tokens - 1) // self.block_size] if self.prefix_caching else []
+        matched = self.match_keys(reusable, states=False)
         tables = [list(matched)]
         for group in self._others:
             assert self._groups is not None
@@ -213,26 +234,33 @@ class BlockBook:
         total = missing = self.blocks_for(request.num_tokens) - len(request.block_ids)
         if missing <= 0:
             return total
-        for group in self._others:
+        for group in self._windows:
             assert self._groups is not None
             held = sum(block != GONE for block in request.others[group - 1]) if request.others else 0
             window = self._groups.windows[group]
             most = self.blocks_for(window) + self.blocks_for(self._step_tokens) + 2 if window else missing + held
             total += max(0, min(missing, most - held))
-        return total
+        return total if self._states is None else total + self._states.lacks(request, missing)
 
     def extend(self, request: Request, count: int) -> None:
         """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then takes none; blocks that windows
         have passed are given back all the same."""
-        need = self.blocks_for(request.num_computed + count) - len(request.block_ids)
+        start, end = request.num_computed, request.num_computed + count
+        need = self.blocks_for(end) - len(request.block_ids)
         if self._groups is not None:
             self._open(request)
-            self._give_old(request, request.num_computed)
-        if need > 0:
-            fresh = self.pool.allocate(need * (1 + len(self._others)))
+            self._give_old(request, start)
+        places = [] if self._states is None else self._states.lacking(request, start, end)
+        if need > 0 or places:
+            need = max(0, need)
+            of_tokens = need * (1 + len(self._windows))
+            of_states = len(places) * (len(self._others) - len(self._windows))
+            fresh = self.pool.allocate(of_tokens + of_states)
             request.block_ids += fresh[:need]
-            for group in self._others:
+            for group in self._windows:
                 request.others[group - 1] += fresh[group * need : (group + 1) * need]
+            if self._states is not None:
+                self._states.take(request, places, fresh[of_tokens:])
 
     # --- naming
 
@@ -262,14 +290,28 @@ class BlockBook:
         return [(keys[i], request.block_ids[i], self.facts(request, i)) for i in range(first, end)]
 
     def _named_others(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
-        """The same of the other groups, of which the request still has some."""
+        """The same of the other groups, of which the request still has some, and of states those that are saved."""
         keys = request.block_keys(self.block_size)
         return [
             (group_key(keys[i], group), table[i], self.facts(request, i))
             for group, table in enumerate(request.others, 1)
             for i in range(first, end)
-            if table[i] != GONE
+            if table[i] != GONE and (group in self._windows or (self._states and self._states.saves(request, i)))
         ]
+
+    def name_last_state(self, request: Request) -> list[tuple[BlockKey, int, Facts]]:
+        """Name the state at the last block border of a request that ends or loses its blocks, so that another one, or
+        the same one later, can go on there. Returns what name_full returns."""
+        if self._states is None or request.private or not self.prefix_caching:
+            return []
+        place, parts = self._states.last(request)
+        named = []
+        for group, block_id in parts:
+            key, facts = group_key(request.block_keys(self.block_size)[place], group), self.facts(request, place)
+            if self.pool.lookup(key) is None:
+                self.pool.name(block_id, key, facts, told=False)
+                named.append((key, block_id, facts))
+        return named
 
     def facts(self, request: Request, position: int) -> Facts:
         """Facts for eviction about the request's block at `position`."""
@@ -289,11 +331,23 @@ class BlockBook:
 
     def release(self, request: Request) -> None:
         """Release all blocks. Named blocks can still be found until they are evicted."""
+        self.name_last_state(request)
         self.pool.release(request.held_blocks)
         request.block_ids, request.others = [], []
         request.num_computed = 0
         request.num_named = 0
         self.changes += 1
+
+    def check_tables(self, request: Request) -> None:
+        """Raises IntegrityError unless the tables of all groups are as long as that of group 0 and have the blocks that
+        the next token of the request needs."""
+        for group in self._others if request.others else ():
+            assert self._groups is not None
+            table, tokens = request.others[group - 1], request.num_computed
+            first = self._groups.first_needed(group, tokens, self.block_size)
+            needed = table[first : self.blocks_for(tokens)] if request.num_computed else []
+            if len(table) != len(request.block_ids) or GONE in needed:
+                raise IntegrityError(f"{request.request_id} lacks blocks of group {group} behind {tokens} tokens")
 
 
 def _has_some_layers(request: Request) -> bool:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from attention.interface import RaggedBatch
+from attention.states import StateBatch
+from cache.layer_groups import GONE, LayerGroups
 from engine.model.gpu import Event, Gpu, gpu_of
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.logprobs import PromptScores
@@ -56,14 +58,18 @@ class Inputs:
     last_rows: Tensor  # [R] int64: the rows of q whose logits are needed, grouped by request
     order: list[int]  # request s of the batch is rows[order[s]]
     others: Sequence[RaggedBatch] = ()  # of the other groups: the same rows in other blocks
+    states: StateBatch | None = None  # of the groups of states, if there are any
 
 
 class InputBuilder:
     """Builds the inputs of each step. They are valid until the next `build`."""
 
-    def __init__(self, block_size: int, device: torch.device, gpu: Gpu | None = None, num_groups: int = 1) -> None:
-        """gpu: copies to the device; by default the one of `device`."""
-        self._num_groups = num_groups
+    def __init__(
+        self, block_size: int, device: torch.device, gpu: Gpu | None = None, groups: LayerGroups | None = None
+    ) -> None:
+        """gpu: copies to the device; by default the one of `device`. groups: of the model's layers; None = one."""
+        self._num_others = 0 if groups is None else groups.first_state - 1  # without states
+        self._num_states = 0 if groups is None else groups.num_states
         self._block_size = block_size
         self._gpu = gpu or gpu_of(device)
         self._device = torch.empty(0, dtype=torch.int64, device=device)  # any tensor there
@@ -121,16 +127,50 @@ class InputBuilder:
             q_lens=q_lens.tolist(),
             kv_lens=kv_lens.tolist(),
         )
-        if self._num_groups == 1:
+        if not self._num_others and not self._num_states:
             return Inputs(token_ids_t, batch, last_rows_t, order)
         of_rows: list[Sequence[Sequence[int] | np.ndarray]] = [
-            rows[i].others or [rows[i].block_ids] * (self._num_groups - 1) for i in order
+            rows[i].others or [rows[i].block_ids] * (self._num_others + self._num_states) for i in order
         ]
         others = [
             self._other_batch(batch, [tables[group] for tables in of_rows], counts, request, positions)
-            for group in range(self._num_groups - 1)
+            for group in range(self._num_others)
         ]
-        return Inputs(token_ids_t, batch, last_rows_t, order, others)
+        states = self._state_batch(batch, of_rows, [bool(rows[i].others) for i in order]) if self._num_states else None
+        return Inputs(token_ids_t, batch, last_rows_t, order, others, states)
+
+    def _state_batch(
+        self, batch: RaggedBatch, of_rows: Sequence[Sequence[Sequence[int] | np.ndarray]], own: Sequence[bool]
+    ) -> StateBatch:
+        """Where the step reads and writes states. own: whether a row has tables of its own for them; otherwise it
+        measures time, and only its last state is written, to a block of its KV."""
+        size, device = self._block_size, batch.block_tables.device
+        read = np.zeros((len(of_rows), self._num_states), np.int64)
+        decodes = np.zeros((batch.num_decodes, self._num_states), np.int64)
+        fresh = np.zeros(len(of_rows), np.bool_)
+        chunks = []
+        for s, (tables, count, end) in enumerate(zip(of_rows, batch.q_lens, batch.kv_lens, strict=True)):
+            of_states, start = tables[self._num_others :], end - count
+            fresh[s] = start == 0
+            if start:
+                read[s] = [table[(start - 1) // size] for table in of_states]
+            last = (end - 1) // size
+            if s < batch.num_decodes:
+                decodes[s] = [table[last] for table in of_states]
+                continue
+            places = range(start // size if own[s] else last, last + 1)
+            kept = [place for place in places if of_states[0][place] != GONE]
+            chunks.append(
+                [
+                    (
+                        min((place + 1) * size, end) - start,
+                        torch.tensor([int(table[place]) for table in of_states], device=device),
+                    )
+                    for place in kept
+                ]
+            )
+        of_all, begin, of_decodes = (torch.from_numpy(each).to(device) for each in (read, fresh, decodes))
+        return StateBatch(of_all, begin, of_decodes, chunks)
 
     def _other_batch(
         self,

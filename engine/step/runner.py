@@ -66,8 +66,7 @@ class Runner:
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
         self._forward: Callable[..., Tensor] = model.forward
         self._gpu = gpu or gpu_of(self.device)
-        num_groups = 1 if model.groups is None else len(model.groups.windows)
-        self._inputs = InputBuilder(block_size, self.device, self._gpu, num_groups)
+        self._inputs = InputBuilder(block_size, self.device, self._gpu, model.groups)
         self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
         self._masks = masks
         self._around_forward = around_forward
@@ -179,7 +178,8 @@ class Runner:
 
 def _of_groups(inputs: Inputs) -> dict[str, Any]:
     """Arguments of Model.forward, which recordings do not take."""
-    return {"others": inputs.others} if inputs.others else {}
+    of_states = {} if inputs.states is None else {"states": inputs.states}
+    return of_states | ({"others": inputs.others} if inputs.others else {})
 
 
 def _sampling_rows(row: Row) -> Sequence[SamplingRow]:

@@ -2,6 +2,8 @@
 
 Files:
     architecture  A model as plans and the simulator see it: the groups of its KV, and its weights
+    channels      Kimi Linear: most layers keep a state, with a decay for each channel (arXiv 2510.26692), the others
+                  a latent
     delta         Qwen3-Next: three layers of four keep a state (gated delta rule, arXiv 2412.06464), the fourth K and
                   V per head
     families      The common parts of families that the engine does not run: how they are described, and what several

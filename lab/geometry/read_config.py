@@ -15,6 +15,7 @@ from engine.checkpoint.hf_config import from_hf
 from engine.model.model_config import check
 from engine.model.model_error import ModelError
 from lab.geometry.architecture import Part, Weights
+from lab.geometry.channels import CHANNELS
 from lab.geometry.delta import DELTA
 from lab.geometry.families import COMMON, Family, Json, Types, bytes_of, heads_part
 from lab.geometry.latent import LATENT
@@ -24,6 +25,7 @@ FAMILIES = {
     "DeepseekV2ForCausalLM": LATENT,
     "DeepseekV3ForCausalLM": LATENT,
     "GptOssForCausalLM": SINKS,
+    "KimiLinearForCausalLM": CHANNELS,
     "Qwen3NextForCausalLM": DELTA,
 }
 """By the names in `architectures` of config.json."""

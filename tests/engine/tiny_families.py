@@ -116,13 +116,65 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Our name of the case -> (transformers' prefix, changes to SIZES)."""
 
+NEXT = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": ("Qwen3Next", NEXT),
+    "qwen3-next-dense": (
+        "Qwen3Next",
+        NEXT
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mlp_only_layers": [0, 1],
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            "linear_conv_kernel_dim": 3,
+            "linear_value_head_dim": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "kimi-linear": (
+        "KimiLinear",
+        {
+            "head_dim": None,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 24,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "linear_num_heads": 3,
+            "linear_head_dim": 16,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "moe_intermediate_size": 40,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+}
+"""The same for families whose layers keep states: their KV pool is not that of `ours`."""
+
 
 def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrainedModel:
     """The family's model in float32 as transformers made and saved it; norms and biases random too. `more` replaces
     values of its configuration."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    prefix, changes = FAMILIES[name]
+    prefix, changes = (FAMILIES | WITH_STATES)[name]
     kind = "Gemma3Text" if prefix == "Gemma3" else prefix
     sizes = {key: value for key, value in (SIZES | changes | more).items() if key != "head_dim" or value is not None}
     config = getattr(transformers, kind + "Config")(
@@ -132,6 +184,8 @@ def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrai
     for parameter_name, parameter in model.named_parameters():
         if "norm" in parameter_name or parameter_name.endswith(("bias", "sinks")):
             parameter.add_(torch.randn_like(parameter) * 0.2)
+        elif parameter_name.endswith("A_log"):
+            torch.nn.init.normal_(parameter, -3, 0.5)  # a state that lasts for tens of tokens
         elif "embed" not in parameter_name:
             torch.nn.init.normal_(parameter, std=0.15)  # transformers leaves the routers at zero
     for buffer_name, buffer in model.named_buffers():

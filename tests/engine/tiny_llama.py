@@ -106,8 +106,9 @@ def runner(theirs: LlamaForCausalLM, backend: str = "torch", num_blocks: int = 6
 
 def logits_of(ours: Runner, rows: list[Row]) -> Tensor:
     """Logits of every token of the step, in the order of `rows`."""
-    inputs = InputBuilder(BLOCK_SIZE, ours.device).build(rows)
+    inputs = InputBuilder(BLOCK_SIZE, ours.device, groups=ours.model.groups).build(rows)
     every = torch.arange(len(inputs.token_ids))
-    logits = ours.model.forward(inputs.token_ids, inputs.batch, ours.kv_pool, every)
+    states = {} if inputs.states is None else {"states": inputs.states}
+    logits = ours.model.forward(inputs.token_ids, inputs.batch, ours.kv_pool, every, others=inputs.others, **states)
     parts = dict(zip(inputs.order, logits.split(inputs.batch.q_lens), strict=True))
     return torch.cat([parts[i] for i in range(len(rows))])

@@ -4,7 +4,7 @@ A model may have one more expert, shared by all tokens:
 
     out[t] = sum over the k chosen e of  weight[t, e] * down_e( act(gate_e x) * up_e x )   (+ shared(x))
 
-or with a bias in each of the three products of an expert.
+or sigmoid(w x) shared(x) (Qwen3-Next), or with a bias in each of the three products of an expert.
 
 routing.py chooses. Rows are sorted by expert, so that all experts are one grouped matrix product over E ragged groups
 for any number of tokens; an expert that no token chose costs nothing.
@@ -17,8 +17,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine.model.experts.routing import Router
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExpert:
+    """Called with x [T, H]; returns [T, H]."""
+
+    weight: Tensor  # [1, H]
+    expert: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight).sigmoid() * self.expert(x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from dataclasses import fields, replace
 
 import pytest
 
+from cache.layer_groups import StatePlaces
 from engine.config.agreement import disagreement
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
 from engine.config.machine import MOST_FILES, Gpu, Machine, survey
 from engine.config.resolve import OTHER_FILES, GiB, geometry, resolve
+from engine.model.delta_config import Delta
 from engine.model.model_config import ModelConfig
 
 MODEL = ModelConfig(
@@ -362,3 +364,36 @@ def test_the_disk_and_the_open_files_are_read(tmp_path):
     assert machine.disk_bytes == stat.f_blocks * stat.f_frsize
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert machine.max_files == soft and (soft == hard or soft >= MOST_FILES)
+
+
+DELTA = Delta(layers=(0, 1, 2), key_heads=2, key_size=64, value_heads=4, value_size=64, kernel=4)
+NEXT = replace(MODEL, num_layers=4, delta=DELTA, max_position_embeddings=1 << 20)
+
+
+def test_states_take_blocks_of_the_arena():
+    config = settle("--kv-cache-bytes", "20M", "--max-num-batched-tokens", "512", model=NEXT)
+    shape = geometry(config, NEXT, "float32")
+    assert shape.num_layers == 1 and shape.block_bytes == 2 * 3 * 16 * 64 * 4
+    states = 3 * DELTA.state_bytes(4)
+    assert shape.state_blocks == -(-states // shape.block_bytes) == 9
+    longer = settle("--kv-cache-bytes", "20M", "--max-num-batched-tokens", "512", "--state-interval", "1", model=NEXT)
+    blocks = config.kv_cache_bytes // shape.block_bytes
+    assert config.max_model_len == 16 * (blocks - 9 * StatePlaces(16, 256).most(512))
+    assert longer.max_model_len == 16 * (blocks - 9 * StatePlaces(16, 1).most(512)) < config.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        (("--kv-groups", "uniform"), "give windows"),
+        (("--kv-cache-dtype", "int8"), "leave it on auto"),
+        (("--pool-dtype", "fp8"), "leave it on auto"),
+        (("--wire-dtype", "int8"), "leave it on auto"),
+        (("--speculative-method", "ngram"), "give none"),
+        (("--prefill-parallel", "cpp"), "give none"),
+        (("--tensor-parallel-size", "2"), "computed by one rank"),
+    ],
+)
+def test_what_a_model_with_states_cannot_have(argv, remedy):
+    with pytest.raises(UsageError, match=f"{argv[0]} {argv[1]}: .*{remedy}"):
+        settle(*argv, model=NEXT)

@@ -131,7 +131,8 @@ def test_only_what_the_decode_node_needs_leaves(tokens, cached, cuts, overlap):
         here.num_computed = start = end
     wanted = {}
     for layer in range(geometry.model_layers):
-        group, place = geometry.place(layer)
+        ((group, offset, _),) = geometry.pieces(layer)
+        place = offset // geometry.layer_bytes
         table = [there.block_ids, *there.others][group]
         wanted |= {(block, place): min(SIZE, tokens - SIZE * i) for i, block in enumerate(table) if block != GONE}
     assert landed == wanted

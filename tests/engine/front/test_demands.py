@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cache.block import BlockGeometry
 from cache.keys import root_key
+from cache.layer_groups import layer_groups
 from cache.results import LeadingRun
 from engine.front.demands import Demands
 from engine.sampling.params import SamplingParams
@@ -108,6 +110,19 @@ def test_a_fetch_is_as_long_as_the_bytes_of_its_source(encodings, source, token,
     decision = placed(geometry(**encodings), view_of(LINKS, nodes), "mooncake", pooled, held)
     assert decision.prefix_source == source
     assert estimate(decision, "transfer_s") == pytest.approx(1e-3 + POOLED * token * 1e-7)
+
+
+def test_a_state_is_part_of_a_hand_over_and_of_a_fetch():
+    """As three blocks of the KV of tokens; arenas of other nodes are no source."""
+    plain = geometry()
+    groups = layer_groups((), [True, False, False], 3 * plain.block_bytes, plain.layer_bytes)
+    shape = replace(plain, groups=groups)
+    pooled = LeadingRun(POOLED // BLOCK, POOLED // BLOCK)
+    decision = placed(shape, view_of(LINKS), "mooncake", pooled, POOLED + BLOCK)
+    assert decision.prefix_source == "pool"
+    blocks = TOKENS / BLOCK * (63 + 3) / 63  # 62.5 blocks, priced as whole ones
+    assert estimate(decision, "handover_s") == pytest.approx(2e-3 + blocks * BLOCK * PLAIN * 1e-7)
+    assert estimate(decision, "transfer_s") == pytest.approx(1e-3 + (POOLED + 3 * BLOCK) * PLAIN * 1e-7)
 
 
 def test_what_was_measured_of_encoded_transfers_is_what_the_next_is_expected_to_take():

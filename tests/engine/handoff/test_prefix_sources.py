@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import pytest
 
 from cache.block import BlockGeometry
+from cache.layer_groups import layer_groups
 from cache.results import GetResult, LeadingRun
 from engine.core.costs import StepCosts
 from engine.handoff.arenas import HANDED_OVER_MAX, Arenas
@@ -59,14 +61,20 @@ class Pool:
     def __init__(self, run: LeadingRun) -> None:
         self.run = run
 
-    async def find(self, keys: Any) -> LeadingRun:
+    async def find(self, keys: Any, groups: Any = None) -> LeadingRun:
         return self.run
 
     async def get(self, keys: Any, block_ids: Any) -> GetResult:
         return GetResult(0, 0)
 
 
-def sources(run: LeadingRun | None = None, arenas: Arenas | None = None, policy: str = "auto", **rails: Any) -> Any:
+def sources(
+    run: LeadingRun | None = None,
+    arenas: Arenas | None = None,
+    policy: str = "auto",
+    geometry: BlockGeometry = GEOMETRY,
+    **rails: Any,
+) -> Any:
     """Computing a block of 4 tokens takes 4 ms."""
     costs, pool = StepCosts(), None if run is None else Pool(run)
     for _ in range(16):
@@ -74,7 +82,7 @@ def sources(run: LeadingRun | None = None, arenas: Arenas | None = None, policy:
             costs.prefill.observe(tokens, 0, tokens * 1e-3)
     chosen: Any = pool
     # type: ignore[arg-type]
-    return PrefixSources(chosen, chosen, arenas, Pool(LeadingRun(0)), GEOMETRY, Prices(costs, **rails), policy)
+    return PrefixSources(chosen, chosen, arenas, Pool(LeadingRun(0)), geometry, Prices(costs, **rails), policy)
 
 
 async def found(of: Any, first: int = 0) -> list[tuple[str, int]]:
@@ -105,6 +113,21 @@ async def test_the_arena_of_another_node_is_taken_where_it_pays():
     assert await found(sources(None, arenas, node_s=lambda node, nbytes: 9.0)) == [], "computed"
     assert await found(sources(LeadingRun(4, 4), arenas)) == [("b", 9), ("pool", 4)]
     assert (await found(sources(LeadingRun(10, 10), arenas)))[0] == ("pool", 10)
+
+
+async def test_with_states_only_the_pool_is_a_source():
+    """Nobody knows which states are in an arena; a load from the pool brings one along."""
+    groups = layer_groups((), [True, False, False], 5 * GEOMETRY.block_bytes, GEOMETRY.layer_bytes)
+    with_states = replace(GEOMETRY, groups=groups)
+    arenas, sizes = Arenas("me", lambda: holders(b=9), lambda node: True), list[int]()
+
+    def homes_s(keys: Any, nbytes: int) -> float:
+        sizes.append(nbytes)
+        return 0.0
+
+    assert await found(sources(None, arenas, geometry=with_states)) == []
+    assert await found(sources(LeadingRun(4, 4), arenas, geometry=with_states, homes_s=homes_s)) == [("pool", 4)]
+    assert sizes == [(4 + 5) * GEOMETRY.block_bytes]
 
 
 async def test_only_loads_without_a_disk_tell_how_fast_the_way_is():

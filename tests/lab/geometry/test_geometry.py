@@ -19,6 +19,7 @@ KV = {  # bytes: of a token in groups that grow, of a window's token, of a state
     "gpt-oss-120b": (36_864, 36_864, 0, 73_728),
     "Gemma-3-27B": (81_920, 425_984, 0, 507_904),
     "Qwen3-Next-80B": (24_576, 0, 77_266_944, 98_304),
+    "Kimi-Linear-48B": (8_064, 0, 43_417_600, 552_960),
     "SmolLM2-135M": (23_040, 0, 0, 23_040),
 }
 PARAMETERS = {  # billions: all, and of one token (of the model cards)
@@ -29,6 +30,7 @@ PARAMETERS = {  # billions: all, and of one token (of the model cards)
     "gpt-oss-120b": (116.8, 5.1),
     "Gemma-3-27B": (27.0, 27.0),
     "Qwen3-Next-80B": (80, 3.5),
+    "Kimi-Linear-48B": (49.1, 3.1),
     "SmolLM2-135M": (0.1345, 0.1345),
 }
 
@@ -108,6 +110,15 @@ def test_types_of_layers_may_be_listed():
     assert [(p.group.kind, p.group.layers) for p in parts_of(listed)] == [("full", 6), ("window", 30)]
     delta = find("Qwen3-Next-80B").config | {"layer_types": ["linear_attention", "full_attention"] * 24}
     assert [(p.group.kind, p.group.layers) for p in parts_of(delta)] == [("full", 24), ("state", 24)]
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next-80B", "Kimi-Linear-48B"])
+def test_the_engine_keeps_the_states_that_plans_count(name):
+    config, groups = find(name).config, [part.group for part in parts_of(find(name).config)]
+    model = from_hf({"intermediate_size": 5120} | dict(config))
+    states = [group for group in groups if group.kind == "state"]
+    assert [(group.layers, group.state_bytes) for group in states] == [(sum(model.states), model.state_bytes(2))]
+    assert model.num_parameters == weights_of(config).parameters
 
 
 def test_a_directory_of_a_family_of_the_engine(tmp_path):

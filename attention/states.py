@@ -1,0 +1,49 @@
+"""States of requests in the blocks of a paged pool: which blocks a step reads and writes, and where a layer's part is.
+
+A request's states are spread over G blocks, one of each group of states; a layer's part is one or more pieces of them.
+A step reads the state before its first token and writes the one after its last token, and those at the block borders on
+the way that the request keeps. The blocks that it reads and writes may be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateBatch:
+    """A step's blocks with states; requests in the order of the RaggedBatch, D of which have one token."""
+
+    read: Tensor  # [S, G] int64: the state before the step; without meaning for a request that begins
+    fresh: Tensor  # [S] bool: requests that begin, with a state of zeros
+    decodes: Tensor  # [D, G] int64: get the state after the token
+    chunks: Sequence[Sequence[tuple[int, Tensor]]]  # of each further request, in order: (tokens of this step, blocks
+    # [G] int64 that get the state after them); the last one after all of them
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Where one layer's state lies in the blocks of a request: (part, first element, element behind the last) of each
+    piece, in elements of float32."""
+
+    pieces: tuple[tuple[int, int, int], ...]
+
+    def read(self, memory: Tensor, blocks: Tensor) -> Tensor:
+        """memory [num_blocks, elements of a block] float32, blocks [N, G] -> a copy [N, elements of the state]."""
+        return torch.cat([memory[:, begin:end][blocks[:, part]] for part, begin, end in self.pieces], 1)
+
+    def write(self, memory: Tensor, blocks: Tensor, states: Tensor) -> None:
+        """states [N, elements of the state] float32; the blocks of different requests differ."""
+        done = 0
+        for part, begin, end in self.pieces:
+            memory[:, begin:end].index_copy_(0, blocks[:, part], states[:, done : done + end - begin])
+            done += end - begin
+
+
+def memory_of(pool: Tensor) -> Tensor:
+    """The same memory as rows of float32, one for each block: pool [num_blocks, ...] of any float type, contiguous."""
+    return pool.view(len(pool), -1).view(torch.float32)

@@ -1,0 +1,140 @@
+"""A layer with a gated delta rule instead of attention (arXiv 2412.06464): its past is a state.
+
+    [q | k | v | z | b | a] = x W          z, as long as v, gates the output; b and a are one number per value head
+    q, k, v <- silu( conv( q, k, v ) )     causal, a kernel for each channel over the last `kernel` tokens
+    g = -e^A softplus(a + dt)              the decay, of each value head          rate = sigmoid(b)
+    o = rule( q, k, v, g, rate )           attention/delta_rule.py
+    out = W_o ( norm(o) silu(z) )          the norm over a head's values
+
+This is Qwen3-Next. Kimi Linear (arXiv 2510.26692) has a decay for each channel of a key, and makes both gates by two
+matrices with a narrow middle:
+
+    [q | k | v | b | f | h] = x W          a = f F, of each key channel           z = h G
+    out = W_o ( norm(o) sigmoid(z) )       the norm in float32
+
+The state of a request is the rule's matrix [value_heads, key_size, value_size] in float32 and the last kernel - 1
+inputs of the convolution in the pool's type. It lies in blocks of the KV pool (attention/states.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attention import delta_rule
+from attention.states import StateBatch, StateSlots
+from cache.layer_groups import state_pieces
+from engine.model.delta_config import STATE_ITEM, Delta
+from engine.model.ops import Linear, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowGates:
+    """The second matrices of Kimi Linear's gates."""
+
+    decay: Linear  # F [keys, key_size]
+    output: Linear  # G [values, value_size]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """One layer between its first product and its last, o."""
+
+    sizes: Delta
+    number: int  # among the layers with a state
+    conv: Tensor  # [channels, kernel]
+    log_decay: Tensor  # [value_heads] float32: A
+    dt: Tensor  # [value_heads] or [keys] float32
+    norm: Tensor  # [value_size]
+    eps: float
+    ops: Ops
+    narrow: NarrowGates | None = None
+
+    def __call__(self, projected: Tensor, memory: Tensor, kv_dtype: torch.dtype, states: StateBatch) -> Tensor:
+        """projected [T, columns of the first product] -> [T, values]; reads and writes states in `memory`
+        [num_blocks, elements] float32 (attention/states.py). kv_dtype: of the pool."""
+        sizes, heads = self.sizes, self.sizes.value_heads
+        mixed, z, decay, rate = self._gates(projected)
+        place = slots_of(self.number, sizes.state_bytes(kv_dtype.itemsize), memory.shape[1])
+        begun = place.read(memory, states.read).masked_fill(states.fresh[:, None], 0)
+        matrix, past = self._unpacked(begun, kv_dtype, projected.dtype)
+        out = projected.new_empty(len(projected), heads, sizes.value_size)
+        row = len(states.decodes)
+        if row:
+            window = torch.cat((past[:row], mixed[:row, None]), 1)  # [D, kernel, channels]
+            q, k, v = self._heads(self._convolved(window)[:, 0])
+            of_rows = matrix[:row].contiguous()
+            out[:row] = delta_rule.step(q, k, v, decay[:row], rate[:row], of_rows)
+            place.write(memory, states.decodes, self._packed(of_rows, window[:, 1:], kv_dtype))
+        for request, ends in enumerate(states.chunks, row):
+            tokens, now = slice(row, row + ends[-1][0]), matrix[request]
+            window = torch.cat((past[request], mixed[tokens]))  # [kernel - 1 + tokens, channels]
+            q, k, v = self._heads(self._convolved(window[None])[0])
+            begin = 0
+            for end, blocks in ends:
+                part, of_step = slice(begin, end), slice(row + begin, row + end)
+                out[of_step], now = delta_rule.chunk(q[part], k[part], v[part], decay[of_step], rate[of_step], now)
+                last = window[end : end + sizes.kernel - 1]
+                place.write(memory, blocks[None], self._packed(now[None], last[None], kv_dtype))
+                begin = end
+            row += begin
+        gate = z.reshape(out.shape).float()
+        if self.narrow is None:
+            out = self.ops.rms_norm(out, self.norm, self.eps) * F.silu(gate)
+        else:
+            out = self.ops.rms_norm(out.float(), self.norm.float(), self.eps) * gate.sigmoid()
+        return out.to(projected.dtype).flatten(1)
+
+    def _gates(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The convolution's inputs [T, channels], z [T, values], and decay and rate as attention/delta_rule.py has
+        them."""
+        sizes, heads, strength = self.sizes, self.sizes.value_heads, -self.log_decay.exp()
+        if self.narrow is None:
+            mixed, z, b, a = projected.split((sizes.channels, sizes.values, heads, heads), 1)
+            return mixed, z, strength * F.softplus(a.float() + self.dt), b.sigmoid()
+        mixed, b, f, h = projected.split((sizes.channels, heads, sizes.key_size, sizes.value_size), 1)
+        a = F.softplus(self.narrow.decay(f).float() + self.dt).unflatten(1, (heads, sizes.key_size))
+        return mixed, self.narrow.output(h), strength[:, None] * a, b.sigmoid()
+
+    def _convolved(self, window: Tensor) -> Tensor:
+        """[N, kernel - 1 + T, channels] -> [N, T, channels]; products and sums in float32."""
+        kernel = self.sizes.kernel
+        tokens = window.shape[1] - kernel + 1
+        total = window[:, :tokens].float() * self.conv[:, 0]
+        for tap in range(1, kernel):
+            total = torch.addcmul(total, window[:, tap : tap + tokens].float(), self.conv[:, tap].float())
+        return F.silu(total.to(window.dtype))
+
+    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, channels] -> q, k [N, key_heads, key_size] and v [N, value_heads, value_size]."""
+        sizes = self.sizes
+        q, k, v = mixed.split((sizes.keys, sizes.keys, sizes.values), 1)
+        shape = (sizes.key_heads, sizes.key_size)
+        return q.unflatten(1, shape), k.unflatten(1, shape), v.unflatten(1, (sizes.value_heads, sizes.value_size))
+
+    def _unpacked(self, states: Tensor, kv_dtype: torch.dtype, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """[N, elements] float32 -> matrices [N, value_heads, key_size, value_size] and inputs [N, kernel - 1, channels]
+        of `dtype`."""
+        sizes = self.sizes
+        matrix = states[:, : sizes.matrix].unflatten(1, (sizes.value_heads, sizes.key_size, sizes.value_size))
+        inputs = states[:, sizes.matrix :].contiguous().view(kv_dtype)[:, : (sizes.kernel - 1) * sizes.channels]
+        return matrix, inputs.unflatten(1, (sizes.kernel - 1, sizes.channels)).to(dtype)
+
+    def _packed(self, matrix: Tensor, inputs: Tensor, kv_dtype: torch.dtype) -> Tensor:
+        """The inverse of _unpacked."""
+        row = inputs.to(kv_dtype).flatten(1)
+        row = F.pad(row, (0, -row.shape[1] % (STATE_ITEM // kv_dtype.itemsize)))
+        return torch.cat((matrix.flatten(1), row.contiguous().view(torch.float32)), 1)
+
+
+@lru_cache(maxsize=256)
+def slots_of(number: int, state_bytes: int, elements: int) -> StateSlots:
+    """Of the number-th layer with a state, in blocks of `elements` float32."""
+    found = state_pieces(number, state_bytes, elements * STATE_ITEM)
+    return StateSlots(
+        tuple((part, offset // STATE_ITEM, (offset + nbytes) // STATE_ITEM) for part, offset, nbytes in found)
+    )
