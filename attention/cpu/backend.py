@@ -34,6 +34,9 @@ from attention.interface import RaggedBatch
 
 MAX_HEAD_SIZE = 1024
 
+ONE_ROW = torch.tensor([0, 1], dtype=torch.int32)
+"""Offsets of the rows of a batch of one row."""
+
 
 @dataclass(slots=True)
 class Plan:
@@ -117,6 +120,19 @@ class CpuBackend:
             kernel = self.library.mooncake_decode if are_decodes else self.library.mooncake_prefill
             kernel(ctypes.addressof(call))
         return out
+
+    def attend_part(
+        self, q: Tensor, kv: Tensor, blocks: Tensor, tokens: int, scale: float, soft_cap: float
+    ) -> tuple[Tensor, Tensor]:
+        """See attention/parts.py."""
+        plan = Plan(ONE_ROW, torch.tensor([tokens], dtype=torch.int32), blocks[None], ONE_ROW.long(), [])
+        call = attend_call(q, kv, plan, scale, 0, soft_cap)
+        out = torch.empty(q.shape, dtype=torch.float32)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        call.kv.data, call.q, call.out, call.lse = kv.data_ptr(), q.data_ptr(), out.data_ptr(), lse.data_ptr()
+        call.first, call.last = 0, 1
+        self.library.mooncake_decode(ctypes.addressof(call))
+        return out, lse
 
 
 def looks(x: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:

@@ -29,7 +29,8 @@ from sched.stretch import Waiting
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
-    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one."""
+    tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one. `beyond_len`: longest
+    prompt + output of a request whose KV exceeds the arena (Request.cold); 0 = there are none."""
 
     prefix_caching: bool = True
     policy: BatchingPolicy = field(default_factory=DecodeFirst)
@@ -37,6 +38,7 @@ class BatchRules:
     speculator: Speculator | None = None
     recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
     groups: LayerGroups | None = None
+    beyond_len: int = 0
 
 
 class Batcher:
@@ -68,6 +70,9 @@ class Batcher:
         self._in_step: dict[str, Request] = {}
         self._changes = 0
         self._part_ran = False  # in the last step
+        self._beyond_len = rules.beyond_len
+        self._began = 0.0  # the last step
+        self._rests_until = 0.0  # the request beyond memory, so that others have half of the time
 
     @property
     def version(self) -> int:
@@ -188,21 +193,28 @@ class Batcher:
     # --- prefix loads from lower tiers and other nodes
 
     def loads(self, now: float, limit: int) -> list[Request]:
-        """The next waiting requests whose prefix the node should look up outside this pool, at most `limit` in flight.
+        """The next waiting requests whose prefix the node should look up outside this pool, at most `limit` in flight;
+        and the next request beyond memory, for which it should find room in the tier.
 
         They leave the queue until `loaded` puts them back in their place.
         """
-        if not self.blocks.prefix_caching:
-            return []
-        room = limit - sum(r.state is RequestState.LOADING for r in self.waiting)
         waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
-        unknown = [r for r in waiting if not r.looked_up and not r.scores_prompt]
-        chosen = self._order.order(now, unknown)[: max(0, room)]
+        unknown = self._order.order(now, [r for r in waiting if not r.looked_up and not r.scores_prompt])
+        chosen = self._next_cold(unknown)
+        if self.blocks.prefix_caching:
+            room = limit - sum(r.state is RequestState.LOADING and r.cold is None for r in self.waiting)
+            chosen = [r for r in unknown if r.cold is None][: max(0, room)] + chosen
         self._changes += len(chosen)
         for request in chosen:
             request.looked_up = True
             request.move(now, RequestState.LOADING)
         return chosen
+
+    def _next_cold(self, unknown: Sequence[Request]) -> list[Request]:
+        """The next request beyond memory, if no other one has its room in the tier or waits for it."""
+        everyone = {**self.requests, **self._in_step}.values()  # an ended one keeps its room until its step has ended
+        busy = [r for r in everyone if r.cold is not None and (r.cold.open or r.state is RequestState.LOADING)]
+        return [r for r in unknown if r.cold is not None and (not busy or busy == [r])][:1]
 
     def loaded(self, now: float, request: Request) -> None:
         """The load has ended, with or without blocks: `schedule` may choose the request."""
@@ -233,7 +245,11 @@ class Batcher:
         if first is not None:
             need = self.blocks.lacks(first) - len(self.blocks.match(first))
             self.seats.make_room(now, first, need + len(self.running))  # each running request may grow by a block
+        self._began = now
         rows = self._choose(now)
+        if not rows and now < self._rests_until:
+            self._rests_until = now
+            rows = self._choose(now)
         if (
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
         ):  # no request can start in turn: start any that can, which frees what the others wait for
@@ -264,7 +280,7 @@ class Batcher:
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
-        for request in [r for r in self.running if r.decodes]:
+        for request in [r for r in self.running if r.decodes and not self._rests(now, r)]:
             if len(rows) >= self.max_num_batched_tokens:
                 break
             if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
@@ -287,6 +303,11 @@ class Batcher:
                 break
         return _still_running(rows)
 
+    def _rests(self, now: float, request: Request) -> bool:
+        """Whether the request is not in the next step because its last one took so long: a step over cold blocks takes
+        as long as many others, and a step has one end for all its requests."""
+        return request.cold is not None and now < self._rests_until
+
     def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> None:
         if self.seats.grow(now, request, 1):
             rows.append(self._row(request, 1))
@@ -296,7 +317,8 @@ class Batcher:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
-        queue, behind = self._turns(self._order.order(now, self.seats.prompts()))
+        prompts = [request for request in self.seats.prompts() if not self._rests(now, request)]
+        queue, behind = self._turns(self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
@@ -346,7 +368,7 @@ class Batcher:
 
     def _computing_for(self, request: Request) -> Request | None:
         """The running prompt that will compute the next block of `request`."""
-        begun = (other for other in self.running if other.num_uncomputed > 1 and other.part is None)
+        begun = (other for other in self.running if other.num_uncomputed > 1 and not other.apart)
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
@@ -380,6 +402,8 @@ class Batcher:
         done = Committed()
         self._changes += 1
         self._in_step = {}
+        if step.has_cold:
+            self._rests_until = now + (now - self._began)
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
             if request.finished:  # aborted while the step ran; its blocks were kept until now
@@ -403,7 +427,8 @@ class Batcher:
         assert tokens, "a sampling row yields at least one token"
         for kept, token in enumerate(tokens, 1):
             request.token_ids.append(token)
-            reason = request.stop_reason(self.eos_token_ids, self.max_model_len)
+            longest = self.max_model_len if request.cold is None else self._beyond_len
+            reason = request.stop_reason(self.eos_token_ids, longest)
             if reason:
                 return reason, kept
         return None, len(tokens)

@@ -2,7 +2,8 @@
 
 The model runs once for each of the weights that the step's requests use: once, except while requests finish on weights
 that have been replaced (engine/core/held_weights.py). A part of a long prompt (engine/pipeline/) runs by itself,
-because its rows pass other layers than those of the other requests.
+because its rows pass other layers than those of the other requests; so does a request whose KV exceeds the arena
+(engine/step/cold.py), because it reads the rest of it layer by layer.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ class ModelSteps:
         for place, row in enumerate(step.rows):
             if row.request.part is not None:
                 sampled[place] = self._run_part(place, row, loop)
+            elif (cold := row.request.cold) is not None:
+                runner = self._weights.runner(row.request.weights)
+                sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold)
         parts = by_weights(step.rows)
         for weights, places in parts.items():
             rows = [step.rows[place] for place in places]
@@ -120,10 +124,10 @@ class ModelSteps:
 
 
 def by_weights(rows: Sequence[ScheduledRow]) -> dict[bytes, list[int]]:
-    """The places of a step's rows with all layers by the weights that they use; the order of rows stays."""
+    """The places of a step's rows in the ragged batch by the weights that they use; the order of rows stays."""
     parts: dict[bytes, list[int]] = {}
     for place, row in enumerate(rows):
-        if row.request.part is None:
+        if not row.request.apart:
             parts.setdefault(row.request.weights, []).append(place)
     return parts
 

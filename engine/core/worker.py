@@ -177,6 +177,8 @@ class Worker:
     def _loaded(self, request: Request) -> None:
         if self._parts is not None and request.part is not None and not request.finished:
             self._parts.found(request)
+        if request.cold is not None and request.cold.refused:
+            self.fail(request, request.cold.refused)
         self.wake()
 
     def fail(self, request: Request, reason: str) -> None:
@@ -341,9 +343,10 @@ class Worker:
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: error emissions of requests that cannot continue."""
         begin, end = self._model.ran
-        # The times of steps that waited for a prefix, used several weights or computed the logits of a prompt do not
-        # predict other steps.
-        if not self._model.unusual and not any(row.request.scores_prompt for row in step.rows):
+        # The times of steps that waited for a prefix, used several weights, computed the logits of a prompt or read
+        # cold blocks do not predict other steps.
+        scores = any(row.request.scores_prompt for row in step.rows)
+        if not self._model.unusual and not scores and not step.has_cold:
             self.costs.observe(step, end - begin)
         if self._recorder is not None:
             self._recorder.add(step, begin, end, self._idle, self._model.unusual)

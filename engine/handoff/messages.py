@@ -87,12 +87,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """PREFILL. `target` is None if the prefill node also decodes; `stage`: if the node computes some of the layers."""
+    """PREFILL. `target` is None if the prefill node also decodes; `stage`: if the node computes some of the layers;
+    `beyond`: the request's KV exceeds its arena (engine/beyond/)."""
 
     request: WireRequest
     promise: Promise
     target: KvTarget | None = None
     stage: StageOf | None = None
+    beyond: bool = False
 
 
 @dataclass(frozen=True, slots=True)

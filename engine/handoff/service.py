@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -117,6 +117,7 @@ class EngineService:
         self._stages = Stages(channel, worker, metrics, self._stage_computed)
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._welcome: Callable[[Request], None] | None = None  # requests beyond memory
         channel.handle(messages.PROBE, typed(Probe, self._on_probe))
         channel.handle(messages.RESERVE, typed(Reserve, self._on_reserve))
         channel.handle(messages.PREFILL, typed(Prefill, self._on_prefill))
@@ -174,6 +175,10 @@ class EngineService:
                 "overloaded",
                 {"retry_after_s": self._own_load.room_in_s()},
             )
+        if body.beyond:
+            if self._welcome is None:
+                raise RemoteError(f"{self._node_id} takes no request whose KV exceeds its arena: --beyond-memory off")
+            self._welcome(request)
         transfer = None
         if (target := body.target) is not None:
             layers = None if request.part is None else range(request.part.begin, request.part.end)
@@ -186,6 +191,10 @@ class EngineService:
         self._worker.add(request, transfer)
         if body.stage is not None:
             self._stages.add(request, body.stage)
+
+    def take_beyond(self, welcome: Callable[[Request], None]) -> None:
+        """This node takes requests whose KV exceeds its arena: `welcome` hears of each before it is queued."""
+        self._welcome = welcome
 
     def _stage_landed(self, request_id: str, decode: str, tokens: int) -> None:
         self._channel.post(decode, STAGE_LANDED, encode(StageLanded(request_id, tokens)))

@@ -57,6 +57,11 @@ class Step:
         """Whether a row computes only some of the layers."""
         return any(row.request.part is not None for row in self.rows)
 
+    @property
+    def has_cold(self) -> bool:
+        """Whether the KV of a row exceeds the arena."""
+        return any(row.request.cold is not None for row in self.rows)
+
 
 Named = tuple[BlockKey, int, Facts]
 """A full block: (key, block id, facts)."""

@@ -1,0 +1,210 @@
+"""Host: says whether this node can take a request whose KV exceeds its arena, and finds the request's room.
+
+One such request has its room at a time; others wait for it in the queue (Batcher.loads). In the queue it counts as
+class batch, so that requests which fit into the arena go first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from cache.block import BlockGeometry, BlockKey
+from cache.pool.policy import Facts
+from cache.tiers.local_store import LocalStore, NoSpace
+from cache.tiers.lodging import Lodging
+from engine.beyond.lodged import Done, Memory, RequestRoom
+from engine.beyond.messages import FORESEE, Foresee, Foreseen
+from engine.beyond.window import Reader
+from engine.config.beyond import beyond_room
+from engine.config.config import Config
+from engine.core.batcher import Batcher
+from engine.core.costs import StepCosts
+from engine.core.priority import step_back
+from engine.handoff.messages import split_keys
+from engine.step.cold import Cold
+from engine.step.inputs import Row
+from engine.step.request import Request
+from net.bodies import typed
+from net.channel.channel import Channel
+from net.transfer.common.memory import Region
+from sched.beyond import ColdSteps, Forecast, forecast, no_room, too_slow
+from sched.classes import BATCH
+
+if TYPE_CHECKING:
+    from engine.step.runner import Runner
+
+log = logging.getLogger("mooncake.engine")
+
+T = TypeVar("T")
+InThread = Callable[[Callable[[], T]], Awaitable[T]]
+"""Runs in the engine thread, between two steps."""
+
+SHARES = (8, 2, 1)
+"""The calibration measures steps over one eighth, one half and all of its slots."""
+
+MEASURED_BYTES = 64 << 20
+"""Cold bytes of the largest step of the calibration."""
+
+FACTS = Facts(service_class=BATCH.name)
+
+
+class Host:
+    """The requests beyond memory of one node."""
+
+    def __init__(
+        self,
+        config: Config,
+        geometry: BlockGeometry,
+        arena: Region,
+        share: LocalStore,
+        batcher: Batcher,
+        costs: StepCosts,
+        channel: Channel,
+    ) -> None:
+        """arena: the engine's, on the CPU. share: with a DRAM tier whose slots are blocks of the arena."""
+        found = beyond_room(config, geometry)
+        assert found is not None and share.arena is not None, "checked when the flags were resolved"
+        self.room = found
+        self._node_id, self._classes = config.node_id, config.classes
+        self._share, self._batcher, self._costs = share, batcher, costs
+        self._chunk_tokens = min(found.chunk_tokens, config.max_num_batched_tokens)
+        layers, nbytes = geometry.num_layers, geometry.layer_bytes
+        tier, ours = (
+            np.frombuffer(region.memory, np.uint8)[: region.nbytes // (layers * nbytes) * layers * nbytes]
+            for region in (share.arena.region, arena)
+        )
+        tier, ours = tier.reshape(-1, nbytes), ours.reshape(-1, nbytes)
+        self._reader = Reader(tier, ours, layers, partial(step_back, config.engine_nice))
+        self.memory = Memory(tier, ours, self._reader, geometry.block_bytes, config.block_checksums)
+        self.steps = ColdSteps()
+        self.done = Done()
+        self.tier_bytes_per_s = 0.0  # measured at the start, without computation
+        channel.handle(FORESEE, typed(Foresee, self._on_foresee))
+
+    # --- before it is placed
+
+    async def _on_foresee(self, peer: str, body: Foresee, data: memoryview) -> Foreseen:
+        keys = split_keys(data)
+        if (reason := no_room(body.tokens, body.output, self.room, self._node_id)) is not None:
+            return Foreseen(reason)
+        known = self._share.count_leading(keys) * self.room.block_size
+        found = self.forecast(body.tokens, body.output, known)
+        tbt_s = self._classes[body.service_class].tbt_s
+        if (reason := too_slow(found, body.service_class, tbt_s, self._node_id)) is not None:
+            return Foreseen(reason)
+        return Foreseen("", known, found.cold_bytes, found.token_s, self._wait_s(), found.prompt_s)
+
+    def forecast(self, tokens: int, output: int, known: int) -> Forecast:
+        chunks = -(-(tokens - known) // self._chunk_tokens)
+        prefill_s = self._costs.prefill.estimate(tokens - known, known, chunks)
+        return forecast(tokens, output, known, self.room, self.steps, prefill_s)
+
+    def _wait_s(self) -> float:
+        """Seconds until the requests beyond memory that are here have their prompts computed; their answers take longer
+        by an unknown time."""
+        total = 0.0
+        for request in self._batcher.requests.values():
+            if request.cold is not None and request.num_uncomputed > 1:
+                total += self.forecast(request.num_tokens, 0, request.num_computed).prompt_s
+        return total
+
+    # --- here
+
+    def welcome(self, request: Request) -> None:
+        """A request beyond memory has come: it waits for its room from now on."""
+        found = self.room
+        request.cold = Cold(found.hot_blocks, found.window_blocks, found.block_size)
+        request.service_class = BATCH.name
+        self.done.requests += 1
+
+    async def open(self, request: Request) -> None:
+        """Find the request's room in the tier; what the tier has of its prompt is not computed again. If there is none,
+        `refused` of its Cold says why."""
+        cold = request.cold
+        if cold is None or cold.open or request.finished:
+            return
+        size = self.room.block_size
+        output = request.sampling.max_tokens - request.num_output_tokens
+        need = self.room.cold_of(request.num_tokens + output)
+        keys: Sequence[BlockKey] = ()
+        if self._batcher.blocks.prefix_caching and request.fetches:
+            keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
+        try:
+            lodging = await self._share.lodge(keys, need, FACTS)
+        except NoSpace as error:
+            cold.refused = f"no room beyond the arena of {self._node_id}: {error}; raise --dram-bytes there"
+            return
+        if request.finished:
+            lodging.close()
+            return
+        here = RequestRoom(lodging, self.memory, self.steps, self.done)
+        self._batcher.blocks.lodge(request, here, lodging.found, lodging.fresh)
+        known = len(lodging.found) * size
+        expected = self.forecast(request.num_tokens, output, known)
+        request.journal.note(
+            time.monotonic(),
+            "beyond_memory",
+            {
+                "cold_blocks": need,
+                "known_tokens": known,
+                "hot_blocks": cold.hot_blocks,
+                "cold_bytes": expected.cold_bytes,
+                "token_s": expected.token_s,
+                "prompt_s": expected.prompt_s,
+                "tier_bytes_per_s": self.tier_bytes_per_s,
+            },
+        )
+
+    async def calibrate(self, in_thread: InThread, runner: Runner, blocks: Sequence[int]) -> int:
+        """Measure the tier, and decode steps over few and many cold blocks; returns the number of measured steps.
+        `blocks`: of the arena, which nobody uses now."""
+        most = max(1, min(self._share.most_lodged, MEASURED_BYTES // self.room.block_bytes))
+        try:
+            lodging = await self._share.lodge((), most, FACTS)
+        except NoSpace as error:  # writes to SSD from an earlier life
+            log.info("no calibration beyond memory: %s", error)
+            return 0
+        try:
+            return await in_thread(partial(self._calibrate, runner, blocks, lodging))
+        finally:
+            lodging.close()
+
+    def _calibrate(self, runner: Runner, blocks: Sequence[int], lodging: Lodging) -> int:
+        found, here = self.room, RequestRoom(lodging, self.memory, self.steps, Done())
+        for slot in lodging.fresh:  # touches its pages
+            self.memory.store(blocks[0], slot)
+        self.tier_bytes_per_s = self.memory.rate(lodging.fresh, blocks[: found.window_blocks])
+        measured = 0
+        for share in SHARES:
+            count = max(1, len(lodging.fresh) // share)
+            for warm in (True, False):  # the first one also allocates buffers
+                cold = Cold(found.hot_blocks, found.window_blocks, found.block_size)
+                cold.lodge(here, lodging.fresh[:count], ())
+                cold.seat(blocks[: found.arena_blocks])
+                runner.step_beyond(Row([1], cold.cold_tokens, ()), cold)
+                if not warm and cold.ran is not None:
+                    here.ran(*cold.ran)
+                    measured += 1
+        return measured
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state."""
+        return {
+            "room": asdict(self.room),
+            "done": asdict(self.done),
+            "bytes_read": self._reader.nbytes,
+            "read_s": self._reader.seconds,
+            "tier_bytes_per_s": self.tier_bytes_per_s,
+            "coefficients": self.steps.regression.coefficients,
+        }
+
+    def close(self) -> None:
+        self._reader.close()
+        del self.memory  # it keeps both arenas mapped

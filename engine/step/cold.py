@@ -1,0 +1,126 @@
+"""Cold: the blocks of a request whose KV exceeds the arena, and which of them lie where. Pure.
+
+    blocks of the request   0 ................ len(slots)  ....................
+    where they lie          slots of the tier (cold)        the arena (hot)
+
+The request takes its blocks of the arena once, when it gets a seat, and fills them again and again: when it needs room
+for new tokens, its oldest hot blocks, which are full, move to slots of the tier. If it loses its seat and its blocks,
+the cold ones stay; it computes again only what was hot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cache.block import BlockKey
+from cache.pool.policy import Facts
+
+
+class Pieces(Protocol):
+    """The cold blocks of one step in the window, layer after layer."""
+
+    def layer(self) -> Iterator[tuple[int, int]]:
+        """The next layer's pieces: (block of the arena, count). The block has that layer of `count` cold blocks, one
+        after the other, until the next piece is asked for."""
+
+
+class Lodged(Protocol):
+    """The tier's room for one request (engine/beyond/lodged.py). `read` and `store` run in the engine thread, the
+    others on the event loop."""
+
+    def read(self, slots: Sequence[int], window: Sequence[int]) -> AbstractContextManager[Pieces]:
+        """Read all layers of these slots through these blocks of the arena. Nothing is written to them any more when
+        the context ends."""
+
+    def store(self, block_id: int, slot: int) -> int:
+        """Copy a block of the arena to a slot; returns its checksum."""
+
+    def name(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> None:
+        """A slot has the whole block of this key: others may find it."""
+
+    def ran(self, tokens: int, cold_blocks: int, seconds: float) -> None:
+        """A step computed so many tokens of the request, over so many cold blocks."""
+
+    def close(self) -> None:
+        """Give all slots back."""
+
+
+Moved = tuple[int, int, int]
+"""A block that got its slot: (place in the request, slot, checksum)."""
+
+
+@dataclass(eq=False, slots=True)
+class Cold:
+    """Changed in the engine thread while a step runs, else on the event loop."""
+
+    hot_blocks: int
+    window_blocks: int
+    block_size: int
+    lodged: Lodged | None = None  # None: the tier has no room for it yet
+    refused: str = ""  # why the tier has none
+    slots: list[int] = field(default_factory=list)  # of the first blocks, in order
+    spare: list[int] = field(default_factory=list)  # for the next ones
+    hot: list[int] = field(default_factory=list)  # blocks of the arena: those after the cold ones, in order
+    free: list[int] = field(default_factory=list)  # blocks of the arena for the next ones
+    window: list[int] = field(default_factory=list)  # blocks of the arena to read into
+    moved: list[Moved] = field(default_factory=list)  # in the last step
+    ran: tuple[int, int, float] | None = None  # the last step, as in Lodged.ran
+
+    @property
+    def open(self) -> bool:
+        """Whether it has its room in the tier."""
+        return self.lodged is not None
+
+    @property
+    def arena_blocks(self) -> int:
+        """That it takes while it has a seat."""
+        return self.hot_blocks + self.window_blocks
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one step."""
+        return (self.hot_blocks - 1) * self.block_size
+
+    @property
+    def cold_tokens(self) -> int:
+        return len(self.slots) * self.block_size
+
+    def lodge(self, lodged: Lodged, slots: Sequence[int], spare: Sequence[int]) -> None:
+        """The tier has room: `slots` hold the first blocks already, `spare` are for others."""
+        self.lodged, self.slots, self.spare = lodged, list(slots), list(spare)
+
+    def seat(self, block_ids: Sequence[int]) -> None:
+        """It has these blocks of the arena, `arena_blocks` of them."""
+        self.window, self.free = list(block_ids[: self.window_blocks]), list(block_ids[self.window_blocks :])
+
+    def unseat(self) -> None:
+        """It has no block of the arena any more."""
+        self.window, self.free, self.hot = [], [], []
+
+    def make_room(self, start: int, count: int) -> int:
+        """Room in hot blocks for `count` tokens, at most `chunk_tokens`, from position `start` on, before which all is
+        computed. Returns the number of tokens in cold blocks."""
+        assert self.lodged is not None
+        end = -(-(start + count) // self.block_size)
+        while end - len(self.slots) > self.hot_blocks:
+            block_id, slot = self.hot.pop(0), self.spare.pop()
+            self.moved.append((len(self.slots), slot, self.lodged.store(block_id, slot)))
+            self.slots.append(slot)
+            self.free.append(block_id)
+        while len(self.slots) + len(self.hot) < end:
+            self.hot.append(self.free.pop())
+        return self.cold_tokens
+
+    def take_moved(self) -> list[Moved]:
+        """The blocks that got their slots since the last call."""
+        moved, self.moved = self.moved, []
+        return moved
+
+    def close(self) -> None:
+        """The request has ended and no step computes it: give the tier's slots back."""
+        if self.lodged is not None:
+            self.lodged.close()
+        self.lodged, self.slots, self.spare, self.moved = None, [], [], []
