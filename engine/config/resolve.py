@@ -331,6 +331,8 @@ def _max_model_len(config: Config, model: ModelSizes, shape: BlockGeometry) -> i
     held, room = arena_tokens(config, shape), beyond_room(config, shape)
     if room is not None:
         held = max(held, room.tokens)
+    elif config.beyond_memory == "on":
+        held = max(held, most)  # it accepts them for the decode nodes
     if held < (wanted or 1):
         blocks = peak_blocks(-(-(wanted or 1) // config.block_size), shape.groups, config)
         beyond = "" if room is None else f", or --dram-bytes {_tier_bytes(wanted, room)}"
