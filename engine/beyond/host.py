@@ -17,7 +17,9 @@ import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
 from cache.pool.policy import Facts
-from cache.tiers.local_store import LocalStore, NoSpace
+from cache.store.calls import HOME_ERRORS
+from cache.store.store import Store
+from cache.tiers.local_store import NoSpace
 from cache.tiers.lodging import Lodging
 from engine.beyond.lodged import Done, Memory, RequestRoom
 from engine.beyond.messages import FORESEE, Foresee, Foreseen
@@ -63,17 +65,19 @@ class Host:
         config: Config,
         geometry: BlockGeometry,
         arena: Region,
-        share: LocalStore,
+        store: Store,
         batcher: Batcher,
         costs: StepCosts,
         channel: Channel,
     ) -> None:
-        """arena: the engine's, on the CPU. share: with a DRAM tier whose slots are blocks of the arena."""
-        found = beyond_room(config, geometry)
-        assert found is not None and share.arena is not None, "checked when the flags were resolved"
+        """arena: the engine's, on the CPU. store: with a share whose slots are blocks of the arena."""
+        found, share = beyond_room(config, geometry), store.local
+        assert found is not None and share is not None, "checked when the flags were resolved"
+        assert share.arena is not None
         self.room = found
         self._node_id, self._classes = config.node_id, config.classes
-        self._share, self._batcher, self._costs = share, batcher, costs
+        self._store, self._share, self._batcher, self._costs = store, share, batcher, costs
+        self._fetches, self._tier = config.prefix_fetch != "never", share.arena
         self._chunk_tokens = min(found.chunk_tokens, config.max_num_batched_tokens)
         layers, nbytes = geometry.num_layers, geometry.layer_bytes
         tier, ours = (
@@ -119,10 +123,12 @@ class Host:
 
     def welcome(self, request: Request) -> None:
         """A request beyond memory has come: it waits for its room from now on."""
-        found = self.room
-        request.cold = Cold(found.hot_blocks, found.window_blocks, found.block_size)
+        request.cold = self._cold()
         request.service_class = BATCH.name
         self.done.requests += 1
+
+    def _cold(self) -> Cold:
+        return Cold(self.room.hot_blocks, self.room.window_blocks, self.room.block_size, self._reader.num_layers)
 
     async def open(self, request: Request) -> None:
         """Find the request's room in the tier; what the tier has of its prompt is not computed again. If there is none,
@@ -141,12 +147,20 @@ class Host:
         except NoSpace as error:
             cold.refused = f"no room beyond the arena of {self._node_id}: {error}; raise --dram-bytes there"
             return
+        fetched = 0
+        try:
+            if not request.finished:
+                fetched = await self._fetch(keys[len(lodging.found) : need], lodging.fresh)
+        except BaseException:
+            lodging.close()
+            raise
         if request.finished:
             lodging.close()
             return
         here = RequestRoom(lodging, self.memory, self.steps, self.done)
-        self._batcher.blocks.lodge(request, here, lodging.found, lodging.fresh)
-        known = len(lodging.found) * size
+        slots, spare = [*lodging.found, *lodging.fresh[:fetched]], lodging.fresh[fetched:]
+        self._batcher.blocks.lodge(request, here, slots, spare)
+        known = len(slots) * size
         expected = self.forecast(request.num_tokens, output, known)
         request.journal.note(
             time.monotonic(),
@@ -154,6 +168,7 @@ class Host:
             {
                 "cold_blocks": need,
                 "known_tokens": known,
+                "fetched_tokens": fetched * size,
                 "hot_blocks": cold.hot_blocks,
                 "cold_bytes": expected.cold_bytes,
                 "token_s": expected.token_s,
@@ -162,7 +177,7 @@ class Host:
             },
         )
 
-    async def calibrate(self, in_thread: InThread, runner: Runner, blocks: Sequence[int]) -> int:
+    async def calibrate(self, in_thread: InThread[int], runner: Runner, blocks: Sequence[int]) -> int:
         """Measure the tier, and decode steps over few and many cold blocks; returns the number of measured steps.
         `blocks`: of the arena, which nobody uses now."""
         most = max(1, min(self._share.most_lodged, MEASURED_BYTES // self.room.block_bytes))
@@ -185,14 +200,26 @@ class Host:
         for share in SHARES:
             count = max(1, len(lodging.fresh) // share)
             for warm in (True, False):  # the first one also allocates buffers
-                cold = Cold(found.hot_blocks, found.window_blocks, found.block_size)
+                cold = self._cold()
                 cold.lodge(here, lodging.fresh[:count], ())
                 cold.seat(blocks[: found.arena_blocks])
-                runner.step_beyond(Row([1], cold.cold_tokens, ()), cold)
+                runner.step_beyond(Row([1], cold.cold_tokens, ()), cold, range(cold.num_layers))
                 if not warm and cold.ran is not None:
                     here.ran(*cold.ran)
                     measured += 1
         return measured
+
+    async def _fetch(self, keys: Sequence[BlockKey], slots: Sequence[int]) -> int:
+        """Read the leading run of `keys` that other nodes' shares have into `slots`; returns its length."""
+        if not keys or not self._fetches:
+            return 0
+        offsets = [self._tier.slot_span(slot)[0] for slot in slots[: len(keys)]]
+        try:
+            found = await self._store.get_into(keys, self._tier.name, offsets)
+        except HOME_ERRORS as error:
+            log.info("the prefix of a request beyond memory could not be fetched: %r", error)
+            return 0
+        return found.blocks
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""

@@ -44,8 +44,9 @@ class Memory:
     def rate(self, slots: Sequence[int], window: Sequence[int]) -> float:
         """Bytes/s of reading these slots into the window, without computation."""
         begin = time.perf_counter()
-        with self.reader.read(slots, window) as reading:
-            for _ in range(self.reader.num_layers):
+        layers = range(self.reader.num_layers)
+        with self.reader.read(slots, window, layers) as reading:
+            for _ in layers:
                 for _ in reading.layer():
                     pass
         return len(slots) * self.block_bytes / (time.perf_counter() - begin)
@@ -57,8 +58,8 @@ class RequestRoom:
     def __init__(self, lodging: Lodging, memory: Memory, steps: ColdSteps, done: Done) -> None:
         self._lodging, self._memory, self._steps, self._done = lodging, memory, steps, done
 
-    def read(self, slots: Sequence[int], window: Sequence[int]) -> Reading:
-        return self._memory.reader.read(slots, window)
+    def read(self, slots: Sequence[int], window: Sequence[int], layers: range) -> Reading:
+        return self._memory.reader.read(slots, window, layers)
 
     def store(self, block_id: int, slot: int) -> int:
         return self._memory.store(block_id, slot)

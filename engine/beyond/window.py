@@ -39,9 +39,9 @@ class Reader:
     def num_layers(self) -> int:
         return self._layers
 
-    def read(self, slots: Sequence[int], window: Sequence[int]) -> Reading:
+    def read(self, slots: Sequence[int], window: Sequence[int], layers: range) -> Reading:
         """Begin when the returned context is entered."""
-        return Reading(self, slots, window)
+        return Reading(self, slots, window, layers)
 
     def submit(self, reading: Reading) -> Future[None]:
         return self._thread.submit(reading.run)
@@ -62,11 +62,11 @@ class Reader:
 
 
 class Reading:
-    """One pass over all layers of some slots (engine.step.cold.Pieces), as a context."""
+    """One pass over some layers of some slots (engine.step.cold.Pieces), as a context."""
 
-    def __init__(self, reader: Reader, slots: Sequence[int], window: Sequence[int]) -> None:
+    def __init__(self, reader: Reader, slots: Sequence[int], window: Sequence[int], layers: range) -> None:
         places = np.array(slots, dtype=np.int64)
-        self._reader, self._window = reader, list(window)
+        self._reader, self._window, self._layers = reader, list(window), layers
         self._cuts = [places[at : at + reader.num_layers] for at in range(0, len(places), reader.num_layers)]
         self._free = Semaphore(len(self._window))
         self._filled: SimpleQueue[int | BaseException] = SimpleQueue()
@@ -90,7 +90,7 @@ class Reading:
         """In the reader's thread."""
         turn = 0
         try:
-            for layer in range(self._reader.num_layers):
+            for layer in self._layers:
                 for cut in self._cuts:
                     self._free.acquire()
                     if self._stopped:

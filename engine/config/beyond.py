@@ -19,7 +19,6 @@ def beyond_room(config: Config, geometry: BlockGeometry) -> Room | None:
     for found, what, remedy in (
         (config.device != "cpu", f"--device {config.device}", "only a CPU reads cold blocks into its arena"),
         (geometry.encoded, f"--pool-dtype {config.pool_dtype}", "the tier must keep blocks as the arena does"),
-        (geometry.groups is not None, "--kv-groups windows", "give --kv-groups uniform"),
         (geometry.kind != "full", "a model with a latent", "its rows have no attention in parts"),
     ):
         if found:

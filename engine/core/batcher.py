@@ -26,6 +26,11 @@ from sched.queueing import FCFS, QueueOrder
 from sched.stretch import Waiting
 
 
+SLICE_S, LONE_SLICE_S = 0.025, 0.25
+"""How long a step of a request beyond memory may delay the others of that step, and those that come while it runs alone:
+half of the strictest objective between tokens (sched/classes.py), and half of --max-step-ms."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
@@ -275,6 +280,10 @@ class Batcher:
         if self._speculator is not None:
             left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
             self._speculator.plan(rows, left, self.blocks)
+        for row in rows:
+            if (cold := row.request.cold) is not None:
+                row.layers = cold.next_layers(row.num_tokens, SLICE_S if len(rows) > 1 else LONE_SLICE_S)
+                row.samples = row.samples and row.ends
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
@@ -337,7 +346,10 @@ class Batcher:
             if request.request_id in taken:
                 continue
             share = request.share  # the budget bounds time: fewer layers, more tokens
-            count = self._chunk(request, min(int(budget / share), self.max_num_batched_tokens), whole=bool(rows))
+            if request.cold is not None:  # a few layers at a time instead: each chunk reads all that is cold
+                count, share = request.num_ready, 0.0
+            else:
+                count = self._chunk(request, min(int(budget / share), self.max_num_batched_tokens), whole=bool(rows))
             if not count:
                 break
             if waits:
@@ -391,6 +403,8 @@ class Batcher:
         return max(0, aligned) if whole or aligned > 0 else budget
 
     def _row(self, request: Request, count: int) -> ScheduledRow:
+        if request.cold is not None and request.cold.pending:
+            count = request.cold.pending
         end = request.num_computed + count
         samples = end == request.num_tokens and (request.part is None or request.part.last)
         return ScheduledRow(request, request.num_computed, count, samples)
@@ -409,6 +423,11 @@ class Batcher:
             if request.finished:  # aborted while the step ran; its blocks were kept until now
                 self.blocks.release(request)
                 continue
+            if request.cold is not None:
+                if not row.ends:
+                    request.cold.passed(row.num_tokens, row.layers.stop if row.layers is not None else 0)
+                    continue
+                request.cold.passed(0, 0)
             reason, kept = self._append(request, sampled or ()) if row.samples else (None, 0)
             written = row.start + row.num_tokens
             request.num_computed = min(written, request.num_tokens - 1) if row.samples else written

@@ -63,7 +63,8 @@ class ModelSteps:
                 sampled[place] = self._run_part(place, row, loop)
             elif (cold := row.request.cold) is not None:
                 runner = self._weights.runner(row.request.weights)
-                sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold)
+                assert row.layers is not None, "the batcher has chosen them"
+                sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold, row.layers)
         parts = by_weights(step.rows)
         for weights, places in parts.items():
             rows = [step.rows[place] for place in places]

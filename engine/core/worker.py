@@ -353,7 +353,7 @@ class Worker:
         self._idle = False
         others_s = [(end - begin) * share for share in step.other_prompts()]
         for row, seconds in zip(step.rows, others_s, strict=True):
-            row.request.journal.computed(begin, end, row.num_tokens, seconds)
+            row.request.journal.computed(begin, end, row.num_tokens if row.ends else 0, seconds)
         self.costs.ran(step, begin, others_s)
         failed = [*failed, *settle_losses(time.monotonic(), self.batcher, step, self._model.losses)]
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]

@@ -169,7 +169,7 @@ class Engine:
         share, config = cluster.store.local, self._config
         if beyond_room(config, geometry) is None or share is None or not isinstance(self.region, Region):
             return None
-        return Host(config, geometry, self.region, share, self.batcher, self.costs, cluster.channel)
+        return Host(config, geometry, self.region, cluster.store, self.batcher, self.costs, cluster.channel)
 
     def _speculator(self) -> Speculator | None:
         config, draft = self._config, self.draft

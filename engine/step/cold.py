@@ -6,6 +6,9 @@
 The request takes its blocks of the arena once, when it gets a seat, and fills them again and again: when it needs room
 for new tokens, its oldest hot blocks, which are full, move to slots of the tier. If it loses its seat and its blocks,
 the cold ones stay; it computes again only what was hot.
+
+A step over many cold blocks takes long, and all requests of a step wait for its end. So its tokens may pass the layers a
+few at a time, in several steps with other requests; between them `hidden` is what the next layer begins with.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from cache.block import BlockKey
 from cache.pool.policy import Facts
@@ -31,8 +34,8 @@ class Lodged(Protocol):
     """The tier's room for one request (engine/beyond/lodged.py). `read` and `store` run in the engine thread, the
     others on the event loop."""
 
-    def read(self, slots: Sequence[int], window: Sequence[int]) -> AbstractContextManager[Pieces]:
-        """Read all layers of these slots through these blocks of the arena. Nothing is written to them any more when
+    def read(self, slots: Sequence[int], window: Sequence[int], layers: range) -> AbstractContextManager[Pieces]:
+        """Read these layers of these slots through these blocks of the arena. Nothing is written to them any more when
         the context ends."""
 
     def store(self, block_id: int, slot: int) -> int:
@@ -42,7 +45,7 @@ class Lodged(Protocol):
         """A slot has the whole block of this key: others may find it."""
 
     def ran(self, tokens: int, cold_blocks: int, seconds: float) -> None:
-        """A step computed so many tokens of the request, over so many cold blocks."""
+        """So many tokens of the request have passed all layers, over so many cold blocks."""
 
     def close(self) -> None:
         """Give all slots back."""
@@ -59,6 +62,7 @@ class Cold:
     hot_blocks: int
     window_blocks: int
     block_size: int
+    num_layers: int
     lodged: Lodged | None = None  # None: the tier has no room for it yet
     refused: str = ""  # why the tier has none
     slots: list[int] = field(default_factory=list)  # of the first blocks, in order
@@ -67,7 +71,12 @@ class Cold:
     free: list[int] = field(default_factory=list)  # blocks of the arena for the next ones
     window: list[int] = field(default_factory=list)  # blocks of the arena to read into
     moved: list[Moved] = field(default_factory=list)  # in the last step
-    ran: tuple[int, int, float] | None = None  # the last step, as in Lodged.ran
+    pending: int = 0  # tokens that have passed the layers before `layer`; 0: none
+    layer: int = 0
+    hidden: Any = None  # their input of that layer, a tensor
+    spent_s: float = 0.0  # on them
+    layer_s: dict[bool, float] = field(default_factory=dict)  # of the last step, by whether it was for one token
+    ran: tuple[int, int, float] | None = None  # the last tokens that have passed all layers, as in Lodged.ran
 
     @property
     def open(self) -> bool:
@@ -99,6 +108,27 @@ class Cold:
     def unseat(self) -> None:
         """It has no block of the arena any more."""
         self.window, self.free, self.hot = [], [], []
+        self.passed(0, 0)
+
+    def next_layers(self, count: int, seconds: float) -> range:
+        """The layers that `count` tokens pass next, in about so many seconds; at least one."""
+        layer_s = self.layer_s.get(count == 1)
+        most = 1 if layer_s is None else max(1, int(min(self.num_layers, seconds / max(layer_s, 1e-9))))
+        return range(self.layer, min(self.num_layers, self.layer + most))
+
+    def computed(self, count: int, layers: range, seconds: float, hidden: Any) -> None:
+        """A step took `count` tokens through these layers; hidden: None behind the last one."""
+        self.layer_s[count == 1] = seconds / len(layers)
+        self.spent_s += seconds
+        self.hidden = hidden
+        if layers.stop == self.num_layers:
+            self.ran = (count, len(self.slots), self.spent_s)
+
+    def passed(self, count: int, layer: int) -> None:
+        """`count` tokens go on at that layer in the next step; 0: none."""
+        self.pending, self.layer = count, layer
+        if not count:
+            self.hidden, self.spent_s = None, 0.0
 
     def make_room(self, start: int, count: int) -> int:
         """Room in hot blocks for `count` tokens, at most `chunk_tokens`, from position `start` on, before which all is

@@ -26,7 +26,7 @@ def test_all_pieces_in_order(count, window, seed):
     slots = np.random.default_rng(seed).permutation(30)[:count].tolist()
     reader = Reader(tier, arena, LAYERS)
     try:
-        with reader.read(slots, blocks) as reading:
+        with reader.read(slots, blocks, range(LAYERS)) as reading:
             for layer in range(LAYERS):
                 got = [arena[block * LAYERS : block * LAYERS + n].copy() for block, n in reading.layer()]
                 wanted = [tier[slot * LAYERS + layer] for slot in slots]
@@ -41,14 +41,14 @@ def test_all_pieces_in_order(count, window, seed):
 def test_it_reads_ahead_as_far_as_the_window_goes_and_stops_when_told():
     reader = Reader(memory(30, 1), memory(9, 2), LAYERS)
     try:
-        with pytest.raises(KeyError), reader.read(range(12), [0, 1, 2]) as reading:
+        with pytest.raises(KeyError), reader.read(range(12), [0, 1, 2], range(LAYERS)) as reading:
             next(pieces := reading.layer())
             while reader.nbytes < 3 * LAYERS * NBYTES:
                 time.sleep(0.001)
             raise KeyError("the step fails")
         assert reader.nbytes == 3 * LAYERS * NBYTES, "the rest was never read"
         pieces.close()
-        with reader.read(range(4), [5]) as reading:
+        with reader.read(range(4), [5], range(1, LAYERS)) as reading:
             assert [n for _, n in reading.layer()] == [3, 1]
     finally:
         reader.close()
@@ -57,7 +57,7 @@ def test_it_reads_ahead_as_far_as_the_window_goes_and_stops_when_told():
 def test_an_error_of_the_thread_reaches_the_step():
     reader = Reader(memory(3, 1), memory(2, 2), LAYERS)
     try:
-        with pytest.raises(ValueError, match="broadcast|shape|dimension|mismatch|output"), reader.read([0, 1], [7]) as reading:
+        with pytest.raises(ValueError, match="broadcast|shape|dimension|mismatch|output"), reader.read([0, 1], [7], range(LAYERS)) as reading:
             list(reading.layer())
     finally:
         reader.close()

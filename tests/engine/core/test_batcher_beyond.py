@@ -9,7 +9,7 @@ from engine.step.request import Request, RequestState
 from tests.engine.step.test_cold import Tier
 from tests.engine.toy_model import EOS, alone, request, run_step
 
-HOT, WINDOW, SIZE = 4, 1, 4
+HOT, WINDOW, SIZE, LAYERS = 4, 1, 4, 6
 
 
 def beyond(blocks: int = 16, arena_len: int = 60, longest: int = 400, **options) -> Batcher:
@@ -18,14 +18,16 @@ def beyond(blocks: int = 16, arena_len: int = 60, longest: int = 400, **options)
 
 def long(name: str, tokens: int, max_tokens: int = 4) -> Request:
     found = request(name, list(range(1, tokens + 1)), max_tokens=max_tokens)
-    found.service_class, found.cold = "batch", Cold(HOT, WINDOW, SIZE)
+    found.service_class, found.cold = "batch", Cold(HOT, WINDOW, SIZE, LAYERS)
     return found
 
 
 class Node:
-    """Opens and computes what the batcher chooses, as the worker does."""
+    """Opens and computes what the batcher chooses, as the worker does. A layer of a request beyond memory takes
+    `layer_s`."""
 
-    def __init__(self, b: Batcher) -> None:
+    def __init__(self, b: Batcher, layer_s: float = 0.001) -> None:
+        self.layer_s = layer_s
         self.b, self.now, self.tiers, self.steps = b, 0.0, dict[str, Tier](), list[list[tuple[str, int, int]]]()
 
     def load(self) -> list[str]:
@@ -49,7 +51,7 @@ class Node:
             if row.request.cold is not None:
                 cold = row.request.cold
                 cold.make_room(row.start, row.num_tokens)
-                cold.ran = (row.num_tokens, len(cold.slots), seconds)
+                cold.computed(row.num_tokens, row.layers, self.layer_s * len(row.layers), None if row.ends else "hidden")
         self.steps.append([(row.request.request_id, row.start, row.num_tokens) for row in step.rows])
         self.now += seconds
         done = run_step(self.b, self.now, step)
@@ -175,3 +177,59 @@ def test_without_prefix_caching_nothing_is_named():
     node.dry()
     assert r.output_ids == alone(list(range(1, 101)), 4)
     assert not node.tiers["long"].named and node.tiers["long"].closed == 1
+
+
+def test_its_tokens_pass_the_layers_a_few_at_a_time():
+    """Two of six layers fit into a step of its own, one into a step with others; a chunk stays the same until it ends."""
+    node = Node(beyond(blocks=24), layer_s=0.1)
+    r, short = long("long", 60), request("short", [7] * 9, max_tokens=40)
+    node.b.add(0, r)
+    node.load()
+    layers: list[tuple[range, int]] = []
+
+    def watched() -> bool:
+        step = node.b.schedule(node.now)
+        if step is None:
+            return False
+        for row in step.rows:
+            if (cold := row.request.cold) is not None:
+                assert row.samples == (row.ends and row.start + row.num_tokens == r.num_tokens)
+                assert cold.hidden == (None if row.layers.start == 0 else "hidden")
+                cold.make_room(row.start, row.num_tokens)
+                cold.computed(row.num_tokens, row.layers, 0.1 * len(row.layers), None if row.ends else "hidden")
+                layers.append((row.layers, row.num_tokens))
+        node.now += 0.1
+        run_step(node.b, node.now, step)
+        return True
+
+    while r.num_output_tokens < 1:
+        assert watched()
+    assert [one for one, _ in layers[:4]] == [range(0, 1), range(1, 3), range(3, 5), range(5, 6)]
+    assert {count for _, count in layers[:4]} == {12}
+    node.b.add(node.now, short)
+    node.load()
+    begin = len(layers)
+    while not r.finished and not short.finished:
+        watched()
+    assert any(len(one) == 1 and one.stop < 6 for one, _ in layers[begin:])
+    while watched():
+        pass
+    assert r.output_ids == alone(list(range(1, 61)), 4) and short.output_ids == alone([7] * 9, 40)
+    assert r.cold.spent_s == 0 and node.b.pool.usage()["held"] == 0
+
+
+def test_blocks_lost_between_two_slices_are_computed_again():
+    node = Node(beyond(blocks=12), layer_s=0.1)
+    r = long("long", 100)
+    node.b.add(0, r)
+    node.load()
+    while r.num_computed < 40 or not r.cold.pending:
+        node.step()
+    urgent = request("urgent", list(range(100, 140)), max_tokens=2)
+    urgent.service_class = "interactive"
+    node.b.add(node.now, urgent)
+    node.load()
+    node.step()
+    assert not r.block_ids and not r.cold.pending and r.cold.hidden is None and r.num_computed == r.cold.cold_tokens
+    node.dry()
+    assert r.output_ids == alone(list(range(1, 101)), 4)

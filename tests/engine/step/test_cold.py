@@ -24,7 +24,7 @@ class Tier:
         self.slots[slot] = list(self.arena[block_id])
         return 7
 
-    def read(self, slots, window):
+    def read(self, slots, window, layers):
         raise NotImplementedError
 
     def name(self, key, slot, block_checksum, facts) -> None:
@@ -56,7 +56,7 @@ def test_every_token_is_in_one_place(hot, window, data):
     tier = Tier(hot + window + 3, found + need)
     for slot in range(found):
         tier.slots[slot] = list(range(slot * SIZE, (slot + 1) * SIZE))
-    cold = Cold(hot, window, SIZE)
+    cold = Cold(hot, window, SIZE, 3)
     assert not cold.open
     cold.lodge(tier, range(found), range(found, found + max(0, need - found)))
     blocks = data.draw(st.permutations(range(len(tier.arena))))[: cold.arena_blocks]
