@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from sched.cost import Regression
 
-WINDOW_BLOCKS = 4
+WINDOW_BLOCKS = 12
 """Blocks of the arena to read cold blocks into; each has room for one layer of as many blocks as the model has layers.
-One is computed with while the next ones are filled."""
+A third of them is computed with while the others are filled."""
 
 ARENA_SHARE = 0.5
 """Maximum share of the arena for hot blocks and window; the rest goes on serving other requests."""

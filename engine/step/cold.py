@@ -18,16 +18,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from cache.block import BlockKey
 from cache.pool.policy import Facts
+
+
+Places = np.ndarray[Any, np.dtype[np.int32]]
+"""[n], counted in layers of blocks: layer l of block b is at place b * num_layers + l of the arena."""
 
 
 class Pieces(Protocol):
     """The cold blocks of one step in the window, layer after layer."""
 
-    def layer(self) -> Iterator[tuple[int, int]]:
-        """The next layer's pieces: (block of the arena, count). The block has that layer of `count` cold blocks, one
-        after the other, until the next piece is asked for."""
+    def layer(self) -> Iterator[Places]:
+        """The next layer's pieces: where the arena has that layer of cold blocks until the next piece is asked for."""
 
 
 class Lodged(Protocol):

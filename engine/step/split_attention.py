@@ -23,10 +23,9 @@ class SplitAttention:
         """kv_pool [num_blocks, num_layers, planes, num_kv_heads, block_size, head_size]; batch: of the one row, in its
         blocks of the arena."""
         self._backend = backend if isinstance(backend, PartBackend) else None
-        self._pool, self._pieces, self._size = kv_pool, pieces, batch.block_size
+        self._layers, self._pieces, self._size = kv_pool.flatten(0, 1), pieces, batch.block_size
         self._tokens = batch.kv_lens[0]
         self._blocks = batch.block_tables[0, : -(-self._tokens // batch.block_size)]
-        self._places = torch.arange(kv_pool.shape[1], dtype=torch.int32)
 
     def __call__(self, q: Tensor, kv: Tensor, scale: float, soft_cap: float) -> Tensor:
         parts = Parts()
@@ -34,9 +33,9 @@ class SplitAttention:
             parts.add(self._whole(q, kv, self._blocks, self._tokens, scale, soft_cap))
         else:
             self._own(parts, q, kv, scale, soft_cap)
-        for block, count in self._pieces.layer():
-            # A block of the window holds `count` blocks of this layer where others hold all their layers.
-            parts.add(self._whole(q, self._pool[block], self._places[:count], count * self._size, scale, soft_cap))
+        for places in self._pieces.layer():
+            blocks = torch.from_numpy(places)
+            parts.add(self._whole(q, self._layers, blocks, len(places) * self._size, scale, soft_cap))
         return parts.merged().to(q.dtype)
 
     def _own(self, parts: Parts, q: Tensor, kv: Tensor, scale: float, soft_cap: float) -> None:

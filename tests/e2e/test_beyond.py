@@ -22,7 +22,7 @@ BEYOND = (
     "--kv-cache-bytes",
     str(ARENA_TOKENS * TOKEN_BYTES),
     "--dram-bytes",
-    "2M",
+    "4M",
     "--beyond-memory",
     "on",
     "--slo",
