@@ -254,6 +254,7 @@ MAY_TORCH = (
     "engine.model.rope",
     "engine.step.runner",
     "engine.step.split_attention",
+    "engine.beyond.host",
     "engine.checkpoint.safetensors_weights",
     "engine.sampling.sampler",
     "engine.checkpoint.weight_cache",

@@ -30,7 +30,7 @@ from cache.ssd_reads import ReadModel, SsdPrice, SsdReads
 from cache.tiers.group_sync import GroupSync
 from cache.tiers.inspection import Inspection
 from cache.tiers.kept import Kept
-from cache.tiers.lodging import Lodging, most_lodged
+from cache.tiers.lodging import Lodging, SsdLodging, most_lodged
 from cache.tiers.pinning import Pinning
 from cache.tiers.promotion import Promotions
 from cache.tiers.reservations import NoSpace, QuotaReached, Reservations
@@ -173,8 +173,19 @@ class LocalStore:
 
     @property
     def most_lodged(self) -> int:
-        """Number of blocks that one lodging may have."""
+        """Number of blocks that one lodging may have in DRAM."""
         return most_lodged(self._pool.num_blocks)
+
+    @property
+    def most_on_ssd(self) -> int:
+        """Number of blocks that one lodging may have on SSD."""
+        return 0 if self.ssd is None else most_lodged(self.ssd.capacity)
+
+    def lodge_on_ssd(self) -> SsdLodging:
+        """Room on SSD. Raises SsdError without an SSD tier."""
+        if self.ssd is None:
+            raise SsdError("this node has no SSD tier: give --ssd-path")
+        return SsdLodging(self.ssd, self._executor)
 
     async def lodge(self, keys: Sequence[BlockKey], count: int, facts: Facts = PLAIN) -> Lodging:
         """Room for `count` blocks until their owner gives it up: the leading run of `keys` that is here (at most

@@ -6,21 +6,24 @@ class batch, so that requests which fit into the arena go first.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
-from cache.block import BlockGeometry, BlockKey
+from attention.codes import pool_in
+from cache.block import KEY_BYTES, BlockGeometry, BlockKey
 from cache.pool.policy import Facts
 from cache.store.calls import HOME_ERRORS
 from cache.store.store import Store
 from cache.tiers.local_store import NoSpace
-from cache.tiers.lodging import Lodging
 from engine.beyond.lodged import Done, Memory, RequestRoom
 from engine.beyond.messages import FORESEE, Foresee, Foreseen
 from engine.beyond.window import Reader
@@ -51,8 +54,11 @@ InThread = Callable[[Callable[[], T]], Awaitable[T]]
 SHARES = (8, 2, 1)
 """The calibration measures steps over one eighth, one half and all of its slots."""
 
-MEASURED_BYTES = 64 << 20
-"""Cold bytes of the largest step of the calibration."""
+MEASURED_BYTES, MEASURED_SSD_BYTES = 64 << 20, 16 << 20
+"""Cold bytes in DRAM and on SSD of the largest steps of the calibration."""
+
+MEASURED_KEYS = [blake2b(b"%d" % i, digest_size=KEY_BYTES, person=b"mooncake-measure").digest() for i in range(64)]
+"""Of the blocks that the calibration writes to SSD, and removes."""
 
 FACTS = Facts(service_class=BATCH.name)
 
@@ -79,17 +85,17 @@ class Host:
         self._store, self._share, self._batcher, self._costs = store, share, batcher, costs
         self._fetches, self._tier = config.prefix_fetch != "never", share.arena
         self._chunk_tokens = min(found.chunk_tokens, config.max_num_batched_tokens)
-        layers, nbytes = geometry.num_layers, geometry.layer_bytes
         tier, ours = (
-            np.frombuffer(region.memory, np.uint8)[: region.nbytes // (layers * nbytes) * layers * nbytes]
+            np.frombuffer(region.memory, np.uint8)[: region.nbytes // geometry.block_bytes * geometry.block_bytes]
             for region in (share.arena.region, arena)
         )
-        tier, ours = tier.reshape(-1, nbytes), ours.reshape(-1, nbytes)
-        self._reader = Reader(tier, ours, layers, partial(step_back, config.engine_nice))
-        self.memory = Memory(tier, ours, self._reader, geometry.block_bytes, config.block_checksums)
+        near = pool_in(torch.from_numpy(tier), geometry.shape, geometry.dtype).flatten(0, 1)
+        tier, ours = (rows.reshape(-1, geometry.layer_bytes) for rows in (tier, ours))
+        self._reader = Reader(ours, geometry.num_layers, partial(step_back, config.engine_nice))
+        self.memory = Memory(tier, ours, self._reader, near, config.block_checksums)
         self.steps = ColdSteps()
         self.done = Done()
-        self.tier_bytes_per_s = 0.0  # measured at the start, without computation
+        self.dram_bytes_per_s = self.ssd_bytes_per_s = 0.0  # measured at the start, without computation
         channel.handle(FORESEE, typed(Foresee, self._on_foresee))
 
     # --- before it is placed
@@ -142,38 +148,44 @@ class Host:
         keys: Sequence[BlockKey] = ()
         if self._batcher.blocks.prefix_caching and request.fetches:
             keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
+        near = min(need, self.room.near_blocks)
         try:
-            lodging = await self._share.lodge(keys, need, FACTS)
+            lodging = await self._share.lodge(keys, near, FACTS)
         except NoSpace as error:
             cold.refused = f"no room beyond the arena of {self._node_id}: {error}; raise --dram-bytes there"
             return
-        fetched = 0
+        far = self._share.lodge_on_ssd() if need > near else None
+        here = RequestRoom(lodging, far, self.memory, self.steps, self.done)
+        fetched = on_ssd = 0
         try:
             if not request.finished:
-                fetched = await self._fetch(keys[len(lodging.found) : need], lodging.fresh)
+                fetched = await self._fetch(keys[len(lodging.found) : near], lodging.fresh)
+            if not request.finished and len(lodging.found) + fetched == near:
+                on_ssd = await asyncio.to_thread(here.adopt, keys[near:need])
         except BaseException:
-            lodging.close()
+            here.close()
             raise
         if request.finished:
-            lodging.close()
+            here.close()
             return
-        here = RequestRoom(lodging, self.memory, self.steps, self.done)
-        slots, spare = [*lodging.found, *lodging.fresh[:fetched]], lodging.fresh[fetched:]
-        self._batcher.blocks.lodge(request, here, slots, spare)
-        known = len(slots) * size
+        places = [*lodging.found, *lodging.fresh, *range(self.memory.num_slots, self.memory.num_slots + need - near)]
+        count = len(lodging.found) + fetched + on_ssd
+        self._batcher.blocks.lodge(request, here, places[:count], places[count:])
+        known = count * size
         expected = self.forecast(request.num_tokens, output, known)
         request.journal.note(
             time.monotonic(),
             "beyond_memory",
             {
                 "cold_blocks": need,
+                "far_blocks": need - near,
                 "known_tokens": known,
                 "fetched_tokens": fetched * size,
                 "hot_blocks": cold.hot_blocks,
-                "cold_bytes": expected.cold_bytes,
+                "near_bytes": expected.near_bytes,
+                "far_bytes": expected.far_bytes,
                 "token_s": expected.token_s,
                 "prompt_s": expected.prompt_s,
-                "tier_bytes_per_s": self.tier_bytes_per_s,
             },
         )
 
@@ -186,28 +198,35 @@ class Host:
         except NoSpace as error:  # writes to SSD from an earlier life
             log.info("no calibration beyond memory: %s", error)
             return 0
+        far = self._share.lodge_on_ssd() if self.room.far_blocks else None
+        here = RequestRoom(lodging, far, self.memory, self.steps, Done())
         try:
-            return await in_thread(partial(self._calibrate, runner, blocks, lodging))
+            return await in_thread(partial(self._calibrate, runner, blocks, here, lodging.fresh))
         finally:
-            lodging.close()
+            here.close()
+            await self._share.remove(MEASURED_KEYS)
 
-    def _calibrate(self, runner: Runner, blocks: Sequence[int], lodging: Lodging) -> int:
-        found, here = self.room, RequestRoom(lodging, self.memory, self.steps, Done())
-        for slot in lodging.fresh:  # touches its pages
+    def _calibrate(self, runner: Runner, blocks: Sequence[int], here: RequestRoom, slots: Sequence[int]) -> int:
+        for slot in slots:  # touches its pages
             self.memory.store(blocks[0], slot)
-        self.tier_bytes_per_s = self.memory.rate(lodging.fresh, blocks[: found.window_blocks])
-        measured = 0
-        for share in SHARES:
-            count = max(1, len(lodging.fresh) // share)
+        self.dram_bytes_per_s = self.memory.rate(slots, blocks[0])
+        places = [[*slots[: max(1, len(slots) // share)]] for share in SHARES]
+        if self.room.far_blocks:
+            most = min(self.room.far_blocks, len(MEASURED_KEYS), max(1, MEASURED_SSD_BYTES // self.room.block_bytes))
+            far = list(range(self.memory.num_slots, self.memory.num_slots + most))
+            for place, key in zip(far, MEASURED_KEYS, strict=False):
+                here.store(blocks[0], place, key)
+            self.ssd_bytes_per_s = here.rate(far, blocks[: self.room.window_blocks])
+            places += [far[: max(1, most // 2)], far]
+        for some in places:
             for warm in (True, False):  # the first one also allocates buffers
                 cold = self._cold()
-                cold.lodge(here, lodging.fresh[:count], ())
-                cold.seat(blocks[: found.arena_blocks])
+                cold.lodge(here, some, ())
+                cold.seat(blocks[: self.room.arena_blocks])
                 runner.step_beyond(Row([1], cold.cold_tokens, ()), cold, range(cold.num_layers))
                 if not warm and cold.ran is not None:
                     here.ran(*cold.ran)
-                    measured += 1
-        return measured
+        return len(places)
 
     async def _fetch(self, keys: Sequence[BlockKey], slots: Sequence[int]) -> int:
         """Read the leading run of `keys` that other nodes' shares have into `slots`; returns its length."""
@@ -228,7 +247,8 @@ class Host:
             "done": asdict(self.done),
             "bytes_read": self._reader.nbytes,
             "read_s": self._reader.seconds,
-            "tier_bytes_per_s": self.tier_bytes_per_s,
+            "dram_bytes_per_s": self.dram_bytes_per_s,
+            "ssd_bytes_per_s": self.ssd_bytes_per_s,
             "coefficients": self.steps.regression.coefficients,
         }
 

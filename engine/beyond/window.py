@@ -6,7 +6,7 @@ One block of the arena has room for one layer of as many blocks as the model has
     as part of the window   [block i | block i+1 | ... | block i+L-1]   one layer of each
 
 The window is cut into a few *pieces* of equal size. A thread fills them in turn and waits only when all of them are
-filled; the engine thread gives a piece back when it has attended to it. numpy copies without the interpreter lock.
+filled; the engine thread gives a piece back when it has attended to it.
 """
 
 from __future__ import annotations
@@ -25,62 +25,69 @@ from engine.step.cold import Places
 PIECES = 3
 """One is computed with, one is filled, one is ready."""
 
+HELPERS = 4
+"""Threads that fill a piece: a disk answers several small reads at once."""
+
 Rows = np.ndarray[Any, np.dtype[np.uint8]]
 """[blocks * layers, bytes of a layer]: the layers of an arena's blocks, one after the other."""
 
-Slots = np.ndarray[Any, np.dtype[np.int64]]
+Fill = Callable[[int, int, memoryview], None]
+"""fill(place, layer, into): read one layer of a cold block. Called in several threads."""
 
 
 class Reader:
-    """Reads from `tier` into `arena`."""
+    """Reads into `arena`."""
 
-    def __init__(self, tier: Rows, arena: Rows, num_layers: int, first: Callable[[], None] = lambda: None) -> None:
-        """first: what its thread calls when it begins."""
-        self._tier, self._arena, self._layers = tier, arena, num_layers
+    def __init__(self, arena: Rows, num_layers: int, first: Callable[[], None] = lambda: None) -> None:
+        """first: what each of its threads calls when it begins."""
+        self._arena, self.num_layers = arena, num_layers
         self._thread = ThreadPoolExecutor(1, "cold", first)
+        self._helpers = ThreadPoolExecutor(HELPERS, "cold-read", first)
         self.nbytes = 0  # read so far
-        self.seconds = 0.0  # in which the thread copied
+        self.seconds = 0.0  # in which it read
 
-    @property
-    def num_layers(self) -> int:
-        return self._layers
-
-    def read(self, slots: Sequence[int], window: Sequence[int], layers: range) -> Reading:
+    def read(self, fill: Fill, places: Sequence[int], window: Sequence[int], layers: range) -> Reading:
         """Begin when the returned context is entered."""
-        return Reading(self, slots, window, layers)
+        return Reading(self, fill, places, window, layers)
 
     def submit(self, reading: Reading) -> Future[None]:
         return self._thread.submit(reading.run)
 
-    def copy(self, layer: int, slots: Slots, blocks: Sequence[int]) -> None:
-        """One layer of these slots [n] to blocks of the arena."""
-        begin, rows = time.perf_counter(), slots * self._layers + layer
-        for at, block_id in zip(range(0, len(rows), self._layers), blocks, strict=False):
-            some, first = rows[at : at + self._layers], block_id * self._layers
-            target = self._arena[first : first + len(some)]
-            np.take(self._tier, some, axis=0, out=target, mode="clip")
-            self.nbytes += target.nbytes
+    def copy(self, fill: Fill, layer: int, places: Sequence[int], targets: Places) -> None:
+        """One layer of these blocks to these places of the arena, as many of both."""
+        begin = time.perf_counter()
+        pairs = list(zip(places, targets.tolist(), strict=True))
+
+        def some(share: int) -> None:
+            for place, target in pairs[share::HELPERS]:
+                fill(place, layer, memoryview(self._arena[target]))
+
+        for _ in self._helpers.map(some, range(min(HELPERS, len(pairs)))):
+            pass
+        self.nbytes += len(pairs) * self._arena.shape[1]
         self.seconds += time.perf_counter() - begin
 
     def close(self) -> None:
         """No reading is under way."""
         self._thread.shutdown(wait=True)
-        del self._tier, self._arena  # they keep the memory mapped
+        self._helpers.shutdown(wait=True)
+        del self._arena  # it keeps the memory mapped
 
 
 class Reading:
-    """One pass over some layers of some slots (engine.step.cold.Pieces), as a context."""
+    """One pass over some layers of some blocks, as a context."""
 
-    def __init__(self, reader: Reader, slots: Sequence[int], window: Sequence[int], layers: range) -> None:
-        self._reader, self._layers = reader, layers
+    def __init__(
+        self, reader: Reader, fill: Fill, places: Sequence[int], window: Sequence[int], layers: range
+    ) -> None:
+        self._reader, self._fill, self._layers = reader, fill, layers
         size = max(1, len(window) // PIECES)
-        self._pieces = [list(window[at : at + size]) for at in range(0, len(window) // size * size, size)]
         each = np.arange(reader.num_layers, dtype=np.int32)
-        self._places = [
-            np.concatenate([block * reader.num_layers + each for block in piece], dtype=np.int32)
-            for piece in self._pieces
+        rows = [block * reader.num_layers + each for block in window]
+        self._pieces: list[Places] = [
+            np.concatenate(rows[at : at + size], dtype=np.int32) for at in range(0, len(window) // size * size, size)
         ]
-        places, most = np.array(slots, dtype=np.int64), size * reader.num_layers
+        most = size * reader.num_layers
         self._cuts = [places[at : at + most] for at in range(0, len(places), most)]
         self._free: SimpleQueue[int] = SimpleQueue()
         for piece in range(len(self._pieces)):
@@ -110,16 +117,16 @@ class Reading:
                     piece = self._free.get()
                     if self._stopped:
                         return
-                    self._reader.copy(layer, cut, self._pieces[piece])
+                    self._reader.copy(self._fill, layer, cut, self._pieces[piece][: len(cut)])
                     self._filled.put(piece)
         except BaseException as error:
             self._filled.put(error)
 
     def layer(self) -> Iterator[Places]:
-        """See engine.step.cold.Pieces."""
+        """The next layer's pieces: where the arena has that layer of the blocks until the next piece is asked for."""
         for cut in self._cuts:
             found = self._filled.get()
             if isinstance(found, BaseException):
                 raise found
-            yield self._places[found][: len(cut)]
+            yield self._pieces[found][: len(cut)]
             self._free.put(found)

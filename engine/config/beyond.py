@@ -10,6 +10,9 @@ from sched.beyond import Room, room_of
 
 ON = "--beyond-memory on"
 
+SSD_FILL, SSD_EXTRA_BYTES = 75, 8192
+"""Per cent of the SSD's bytes that blocks fill, and bytes that each takes in addition (cache/ssd/lmdb_medium.py)."""
+
 
 def beyond_room(config: Config, geometry: BlockGeometry) -> Room | None:
     """What one such request gets on a node with this resolved config; None if the node takes none. Raises UsageError if
@@ -29,12 +32,18 @@ def beyond_room(config: Config, geometry: BlockGeometry) -> Room | None:
             f"{ON} keeps older blocks in the DRAM share of this node, and --dram-bytes {config.dram_bytes} has room for "
             f"{slots} blocks of {geometry.pool_bytes} bytes; give more"
         )
-    blocks = config.kv_cache_bytes // geometry.block_bytes
-    sizes = geometry.block_size, geometry.block_bytes, config.max_num_batched_tokens
-    room = room_of(blocks, most_lodged(slots), *sizes)
+    blocks, tiers = config.kv_cache_bytes // geometry.block_bytes, (most_lodged(slots), _on_ssd(config, geometry))
+    room = room_of(blocks, tiers, geometry.block_size, geometry.block_bytes, config.max_num_batched_tokens)
     if room is None:
         raise UsageError(
             f"{ON}: an arena of {blocks} blocks is too small to read others into it; give --kv-cache-bytes "
             f"{8 * geometry.block_bytes} or more"
         )
     return room
+
+
+def _on_ssd(config: Config, geometry: BlockGeometry) -> int:
+    """Blocks of one such request on the SSD tier; a little less than either kind of tier has."""
+    if config.ssd_path is None or not config.enable_prefix_caching:  # a block on SSD is found by its key
+        return 0
+    return most_lodged(SSD_FILL * config.ssd_bytes // 100 // (geometry.pool_bytes + SSD_EXTRA_BYTES))

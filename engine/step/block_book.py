@@ -239,6 +239,7 @@ class BlockBook:
             if not request.block_ids:
                 request.block_ids = self.pool.allocate(request.cold.arena_blocks)
                 request.cold.seat(request.block_ids)
+            request.cold.keys = request.block_keys(self.block_size)
             return
         need = self.blocks_for(request.num_computed + count) - len(request.block_ids)
         if self._groups is not None:

@@ -31,8 +31,12 @@ Places = np.ndarray[Any, np.dtype[np.int32]]
 class Pieces(Protocol):
     """The cold blocks of one step in the window, layer after layer."""
 
-    def layer(self) -> Iterator[Places]:
-        """The next layer's pieces: where the arena has that layer of cold blocks until the next piece is asked for."""
+    near: Any
+    """A tensor: the memory of the DRAM tier [slots * num_layers, planes, num_kv_heads, block_size, head_size]."""
+
+    def layer(self) -> tuple[Places, Iterator[Places]]:
+        """The next layer's cold blocks: places in `near`, and pieces of the window: places in the arena, each until the
+        next piece is asked for."""
 
 
 class Lodged(Protocol):
@@ -43,14 +47,14 @@ class Lodged(Protocol):
         """Read these layers of these slots through these blocks of the arena. Nothing is written to them any more when
         the context ends."""
 
-    def store(self, block_id: int, slot: int) -> int:
-        """Copy a block of the arena to a slot; returns its checksum."""
+    def store(self, block_id: int, slot: int, key: BlockKey) -> int:
+        """Copy a full block of the arena to a slot; returns its checksum."""
 
     def name(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> None:
         """A slot has the whole block of this key: others may find it."""
 
-    def ran(self, tokens: int, cold_blocks: int, seconds: float) -> None:
-        """So many tokens of the request have passed all layers, over so many cold blocks."""
+    def ran(self, tokens: int, slots: Sequence[int], seconds: float) -> None:
+        """So many tokens of the request have passed all layers, over the cold blocks in these slots."""
 
     def close(self) -> None:
         """Give all slots back."""
@@ -70,8 +74,9 @@ class Cold:
     num_layers: int
     lodged: Lodged | None = None  # None: the tier has no room for it yet
     refused: str = ""  # why the tier has none
+    keys: Sequence[BlockKey] = ()  # of its full blocks, as far as the running step needs them
     slots: list[int] = field(default_factory=list)  # of the first blocks, in order
-    spare: list[int] = field(default_factory=list)  # for the next ones
+    spare: list[int] = field(default_factory=list)  # for the next ones, the last one first
     hot: list[int] = field(default_factory=list)  # blocks of the arena: those after the cold ones, in order
     free: list[int] = field(default_factory=list)  # blocks of the arena for the next ones
     window: list[int] = field(default_factory=list)  # blocks of the arena to read into
@@ -81,7 +86,7 @@ class Cold:
     hidden: Any = None  # their input of that layer, a tensor
     spent_s: float = 0.0  # on them
     layer_s: dict[bool, float] = field(default_factory=dict)  # of the last step, by whether it was for one token
-    ran: tuple[int, int, float] | None = None  # the last tokens that have passed all layers, as in Lodged.ran
+    ran: tuple[int, Sequence[int], float] | None = None  # the last tokens that have passed all layers, as in Lodged.ran
 
     @property
     def open(self) -> bool:
@@ -103,8 +108,8 @@ class Cold:
         return len(self.slots) * self.block_size
 
     def lodge(self, lodged: Lodged, slots: Sequence[int], spare: Sequence[int]) -> None:
-        """The tier has room: `slots` hold the first blocks already, `spare` are for others."""
-        self.lodged, self.slots, self.spare = lodged, list(slots), list(spare)
+        """The tier has room: `slots` hold the first blocks already, `spare` are for the next ones, in order."""
+        self.lodged, self.slots, self.spare = lodged, list(slots), list(spare)[::-1]
 
     def seat(self, block_ids: Sequence[int]) -> None:
         """It has these blocks of the arena, `arena_blocks` of them."""
@@ -127,7 +132,7 @@ class Cold:
         self.spent_s += seconds
         self.hidden = hidden
         if layers.stop == self.num_layers:
-            self.ran = (count, len(self.slots), self.spent_s)
+            self.ran = (count, tuple(self.slots), self.spent_s)
 
     def passed(self, count: int, layer: int) -> None:
         """`count` tokens go on at that layer in the next step; 0: none."""
@@ -141,8 +146,10 @@ class Cold:
         assert self.lodged is not None
         end = -(-(start + count) // self.block_size)
         while end - len(self.slots) > self.hot_blocks:
-            block_id, slot = self.hot.pop(0), self.spare.pop()
-            self.moved.append((len(self.slots), slot, self.lodged.store(block_id, slot)))
+            block_id, slot = self.hot[0], self.spare[-1]
+            checksum = self.lodged.store(block_id, slot, self.keys[len(self.slots)])
+            del self.hot[0], self.spare[-1]
+            self.moved.append((len(self.slots), slot, checksum))
             self.slots.append(slot)
             self.free.append(block_id)
         while len(self.slots) + len(self.hot) < end:

@@ -1,8 +1,8 @@
-"""Attention of a row whose keys lie partly in the window, piece by piece.
+"""Attention of a row whose keys lie partly in a tier.
 
-First the row attends to its blocks in the arena, among them those of its own tokens, while the first pieces of the
-layer arrive; then to the pieces (engine/step/cold.py), which hold whole blocks before all of its tokens, so that each
-row sees all their keys. attention/parts.py merges the results.
+The row attends to its blocks in the arena, among them those of its own tokens; to the cold blocks in DRAM, where they
+lie; and to those that come through the window, piece by piece (engine/step/cold.py). The last two are whole blocks
+before all of its tokens, so that each row sees all their keys. attention/parts.py merges the results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from torch import Tensor
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.parts import Part, PartBackend, Parts, attend_part
 from attention.torch_backend import gather
-from engine.step.cold import Pieces
+from engine.step.cold import Pieces, Places
+
+NEAR_TOKENS = 8192
+"""Keys that a chunk attends to at once: it needs K and V in one row of tokens, so they are copied."""
 
 
 class SplitAttention:
@@ -28,14 +31,16 @@ class SplitAttention:
         self._blocks = batch.block_tables[0, : -(-self._tokens // batch.block_size)]
 
     def __call__(self, q: Tensor, kv: Tensor, scale: float, soft_cap: float) -> Tensor:
-        parts = Parts()
+        parts, (near, far) = Parts(), self._pieces.layer()
         if len(q) == 1:
             parts.add(self._whole(q, kv, self._blocks, self._tokens, scale, soft_cap))
         else:
             self._own(parts, q, kv, scale, soft_cap)
-        for places in self._pieces.layer():
-            blocks = torch.from_numpy(places)
-            parts.add(self._whole(q, self._layers, blocks, len(places) * self._size, scale, soft_cap))
+        most = max(1, NEAR_TOKENS // self._size) if len(q) > 1 or self._backend is None else max(1, len(near))
+        for at in range(0, len(near), most):
+            parts.add(self._at(q, self._pieces.near, near[at : at + most], scale, soft_cap))
+        for places in far:
+            parts.add(self._at(q, self._layers, places, scale, soft_cap))
         return parts.merged().to(q.dtype)
 
     def _own(self, parts: Parts, q: Tensor, kv: Tensor, scale: float, soft_cap: float) -> None:
@@ -45,6 +50,10 @@ class SplitAttention:
         if past:
             parts.add(attend_part(q, k[:, :past], v[:, :past], scale, soft_cap))
         parts.add(attend_part(q, k[:, past:], v[:, past:], scale, soft_cap, own=True))
+
+    def _at(self, q: Tensor, layers: Tensor, places: Places, scale: float, soft_cap: float) -> Part:
+        """Whole blocks at these places of an arena."""
+        return self._whole(q, layers, torch.from_numpy(places), len(places) * self._size, scale, soft_cap)
 
     def _whole(self, q: Tensor, kv: Tensor, blocks: Tensor, tokens: int, scale: float, soft_cap: float) -> Part:
         if len(q) == 1 and self._backend is not None:

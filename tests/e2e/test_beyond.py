@@ -80,7 +80,7 @@ def test_four_times_the_arena_beside_other_requests(start: Start, tiny_model, ri
             assert [text(one.result()) for one in asked] == right["long"]
         for one in asked:
             found = event(url, one.result(), "beyond_memory")
-            assert found is not None and found["cold_bytes"] > 3 * ARENA_TOKENS * TOKEN_BYTES and found["token_s"] > 0
+            assert found is not None and found["near_bytes"] > 3 * ARENA_TOKENS * TOKEN_BYTES and found["token_s"] > 0
             assert event(url, one.result(), "placed")["beyond_memory"] is True
         assert event(url, short[0].result(), "beyond_memory") is None
         idle(cluster)
@@ -89,8 +89,27 @@ def test_four_times_the_arena_beside_other_requests(start: Start, tiny_model, ri
         found = event(url, again, "beyond_memory")
         assert found["known_tokens"] > LONG // 2 and again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 700
         state = rest.get(f"{url}/debug/state")["engine"]["beyond_memory"]
-        assert state["done"]["requests"] == 4 and state["bytes_read"] > 0 and state["tier_bytes_per_s"] > 0
+        assert state["done"]["requests"] == 4 and state["done"]["dram_bytes"] > 0 and state["dram_bytes_per_s"] > 0
         idle(cluster)
+
+
+def test_blocks_on_ssd(start: Start, tiny_model, right, tmp_path_factory):
+    """DRAM for a fifth of the request, an SSD tier for the rest; a second life of the node finds them there."""
+    ssd = ("--ssd-path", str(tmp_path_factory.mktemp("ssd")), "--ssd-bytes", "16M", "--dram-bytes", "300k")
+    with start("mixed=1", *tiny_model, *EVERY, *BEYOND, *ssd) as cluster:
+        for number in range(2):
+            url = cluster.nodes[0].url
+            answer = complete(url, prompt(0), 24)
+            assert text(answer) == right["long"][0]
+            found = event(url, answer, "beyond_memory")
+            assert found["far_bytes"] > found["near_bytes"] > 0
+            assert found["known_tokens"] > LONG // 2 if number else found["known_tokens"] == 0
+            idle(cluster)
+            state = rest.get(f"{url}/debug/state")
+            assert state["store"]["ssd"]["held"] == 0 and state["engine"]["beyond_memory"]["bytes_read"] > 0
+            if not number:
+                cluster.kill("mixed-0", signal.SIGKILL)
+                cluster.restart("mixed-0")
 
 
 def test_what_no_tier_holds_and_no_objective_bears_is_refused_with_the_arithmetic(start: Start, tiny_model):

@@ -11,7 +11,7 @@ from sched.beyond import ColdSteps, Room, forecast, no_room, room_of, too_slow
 ROOMS = st.builds(
     room_of,
     st.integers(0, 5000),
-    st.integers(0, 100_000),
+    st.tuples(st.integers(0, 100_000), st.integers(0, 1000)),
     st.sampled_from([1, 4, 16, 64]),
     st.integers(1, 1 << 22),
     st.integers(1, 4096),
@@ -20,7 +20,7 @@ ROOMS = st.builds(
 
 @given(st.integers(0, 5000), st.integers(0, 1000), st.sampled_from([1, 16, 64]), st.integers(1, 4096))
 def test_a_room_leaves_half_of_the_arena_to_others(arena, cold, size, step):
-    room = room_of(arena, cold, size, 100, step)
+    room = room_of(arena, (cold, 3), size, 100, step)
     if room is None:
         assert arena < 6 or not cold or size >= step
         return
@@ -43,35 +43,38 @@ def test_cold_blocks_are_what_the_hot_ones_do_not_hold(room, data):
 def test_a_forecast_grows_with_the_prompt_and_falls_with_what_is_known(room, prompt, known, prefill_s):
     if room is None:
         return
-    steps = ColdSteps(0.01, 1e9)
+    steps = ColdSteps(0.01, 1e9, 1e8)
     known = min(known, prompt) // room.block_size * room.block_size
     found = forecast(prompt, 16, known, room, steps, prefill_s)
     longer = forecast(2 * prompt, 16, known, room, steps, prefill_s)
     whole = forecast(prompt, 16, 0, room, steps, prefill_s)
     assert found.cold_bytes == room.cold_of(prompt) * room.block_bytes <= longer.cold_bytes
+    assert found.near_bytes <= room.near_blocks * room.block_bytes
     assert found.token_s <= longer.token_s and found.prompt_s <= longer.prompt_s
     assert prefill_s <= found.prompt_s <= whole.prompt_s
-    assert found.token_s == pytest.approx(0.01 + found.cold_bytes / 1e9)
+    assert found.token_s == pytest.approx(0.01 + found.near_bytes / 1e9 + found.far_bytes / 1e8)
 
 
-def test_it_learns_both_coefficients():
+def test_it_learns_all_coefficients():
     steps = ColdSteps()
     for _ in range(8):
-        for nbytes in (10_000_000, 40_000_000, 80_000_000):
-            steps.observe(nbytes, 0.02 + nbytes / 2e9)
-    assert steps.token_s(160_000_000) == pytest.approx(0.02 + 0.08, rel=0.02)
-    assert 1 / steps.byte_s == pytest.approx(2e9, rel=0.05)
+        for near, far in ((10_000_000, 0), (40_000_000, 0), (80_000_000, 5_000_000), (80_000_000, 50_000_000)):
+            steps.observe(near, far, 0.02 + near / 2e9 + far / 2e8)
+    assert steps.token_s(160_000_000, 0) == pytest.approx(0.02 + 0.08, rel=0.05)
+    assert steps.read_s(0, 100_000_000) == pytest.approx(0.5, rel=0.05)
 
 
 def test_the_reasons_have_the_numbers_and_the_flags():
-    room = Room(16, 1000, hot_blocks=4, window_blocks=1, cold_blocks=6)
+    room = Room(16, 1000, hot_blocks=4, window_blocks=1, near_blocks=6)
     assert no_room(150, 10, room, "d") is None
     reason = no_room(150, 26, room, "d")
     assert reason is not None
     for word in ("150 tokens", "26 to generate", "7 blocks of 1000 bytes (0.007 MB)", "the 4", "has 6", "of d"):
         assert word in reason
-    assert "--dram-bytes" in reason and "--kv-cache-bytes" in reason
-    found = forecast(150, 10, 0, room, ColdSteps(0.5, 1e9), 1.0)
+    assert "--dram-bytes" in reason and "--ssd-path" in reason
+    more = no_room(350, 26, Room(16, 1000, 4, 1, near_blocks=6, far_blocks=9), "d")
+    assert more is not None and "its SSD 9 (0.009 MB)" in more and "--ssd-bytes" in more
+    found = forecast(150, 10, 0, room, ColdSteps(0.5), 1.0)
     assert too_slow(found, "batch", 1.0, "d") is None
     slow = too_slow(found, "standard", 0.1, "d")
     assert slow is not None and "2 tokens/s" in slow and "0.1 s (--slo)" in slow and "--kv-cache-bytes" in slow

@@ -17,11 +17,13 @@ class Tier:
         self.arena = [[-1] * SIZE for _ in range(blocks)]
         self.slots = [[-1] * SIZE for _ in range(slots)]
         self.closed = 0
+        self.stored: list[bytes] = []
         self.named: list[tuple[bytes, int]] = []
-        self.seen: list[tuple[int, int, float]] = []
+        self.seen: list[tuple[int, int, float]] = []  # the second: how many slots
 
-    def store(self, block_id: int, slot: int) -> int:
+    def store(self, block_id: int, slot: int, key: bytes) -> int:
         self.slots[slot] = list(self.arena[block_id])
+        self.stored.append(key)
         return 7
 
     def read(self, slots, window, layers):
@@ -30,8 +32,8 @@ class Tier:
     def name(self, key, slot, block_checksum, facts) -> None:
         self.named.append((key, slot))
 
-    def ran(self, tokens, cold_blocks, seconds) -> None:
-        self.seen.append((tokens, cold_blocks, seconds))
+    def ran(self, tokens, slots, seconds) -> None:
+        self.seen.append((tokens, len(slots), seconds))
 
     def close(self) -> None:
         self.closed += 1
@@ -59,6 +61,7 @@ def test_every_token_is_in_one_place(hot, window, data):
     cold = Cold(hot, window, SIZE, 3)
     assert not cold.open
     cold.lodge(tier, range(found), range(found, found + max(0, need - found)))
+    cold.keys = [b"%d" % place for place in range(total)]
     blocks = data.draw(st.permutations(range(len(tier.arena))))[: cold.arena_blocks]
     cold.seat(blocks)
     start = cold.cold_tokens
@@ -75,6 +78,8 @@ def test_every_token_is_in_one_place(hot, window, data):
     assert len(cold.slots) <= max(found, need)
     moved = cold.take_moved()
     assert [place for place, _, _ in moved] == list(range(found, len(cold.slots))) and not cold.take_moved()
+    assert cold.slots[found:] == list(range(found, len(cold.slots))), "spare slots are taken in order"
+    assert tier.stored == [b"%d" % place for place, _, _ in moved]
     cold.close()
     cold.close()
     assert tier.closed == 1 and not cold.open
