@@ -1,10 +1,10 @@
 """Cold: the blocks of a request whose KV exceeds the arena, and which of them lie where. Pure.
 
     blocks of the request   0 ................ len(slots)  ....................
-    where they lie          slots of the tier (cold)        the arena (hot)
+    where they lie          slots of the tiers (cold)       the arena (hot)
 
 The request takes its blocks of the arena once, when it gets a seat, and fills them again and again: when it needs room
-for new tokens, its oldest hot blocks, which are full, move to slots of the tier. If it loses its seat and its blocks,
+for new tokens, its oldest hot blocks, which are full, move to slots of the tiers (engine/beyond/lodged.py). If it loses its seat and its blocks,
 the cold ones stay; it computes again only what was hot.
 
 A step over many cold blocks takes long, and all requests of a step wait for its end. So its tokens may pass the layers a

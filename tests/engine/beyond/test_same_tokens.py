@@ -121,9 +121,9 @@ def test_a_tiny_llama(backend, hot, window, near):
         assert small.kv_pool[untouched].isnan().all(), "it stays within its blocks"
 
         again = Cold(hot, window, BLOCK_SIZE, 3)  # most of the prompt is in the tier already
-        again.lodge(room, cold.slots[:20], range(60, 80))
-        again.keys, room._far = cold.keys, [*room._far[: max(0, 20 - near)]]
-        again.lodge(room, cold.slots[:20], [*range(40 + len(room._far), 80)])
+        del room._far[max(0, 20 - near) :]
+        again.lodge(room, cold.slots[:20], [*order[20:], *range(40 + len(room._far), 80)])
+        again.keys = cold.keys
         again.seat([1, 4, 5, 0, 7][: hot + window])
         assert tokens_of(small, again, 17, prompt, computed=20 * BLOCK_SIZE) == right
     finally:
