@@ -77,7 +77,7 @@ def room_of(
     """`near_far`: blocks of DRAM and SSD for one request; `step_tokens`: the budget of a step. None: the arena is too
     small to read anything into it, or there is no DRAM."""
     most = int(ARENA_SHARE * arena_blocks)
-    window = max(1, min(WINDOW_BLOCKS, most // 4))
+    window = max(1, min(WINDOW_BLOCKS, most // 4)) if near_far[1] else 0
     hot = min(most - window, -(-step_tokens // block_size) + 1)
     if hot < LEAST_HOT or near_far[0] < 1:
         return None

@@ -331,10 +331,13 @@ class Batcher:
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
+        by_budget = not any(request.cold is not None for request in queue)
         blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
         for request in (*queue, *behind):
-            if budget <= 0 or (rows and request in behind):
+            if (budget <= 0 and by_budget) or (rows and request in behind):
                 break
+            if budget <= 0 and request.cold is None:
+                continue
             waits = request.state is RequestState.WAITING
             if waits and first is not None and not blocked:
                 blocked = self._order.order(now, [request, first])[0] is first
@@ -384,6 +387,7 @@ class Batcher:
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
+        decodes = [row for row in decodes if row.request.cold is None]  # SLICE_S bounds the others
         left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)
         context = sum(row.start + row.num_tokens for row in decodes)
         classes = {row.request.service_class for row in decodes}

@@ -18,13 +18,15 @@ ROOMS = st.builds(
 )
 
 
-@given(st.integers(0, 5000), st.integers(0, 1000), st.sampled_from([1, 16, 64]), st.integers(1, 4096))
-def test_a_room_leaves_half_of_the_arena_to_others(arena, cold, size, step):
-    room = room_of(arena, (cold, 3), size, 100, step)
+@given(
+    st.integers(0, 5000), st.integers(0, 1000), st.integers(0, 9), st.sampled_from([1, 16, 64]), st.integers(1, 4096)
+)
+def test_a_room_leaves_half_of_the_arena_to_others(arena, cold, far, size, step):
+    room = room_of(arena, (cold, far), size, 100, step)
     if room is None:
         assert arena < 6 or not cold or size >= step
         return
-    assert 0 < room.window_blocks and 2 <= room.hot_blocks and 2 * room.arena_blocks <= arena
+    assert (room.window_blocks > 0) == (far > 0) and 2 <= room.hot_blocks and 2 * room.arena_blocks <= arena
     assert size <= room.chunk_tokens < step + size, "a step's budget fits unless the arena is too small"
 
 
