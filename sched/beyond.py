@@ -1,9 +1,9 @@
 """Plans requests whose KV exceeds the arena of their node: which blocks lie where, tokens/s, and why it refuses. Pure.
 
-The newest blocks of such a request are *hot*: they lie in the arena. All earlier ones are *cold*: they lie in the node's
-share of the pool, as many as possible in its DRAM (*near*), the others on its SSD (*far*). Every step reads each layer
-of each of them once: near ones where they lie, far ones through a *window* of a few blocks of the arena, while the
-layers before compute (FlexGen, arXiv 2303.06865, section 4.2). Its time grows with both:
+The newest blocks of such a request are *hot*: they lie in the arena. All earlier ones are *cold*: they lie in the
+node's share of the pool, as many as possible in its DRAM (*near*), the others on its SSD (*far*). Every step reads each
+layer of each of them once: near ones where they lie, far ones through a *window* of a few blocks of the arena, while
+the layers before compute (FlexGen, arXiv 2303.06865, section 4.2). Its time grows with both:
 
     seconds per token    s0 + s1 (near bytes) + s2 (far bytes)
     seconds of a prompt  the steps as if everything were hot, plus s1 and s2 times the bytes of each chunk

@@ -42,8 +42,8 @@ class Damaged(Exception):
 
 
 class Medium(Protocol):
-    """`read`, `read_part` and `sync` are thread-safe; the other methods are called by one thread at a time. Disk failures raise
-    OSError."""
+    """`read`, `read_part` and `sync` are thread-safe; the other methods are called by one thread at a time. Disk
+    failures raise OSError."""
 
     capacity: int
     """Number of blocks that fit safely."""

@@ -41,8 +41,8 @@ class SsdTier:
     """Blocks of at most `slot_bytes` in `directory`, at most `nbytes` on disk.
 
     Everything blocks except `contains`, `facts`, `all_keys`, `kept_keys`, `touch`, `forget`, `hold`, `unhold` and
-    `stats`. Any thread may call those, `get`, `read_part` and `sync`; the rest belongs to one thread of the owner. Raises SsdError at construction; later
-    trouble is counted, logged, and a miss.
+    `stats`. Any thread may call those, `get`, `read_part` and `sync`; the rest belongs to one thread of the owner.
+    Raises SsdError at construction; later trouble is counted, logged, and a miss.
     """
 
     def __init__(

@@ -201,7 +201,7 @@ class LocalStore:
             self._pool.unhold(found)
             self._pool.release(fresh)
             more = count - len(found) - len(fresh)
-            raise NoSpace(f"{more} of {count} blocks have no slot: others are reading, writing or keeping them") from None
+            raise NoSpace(f"{more} of {count} blocks have no slot: others read, write or keep them") from None
         return Lodging(self._pool, self.reservations.enter, found, fresh)
 
     # --- writing

@@ -60,8 +60,8 @@ class Lodging:
 
 
 class SsdLodging:
-    """Blocks on SSD. `executor`: the tier's thread for writing. `put`, `take` and `read` block; any thread but the event
-    loop's may call them."""
+    """Blocks on SSD. `executor`: the tier's thread for writing. `put`, `take` and `read` block; any thread but that of
+    the event loop may call them."""
 
     def __init__(self, ssd: SsdTier, executor: Executor) -> None:
         self._ssd, self._executor = ssd, executor

@@ -1,8 +1,8 @@
 """The room in the tiers of one request beyond memory, and its blocks on their way there and back.
 
 A *place* names one cold block: a slot of the DRAM tier, or, from the number of slots on, a block on SSD. DRAM blocks
-are attended where they lie: on a CPU, the tier is memory like the arena. Blocks on SSD come through the window. Parts of
-them are compared with checksums of their layers, which are kept here while the request lives.
+are attended where they lie: on a CPU, the tier is memory like the arena. Blocks on SSD come through the window. Parts
+of them are compared with checksums of their layers, which are kept here while the request lives.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ class Pass:
 class RequestRoom:
     """An engine.step.cold.Lodged. `steps` and `done` are the node's."""
 
-    def __init__(
-        self, lodging: Lodging, far: SsdLodging | None, memory: Memory, steps: ColdSteps, done: Done
-    ) -> None:
+    def __init__(self, lodging: Lodging, far: SsdLodging | None, memory: Memory, steps: ColdSteps, done: Done) -> None:
         self._lodging, self._ssd = lodging, far
         self._memory, self._steps, self._done = memory, steps, done
         self._far: list[tuple[Entry, list[int]]] = []  # blocks on SSD, with the checksums of their layers

@@ -77,9 +77,7 @@ class Reader:
 class Reading:
     """One pass over some layers of some blocks, as a context."""
 
-    def __init__(
-        self, reader: Reader, fill: Fill, places: Sequence[int], window: Sequence[int], layers: range
-    ) -> None:
+    def __init__(self, reader: Reader, fill: Fill, places: Sequence[int], window: Sequence[int], layers: range) -> None:
         self._reader, self._fill, self._layers = reader, fill, layers
         size = max(1, len(window) // PIECES)
         each = np.arange(reader.num_layers, dtype=np.int32)

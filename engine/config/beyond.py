@@ -29,8 +29,8 @@ def beyond_room(config: Config, geometry: BlockGeometry) -> Room | None:
     slots = config.dram_bytes // geometry.pool_bytes
     if most_lodged(slots) < 1:
         raise UsageError(
-            f"{ON} keeps older blocks in the DRAM share of this node, and --dram-bytes {config.dram_bytes} has room for "
-            f"{slots} blocks of {geometry.pool_bytes} bytes; give more"
+            f"{ON} keeps older blocks in the DRAM share of this node, and --dram-bytes {config.dram_bytes} has room "
+            f"for {slots} blocks of {geometry.pool_bytes} bytes; give more"
         )
     blocks, tiers = config.kv_cache_bytes // geometry.block_bytes, (most_lodged(slots), _on_ssd(config, geometry))
     room = room_of(blocks, tiers, geometry.block_size, geometry.block_bytes, config.max_num_batched_tokens)

@@ -74,7 +74,7 @@ class CacheFields(ModelFields):
     beyond_memory: str = flag(
         "off",
         "cache",
-        "requests whose KV exceeds the arena of a decode node: off = they are refused; on = this node keeps their older "
+        "requests whose KV exceeds the arena of a decode node: off = refuse them; on = this node keeps their older "
         "blocks in its share of the pool (up to three quarters of --dram-bytes and --ssd-bytes) and reads each layer of "
         "them in every step, one such request at a time; only on CPUs",
         ("off", "on"),

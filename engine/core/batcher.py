@@ -25,10 +25,9 @@ from sched.classes import RANK
 from sched.queueing import FCFS, QueueOrder
 from sched.stretch import Waiting
 
-
 SLICE_S, LONE_SLICE_S = 0.025, 0.25
-"""How long a step of a request beyond memory may delay the others of that step, and those that come while it runs alone:
-half of the strictest objective between tokens (sched/classes.py), and half of --max-step-ms."""
+"""How long a step of a request beyond memory may delay the others of that step, and those that come while it runs
+alone: half of the strictest objective between tokens (sched/classes.py), and a quarter of --max-step-ms."""
 
 
 @dataclass(frozen=True, slots=True)

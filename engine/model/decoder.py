@@ -410,9 +410,7 @@ class Model:
                 on_layer(index)  # after the sums over the ranks, all ranks have written
         return x, projected
 
-    def _attention(
-        self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step, attend: Attend | None = None
-    ) -> Tensor:
+    def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step, attend: Attend | None = None) -> Tensor:
         """layer.qkv's output -> layer.o's input; writes this step's KV to the pool."""
         if layer.latent is not None:
             return layer.latent(qkv, kv, step.batch, step.plan, step.angles)

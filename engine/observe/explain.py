@@ -163,8 +163,8 @@ def _group(group: dict[str, Any]) -> str:
 def _beyond(decision: dict[str, Any]) -> str:
     estimates = decision["estimates"]
     return (
-        f"no arena holds its KV: {decision['decode']} keeps {estimates['cold_bytes'] / 1e6:.3g} MB of the prompt beyond "
-        f"its own and reads them for each token; expected {estimates['ttft_s']:.3g} s to the first token, "
+        f"no arena holds its KV: {decision['decode']} keeps {estimates['cold_bytes'] / 1e6:.3g} MB of the prompt "
+        f"beyond its own and reads them for each token; expected {estimates['ttft_s']:.3g} s to the first token, "
         f"{1e3 * estimates['step_s']:.3g} ms for each one after it"
     )
 

@@ -4,11 +4,11 @@
     where they lie          slots of the tiers (cold)       the arena (hot)
 
 The request takes its blocks of the arena once, when it gets a seat, and fills them again and again: when it needs room
-for new tokens, its oldest hot blocks, which are full, move to slots of the tiers (engine/beyond/lodged.py). If it loses its seat and its blocks,
-the cold ones stay; it computes again only what was hot.
+for new tokens, its oldest hot blocks, which are full, move to slots of the tiers (engine/beyond/lodged.py). If it loses
+its seat and its blocks, the cold ones stay; it computes again only what was hot.
 
-A step over many cold blocks takes long, and all requests of a step wait for its end. So its tokens may pass the layers a
-few at a time, in several steps with other requests; between them `hidden` is what the next layer begins with.
+A step over many cold blocks takes long, and all requests of a step wait for its end. So its tokens may pass the layers
+a few at a time, in several steps with other requests; between them `hidden` is what the next layer begins with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 
 from cache.block import BlockKey
 from cache.pool.policy import Facts
-
 
 Places = np.ndarray[Any, np.dtype[np.int32]]
 """[n], counted in layers of blocks: layer l of block b is at place b * num_layers + l of the arena."""

@@ -5,9 +5,9 @@
 
 Two real nodes, one after the other, with the same prompts over HTTP: one with a small arena and --beyond-memory on, one
 whose arena holds everything. The limit is what reading alone allows: the bytes beyond the arena that each token reads,
-over the rate at which one thread of the node reads that tier without computing; the node measures it when it starts. With
---ssd-mb and a small --dram-mb, blocks lie on SSD too. Targets: 0.7 of the limit; the node's forecast within 15 % of the
-measured time; equal tokens.
+over the rate at which one thread of the node reads that tier without computing; the node measures it when it starts.
+With --ssd-mb and a small --dram-mb, blocks lie on SSD too. Targets: 0.7 of the limit; the node's forecast within 15 %
+of the measured time; equal tokens.
 """
 
 from __future__ import annotations

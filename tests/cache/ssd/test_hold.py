@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cache.arena import checksum
+from cache.pool.policy import PLAIN
 from cache.ssd import SsdTier, backends
 from cache.tiers.lodging import SsdLodging
-from cache.pool.policy import PLAIN
-from concurrent.futures import ThreadPoolExecutor
 
 SLOT = 5000
 

@@ -1,4 +1,4 @@
-"""A context many times the arena gives the tokens of a large arena, with every backend of the CPU, from DRAM and SSD."""
+"""A context many times the arena gives the tokens of a large arena: every backend of the CPU, DRAM and SSD."""
 
 from __future__ import annotations
 

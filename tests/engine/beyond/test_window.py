@@ -37,7 +37,9 @@ def test_all_pieces_in_order(count, window, seed):
             for layer in range(LAYERS):
                 got = [arena[places].copy() for places in reading.layer()]
                 wanted = [tier[slot * LAYERS + layer] for slot in slots]
-                assert np.array_equal(np.concatenate(got) if got else np.empty((0, NBYTES)), np.array(wanted).reshape(-1, NBYTES))
+                assert np.array_equal(
+                    np.concatenate(got) if got else np.empty((0, NBYTES)), np.array(wanted).reshape(-1, NBYTES)
+                )
         assert reader.nbytes == count * LAYERS * NBYTES
         others = [row for row in range(len(arena)) if row // LAYERS not in blocks]
         assert np.array_equal(arena[others], before[others]), "only the window is written"

@@ -51,7 +51,8 @@ class Node:
             if row.request.cold is not None:
                 cold = row.request.cold
                 cold.make_room(row.start, row.num_tokens)
-                cold.computed(row.num_tokens, row.layers, self.layer_s * len(row.layers), None if row.ends else "hidden")
+                hidden = None if row.ends else "hidden"
+                cold.computed(row.num_tokens, row.layers, self.layer_s * len(row.layers), hidden)
         self.steps.append([(row.request.request_id, row.start, row.num_tokens) for row in step.rows])
         self.now += seconds
         done = run_step(self.b, self.now, step)
@@ -180,7 +181,7 @@ def test_without_prefix_caching_nothing_is_named():
 
 
 def test_its_tokens_pass_the_layers_a_few_at_a_time():
-    """Two of six layers fit into a step of its own, one into a step with others; a chunk stays the same until it ends."""
+    """Two of six layers fit into a step of its own, one into a step with others; a chunk stays the same meanwhile."""
     node = Node(beyond(blocks=24), layer_s=0.1)
     r, short = long("long", 60), request("short", [7] * 9, max_tokens=40)
     node.b.add(0, r)
@@ -204,7 +205,7 @@ def test_its_tokens_pass_the_layers_a_few_at_a_time():
 
     while r.num_output_tokens < 1:
         assert watched()
-    assert [one for one, _ in layers[:4]] == [range(0, 1), range(1, 3), range(3, 5), range(5, 6)]
+    assert [one for one, _ in layers[:4]] == [range(1), range(1, 3), range(3, 5), range(5, 6)]
     assert {count for _, count in layers[:4]} == {12}
     node.b.add(node.now, short)
     node.load()

@@ -1,4 +1,4 @@
-"""Cold: whatever a request computes, loses and computes again, every token lies in one place, and is read from there."""
+"""Cold: whatever a request computes, loses and computes again, every token lies in one place."""
 
 from __future__ import annotations
 
