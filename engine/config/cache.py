@@ -75,8 +75,8 @@ class CacheFields(ModelFields):
         "off",
         "cache",
         "requests whose KV exceeds the arena of a decode node: off = refuse them; on = this node keeps their older "
-        "blocks in its share of the pool (up to three quarters of --dram-bytes and --ssd-bytes) and reads each layer of "
-        "them in every step, one such request at a time; only on CPUs",
+        "blocks in its share of the pool (up to three quarters of --dram-bytes and --ssd-bytes) and reads each layer "
+        "of them in every step, one such request at a time; only on CPUs",
         ("off", "on"),
     )
     eviction: str = flag(

@@ -331,8 +331,8 @@ def _max_model_len(config: Config, model: ModelSizes, shape: BlockGeometry) -> i
     held, room = arena_tokens(config, shape), beyond_room(config, shape)
     if room is not None and any(model.windows):
         raise UsageError(
-            "--beyond-memory on does not work with a model whose layers see a window, and whose old KV leaves the arena "
-            "anyway; leave it out"
+            "--beyond-memory on does not work with a model whose layers see a window, and whose old KV leaves the "
+            "arena anyway; leave it out"
         )
     if room is not None:
         held = max(held, room.tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,7 +37,7 @@ def test_however_it_is_cut(data):
     cuts = sorted({0, past, *data.draw(st.lists(st.integers(0, past), max_size=4))})
     found, wanted = Parts(), truth(q, k, v, 0.3, cap)
     q, k, v = (one.float() for one in (q, k, v))
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         found.add(attend_part(q, k[:, begin:end], v[:, begin:end], 0.3, cap))
     found.add(attend_part(q, k[:, past:], v[:, past:], 0.3, cap, own=True))
     assert (found.merged().double() - wanted).abs().max() < 2e-5
