@@ -24,6 +24,7 @@ from cache.pool.policy import Facts
 from cache.store.calls import HOME_ERRORS
 from cache.store.store import Store
 from cache.tiers.local_store import NoSpace
+from cache.tiers.lodging import Lodging
 from engine.beyond.lodged import Done, Memory, RequestRoom
 from engine.beyond.messages import FORESEE, Foresee, Foreseen
 from engine.beyond.window import Reader
@@ -59,6 +60,9 @@ MEASURED_BYTES, MEASURED_SSD_BYTES = 64 << 20, 16 << 20
 
 MEASURED_KEYS = [blake2b(b"%d" % i, digest_size=KEY_BYTES, person=b"mooncake-measure").digest() for i in range(64)]
 """Of the blocks that the calibration writes to SSD, and removes."""
+
+ROOM_S, ROOM_INTERVAL_S = 10.0, 0.05
+"""How long a request waits for room that others hold, and between two tries."""
 
 FACTS = Facts(service_class=BATCH.name)
 
@@ -150,7 +154,7 @@ class Host:
             keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
         near = min(need, self.room.near_blocks)
         try:
-            lodging = await self._share.lodge(keys, near, FACTS)
+            lodging = await self._lodging(request, keys, near)
         except NoSpace as error:
             cold.refused = f"no room beyond the arena of {self._node_id}: {error}; raise --dram-bytes there"
             return
@@ -227,6 +231,17 @@ class Host:
                 if not warm and cold.ran is not None:
                     here.ran(*cold.ran)
         return len(places)
+
+    async def _lodging(self, request: Request, keys: Sequence[BlockKey], count: int) -> Lodging:
+        """Room in DRAM; others may hold it for a moment, until their blocks are on SSD. Raises NoSpace."""
+        deadline = time.monotonic() + ROOM_S
+        while True:
+            try:
+                return await self._share.lodge(keys, count, FACTS)
+            except NoSpace:
+                if request.finished or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(ROOM_INTERVAL_S)
 
     async def _fetch(self, keys: Sequence[BlockKey], slots: Sequence[int]) -> int:
         """Read the leading run of `keys` that other nodes' shares have into `slots`; returns its length."""
