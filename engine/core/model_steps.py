@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cache.ssd import SsdError
 from engine.core.held_weights import HeldWeights
 from engine.core.kv_transfer import KvTransfer
 from engine.core.layered_load import Arriving, LayerGate
@@ -45,6 +46,7 @@ class ModelSteps:
     ) -> None:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
+        self.unread: dict[int, str] = {}  # of the last step's rows whose cold blocks could not be read: why
         self.unusual = False  # the last step had to wait for a prefix, or used several weights
         self.hidden: dict[str, HiddenQueue] = {}  # the inputs of parts, by request id; the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -56,15 +58,17 @@ class ModelSteps:
         change them, and an abort leaves both until the step has ended."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
-        self.losses = {}
-        self.passed = {}
+        self.losses, self.passed, self.unread = {}, {}, {}
         for place, row in enumerate(step.rows):
             if row.request.part is not None:
                 sampled[place] = self._run_part(place, row, loop)
             elif (cold := row.request.cold) is not None:
                 runner = self._weights.runner(row.request.weights)
                 assert row.layers is not None, "the batcher has chosen them"
-                sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold, row.layers)
+                try:
+                    sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold, row.layers)
+                except (OSError, SsdError) as error:  # of the disk: the step's other requests go on
+                    sampled[place], self.unread[place] = [], f"{type(error).__name__}: {error}"
         parts = by_weights(step.rows)
         for weights, places in parts.items():
             rows = [step.rows[place] for place in places]

@@ -334,11 +334,17 @@ class Worker:
                 await self._wake.wait()
 
     async def _settle(self, step: Step) -> list[Emission]:
-        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix."""
-        return [
+        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix, or whose
+        cold blocks could not be read."""
+        failed = [
             Emission(request, None, error="its prefix arrived incomplete", incomplete=True)
             for request in await self._loads.settle(row.request for row in step.rows)
         ]
+        for place, reason in self._model.unread.items():
+            request = step.rows[place].request
+            if self.batcher.abort(time.monotonic(), request.request_id) is not None:
+                failed.append(Emission(request, None, error=reason, incomplete=True))
+        return failed
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: error emissions of requests that cannot continue."""
