@@ -46,6 +46,7 @@ PURE = (
     "engine.node.phases",
     "engine.step.request",
     "engine.core.batcher",
+    "engine.core.cold_turns",
     "engine.core.served",
     "engine.front.groups",
     "engine.pipeline.arrival",

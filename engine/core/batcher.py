@@ -15,6 +15,7 @@ from math import ceil
 
 from cache.layer_groups import LayerGroups
 from cache.pool.block_pool import BlockPool, OutOfBlocks
+from engine.core.cold_turns import ColdTurns
 from engine.core.seats import Seats
 from engine.speculation.speculative import Speculator
 from engine.step.block_book import BlockBook
@@ -24,10 +25,6 @@ from sched.batching import BatchingPolicy, DecodeFirst, StepLoad
 from sched.classes import RANK
 from sched.queueing import FCFS, QueueOrder
 from sched.stretch import Waiting
-
-SLICE_S, LONE_SLICE_S = 0.025, 0.25
-"""How long a step of a request beyond memory may delay the others of that step, and those that come while it runs
-alone: half of the strictest objective between tokens (sched/classes.py), and a quarter of --max-step-ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +72,7 @@ class Batcher:
         self._changes = 0
         self._part_ran = False  # in the last step
         self._beyond_len = rules.beyond_len
-        self._began = 0.0  # the last step
-        self._rests_until = 0.0  # the request beyond memory, so that others have half of the time
+        self._cold = ColdTurns()
 
     @property
     def version(self) -> int:
@@ -204,7 +200,8 @@ class Batcher:
         """
         waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
         unknown = self._order.order(now, [r for r in waiting if not r.looked_up and not r.scores_prompt])
-        chosen = self._next_cold(unknown)
+        everyone = {**self.requests, **self._in_step}  # an ended one keeps its room until its step has ended
+        chosen = self._cold.next(unknown, everyone.values())
         if self.blocks.prefix_caching:
             room = limit - sum(r.state is RequestState.LOADING and r.cold is None for r in self.waiting)
             chosen = [r for r in unknown if r.cold is None][: max(0, room)] + chosen
@@ -213,12 +210,6 @@ class Batcher:
             request.looked_up = True
             request.move(now, RequestState.LOADING)
         return chosen
-
-    def _next_cold(self, unknown: Sequence[Request]) -> list[Request]:
-        """The next request beyond memory, if no other one has its room in the tier or waits for it."""
-        everyone = {**self.requests, **self._in_step}.values()  # an ended one keeps its room until its step has ended
-        busy = [r for r in everyone if r.cold is not None and (r.cold.open or r.state is RequestState.LOADING)]
-        return [r for r in unknown if r.cold is not None and (not busy or busy == [r])][:1]
 
     def loaded(self, now: float, request: Request) -> None:
         """The load has ended, with or without blocks: `schedule` may choose the request."""
@@ -249,10 +240,9 @@ class Batcher:
         if first is not None:
             need = self.blocks.lacks(first) - len(self.blocks.match(first))
             self.seats.make_room(now, first, need + len(self.running))  # each running request may grow by a block
-        self._began = now
+        self._cold.begin(now)
         rows = self._choose(now)
-        if not rows and now < self._rests_until:
-            self._rests_until = now
+        if not rows and self._cold.wake(now):
             rows = self._choose(now)
         if (
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
@@ -279,16 +269,13 @@ class Batcher:
         if self._speculator is not None:
             left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
             self._speculator.plan(rows, left, self.blocks)
-        for row in rows:
-            if (cold := row.request.cold) is not None:
-                row.layers = cold.next_layers(row.num_tokens, SLICE_S if len(rows) > 1 else LONE_SLICE_S)
-                row.samples = row.samples and row.ends
+        self._cold.cut(rows)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
-        for request in [r for r in self.running if r.decodes and not self._rests(now, r)]:
+        for request in [r for r in self.running if r.decodes and not self._cold.rests(now, r)]:
             if len(rows) >= self.max_num_batched_tokens:
                 break
             if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
@@ -311,11 +298,6 @@ class Batcher:
                 break
         return _still_running(rows)
 
-    def _rests(self, now: float, request: Request) -> bool:
-        """Whether the request is not in the next step because its last one took so long: a step over cold blocks takes
-        as long as many others, and a step has one end for all its requests."""
-        return request.cold is not None and now < self._rests_until
-
     def _decode_one(self, now: float, request: Request, rows: list[ScheduledRow]) -> None:
         if self.seats.grow(now, request, 1):
             rows.append(self._row(request, 1))
@@ -325,7 +307,7 @@ class Batcher:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
-        prompts = [request for request in self.seats.prompts() if not self._rests(now, request)]
+        prompts = [request for request in self.seats.prompts() if not self._cold.rests(now, request)]
         queue, behind = self._turns(self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
@@ -386,7 +368,7 @@ class Batcher:
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
-        decodes = [row for row in decodes if row.request.cold is None]  # SLICE_S bounds the others
+        decodes = [row for row in decodes if row.request.cold is None]  # others: cold_turns.py
         left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)
         context = sum(row.start + row.num_tokens for row in decodes)
         classes = {row.request.service_class for row in decodes}
@@ -419,8 +401,7 @@ class Batcher:
         done = Committed()
         self._changes += 1
         self._in_step = {}
-        if step.has_cold:
-            self._rests_until = now + (now - self._began)
+        self._cold.end(now, step)
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
             if request.finished:  # aborted while the step ran; its blocks were kept until now

@@ -334,8 +334,8 @@ class Worker:
                 await self._wake.wait()
 
     async def _settle(self, step: Step) -> list[Emission]:
-        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix, or whose
-        cold blocks could not be read."""
+        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix, and for
+        each whose cold blocks could not be read."""
         failed = [
             Emission(request, None, error="its prefix arrived incomplete", incomplete=True)
             for request in await self._loads.settle(row.request for row in step.rows)

@@ -107,7 +107,7 @@ def test_it_rests_as_long_as_its_last_step_took_while_others_run():
     node.load()
     begin = len(node.steps)
     while not short.finished and not r.finished:
-        node.step(8.0 if node.now >= node.b._rests_until else 1.0)
+        node.step(8.0 if node.now >= node.b._cold._rests_until else 1.0)
     turns = ["long" in {name for name, _, _ in rows} for rows in node.steps[begin:]]
     assert 0 < sum(turns) < len(turns) / 4, turns
     node.dry()
