@@ -1,7 +1,8 @@
-"""When requests beyond memory take their turns on a node: one at a time, a few layers per step, half of the time. Pure.
+"""When requests beyond memory take their turns on a node: one at a time, some layers per step, half of the time.
 
-A step has one end for all its requests, and a step over many cold blocks takes as long as many others. So such a request
-passes only as many layers in a step as fit into SLICE_S, and then rests for as long as that step took, while others run.
+A step has one end for all its requests, and a step over many cold blocks takes as long as many others. So such a
+request passes only as many layers in a step as fit into SLICE_S, and then rests for as long as that step took, while
+others run. Pure.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow, Step
 
 SLICE_S, LONE_SLICE_S = 0.025, 0.25
-"""How long it may delay the others of its step, and those that come while it runs alone: half of the strictest objective
-between tokens (sched/classes.py), and a quarter of --max-step-ms."""
+"""How long it may delay the others of its step, and those that come while it runs alone: half of the strictest
+objective between tokens (sched/classes.py), and a quarter of --max-step-ms."""
 
 
 class ColdTurns:
