@@ -41,12 +41,12 @@ def test_cold_blocks_are_what_the_hot_ones_do_not_hold(room, data):
     assert (no_room(tokens, 0, room, "n") is None) == (cold <= room.cold_blocks)
 
 
-@given(ROOMS, st.integers(1, 1 << 20), st.integers(0, 1 << 20), st.floats(1e-4, 10))
+@given(ROOMS, st.integers(1, 1 << 13), st.integers(0, 1 << 13), st.floats(1e-4, 10))
 def test_a_forecast_grows_with_the_prompt_and_falls_with_what_is_known(room, prompt, known, prefill_s):
     if room is None:
         return
     steps = ColdSteps(0.01, 1e9, 1e8)
-    known = min(known, prompt) // room.block_size * room.block_size
+    known = min(known, prompt) // room.chunk_tokens * room.chunk_tokens
     found = forecast(prompt, 16, known, room, steps, prefill_s)
     longer = forecast(2 * prompt, 16, known, room, steps, prefill_s)
     whole = forecast(prompt, 16, 0, room, steps, prefill_s)
