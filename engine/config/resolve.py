@@ -342,7 +342,7 @@ def _max_model_len(config: Config, model: ModelSizes, shape: BlockGeometry) -> i
         blocks = peak_blocks(-(-(wanted or 1) // config.block_size), shape.groups, config)
         beyond = "" if room is None else f", or --dram-bytes {_tier_bytes(wanted, room)}"
         raise UsageError(
-            f"the KV arena{'' if room is None else ' and the tiers beyond it'} holds {held} tokens, fewer than "
+            f"the KV arena {'holds' if room is None else 'and the tiers beyond it hold'} {held} tokens, fewer than "
             f"--max-model-len {wanted or 'auto'}; give --kv-cache-bytes {blocks * shape.block_bytes}{beyond} or more"
         )
     return wanted or min(most, held)

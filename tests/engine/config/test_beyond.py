@@ -53,7 +53,7 @@ def test_the_share_is_made_for_it_where_it_is_needed():
         (("--kv-groups", "uniform"), replace(MODEL, windows=(512,) * 30), "layers see a window"),
         (("--dram-bytes", "1M"), MODEL, "--dram-bytes 737280 has room for 1 blocks of 737280 bytes; give more"),
         (("--kv-cache-bytes", "2M", "--max-num-batched-tokens", "64"), MODEL, "give --kv-cache-bytes 5898240 or more"),
-        (("--dram-bytes", "64M", "--max-model-len", "8000"), MODEL, "or --dram-bytes 468172800 or more"),
+        (("--dram-bytes", "64M", "--max-model-len", "8000"), MODEL, "or --dram-bytes 470384640 or more"),
         (("--tensor-parallel-size", "3"), MODEL, "--tensor-parallel-size is 3"),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_it_does_not_work_with(argv, model, reason):
 
 
 def test_a_latent_and_a_gpu_are_refused():
-    latent = replace(MODEL, latent=Latent(rank=512, rope_size=64, nope_size=64, value_size=64, query_rank=0))
+    latent = replace(MODEL, num_kv_heads=1, head_size=576, latent=Latent(rank=512, rope_size=64, nope_size=64, value_size=64, query_rank=0))
     with pytest.raises(UsageError, match="a latent"):
         settle(*ON, model=latent)
     from tests.engine.config.test_resolve import H100
