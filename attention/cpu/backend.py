@@ -131,7 +131,6 @@ class CpuBackend:
             plan = Plan(ONE_ROW, torch.zeros(1, dtype=torch.int32), blocks[None], ONE_ROW.long(), [])
             call = attend_call(q, kv, plan, scale, 0, soft_cap)
             call.first, call.last = 0, 1
-            call.threads = max(1, call.threads - 1)  # another thread reads the next part meanwhile
             self._parts[like] = call, plan.ctx_lens
         call, length = self._parts[like]
         length[0] = tokens

@@ -56,7 +56,7 @@ class Memory:
 
     @property
     def block_bytes(self) -> int:
-        return self.reader.num_layers * self.arena.shape[1]
+        return int(self.reader.num_layers * self.arena.shape[1])
 
     def block(self, block_id: int) -> Rows:
         """[layers, bytes of a layer] of a block of the arena."""
@@ -72,7 +72,7 @@ class Memory:
         """Copy a block of the arena to a slot of the tier; returns its checksum."""
         to = self.slot(slot)
         to[:] = self.block(block_id)
-        return checksum(memoryview(to).cast("B")) if self.checksums else UNCHECKED
+        return checksum(to.data.cast("B")) if self.checksums else UNCHECKED
 
     def rate(self, slots: Sequence[int], block_id: int) -> float:
         """Bytes/s of reading these slots, one after the other into the same block, without computation."""
@@ -134,12 +134,12 @@ class RequestRoom:
             return self._memory.store(block_id, slot)
         assert self._ssd is not None and slot == self._memory.num_slots + len(self._far)
         rows = self._memory.block(block_id)
-        whole = memoryview(rows).cast("B")
+        whole = rows.data.cast("B")
         block_checksum = checksum(whole)
         entry = self._ssd.put(key, whole, block_checksum, PLAIN)
         if entry.checksum != block_checksum:  # the tier had it already, rounded in another way
             entry = self._taken(key, whole)
-        self._far.append((entry, [checksum(memoryview(row)) for row in rows]))
+        self._far.append((entry, [checksum(row.data) for row in rows]))
         self._done.to_ssd += 1
         return block_checksum
 
@@ -166,10 +166,10 @@ class RequestRoom:
             return 0
         rows = np.empty((self._memory.reader.num_layers, self._memory.arena.shape[1]), np.uint8)
         for count, key in enumerate(keys):
-            entry = self._ssd.take(key, memoryview(rows).cast("B"))
+            entry = self._ssd.take(key, rows.data.cast("B"))
             if entry is None:
                 return count
-            self._far.append((entry, [checksum(memoryview(row)) for row in rows]))
+            self._far.append((entry, [checksum(row.data) for row in rows]))
         return len(keys)
 
     def name(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> None:

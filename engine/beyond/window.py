@@ -60,7 +60,7 @@ class Reader:
 
         def some(share: int) -> None:
             for place, target in pairs[share::HELPERS]:
-                fill(place, layer, memoryview(self._arena[target]))
+                fill(place, layer, self._arena[target].data)
 
         for _ in self._helpers.map(some, range(min(HELPERS, len(pairs)))):
             pass

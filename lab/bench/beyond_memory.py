@@ -158,7 +158,7 @@ def rows_of(
         "targets: 0.7 of the limit, forecast within 15 %"
     )
     limit = {"reading alone": 1 / read_s} if read_s else {}
-    fits = {"arena that holds it": 1 / median(one.token_s for one in roomy)}
+    fits: dict[str, float | None] = {"arena that holds it": 1 / median(one.token_s for one in roomy)}
     return [
         Row("beyond memory", "decode, one stream", "1/s", 1 / token_s, fits, limit, note),
         Row("beyond memory", "time per token", "ms", 1e3 * token_s, {"its forecast": 1e3 * forecast_s}, note=note),
