@@ -5,7 +5,8 @@ Files:
                    --policies
     batches        Offline prompts as one batch (/v1/batches), the same prompts online, and interactive requests next
                    to the batch
-    beyond_memory  A context several times the arena of its node
+    beyond_memory  A context several times the arena of its node: decode tokens/s, next to the limit of the memory
+                   that holds the rest
     burst          How many requests of a burst are served, and how fast the others are refused
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
