@@ -61,7 +61,7 @@ class Room:
         return (self.hot_blocks - 1) * self.block_size
 
     def cold_of(self, tokens: int) -> int:
-        """Cold blocks of a request with so many tokens, at least."""
+        """Cold blocks of a request with this many tokens, at least."""
         return max(0, -(-tokens // self.block_size) - self.hot_blocks)
 
     def bytes_of(self, tokens: int) -> tuple[int, int]:

@@ -53,7 +53,7 @@ class Lodged(Protocol):
         """A slot has the whole block of this key: others may find it."""
 
     def ran(self, tokens: int, slots: Sequence[int], seconds: float) -> None:
-        """So many tokens of the request have passed all layers, over the cold blocks in these slots."""
+        """`tokens` tokens of the request have passed all layers, over the cold blocks in these slots."""
 
     def close(self) -> None:
         """Give all slots back."""
@@ -120,7 +120,7 @@ class Cold:
         self.passed(0, 0)
 
     def next_layers(self, count: int, seconds: float) -> range:
-        """The layers that `count` tokens pass next, in about so many seconds; at least one."""
+        """The layers that `count` tokens pass next, in about `seconds`; at least one."""
         layer_s = self.layer_s.get(count == 1)
         most = 1 if layer_s is None else max(1, int(min(self.num_layers, seconds / max(layer_s, 1e-9))))
         return range(self.layer, min(self.num_layers, self.layer + most))
