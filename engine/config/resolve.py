@@ -354,7 +354,7 @@ def arena_tokens(config: Config, shape: BlockGeometry) -> int:
 
 
 def _tier_bytes(tokens: int, room: Room) -> int:
-    """--dram-bytes for a request beyond memory of so many tokens."""
+    """--dram-bytes with which a request beyond memory may have `tokens` tokens."""
     return int(room.cold_of(tokens) / LODGED_SHARE + 1) * room.block_bytes
 
 
