@@ -3,6 +3,8 @@
 Files:
     admission    Decides when a node refuses requests and computes Retry-After: queue limits and objectives
     batching     Batching policies: how many prefill tokens a step may have in addition to its decodes
+    beyond       Plans requests whose KV exceeds the arena of their node: which blocks lie where, tokens/s, and why it
+                 refuses
     chunks       The chunks of a long prompt on a pipeline of nodes, each of which computes some of the layers
     classes      Service classes: the objectives of each, and its share when they compete
     cost         Predicts the time of prefills, decode steps and transfers with small regressions, fitted online to

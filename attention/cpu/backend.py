@@ -34,6 +34,9 @@ from attention.interface import RaggedBatch
 
 MAX_HEAD_SIZE = 1024
 
+ONE_ROW = torch.tensor([0, 1], dtype=torch.int32)
+"""Offsets of the rows of a batch of one row."""
+
 
 @dataclass(slots=True)
 class Plan:
@@ -59,6 +62,7 @@ class CpuBackend:
         """level: a name in attention.cpu.level.LEVELS; auto = the best one. Raises NotCompiled."""
         self.level = best(library, level)
         self.library = library(self.level)
+        self._parts: dict[Hashable, tuple[Attend, Tensor]] = {}  # looks of the arguments -> the struct and its length
 
     def plan(self, batch: RaggedBatch) -> Plan:
         decodes, requests = batch.num_decodes, batch.num_requests
@@ -117,6 +121,25 @@ class CpuBackend:
             kernel = self.library.mooncake_decode if are_decodes else self.library.mooncake_prefill
             kernel(ctypes.addressof(call))
         return out
+
+    def attend_part(
+        self, q: Tensor, kv: Tensor, blocks: Tensor, tokens: int, scale: float, soft_cap: float
+    ) -> tuple[Tensor, Tensor]:
+        """See attention/parts.py."""
+        like = (scale, soft_cap, *looks(q), *looks(kv), torch.get_num_threads())
+        if like not in self._parts:
+            plan = Plan(ONE_ROW, torch.zeros(1, dtype=torch.int32), blocks[None], ONE_ROW.long(), [])
+            call = attend_call(q, kv, plan, scale, 0, soft_cap)
+            call.first, call.last = 0, 1
+            self._parts[like] = call, plan.ctx_lens
+        call, length = self._parts[like]
+        length[0] = tokens
+        out = torch.empty(q.shape, dtype=torch.float32)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        call.kv.data, call.block_tables = kv.data_ptr(), blocks.data_ptr()
+        call.q, call.out, call.lse = q.data_ptr(), out.data_ptr(), lse.data_ptr()
+        self.library.mooncake_decode(ctypes.addressof(call))
+        return out, lse
 
 
 def looks(x: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:

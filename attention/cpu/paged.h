@@ -33,7 +33,8 @@ struct Pool {
 struct Attend {
   Pool kv;
   const void *q;  // [T, num_heads, head_size]
-  void *out;      // [T, num_heads, head_size] contiguous, of q's dtype
+  void *out;      // [T, num_heads, head_size] contiguous, of q's dtype; float32 with lse
+  float *lse;     // [T, num_heads] or null: ln of the sum of each row's weights; only rows of one token
   const int32_t *block_tables, *cu_q, *ctx_lens;
   int64_t q_row, q_head, table_row;  // strides in elements
   int32_t first, last;               // the requests to compute

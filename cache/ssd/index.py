@@ -24,6 +24,7 @@ class SsdIndex:
         self._unsynced: set[BlockKey] = set()  # written since the last sync began
         self._doubtful: set[BlockKey] = set()  # written before a sync that failed: the kernel may have dropped them
         self._unread: dict[BlockKey, int] = {}  # blocks whose last read failed -> number of successful reads by then
+        self._held: Counter[BlockKey] = Counter()  # not evicted until `unhold`; a restart forgets it
         self._watchers: list[Callable[[BlockKey, bool], None]] = []
 
     def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
@@ -81,7 +82,7 @@ class SsdIndex:
             self._tell(key, True)
             self._unsynced.add(key)
             self._policy.added(key, entry.facts)
-            if entry.kept:
+            if entry.kept or key in self._held:
                 self._policy.pinned(key)
 
     def keep(self, key: BlockKey, kept: bool) -> tuple[bool, Entry | None]:
@@ -91,8 +92,36 @@ class SsdIndex:
             if entry is None or entry.kept == kept:
                 return entry is not None, None
             marked = self.entries[key] = entry._replace(kept=kept)
-            (self._policy.pinned if kept else self._policy.unpinned)(key)
+            if key not in self._held:
+                (self._policy.pinned if kept else self._policy.unpinned)(key)
             return True, marked
+
+    def hold(self, key: BlockKey) -> Entry | None:
+        """The block is not evicted until `unhold`. None if it is not here."""
+        with self._lock:
+            entry = self.entries.get(key)
+            if entry is None:
+                return None
+            if key not in self._held and not entry.kept:
+                self._policy.pinned(key)
+            self._held[key] += 1
+            return entry
+
+    def unhold(self, keys: Sequence[BlockKey]) -> None:
+        """Undo one `hold` of each, also of those that are gone."""
+        with self._lock:
+            for key in keys:
+                self._held[key] -= 1
+                if self._held[key] <= 0:
+                    del self._held[key]
+                    entry = self.entries.get(key)
+                    if entry is not None and not entry.kept:
+                        self._policy.unpinned(key)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that are not evicted now, without the kept ones."""
+        return len(self._held)
 
     # --- blocks that leave
 

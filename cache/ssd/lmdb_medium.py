@@ -123,6 +123,9 @@ class LmdbMedium:
     def read(self, entry: Entry, into: memoryview) -> None:
         self._values.read(entry.place, entry.length, into)
 
+    def read_part(self, entry: Entry, begin: int, into: memoryview) -> None:
+        self._values.read(entry.place + begin, len(into), into)
+
     def sync(self) -> None:
         try:
             self._env.sync(True)

@@ -42,8 +42,8 @@ class Damaged(Exception):
 
 
 class Medium(Protocol):
-    """`read` and `sync` are thread-safe; the other methods are called by one thread at a time. Disk failures raise
-    OSError."""
+    """`read`, `read_part` and `sync` are thread-safe; the other methods are called by one thread at a time. Disk
+    failures raise OSError."""
 
     capacity: int
     """Number of blocks that fit safely."""
@@ -66,6 +66,9 @@ class Medium(Protocol):
     def read(self, entry: Entry, into: memoryview) -> None:
         """Copy entry.length bytes to the start of `into`; its rest may be overwritten. The bytes are not verified: the
         tier compares checksums. Raises OSError."""
+
+    def read_part(self, entry: Entry, begin: int, into: memoryview) -> None:
+        """Fill `into` with the block's bytes from `begin` on. They are not verified. Raises OSError."""
 
     def renew(self) -> None:
         """Drop everything and start empty. Running reads get other bytes or an OSError. Raises SsdError, OSError; after

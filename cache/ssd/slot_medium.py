@@ -158,6 +158,9 @@ class SlotMedium:
     def read(self, entry: Entry, into: memoryview) -> None:
         self._file.read(entry.place * self._stride, entry.length, into)
 
+    def read_part(self, entry: Entry, begin: int, into: memoryview) -> None:
+        self._file.read(entry.place * self._stride + begin, len(into), into)
+
     def sync(self) -> None:
         if self._unerased:
             raise OSError(f"cannot erase {len(self._unerased)} rows of its table")

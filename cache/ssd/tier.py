@@ -40,9 +40,9 @@ backends: dict[str, Callable[[Path, int, int, bytes], Medium]] = {"lmdb": LmdbMe
 class SsdTier:
     """Blocks of at most `slot_bytes` in `directory`, at most `nbytes` on disk.
 
-    Everything blocks except `contains`, `facts`, `all_keys`, `kept_keys`, `touch`, `forget` and `stats`. Any thread may
-    call those, `get` and `sync`; the rest belongs to one thread of the owner. Raises SsdError at construction; later
-    trouble is counted, logged, and a miss.
+    Everything blocks except `contains`, `facts`, `all_keys`, `kept_keys`, `touch`, `forget`, `hold`, `unhold` and
+    `stats`. Any thread may call those, `get`, `read_part` and `sync`; the rest belongs to one thread of the owner.
+    Raises SsdError at construction; later trouble is counted, logged, and a miss.
     """
 
     def __init__(
@@ -260,6 +260,22 @@ class SsdTier:
             log.warning("dropped damaged block %s in %s (%d so far)", key.hex(), self.directory, count)
         return None
 
+    # --- blocks in use
+
+    def hold(self, key: BlockKey) -> Entry | None:
+        """Protect the block from eviction until `unhold`, for as long as this process lives. None if it is not here."""
+        return self._index.hold(key)
+
+    def unhold(self, keys: Sequence[BlockKey]) -> None:
+        """Undo one `hold` of each."""
+        self._index.unhold(keys)
+
+    def read_part(self, entry: Entry, begin: int, into: memoryview) -> None:
+        """Fill `into` with a part of a held block, from its byte `begin` on. The caller verifies it: the block may have
+        been removed, or the medium renewed. Raises OSError."""
+        with self.health.doing("read"):
+            self._medium.read_part(entry, begin, into)
+
     # --- trouble
 
     @property
@@ -338,6 +354,7 @@ class SsdTier:
             "blocks": len(self._index.entries),
             "capacity": self.capacity,
             "bytes": len(self._index.entries) * self.slot_bytes,
+            "held": self._index.num_held,
             "map_bytes": self.nbytes,
             "closed": int(bool(self.health.closed)),
             "failing": int(self.health.failing),

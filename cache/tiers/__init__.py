@@ -6,6 +6,7 @@ Files:
     inspection    Blocks that readers reported as damaged
     kept          Blocks of a LocalStore that programs pinned (`pin=True`) and that are never evicted, up to a limit
     local_store   One node's share of the pooled store
+    lodging       Slots in the DRAM of a LocalStore, and blocks on its SSD, that stay until their owner gives them up
     pinning       Holds blocks of a LocalStore in place while they are read
     promotion     Promotions: read blocks from SSD into DRAM slots, in separate threads
     reservations  Slots whose blocks are being written

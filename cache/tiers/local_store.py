@@ -23,13 +23,14 @@ from cache.arena import UNCHECKED, Arena, checksum
 from cache.block import BlockKey
 from cache.homes.agreement import Content
 from cache.pool.admission import Admission, Always
-from cache.pool.block_pool import BlockPool
+from cache.pool.block_pool import BlockPool, OutOfBlocks
 from cache.pool.policy import OBJECTS, PLAIN, EvictionPolicy, Facts
 from cache.ssd import New, SsdError, SsdTier
 from cache.ssd_reads import ReadModel, SsdPrice, SsdReads
 from cache.tiers.group_sync import GroupSync
 from cache.tiers.inspection import Inspection
 from cache.tiers.kept import Kept
+from cache.tiers.lodging import Lodging, SsdLodging, most_lodged
 from cache.tiers.pinning import Pinning
 from cache.tiers.promotion import Promotions
 from cache.tiers.reservations import NoSpace, QuotaReached, Reservations
@@ -169,6 +170,39 @@ class LocalStore:
             return good
         finally:
             self._pool.unhold([slot])
+
+    @property
+    def most_lodged(self) -> int:
+        """Number of blocks that one lodging may have in DRAM."""
+        return most_lodged(self._pool.num_blocks)
+
+    @property
+    def most_on_ssd(self) -> int:
+        """Number of blocks that one lodging may have on SSD."""
+        return 0 if self.ssd is None else most_lodged(self.ssd.capacity)
+
+    def lodge_on_ssd(self) -> SsdLodging:
+        """Room on SSD. Raises SsdError without an SSD tier."""
+        if self.ssd is None:
+            raise SsdError("this node has no SSD tier: give --ssd-path")
+        return SsdLodging(self.ssd, self._executor)
+
+    async def lodge(self, keys: Sequence[BlockKey], count: int, facts: Facts = PLAIN) -> Lodging:
+        """Room for `count` blocks until their owner gives it up: the leading run of `keys` that is here (at most
+        `count`), and slots for the others, whose blocks will have these facts. Raises NoSpace."""
+        if count > self.most_lodged:
+            raise NoSpace(f"{count} blocks exceed the {self.most_lodged} that one owner may have")
+        found = [pin.slot for pin in await self.pinning.pin_each(keys[:count], leading=True) if pin is not None]
+        fresh: list[int] = []
+        try:
+            for _ in range(count - len(found)):
+                fresh.append(self._pool.allocate_for(facts))
+        except OutOfBlocks:
+            self._pool.unhold(found)
+            self._pool.release(fresh)
+            more = count - len(found) - len(fresh)
+            raise NoSpace(f"{more} of {count} blocks have no slot: others read, write or keep them") from None
+        return Lodging(self._pool, self.reservations.enter, found, fresh)
 
     # --- writing
 

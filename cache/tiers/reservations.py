@@ -102,14 +102,25 @@ class Reservations:
             raise ValueError(f"a block of {length} bytes does not fit a slot of {self._slots.slot_bytes}")
         if over:
             keep = self._displace(key) or keep
+        self._enter(key, slot, block_checksum, length, facts)
+        self.abandon(slot)
+        return keep
+
+    def enter(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> bool:
+        """A slot that its owner has allocated (cache/tiers/lodging.py) has the whole block of `key`: readers find it
+        from now on. Returns False if the block is here or being written; then the slot stays unnamed."""
+        if key in self._incoming or self._tier_of(key) is not None:
+            return False
+        self._enter(key, slot, block_checksum, self._slots.slot_bytes, facts)
+        return True
+
+    def _enter(self, key: BlockKey, slot: int, block_checksum: int, length: int, facts: Facts) -> None:
         self._slots.fill(slot, block_checksum, length, facts)
         self._pool.name(slot, key, facts)
         self.counts["writes"] += 1
         if self._behind is not None:
             self._pool.hold([slot])
             self._behind.add(key, slot)
-        self.abandon(slot)
-        return keep
 
     def abandon(self, slot: int) -> None:
         """Release the reservation of `slot`. Raises KeyError without one."""

@@ -75,10 +75,18 @@ class CacheFields(ModelFields):
     dram_bytes: int = flag(
         -1,
         "cache",
-        "DRAM share of the pooled store; auto = 1G (at most 1/4 of free memory) with role store or --ssd-path, "
-        "otherwise 0",
+        "DRAM share of the pooled store; auto = 1G (at most 1/4 of free memory) with role store, --ssd-path or "
+        "--beyond-memory on, otherwise 0",
         least=0,
         auto=-1,
+    )
+    beyond_memory: str = flag(
+        "off",
+        "cache",
+        "requests whose KV exceeds the arena of a decode node: off = refuse them; on = this node keeps their older "
+        "blocks in its share of the pool (up to three quarters of --dram-bytes and --ssd-bytes) and reads each layer "
+        "of them in every step, one such request at a time; only on CPUs",
+        ("off", "on"),
     )
     eviction: str = flag(
         "lru",

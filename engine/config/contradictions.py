@@ -53,6 +53,13 @@ def contradictions(config: Config) -> Iterator[str]:
                 f"--prefill-parallel {config.prefill_parallel}: the ranks of --{name}-parallel-size compute all layers "
                 "of a prompt; use one of the two"
             )
+    if config.beyond_memory == "on":
+        for name, size in (("tensor", config.tensor_parallel_size), ("expert", config.expert_parallel_size)):
+            if size > 1:
+                yield (
+                    f"--beyond-memory on: only one rank reads blocks of the pool, --{name}-parallel-size is {size}; "
+                    "use one of the two"
+                )
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
     if config.expert_parallel_size > 1:

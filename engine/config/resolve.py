@@ -17,10 +17,13 @@ from typing import Any, Protocol
 
 from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
 from cache.layer_groups import STATE, LayerGroups, StatePlaces, layer_groups
+from cache.tiers.lodging import LODGED_SHARE
+from engine.config.beyond import beyond_room
 from engine.config.config import NO_MODEL, Config
 from engine.config.fits import MiB, check_disk, check_memory
 from engine.config.flags import UsageError
 from engine.config.machine import Gpu, Machine
+from sched.beyond import Room
 
 GiB = 1 << 30
 
@@ -129,7 +132,7 @@ def resolve(
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     check_memory(resolved, machine)
     check_disk(resolved, machine)
-    return replace(resolved, max_model_len=_max_model_len(resolved, model, block_bytes, shape.groups))
+    return replace(resolved, max_model_len=_max_model_len(resolved, model, shape))
 
 
 def _max_connections(config: Config, machine: Machine) -> int:
@@ -337,7 +340,8 @@ def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
     a node whose role names the store would store nothing."""
     wanted = config.dram_bytes
     if wanted == -1:
-        shares = "store" in config.roles or config.ssd_path is not None
+        beyond = config.beyond_memory == "on" and "decode" in config.roles
+        shares = "store" in config.roles or config.ssd_path is not None or beyond
         wanted = max(block_bytes, min(DRAM_SHARE_BYTES, machine.free_bytes // 4)) if shares else 0
     must = config.ssd_path is not None or ("store" in config.roles and "mixed" not in config.role)
     if wanted < block_bytes and (wanted or must):
@@ -348,22 +352,42 @@ def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
     return wanted // block_bytes * block_bytes
 
 
-def _max_model_len(config: Config, model: ModelSizes, block_bytes: int, groups: LayerGroups | None) -> int:
-    """At most the model's maximum, and the capacity of this node's KV arena."""
+def _max_model_len(config: Config, model: ModelSizes, shape: BlockGeometry) -> int:
+    """At most the model's maximum, and the capacity of this node's KV arena, or with --beyond-memory that of its tier
+    too."""
     wanted, most = config.max_model_len, model.max_position_embeddings
     if wanted > most:
         raise UsageError(f"--max-model-len {wanted} exceeds the model's {most} tokens; give {most} or less")
     if not _runs_model(config):
         return wanted or most
-    size, num_blocks = config.block_size, config.kv_cache_bytes // block_bytes
-    held = longest(num_blocks, groups, config) * size
-    if held < (wanted or 1):
-        blocks = peak_blocks(-(-(wanted or 1) // size), groups, config)
+    held, room = arena_tokens(config, shape), beyond_room(config, shape)
+    if room is not None and any(model.windows):
         raise UsageError(
-            f"the KV arena holds {held} tokens, fewer than --max-model-len {wanted or 'auto'}; "
-            f"give --kv-cache-bytes {blocks * block_bytes} or more"
+            "--beyond-memory on does not work with a model whose layers see a window, and whose old KV leaves the "
+            "arena anyway; leave it out"
+        )
+    if room is not None:
+        held = max(held, room.tokens)
+    elif config.beyond_memory == "on":
+        held = max(held, most)  # it accepts them for the decode nodes
+    if held < (wanted or 1):
+        blocks = peak_blocks(-(-(wanted or 1) // config.block_size), shape.groups, config)
+        beyond = "" if room is None else f", or --dram-bytes {_tier_bytes(wanted, room)}"
+        raise UsageError(
+            f"the KV arena {'holds' if room is None else 'and the tiers beyond it hold'} {held} tokens, fewer than "
+            f"--max-model-len {wanted or 'auto'}; give --kv-cache-bytes {blocks * shape.block_bytes}{beyond} or more"
         )
     return wanted or min(most, held)
+
+
+def arena_tokens(config: Config, shape: BlockGeometry) -> int:
+    """Longest prompt + output whose KV the arena holds."""
+    return longest(config.kv_cache_bytes // shape.block_bytes, shape.groups, config) * config.block_size
+
+
+def _tier_bytes(tokens: int, room: Room) -> int:
+    """--dram-bytes with which a request beyond memory may have `tokens` tokens."""
+    return int(room.cold_of(tokens) / LODGED_SHARE + 1) * room.block_bytes
 
 
 def peak_blocks(blocks: int, groups: LayerGroups | None, config: Config) -> int:

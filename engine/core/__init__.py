@@ -5,6 +5,8 @@ Files:
                    after another
     calibration    Runs a few steps before the first request, so that the node's estimates fit its machine from the
                    start
+    cold_turns     When requests beyond memory take their turns on a node: one at a time, some layers per step, half
+                   of the time
     costs          The cost models of this node's steps, fitted to the measured steps
     emissions      The results of a step, handed out to their requests in pieces that leave the event loop to others
     engine_load    The load of this node's engine, as gossip, load words and probes report it

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from cache.layer_groups import LayerGroups
 from cache.pool.block_pool import BlockPool, OutOfBlocks
+from engine.core.cold_turns import ColdTurns
 from engine.core.seats import Seats
 from engine.core.step_planner import StepPlanner
 from engine.speculation.speculative import Speculator
@@ -27,7 +28,8 @@ from sched.queueing import FCFS, QueueOrder
 class BatchRules:
     """How a batcher decides. `speculator` plans drafts; `recompute_s(tokens, context)`: seconds to compute these
     tokens behind `context` others, for eviction. `groups`: of the model's layers; None = one. `state_interval`: blocks
-    between two saved states of a prompt; 0 = only at ends."""
+    between two saved states of a prompt; 0 = only at ends. `beyond_len`: longest prompt + output of a request whose KV
+    exceeds the arena (Request.cold); 0 = there are none."""
 
     prefix_caching: bool = True
     policy: BatchingPolicy = field(default_factory=DecodeFirst)
@@ -36,6 +38,7 @@ class BatchRules:
     recompute_s: Callable[[int, int], float] = lambda tokens, context: 1.0
     groups: LayerGroups | None = None
     state_interval: int = 0
+    beyond_len: int = 0
 
 
 class Batcher:
@@ -64,7 +67,10 @@ class Batcher:
         )
         self._order = rules.order
         self.seats = Seats(self.blocks, max_num_seqs, self._order)
-        self._planner = StepPlanner(self.seats, self._order, rules.policy, rules.speculator, max_num_batched_tokens)
+        self._cold = ColdTurns()
+        self._planner = StepPlanner(
+            self.seats, self._order, rules.policy, rules.speculator, max_num_batched_tokens, self._cold
+        )
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -72,6 +78,7 @@ class Batcher:
         self._speculator = rules.speculator
         self._in_step: dict[str, Request] = {}
         self._changes = 0
+        self._beyond_len = rules.beyond_len
 
     @property
     def version(self) -> int:
@@ -192,16 +199,18 @@ class Batcher:
     # --- prefix loads from lower tiers and other nodes
 
     def loads(self, now: float, limit: int) -> list[Request]:
-        """The next waiting requests whose prefix the node should look up outside this pool, at most `limit` in flight.
+        """The next waiting requests whose prefix the node should look up outside this pool, at most `limit` in flight;
+        and the next request beyond memory, for which it should find room in the tier.
 
         They leave the queue until `loaded` puts them back in their place.
         """
-        if not self.blocks.prefix_caching:
-            return []
-        room = limit - sum(r.state is RequestState.LOADING for r in self.waiting)
         waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
-        unknown = [r for r in waiting if not r.looked_up and not r.scores_prompt]
-        chosen = self._order.order(now, unknown)[: max(0, room)]
+        unknown = self._order.order(now, [r for r in waiting if not r.looked_up and not r.scores_prompt])
+        everyone = {**self.requests, **self._in_step}  # an ended one keeps its room until its step has ended
+        chosen = self._cold.next(unknown, everyone.values())
+        if self.blocks.prefix_caching:
+            room = limit - sum(r.state is RequestState.LOADING and r.cold is None for r in self.waiting)
+            chosen = [r for r in unknown if r.cold is None][: max(0, room)] + chosen
         self._changes += len(chosen)
         for request in chosen:
             request.looked_up = True
@@ -244,7 +253,10 @@ class Batcher:
         if first is not None:
             need = self.blocks.lacks(first) - len(self.blocks.match(first))
             self.seats.make_room(now, first, need + len(self.running))  # each running request may grow by a block
+        self._cold.begin(now)
         rows = self._planner.rows(now)
+        if not rows and self._cold.wake(now):
+            rows = self._planner.rows(now)
         if (
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
         ):  # no request can start in turn: start any that can, which frees what the others wait for
@@ -259,11 +271,17 @@ class Batcher:
         done = Committed()
         self._changes += 1
         self._in_step = {}
+        self._cold.end(now, step)
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
             if request.finished:  # aborted while the step ran; its blocks were kept until now
                 self.blocks.release(request)
                 continue
+            if request.cold is not None:
+                if not row.ends:
+                    request.cold.passed(row.num_tokens, row.layers.stop if row.layers is not None else 0)
+                    continue
+                request.cold.passed(0, 0)
             reason, kept = self._append(request, sampled or ()) if row.samples else (None, 0)
             written = row.start + row.num_tokens
             request.num_computed = min(written, request.num_tokens - 1) if row.samples else written
@@ -283,7 +301,8 @@ class Batcher:
         assert tokens, "a sampling row yields at least one token"
         for kept, token in enumerate(tokens, 1):
             request.token_ids.append(token)
-            reason = request.stop_reason(self.eos_token_ids, self.max_model_len)
+            longest = self.max_model_len if request.cold is None else self._beyond_len
+            reason = request.stop_reason(self.eos_token_ids, longest)
             if reason:
                 return reason, kept
         return None, len(tokens)

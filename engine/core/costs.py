@@ -93,14 +93,14 @@ class StepCosts:
         """A step computed prompts; `others_s`: for each row the part of it that went to other prompts. Call this before
         it is committed."""
         for row, seconds in zip(step.rows, others_s, strict=True):
-            if not row.decodes and row.request.part is None:
+            if not row.decodes and not row.request.apart:
                 left = row.request.num_tokens - row.start
                 self.served.began(row.request.request_id, begin, self.prefill.estimate(left, row.start))
                 self.served.shared(row.request.request_id, seconds)
 
     def decoded(self, step: Step, begin: float, end: float, tokens: int) -> None:
         """A step yielded `tokens` tokens of its requests that decode."""
-        rows = [row for row in step.rows if row.decodes]
+        rows = [row for row in step.rows if row.decodes and row.request.cold is None]
         if rows and tokens:
             plain = len(rows) == len(step.rows) and not any(row.num_drafts for row in rows)
             context = sum(row.start + 1 for row in rows)

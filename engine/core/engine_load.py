@@ -76,7 +76,7 @@ class EngineLoad:
         self.lengths = OutputLengths()
         self.does = first_role(config)  # the roles for which it takes new requests (engine/scaling/role_changes.py)
         self.draining = False
-        self.stages = False  # whether this node can compute some of the layers of a prompt (engine/pipeline/stages.py)
+        self.stages = False  # whether this node can compute some of the layers of a prompt (engine/prefill_group/members.py)
         self._complete, self._clock = complete, clock
         self._config = config
         self._batcher = batcher
@@ -157,7 +157,7 @@ class EngineLoad:
     def _add(self, counted: Counted, request: Request) -> None:
         state = request.state
         if state is RequestState.RUNNING:
-            counted.running_tokens += request.num_tokens
+            counted.running_tokens += request.num_tokens if request.cold is None else 0  # not like the others' steps
             if not request.handover:
                 counted.made.append(request.num_output_tokens)
         else:
@@ -185,7 +185,7 @@ class EngineLoad:
         """(the number of leading tokens that queued requests compute for a request behind them (step_planner.py), the
         depths of its compared blocks). It compares a few blocks of each prompt, so the number is accurate to a
         sixth."""
-        if counted.queued >= COMPARED_PROMPTS or not self._batcher.blocks.prefix_caching or request.part is not None:
+        if counted.queued >= COMPARED_PROMPTS or not self._batcher.blocks.prefix_caching or request.apart:
             return 0, []
         size = self._config.block_size
         keys = request.block_keys(size)

@@ -2,7 +2,8 @@
 
 The model runs once for each of the weights that the step's requests use: once, except while requests finish on weights
 that have been replaced (engine/core/held_weights.py). A part of a long prompt (engine/prefill_group/) runs by itself,
-because its rows pass other layers than those of the other requests, or wait for KV of other nodes in every layer.
+because its rows pass other layers than those of the other requests, or wait for KV of other nodes in every layer; so
+does a request whose KV exceeds the arena (engine/step/cold.py), because it reads the rest of it layer by layer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cache.ssd import SsdError
 from engine.core.held_weights import HeldWeights
 from engine.core.kv_transfer import KvTransfer
 from engine.core.layered_load import Arriving, LayerGate
@@ -49,6 +51,7 @@ class ModelSteps:
     ) -> None:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
+        self.unread: dict[int, str] = {}  # of the last step's rows whose cold blocks could not be read: why
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -66,13 +69,19 @@ class ModelSteps:
         change them, and an abort leaves both until the step has ended."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
-        self.losses = {}
-        self.passed = {}
+        self.losses, self.passed, self.unread = {}, {}, {}
         for place, row in enumerate(step.rows):
             if isinstance(part := row.request.part, Stage):
                 sampled[place] = self._run_stage(place, row, part, loop)
             elif part is not None:
                 sampled[place], waited = self._run_stripe(row, loop), True
+            elif (cold := row.request.cold) is not None:
+                runner = self._weights.runner(row.request.weights)
+                assert row.layers is not None, "the batcher has chosen them"
+                try:
+                    sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold, row.layers)
+                except (OSError, SsdError) as error:  # of the disk: the step's other requests go on
+                    sampled[place], self.unread[place] = [], f"{type(error).__name__}: {error}"
         passes = by_weights(step.rows)
         for weights, places in passes.items():
             rows = [step.rows[place] for place in places]
@@ -163,10 +172,10 @@ class ModelSteps:
 
 
 def by_weights(rows: Sequence[ScheduledRow]) -> dict[bytes, list[int]]:
-    """The places of a step's rows with all layers by the weights that they use; the order of rows stays."""
+    """The places of a step's rows in the ragged batch by the weights that they use; the order of rows stays."""
     parts: dict[bytes, list[int]] = {}
     for place, row in enumerate(rows):
-        if row.request.part is None:
+        if not row.request.apart:
             parts.setdefault(row.request.weights, []).append(place)
     return parts
 

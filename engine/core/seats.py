@@ -146,6 +146,8 @@ class Seats:
         """Take a request that decodes out of the batch; it keeps its blocks. Returns False if it does not decode."""
         if request.handover or request.num_uncomputed != 1 or request.state is RequestState.MOVING:
             return False
+        if request.cold is not None:  # a move knows only blocks of the arena
+            return False
         if request in self.running:
             self.running.remove(request)
         elif request in self.ready():

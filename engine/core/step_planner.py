@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from engine.core.cold_turns import ColdTurns
 from engine.core.seats import Seats
 from engine.speculation.speculative import Speculator
 from engine.step.request import Request, RequestState
@@ -29,11 +30,12 @@ class StepPlanner:
         policy: BatchingPolicy,
         speculator: Speculator | None,
         most_tokens: int,
+        cold: ColdTurns,
     ) -> None:
-        """`most_tokens`: the budget of a step."""
+        """`most_tokens`: the budget of a step; `cold`: the turns of requests beyond memory."""
         self._seats, self._blocks = seats, seats.blocks
         self._order, self._policy, self._speculator = order, policy, speculator
-        self._most_tokens = most_tokens
+        self._most_tokens, self._cold = most_tokens, cold
         self._part_ran = False  # in the last step
 
     def rows(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
@@ -51,6 +53,7 @@ class StepPlanner:
         if self._speculator is not None:
             left = self._most_tokens - sum(row.num_tokens for row in rows)
             self._speculator.plan(rows, left, self._blocks)
+        self._cold.cut(rows)
         if rows:
             self._part_ran = any(row.request.part is not None for row in rows)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
@@ -58,7 +61,7 @@ class StepPlanner:
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
-        for request in [r for r in self._seats.running if r.decodes]:
+        for request in [r for r in self._seats.running if r.decodes and not self._cold.rests(now, r)]:
             if len(rows) >= self._most_tokens:
                 break
             if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
@@ -90,14 +93,18 @@ class StepPlanner:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
-        queue, behind = self._turns(self._order.order(now, self._seats.prompts()))
+        prompts = [request for request in self._seats.prompts() if not self._cold.rests(now, request)]
+        queue, behind = self._turns(self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
+        by_budget = not any(request.cold is not None for request in queue)
         blocked, first = False, self._seats.first_but_prompts(now) if in_turn else None
         for request in (*queue, *behind):
-            if budget <= 0 or (rows and request in behind):
+            if (budget <= 0 and by_budget) or (rows and request in behind):
                 break
+            if budget <= 0 and request.cold is None:
+                continue
             waits = request.state is RequestState.WAITING
             if waits and first is not None and not blocked:
                 blocked = self._order.order(now, [request, first])[0] is first
@@ -109,7 +116,10 @@ class StepPlanner:
             if request.request_id in taken:
                 continue
             share = request.share  # the budget bounds time: fewer layers, more tokens
-            count = self._chunk(request, min(int(budget / share), self._most_tokens), whole=bool(rows))
+            if request.cold is not None:  # a few layers at a time instead: each chunk reads all that is cold
+                count, share = request.num_ready, 0.0
+            else:
+                count = self._chunk(request, min(int(budget / share), self._most_tokens), whole=bool(rows))
             if not count:
                 break
             if waits:
@@ -140,10 +150,11 @@ class StepPlanner:
 
     def _computing_for(self, request: Request) -> Request | None:
         """The running prompt that will compute the next block of `request`."""
-        begun = (other for other in self._seats.running if other.num_uncomputed > 1 and other.part is None)
+        begun = (other for other in self._seats.running if other.num_uncomputed > 1 and not other.apart)
         return next((other for other in begun if self._blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
+        decodes = [row for row in decodes if row.request.cold is None]  # others: cold_turns.py
         left = self._most_tokens - sum(row.num_tokens for row in decodes)
         context = sum(row.start + row.num_tokens for row in decodes)
         classes = {row.request.service_class for row in decodes}
@@ -164,6 +175,8 @@ class StepPlanner:
         return max(0, aligned) if whole or aligned > 0 else budget
 
     def _row(self, request: Request, count: int) -> ScheduledRow:
+        if request.cold is not None and request.cold.pending:
+            count = request.cold.pending
         end = request.num_computed + count
         samples = end == request.num_tokens and (request.part is None or request.part.last)
         return ScheduledRow(request, request.num_computed, count, samples)

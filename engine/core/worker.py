@@ -176,6 +176,8 @@ class Worker:
     def _loaded(self, request: Request) -> None:
         if self._parts is not None and request.part is not None and not request.finished:
             self._parts.found(request)
+        if request.cold is not None and request.cold.refused:
+            self.fail(request, request.cold.refused)
         self.wake()
 
     def fail(self, request: Request, reason: str) -> None:
@@ -331,25 +333,32 @@ class Worker:
                 await self._wake.wait()
 
     async def _settle(self, step: Step) -> list[Emission]:
-        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix."""
-        return [
+        """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix, and for
+        each whose cold blocks could not be read."""
+        failed = [
             Emission(request, None, error="its prefix arrived incomplete", incomplete=True)
             for request in await self._loads.settle(row.request for row in step.rows)
         ]
+        for place, reason in self._model.unread.items():
+            request = step.rows[place].request
+            if self.batcher.abort(time.monotonic(), request.request_id) is not None:
+                failed.append(Emission(request, None, error=reason, incomplete=True))
+        return failed
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: error emissions of requests that cannot continue."""
         begin, end = self._model.ran
-        # The times of steps that waited for a prefix, used several weights or computed the logits of a prompt do not
-        # predict other steps.
-        if not self._model.unusual and not any(row.request.scores_prompt for row in step.rows):
+        # The times of steps that waited for a prefix, used several weights, computed the logits of a prompt or read
+        # cold blocks do not predict other steps.
+        scores = any(row.request.scores_prompt for row in step.rows)
+        if not self._model.unusual and not scores and not step.has_cold:
             self.costs.observe(step, end - begin)
         if self._recorder is not None:
             self._recorder.add(step, begin, end, self._idle, self._model.unusual)
         self._idle = False
         others_s = [(end - begin) * share for share in step.other_prompts()]
         for row, seconds in zip(step.rows, others_s, strict=True):
-            row.request.journal.computed(begin, end, row.num_tokens, seconds)
+            row.request.journal.computed(begin, end, row.num_tokens if row.ends else 0, seconds)
         self.costs.ran(step, begin, others_s)
         failed = [*failed, *settle_losses(time.monotonic(), self.batcher, step, self._model.losses)]
         tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]

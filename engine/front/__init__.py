@@ -5,6 +5,7 @@ Files:
     adoption          Takes over a request of a lost acceptor when its client reconnects to this node
     attempts          Attempts of accepted requests: starts each on its nodes, receives their updates, and ends it on
                       all of them
+    beyond            Places requests whose KV exceeds the arenas of the cluster, on a node that takes them
     clocks            Estimates the clock offsets of other nodes from calls and their answers
     cluster           The connections through which a node reaches the others
     declined          A decision against a request: what its client is told, and what led there, kept to be explained

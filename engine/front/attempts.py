@@ -120,7 +120,8 @@ class Attempts:
         wire, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target, asked = None, placement.decode
-        back = placement.prefill in flight.avoid  # all other nodes are much slower, so it must stay
+        # all other nodes are much slower, or do not take it, so it must stay
+        back = placement.prefill in flight.avoid or placement.beyond
         promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
         try:
             if placement.decode != placement.prefill:
@@ -272,7 +273,7 @@ def _prefills(
     """What to ask of each prefill node, the first node of a group first: the others report to it."""
     group = placement.group
     if group is None or target is None:
-        yield placement.prefill, Prefill(wire, promise, target)
+        yield placement.prefill, Prefill(wire, promise, target, beyond=placement.beyond)
         return
     for i, (node, epoch) in enumerate(zip(group.nodes, target.epochs, strict=True)):
         own = replace(target, epoch=epoch, epochs=())

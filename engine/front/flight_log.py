@@ -115,6 +115,9 @@ class FlightLog:
         if placement.group is not None:
             where["group"] = placement.group.as_dict()
             self._metrics.count("mooncake:grouped_prompts")
+        if placement.beyond:
+            where["beyond_memory"] = True
+            self._metrics.count("mooncake:beyond_memory_requests")
         self._add(flight, "placed", **where, attempt=flight.attempt)
 
     def reserved(self, flight: Flight, decode: str) -> None:

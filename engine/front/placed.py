@@ -72,6 +72,7 @@ class Placed:
             "prefill": placement.prefill,
             "decode": placement.decode,
             "group": None if placement.group is None else placement.group.as_dict(),
+            "beyond_memory": placement.beyond,
             "prefix_source": placement.prefix_source,
             "prefix_tokens": placement.prefix_tokens,
             "estimates": placement.estimates,

@@ -14,6 +14,7 @@ import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
 from cache.results import LeadingRun
+from engine.front.beyond import BeyondPlacing
 from engine.front.claiming.bursts import Bursts
 from engine.front.claiming.claims import Claims
 from engine.front.clocks import Clocks
@@ -40,7 +41,7 @@ from sched.rejection import Estimate, Refusal, Rejection
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
     """How to place requests. `intents`: avoid computing the same prefix on two nodes at the same time; `groups`: when
-    several nodes compute a long prompt, None = never."""
+    several nodes compute a long prompt, None = never; `longest`: prompt + output that this acceptor accepts."""
 
     policy: PlacementPolicy
     rejection: Rejection
@@ -48,6 +49,7 @@ class PlacementRules:
     prefix_caching: bool
     intents: bool
     groups: GroupRules | None = None
+    longest: int = 0
 
 
 class Placer:
@@ -71,6 +73,7 @@ class Placer:
         self._bursts = Bursts(cluster.channel, gossip)
         self._intents = rules.intents and rules.prefix_caching
         self._groups = rules.groups
+        self._beyond = BeyondPlacing(cluster.channel, gossip, geometry.block_size, rules.longest)
         gossip.on_down(lambda member, reason: self.links.forget(member.node_id))
 
     @property
@@ -87,6 +90,9 @@ class Placer:
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
         known = self._neighbours.known(begun)
+        if self._beyond.concerns(request, known.view):
+            placed = await self._beyond.place(request, keys, begun, avoid)
+            return self._charged(placed, known, time.monotonic(), request)
         demand = self._demands.of(request, LeadingRun(0), 0, known.view)
         matched = self._neighbours.matched(known, keys, self.block_size)
         asked = self._policy.shortlist(begun, demand, known.view, matched)
@@ -125,8 +131,11 @@ class Placer:
             await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
-        for node in decision.prefills:
-            self._neighbours.charge(known, now, node, decision.estimates["prefill_s"], request.num_tokens)
+        return self._charged(placed, known, now, request)
+
+    def _charged(self, placed: Placed, known: Known, now: float, request: Request) -> Placed:
+        for node in placed.placement.prefills:
+            self._neighbours.charge(known, now, node, placed.estimates["prefill_s"], request.num_tokens)
         return placed
 
     async def _joined(

@@ -87,12 +87,14 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """PREFILL. `target` is None if the prefill node also decodes; `place`: if several nodes compute the prompt."""
+    """PREFILL. `target` is None if the prefill node also decodes; `place`: if several nodes compute the prompt;
+    `beyond`: the request's KV exceeds its arena (engine/beyond/)."""
 
     request: WireRequest
     promise: Promise
     target: KvTarget | None = None
     place: Place | None = None
+    beyond: bool = False
 
 
 @dataclass(frozen=True, slots=True)

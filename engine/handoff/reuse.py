@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -42,11 +42,13 @@ MAX_PUBLISH_BACKLOG_BLOCKS = 4096  # held blocks cannot be evicted: beyond this,
 class LoadOptions:
     """How prefixes are loaded into the arena. `prefetch` says whether requests wait for their prefix. If they do, and
     `layers` reads the pool layer by layer, a request starts before its prefix has arrived and waits for each layer; if
-    the node has other requests, it starts only when the step should not have to wait."""
+    the node has other requests, it starts only when the step should not have to wait. `open_beyond` finds the room of a
+    request whose KV exceeds the arena (engine/beyond/host.py)."""
 
     geometry: BlockGeometry
     prefetch: Prefetch
     layers: Layers | None = None
+    open_beyond: Callable[[Request], Awaitable[None]] | None = None
 
 
 class PrefixLoader:
@@ -66,6 +68,7 @@ class PrefixLoader:
         self._used = used
         self._layers = options.layers if options.prefetch.policy == "wait" else None
         self._prefetch = options.prefetch
+        self._open_beyond = options.open_beyond
         self._batcher = batcher
         self._geometry = options.geometry
         self._costs = costs
@@ -103,6 +106,10 @@ class PrefixLoader:
         """Extend the request's prefix; the node computes the rest later. If a load is returned, it continues during the
         request's first step, which has to wait for each of its layers."""
         if request.finished:  # it was aborted before this task began
+            return None
+        if request.cold is not None:
+            assert self._open_beyond is not None, "only such a node has such requests"
+            await self._open_beyond(request)
             return None
         size = self._geometry.block_size
         local = self._batcher.blocks.adopt_prefix(request)

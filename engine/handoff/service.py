@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from engine.core.emissions import Emission
@@ -89,6 +89,7 @@ class EngineService:
         self._members = Members(channel, worker, metrics, self._part_computed)
         self._orphans = Orphans(channel, worker.batcher.requests, self._acceptors.__setitem__, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._welcome: Callable[[Request], None] | None = None  # requests beyond memory
         channel.handle(messages.PROBE, typed(Probe, self._on_probe))
         channel.handle(messages.RESERVE, typed(Reserve, self._on_reserve))
         channel.handle(messages.PREFILL, typed(Prefill, self._on_prefill))
@@ -146,6 +147,10 @@ class EngineService:
                 "overloaded",
                 {"retry_after_s": self._own_load.room_in_s()},
             )
+        if body.beyond:
+            if self._welcome is None:
+                raise RemoteError(f"{self._node_id} takes no request whose KV exceeds its arena: --beyond-memory off")
+            self._welcome(request)
         transfer = None
         if body.target is not None:
             transfer = self._outgoing.transfer(request, body.target, self._worker.batcher.pool)
@@ -153,6 +158,10 @@ class EngineService:
         self._worker.add(request, transfer)
         if body.place is not None:
             self._members.add(request, body.place, transfer)
+
+    def take_beyond(self, welcome: Callable[[Request], None]) -> None:
+        """This node takes requests whose KV exceeds its arena: `welcome` hears of each before it is queued."""
+        self._welcome = welcome
 
     def _part_computed(self, request: Request, error: str | None) -> None:
         """This node has computed its part of the prompt; the last node of the group hands over. `error`: another node

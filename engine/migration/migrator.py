@@ -149,6 +149,7 @@ class Migrator:
             and request.num_uncomputed == 1
             and not request.handover
             and not request.others  # a move does not know the blocks of further groups
+            and request.cold is None  # ... and of the tier
             and request.num_output_tokens
             and request.request_id not in moving
             and self._service.acceptor_of(request.request_id) is not None

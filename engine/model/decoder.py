@@ -88,6 +88,11 @@ class Step:
     local_angles: tuple[Tensor, Tensor]  # of layers with a window
 
 
+Attend = Callable[[Tensor, Tensor, float, float], Tensor]
+"""Attention in place of the backend's: (q [T, num_heads, head_size], the layer's part of the pool, scale, soft cap) ->
+as q. Called once for each layer, in order."""
+
+
 class ExpertRanks(Protocol):
     """The experts of several ranks (engine/experts/group.py)."""
 
@@ -376,9 +381,13 @@ class Model:
         kv_pool: Tensor,
         rows: Tensor,
         on_layer: Callable[[int], None] | None = None,
+        attend: Attend | None = None,
     ) -> Tensor:
         """Compute some of the layers, as one stage of a pipeline: their input `hidden` [T, H], overwritten, -> the
         input of the layer after them [T, H]; behind the last layer, the logits [R, vocab_size] float32 of `rows`.
+
+        `attend`: instead of the backend's attention, for keys that lie partly outside the pool; only for layers
+        without a latent, a window and sinks.
 
         The other arguments are those of `forward`. The values between two stages are those between the same two layers
         of `forward`, so a pipeline computes what one node computes. Only on one rank."""
@@ -386,7 +395,7 @@ class Model:
         first = self.layers[layers[0]]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
         for index in layers:
-            attended = self._attention(projected, self.layers[index], kv_pool[:, index], step)
+            attended = self._attention(projected, self.layers[index], kv_pool[:, index], step, attend)
             if on_layer is not None:
                 on_layer(index)
             if index == last:
@@ -445,7 +454,7 @@ class Model:
                 on_layer(index)  # after the sums over the ranks, all ranks have written
         return x, projected
 
-    def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step) -> Tensor:
+    def _attention(self, qkv: Tensor, layer: Layer, kv: Tensor, step: Step, attend: Attend | None = None) -> Tensor:
         """layer.qkv's output -> layer.o's input; writes this step's KV to the pool."""
         if layer.latent is not None:
             return layer.latent(qkv, kv, step.batch, step.plan, step.angles)
@@ -460,6 +469,8 @@ class Model:
             k.copy_(self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps))
         cos, sin = step.local_angles if layer.window else step.angles
         q = self.backend.rotate_and_write_kv(qkv, heads, cos, sin, kv, step.batch, step.plan)
+        if attend is not None:
+            return attend(q, kv, config.attention_scale, config.attention_soft_cap).flatten(1)
         options: dict[str, Any] = {} if layer.sinks is None else {"sinks": layer.sinks}
         out = self.backend.attend(
             q,

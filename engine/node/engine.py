@@ -10,8 +10,11 @@ from typing import Any
 from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool
 from cache.store.store import Store
+from engine.beyond.host import Host
+from engine.config.beyond import beyond_room
 from engine.config.cache_policies import eviction
 from engine.config.config import Config
+from engine.config.resolve import arena_tokens
 from engine.config.step_policies import batching_policy, queue_order, refusals
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.calibration import Room, calibrate
@@ -86,7 +89,7 @@ class Engine:
             config.block_size,
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            config.max_model_len,
+            min(config.max_model_len, arena_tokens(config, geometry)),
             loaded.eos_token_ids,
             BatchRules(
                 config.enable_prefix_caching,
@@ -96,8 +99,10 @@ class Engine:
                 self.costs.prefill.estimate,
                 geometry.groups,
                 config.state_interval,
+                config.max_model_len,
             ),
         )
+        self.beyond = self._beyond(geometry, cluster)
         self.load = EngineLoad(config, self.batcher, self.costs, complete)
         self.load.stages = why_whole(loaded.runner.model) is None
         reused = store if config.enable_prefix_caching else None
@@ -112,7 +117,12 @@ class Engine:
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and one_group  # ranks do not wait
         loader = PrefixLoader(
             self.batcher,
-            LoadOptions(geometry, prefetch, layers_of(self._pool_blocks) if by_layer else None),
+            LoadOptions(
+                geometry,
+                prefetch,
+                layers_of(self._pool_blocks) if by_layer else None,
+                None if self.beyond is None else self.beyond.open,
+            ),
             self.costs,
             metrics,
             sources,
@@ -139,6 +149,8 @@ class Engine:
             OwnLoad(config.node_id, self.load, cluster.words, rejection),
             metrics,
         )
+        if self.beyond is not None:
+            self.service.take_beyond(self.beyond.welcome)
         self.migrator = Migrator(config, cluster, self.worker, self.service, moves, self.load, metrics)
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
@@ -155,6 +167,13 @@ class Engine:
         codec = WireCodec(self.region, geometry, self._config.kv_staging_bytes)
         self._transfer.register(codec.region)
         return codec
+
+    def _beyond(self, geometry: BlockGeometry, cluster: Cluster) -> Host | None:
+        """None if this node takes no request whose KV exceeds its arena."""
+        share, config = cluster.store.local, self._config
+        if beyond_room(config, geometry) is None or share is None or not isinstance(self.region, Region):
+            return None
+        return Host(config, geometry, self.region, cluster.store, self.batcher, self.costs, cluster.channel)
 
     def _speculator(self) -> Speculator | None:
         config, draft = self._config, self.draft
@@ -188,7 +207,10 @@ class Engine:
         room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
         try:
-            return await self.worker.in_thread(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+            steps = await self.worker.in_thread(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+            if self.beyond is not None and seconds:
+                steps += await self.beyond.calibrate(self.worker.in_thread, self.worker.runner, lent)
+            return steps
         finally:
             self._calibrated = []
             self.pool.release(lent)
@@ -221,6 +243,8 @@ class Engine:
         await self.service.close()
         await self.worker.close()
         await self.publisher.close()
+        if self.beyond is not None:
+            self.beyond.close()
         self._pool_blocks.close()
         self._transfer.unregister(self.region.name)
         if self._wire is not None:
@@ -261,6 +285,7 @@ class Engine:
                 "coefficients": self.costs.mixed.coefficients,
                 "error": self.costs.mixed.error,
             },
+            "beyond_memory": None if self.beyond is None else self.beyond.state(),
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
         }

@@ -124,6 +124,7 @@ class FrontDoor:
             config.enable_prefix_caching,
             config.prefix_intents,
             self._groups(),
+            config.max_model_len,
         )
         placer: Placer | WorkerPlacer
         if config.backend is not None:

@@ -28,11 +28,13 @@ from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
 from engine.config.agreement import disagreement, identity
+from engine.config.beyond import beyond_room
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.config.resolve import geometry
 from engine.core.engine_load import first_role
+from engine.front.beyond import BEYOND_TOKENS
 from engine.front.cluster import Cluster
 from engine.front.compiled import cheapest, choose
 from engine.handoff.arenas import Arenas
@@ -358,10 +360,17 @@ class Node:
             roles=self.config.roles,
             info=self._identity
             | {"share": self.config.dram_bytes + self._ssd_bytes}
+            | self._beyond
             | self._first_role
             | self._scaling
             | common_transport.named(self.config.transport),
         )
+
+    @property
+    def _beyond(self) -> dict[str, int]:
+        """For a node that takes requests whose KV exceeds its arena: how long they may be."""
+        found = beyond_room(self.config, self.geometry)
+        return {} if found is None else {BEYOND_TOKENS: min(found.tokens, self.config.max_model_len)}
 
     @property
     def _first_role(self) -> dict[str, list[str]]:

@@ -173,10 +173,21 @@ def _group(group: dict[str, Any]) -> str:
     return f"computed by a group of {len(group['nodes'])}: {parts}; expected {group['prefill_s']:.3g} s of prefill"
 
 
+def _beyond(decision: dict[str, Any]) -> str:
+    estimates = decision["estimates"]
+    return (
+        f"no arena holds its KV: {decision['decode']} keeps {estimates['cold_bytes'] / 1e6:.3g} MB of the prompt "
+        f"beyond its own and reads them for each token; expected {estimates['ttft_s']:.3g} s to the first token, "
+        f"{1e3 * estimates['step_s']:.3g} ms for each one after it"
+    )
+
+
 def _decision(decision: dict[str, Any]) -> list[str]:
     lines = [""]
     if (group := decision.get("group")) is not None:  # nodes of an older version report none
         lines += [_group(group), ""]
+    if decision.get("beyond_memory"):
+        lines += [_beyond(decision), ""]
     priced = COST_COLUMNS if any("cost" in row for row in decision["considered"]) else ()
     for stage, known in (("prefill", PREFILL_COLUMNS), ("decode", DECODE_COLUMNS)):
         columns = (*known, *priced)

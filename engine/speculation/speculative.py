@@ -186,7 +186,8 @@ class Speculator:
     def plan(self, rows: Sequence[ScheduledRow], budget: int, blocks: BlockBook) -> None:
         """Give decoding rows drafts from the remaining resources: `budget` tokens and the pool's free blocks. A draft
         never preempts a request."""
-        decodes = [row for row in rows if row.samples and row.num_tokens == 1 and not row.request.handover]
+        plain = [row for row in rows if not row.request.handover and row.request.cold is None]
+        decodes = [row for row in plain if row.samples and row.num_tokens == 1]
         left_to_index = INDEX_TOKENS_PER_STEP
         wanted: list[tuple[ScheduledRow, list[int], int]] = []
         for row in decodes:

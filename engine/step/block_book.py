@@ -16,6 +16,7 @@ from cache.block import BlockKey
 from cache.layer_groups import GONE, LayerGroups, StatePlaces, group_key, servable
 from cache.pool.block_pool import BlockPool, IntegrityError, OutOfBlocks
 from cache.pool.policy import Facts
+from engine.step.cold import Cold, Lodged
 from engine.step.request import Request
 from engine.step.state_tables import StateTables
 
@@ -61,7 +62,7 @@ class BlockBook:
 
     def match(self, request: Request) -> list[int]:
         """Blocks of the longest prefix in the pool, without the last known token, whose logits are needed."""
-        if not self.prefix_caching:
+        if not self.prefix_caching or request.cold is not None:
             return []
         return self.match_keys(request.block_keys(self.block_size)[: (request.num_tokens - 1) // self.block_size])
 
@@ -92,7 +93,7 @@ class BlockBook:
         blocks that the request holds. Call it only before the request's first step."""
         assert not request.finished, "only unfinished requests give their blocks back"
         held = len(request.block_ids)
-        if _has_some_layers(request):
+        if _has_some_layers(request) or request.cold is not None:
             return held
         if (
             self.prefix_caching and not request.scores_prompt and request.num_named == held
@@ -148,7 +149,8 @@ class BlockBook:
 
     def _reuses(self, request: Request) -> bool:
         """Whether the request may use cached blocks. A prompt with prompt log probabilities is computed in full."""
-        return self.prefix_caching and not request.scores_prompt and not _has_some_layers(request)
+        plain = not _has_some_layers(request) and request.cold is None
+        return self.prefix_caching and not request.scores_prompt and plain
 
     def computes_next(self, request: Request, other: Request) -> bool:
         """Whether `other`, a prompt that is being computed, has yet to compute the block that `request` needs next;
@@ -162,6 +164,13 @@ class BlockBook:
         if not other.num_computed // self.block_size <= position < other.num_tokens // self.block_size:
             return False
         return request.block_keys(self.block_size)[position] == other.block_keys(self.block_size)[position]
+
+    def lodge(self, request: Request, lodged: Lodged, slots: Sequence[int], spare: Sequence[int]) -> None:
+        """The tier has room for a request whose KV exceeds the arena: see Cold.lodge."""
+        assert request.cold is not None and not request.block_ids
+        request.cold.lodge(lodged, slots, spare)
+        request.num_computed = request.cold.cold_tokens
+        self.changes += 1
 
     def others_to_load(self, request: Request, count: int) -> list[tuple[int, int, BlockKey]]:
         """Blocks of other groups that the request lacks to go on after `count` more blocks of group 0: (group, place,
@@ -231,6 +240,8 @@ class BlockBook:
 
     def lacks(self, request: Request) -> int:
         """Number of blocks that the known tokens of the request still need, of all groups at once at most."""
+        if request.cold is not None:
+            return request.cold.arena_blocks - len(request.block_ids) if request.cold.open else 0
         total = missing = self.blocks_for(request.num_tokens) - len(request.block_ids)
         if missing <= 0:
             return total
@@ -245,6 +256,12 @@ class BlockBook:
     def extend(self, request: Request, count: int) -> None:
         """Take blocks for `count` more computed tokens. Raises OutOfBlocks and then takes none; blocks that windows
         have passed are given back all the same."""
+        if request.cold is not None:
+            if not request.block_ids:
+                request.block_ids = self.pool.allocate(request.cold.arena_blocks)
+                request.cold.seat(request.block_ids)
+            request.cold.keys = request.block_keys(self.block_size)
+            return
         start, end = request.num_computed, request.num_computed + count
         need = self.blocks_for(end) - len(request.block_ids)
         if self._groups is not None:
@@ -267,6 +284,9 @@ class BlockBook:
     def name_full(self, request: Request) -> list[tuple[BlockKey, int, Facts]]:
         """Name the blocks that became full, so that they can be reused. Returns (key, block id, facts for eviction) of
         those whose key no other block has."""
+        if request.cold is not None:
+            self._name_cold(request, request.cold)
+            return []
         full = request.num_computed // self.block_size
         unnamed = request.private or _has_some_layers(request)
         if not self.prefix_caching or unnamed or full <= request.num_named:
@@ -283,6 +303,18 @@ class BlockBook:
             if self.pool.name(block_id, key, facts, told=False)
         ]
         return [full_blocks[i] for i in fresh] + others
+
+    def _name_cold(self, request: Request, cold: Cold) -> None:
+        """Name the blocks that the last step has moved to the tier, and tell it what the step took."""
+        if cold.lodged is None:
+            return
+        keys = request.block_keys(self.block_size)
+        for place, slot, checksum in cold.take_moved():
+            if self.prefix_caching and not request.private:
+                cold.lodged.name(keys[place], slot, checksum, self.facts(request, place))
+        if cold.ran is not None:
+            cold.lodged.ran(*cold.ran)
+            cold.ran = None
 
     def named(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
         """(key, block id, facts for eviction) of the request's blocks [first, end)."""
@@ -330,12 +362,18 @@ class BlockBook:
         self.changes += 1
 
     def release(self, request: Request) -> None:
-        """Release all blocks. Named blocks can still be found until they are evicted."""
+        """Release all blocks. Named blocks can still be found until they are evicted. Cold blocks stay with a request
+        that goes on."""
         self.name_last_state(request)
         self.pool.release(request.held_blocks)
         request.block_ids, request.others = [], []
         request.num_computed = 0
         request.num_named = 0
+        if request.cold is not None:
+            request.cold.unseat()
+            if request.finished:
+                request.cold.close()
+            request.num_computed = request.cold.cold_tokens
         self.changes += 1
 
     def check_tables(self, request: Request) -> None:

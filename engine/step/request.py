@@ -20,6 +20,7 @@ from cache.layer_groups import GONE
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
 from engine.step.block_table import BlockTable
+from engine.step.cold import Cold
 from engine.step.journal import Journal
 from engine.step.part import Part
 from sched.classes import STANDARD
@@ -67,6 +68,7 @@ class Request:
     handover: bool = False  # another node decodes: end here after the first new token
     handed_over: bool = False  # the prompt was computed on another node and pushed here
     part: Part | None = None  # what this node computes of a long prompt; None: everything
+    cold: Cold | None = None  # its KV exceeds the arena: `block_ids` are a part of its blocks, in no order
     paused: bool = False  # it lost its seat and kept its blocks
     private: bool = False  # its KV was computed with fewer experts: no other request may find it
     num_preemptions: int = 0
@@ -96,7 +98,14 @@ class Request:
     @property
     def num_ready(self) -> int:
         """Prompt tokens that a step may compute now."""
+        if self.cold is not None:
+            return min(self.num_uncomputed, self.cold.chunk_tokens) if self.cold.open else 0
         return self.num_uncomputed if self.part is None else self.part.room(self.num_computed)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it passes the model by itself: not as a row of the ragged batch."""
+        return self.part is not None or self.cold is not None
 
     @property
     def share(self) -> float:

@@ -23,8 +23,10 @@ from engine.model.graphs import GraphedModel, Recorder
 from engine.sampling.logit_rules import Masks, SamplingRow
 from engine.sampling.logprobs import PromptRows, PromptScorer
 from engine.sampling.sampler import Sampled, sample
+from engine.step.cold import Cold
 from engine.step.inputs import InputBuilder, Inputs, Row
 from engine.step.layer_reports import LayerReports
+from engine.step.split_attention import SplitAttention
 
 __all__ = ["Row", "Runner", "StepTime"]
 
@@ -167,6 +169,27 @@ class Runner:
             self._gpu.settle(self.kv_pool)
             raise
         return passed, list(chosen)
+
+    def step_beyond(self, row: Row, cold: Cold, layers: range) -> list[Sampled]:
+        """Compute some layers of a row whose earlier KV lies in a tier (engine/step/cold.py): its oldest blocks in the
+        arena move there if its tokens need their room, and every layer attends to the tier's blocks as they come
+        through the window. Behind the last layer it returns the sampled token of a row with `sample`; otherwise
+        `cold.hidden` becomes the input of the next layer. Only on a CPU and on one rank."""
+        model, began = self.model, time.perf_counter()
+        before = cold.make_room(row.start, len(row.token_ids))
+        inputs = self._inputs.build([replace(row, start=row.start - before, block_ids=cold.hot)])
+        batch = replace(inputs.batch, positions=inputs.batch.positions + before)
+        wanted = _sampling_rows(row)
+        assert cold.lodged is not None
+        with cold.lodged.read(cold.slots, cold.window, layers) as pieces:
+            attention = SplitAttention(model.backend, self.kv_pool, batch, pieces)
+            x = model.embed(inputs.token_ids) if not layers.start else cold.hidden
+            found = model.forward_part(layers, x, batch, self.kv_pool, inputs.last_rows, attend=attention)
+        ends = layers.stop == model.config.num_layers
+        chosen = list(sample(found, wanted, self._masks)) if ends else []
+        seconds = time.perf_counter() - began
+        cold.computed(len(row.token_ids), layers, seconds, None if ends else found)
+        return chosen
 
     def _scores(self, kind: type[PromptRows], rows: Sequence[Row], inputs: Inputs) -> PromptRows | None:
         """None if no row needs log probabilities of its prompt."""

@@ -22,11 +22,18 @@ class ScheduledRow:
     samples: bool  # the row includes the last known token, so the step samples the next one
     num_drafts: int = 0
     draft: list[int] = field(default_factory=list)
+    layers: range | None = None  # of a request beyond memory: those that the tokens pass in this step
 
     @property
     def decodes(self) -> bool:
         """Whether it computes one known token, with or without a draft behind it."""
         return self.num_tokens - self.num_drafts == 1 and self.request.part is None
+
+    @property
+    def ends(self) -> bool:
+        """Whether its tokens are computed after this step: they pass the last layer that this node computes."""
+        cold = self.request.cold
+        return cold is None or self.layers is None or self.layers.stop == cold.num_layers
 
     @property
     def work_tokens(self) -> float:
@@ -56,6 +63,11 @@ class Step:
     def has_parts(self) -> bool:
         """Whether a row computes only some of the layers."""
         return any(row.request.part is not None for row in self.rows)
+
+    @property
+    def has_cold(self) -> bool:
+        """Whether the KV of a row exceeds the arena."""
+        return any(row.request.cold is not None for row in self.rows)
 
 
 Named = tuple[BlockKey, int, Facts]

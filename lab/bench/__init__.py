@@ -5,6 +5,8 @@ Files:
                    --policies
     batches        Offline prompts as one batch (/v1/batches), the same prompts online, and interactive requests next
                    to the batch
+    beyond_memory  A context several times the arena of its node: decode tokens/s, next to the limit of the memory
+                   that holds the rest
     burst          How many requests of a burst are served, and how fast the others are refused
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
@@ -39,6 +41,7 @@ BENCHMARKS = {
     "attention": "lab.bench.attention.command",
     "backends": "lab.bench.backends",
     "batches": "lab.bench.batches",
+    "beyond-memory": "lab.bench.beyond_memory",
     "burst": "lab.bench.burst",
     "collectives": "lab.bench.collectives.command",
     "experts": "lab.bench.experts.command",

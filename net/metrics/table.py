@@ -195,6 +195,11 @@ CLUSTER = (
     Declared(Counter, "mooncake:grouped_prompts", "Prompts placed on several prefill nodes, counted on their acceptor"),
     Declared(Counter, "mooncake:stages", "Parts of long prompts that this node has computed in groups"),
     Declared(Counter, "mooncake:stage_bytes", "Bytes sent to other nodes of groups: hidden states or KV"),
+    Declared(
+        Counter,
+        "mooncake:beyond_memory_requests",
+        "Requests placed on a node whose arena does not hold their KV, counted on their acceptor",
+    ),
     Declared(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost"),
     Declared(Counter, "mooncake:requests_rejected", "Requests refused before prefill", ("reason",)),
 )

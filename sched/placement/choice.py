@@ -37,6 +37,7 @@ class Placement:
     estimates: dict[str, float]  # wait_s, transfer_s, prefill_s, ttft_s, handover_s, step_s
     stages: tuple[Stage, ...] = field(default=(), repr=False, compare=False)
     group: Group | None = None  # several nodes compute the prompt; the first of them is `prefill`
+    beyond: bool = False  # its KV exceeds the arena of the one node that does it all (sched/beyond.py)
 
     @property
     def considered(self) -> list[Row]:

@@ -82,7 +82,8 @@ void attend_item(const Attend &a, const DecodeItem &item, const DecodeItem *next
   }
 }
 
-// Merges the runs of one request and its heads, `heads` query heads each, and writes their rows.
+// Merges the runs of one request and its heads, `heads` query heads each, and writes their rows. Where the caller merges
+// them with other keys, they stay float32 and their log-sum-exp goes with them.
 template <class Kernel> void finish(const Attend &a, const DecodeItem &item, int runs, int heads, Partial *partials) {
   const int size = a.kv.head_size, row = a.cu_q[item.request];
   for (int h = 0; h < heads; h++) {
@@ -96,9 +97,13 @@ template <class Kernel> void finish(const Attend &a, const DecodeItem &item, int
       merged.max = max;
     }
     Kernel::in_order(merged.o, size);
-    const Vec inverse = splat(1 / sum(load(merged.o + padded(size))));
-    const int64_t at = a.out_at(row, item.head * a.group() + h);
-    for (int d = 0; d < size; d += WIDTH) store_as(a.dtype, a.out, at + d, load(merged.o + d) * inverse);
+    const float total = sum(load(merged.o + padded(size)));
+    const Vec inverse = splat(1 / total);
+    const int head = item.head * a.group() + h;
+    const int64_t at = a.out_at(row, head);
+    if (a.lse) a.lse[(int64_t)row * a.num_heads + head] = (merged.max + std::log2(total)) / LOG2E;
+    const Dtype dtype = a.lse ? FLOAT32 : a.dtype;
+    for (int d = 0; d < size; d += WIDTH) store_as(dtype, a.out, at + d, load(merged.o + d) * inverse);
   }
 }
 

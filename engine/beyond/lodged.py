@@ -1,0 +1,193 @@
+"""The room in the tiers of one request beyond memory, and its blocks on their way there and back.
+
+A *place* names one cold block: a slot of the DRAM tier, or, from the number of slots on, a block on SSD. DRAM blocks
+are attended where they lie: on a CPU, the tier is memory like the arena. Blocks on SSD come through the window. Parts
+of them are compared with checksums of their layers, which are kept here while the request lives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from cache.arena import UNCHECKED, checksum
+from cache.block import BlockKey
+from cache.pool.policy import PLAIN, Facts
+from cache.ssd.medium import Entry
+from cache.tiers.lodging import Lodging, SsdLodging
+from engine.beyond.window import Reader, Reading, Rows
+from engine.step.cold import Places
+from sched.beyond import ColdSteps
+
+
+class Damaged(OSError):
+    """A part of a block on SSD is not what was written."""
+
+
+@dataclass(slots=True)
+class Done:
+    """What requests beyond memory have done on this node so far."""
+
+    requests: int = 0
+    tokens: int = 0  # that have passed all layers
+    to_dram: int = 0  # blocks
+    to_ssd: int = 0
+    dram_bytes: int = 0  # attended to
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The arena and the DRAM tier of one node, and the way from its SSD."""
+
+    tier: Rows
+    arena: Rows
+    reader: Reader
+    near: Any  # a tensor: the tier's memory [slots * layers, planes, num_kv_heads, block_size, head_size]
+    checksums: bool  # --block-checksums
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.tier) // self.reader.num_layers
+
+    @property
+    def block_bytes(self) -> int:
+        return int(self.reader.num_layers * self.arena.shape[1])
+
+    def block(self, block_id: int) -> Rows:
+        """[layers, bytes of a layer] of a block of the arena."""
+        layers = self.reader.num_layers
+        return self.arena[block_id * layers : (block_id + 1) * layers]
+
+    def slot(self, slot: int) -> Rows:
+        """The same of a slot."""
+        layers = self.reader.num_layers
+        return self.tier[slot * layers : (slot + 1) * layers]
+
+    def store(self, block_id: int, slot: int) -> int:
+        """Copy a block of the arena to a slot of the tier; returns its checksum."""
+        to = self.slot(slot)
+        to[:] = self.block(block_id)
+        return checksum(to.data.cast("B")) if self.checksums else UNCHECKED
+
+    def rate(self, slots: Sequence[int], block_id: int) -> float:
+        """Bytes/s of reading these slots, one after the other into the same block, without computation."""
+        begin, into = time.perf_counter(), self.block(block_id)
+        for slot in slots:
+            np.copyto(into, self.slot(slot))
+        return len(slots) * self.block_bytes / (time.perf_counter() - begin)
+
+
+class Pass:
+    """One pass over some layers of the cold blocks (engine.step.cold.Pieces), as a context."""
+
+    def __init__(self, slots: Sequence[int], reading: Reading, layers: range, memory: Memory) -> None:
+        """slots: those in DRAM; reading: of those on SSD."""
+        self._first = np.array(slots, dtype=np.int32) * memory.reader.num_layers
+        self._reading, self._layer = reading, layers.start
+        self.near = memory.near
+
+    def __enter__(self) -> Pass:
+        self._reading.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._reading.__exit__(kind, error, where)
+
+    def layer(self) -> tuple[Places, Iterator[Places]]:
+        """See engine.step.cold.Pieces."""
+        places = self._first + np.int32(self._layer)
+        self._layer += 1
+        return places, self._reading.layer()
+
+
+class RequestRoom:
+    """An engine.step.cold.Lodged. `steps` and `done` are the node's."""
+
+    def __init__(self, lodging: Lodging, far: SsdLodging | None, memory: Memory, steps: ColdSteps, done: Done) -> None:
+        self._lodging, self._ssd = lodging, far
+        self._memory, self._steps, self._done = memory, steps, done
+        self._far: list[tuple[Entry, list[int]]] = []  # blocks on SSD, with the checksums of their layers
+
+    def read(self, places: Sequence[int], window: Sequence[int], layers: range) -> Pass:
+        border = self._memory.num_slots
+        slots = [place for place in places if place < border]
+        far = [place - border for place in places if place >= border]
+        return Pass(slots, self._memory.reader.read(self._fill, far, window, layers), layers, self._memory)
+
+    def _fill(self, place: int, layer: int, into: memoryview) -> None:
+        entry, sums = self._far[place]
+        assert self._ssd is not None
+        self._ssd.read(entry, layer * len(into), into)
+        if checksum(into) != sums[layer]:
+            raise Damaged("a block beyond memory was removed from the SSD tier, or is damaged there")
+
+    def store(self, block_id: int, slot: int, key: BlockKey) -> int:
+        if slot < self._memory.num_slots:
+            self._done.to_dram += 1
+            return self._memory.store(block_id, slot)
+        assert self._ssd is not None and slot == self._memory.num_slots + len(self._far)
+        rows = self._memory.block(block_id)
+        whole = rows.data.cast("B")
+        block_checksum = checksum(whole)
+        entry = self._ssd.put(key, whole, block_checksum, PLAIN)
+        if entry.checksum != block_checksum:  # the tier had it already, rounded in another way
+            entry = self._taken(key, whole)
+        self._far.append((entry, [checksum(row.data) for row in rows]))
+        self._done.to_ssd += 1
+        return block_checksum
+
+    def _taken(self, key: BlockKey, whole: memoryview) -> Entry:
+        """The block of the tier in place of the one in `whole`."""
+        assert self._ssd is not None
+        found = self._ssd.take(key, whole)
+        if found is None:
+            raise Damaged("a block beyond memory is damaged in the SSD tier")
+        return found
+
+    def rate(self, places: Sequence[int], window: Sequence[int]) -> float:
+        """Bytes/s of reading these places on SSD through the window, without computation."""
+        begin, layers = time.perf_counter(), range(self._memory.reader.num_layers)
+        with self.read(places, window, layers) as one:
+            for _ in layers:
+                for _ in one.layer()[1]:
+                    pass
+        return len(places) * self._memory.block_bytes / (time.perf_counter() - begin)
+
+    def adopt(self, keys: Sequence[BlockKey]) -> int:
+        """Hold the leading run of `keys` that is on SSD and verify it; returns its length. Blocks, not on the loop."""
+        if self._ssd is None:
+            return 0
+        rows = np.empty((self._memory.reader.num_layers, self._memory.arena.shape[1]), np.uint8)
+        for count, key in enumerate(keys):
+            entry = self._ssd.take(key, rows.data.cast("B"))
+            if entry is None:
+                return count
+            self._far.append((entry, [checksum(row.data) for row in rows]))
+        return len(keys)
+
+    def name(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> None:
+        """A block on SSD has its name since it was stored."""
+        if slot < self._memory.num_slots:
+            self._lodging.name(key, slot, block_checksum, facts)
+
+    def ran(self, tokens: int, places: Sequence[int], seconds: float) -> None:
+        """Only decode steps predict others; a chunk computes more."""
+        near = sum(place < self._memory.num_slots for place in places) * self._memory.block_bytes
+        far = len(places) * self._memory.block_bytes - near
+        self._done.tokens += tokens
+        self._done.dram_bytes += near
+        if tokens == 1 and places:
+            self._steps.observe(near, far, seconds)
+
+    def close(self) -> None:
+        self._lodging.close()
+        if self._ssd is not None:
+            self._ssd.close()
+        self._far.clear()
