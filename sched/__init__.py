@@ -18,9 +18,9 @@ Files:
     step_cost    Predicts the time of a step with both decodes and prefill
     stretch      How far a node that cannot keep all objectives misses them: by the same factor for prompts and for
                  streams
+    stripes      The chunks of a long prompt on nodes that each compute some of its tokens: context parallelism
     waiting      The wait for one of several equal servers, in the order of arrival: M/G/k by Allen-Cunneen, with an
                  exponential tail
-    stripes      The chunks of a long prompt on nodes that each compute some of its tokens: context parallelism
     gossip/      The load and the blocks that nodes report to each other
     membership/  Who is in the cluster: SWIM with Lifeguard
     placement/   Where a request is prefilled and decoded: Algorithm 1 of the Mooncake paper and its rivals, one class

@@ -36,11 +36,11 @@ from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator
-from engine.prefill_group.members import why_whole
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
+from engine.prefill_group.members import why_whole
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Lookups, Speculator
 from engine.speculation.suffix import SuffixLookups, SuffixRules

@@ -10,8 +10,8 @@ import numpy as np
 
 from lab.simulator.cluster import Cluster
 from lab.simulator.job import Job
-from lab.simulator.models.gossip import Gossip
 from lab.simulator.making import price
+from lab.simulator.models.gossip import Gossip
 from sched.classes import CLASSES, Classes, with_objectives
 
 SHARES = (0.5, 0.9, 0.99)

@@ -136,11 +136,10 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Estimated:
     """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: there is no
-    value. `samples`: the values by seed."""
+    value."""
 
     mean: float
     half: float
-    samples: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         if math.isnan(self.mean):
@@ -155,149 +154,7 @@ class Goal:
     text: str
     wanted: str
     ours: str
-    met: bool | None  # None: the interval contains the target
-
-
-@dataclass(frozen=True, slots=True)
-class Ablation(Generic[C]):
-    """A question and its cases, simulated (`Case`) or live (`LiveCase`). `paper`: the paper's value of the first
-    metric, by case label; `reading`: an interpretation computed from the numbers; `goals`: goals of this project that
-    the numbers answer."""
-
-    name: str
-    question: str
-    definition: str
-    cases: Callable[[int | None], list[C]]  # maximum number of requests -> cases
-    metrics: dict[str, Metric]
-    reading: Callable[[dict[str, dict[str, Estimated]]], str]
-    paper: dict[str, float] = field(default_factory=dict)
-    paper_source: str = ""
-    goals: Callable[[dict[str, dict[str, Estimated]]], list[Goal]] | None = None
-    x_name: str = ""  # name of the cases' x, if they are points of a curve
-
-
-@dataclass(slots=True)
-class Outcome(Generic[C]):
-    """Everything about one ablation's run."""
-
-    ablation: Ablation[C]
-    cases: list[C]
-    values: dict[str, dict[str, Estimated]]  # label -> metric -> value
-    raw: dict[str, list[dict[str, Any]]]  # label -> figures by seed
-    source: str  # the origin of the requests
-    nodes: Mapping[str, Any] = field(default_factory=dict)  # label -> resolved Config of one of its real nodes
-
-    @classmethod
-    def of(cls, ablation: Ablation[C], cases: list[C], raw: dict[str, list[dict[str, Any]]], source: str) -> Self:
-        """With every metric of every case."""
-        values = {
-            label: {name: estimated([of(result) for result in results]) for name, of in ablation.metrics.items()}
-            for label, results in raw.items()
-        }
-        return cls(ablation, cases, values, raw, source)
-
-
-def run(
-    ablation: Ablation[S],
-    requests: int | None,
-    seeds: int,
-    workers: int,
-    done: Callable[[], None],
-    kept: Runs | None = None,
-) -> Outcome[S]:
-    """Runs every case with seeds 0..seeds-1, except runs found in `kept`; new runs are stored there. `done` is called
-    after each run. Raises ValueError for repeated labels."""
-    (outcome,) = run_each([ablation], requests, seeds, workers, lambda name: done(), kept)
-    return outcome
-
-
-def simulate(self, seed: int) -> dict[str, Any]:
-        """Figures under one seed."""
-        ...
-
-    def brief(self) -> dict[str, Any]:
-        """`as_dict` without defaults."""
-        ...
-
-
-C = TypeVar("C", bound=Point)
-S = TypeVar("S", bound=Simulated)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One bar or point: `label` names it, `series` and `x` place it in a plot."""
-
-    label: str
-    config: SimConfig
-    workload: Workload = Workload()
-    ttft_slo_s: float | None = 30.0  # the limit of an effective request in FAST'25
-    tbt_slo_s: float | None = 0.2
-    tail_tbt: bool = False  # TBT = the mean of the longest tenth of the gaps instead of the mean
-    look: tuple[Look, ...] = ()
-    model: StepModel | None = None  # replaces the configuration's preset
-    series: str = ""
-    x: float | None = None
-
-    def settings(self) -> dict[str, object]:
-        """All settings of a run, except the seed and the requests, which its definition describes."""
-        limits = {"TTFT objective (s)": self.ttft_slo_s, "TBT objective (s)": self.tbt_slo_s}
-        return self.config.as_dict() | {"speed": self.workload.speed} | limits
-
-    def as_dict(self) -> dict[str, Any]:
-        """For a result file."""
-        model = None if self.model is None else asdict(self.model)
-        return {"config": self.config.as_dict(), "model": model, "speed": self.workload.speed}
-
-    def brief(self) -> dict[str, Any]:
-        default = SimConfig().as_dict()
-        changed = {name: value for name, value in self.config.as_dict().items() if value != default[name]}
-        return {"config": changed, "speed": self.workload.speed}
-
-    @property
-    def source(self) -> str:
-        return rows_of(self.workload, 0)[0]
-
-    def simulate(self, seed: int) -> dict[str, Any]:
-        """A cluster plays the requests of the workload."""
-        work = self.workload
-        source, rows = rows_of(work, seed)
-        rows = rows[: work.requests]
-        if work.change is not None:
-            rows = work.change(rows, seed)
-        if not source.startswith(GENERATED):
-            rows = jittered(rows, work.jitter_s, seed)
-        rows = [replace(row, timestamp_ms=row.timestamp_ms / work.speed) for row in rows]
-        cluster = Cluster(replace(self.config, seed=seed), self.model).played(rows)
-        found = figures(cluster, self.ttft_slo_s, self.tbt_slo_s, self.tail_tbt)
-        for look in self.look:
-            found |= look(cluster)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Estimated:
-    """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: there is no
-    value. `samples`: the values by seed."""
-
-    mean: float
-    half: float
-    samples: tuple[float, ...] = field(default=(), repr=False, compare=False)
-
-    def __str__(self) -> str:
-        if math.isnan(self.mean):
-            return ""
-        return f"{self.mean:.4g}" if math.isnan(self.half) else f"{self.mean:.4g} ±{self.half:.2g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A target value, and the measured value."""
-
-    text: str
-    wanted: str
-    ours: str
-    met: bool | None  # None: the interval contains the target
+    met: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,13 +211,13 @@ def run(
 
 
 def run_each(
-    ablations: Sequence[Ablation[Case]],
+    ablations: Sequence[Ablation[Any]],
     requests: int | None,
     seeds: int,
     workers: int,
     done: Callable[[str], None],
     kept: Runs | None = None,
-) -> Iterator[Outcome[Case]]:
+) -> Iterator[Outcome[Any]]:
     """`run` for several, in order. All processes work until the last run of all: while one finishes an ablation the
     others have begun the next. done(name): after each run of the ablation called `name`."""
     started = [Started(ablation, ablation.cases(requests), seeds, kept) for ablation in ablations]
@@ -378,7 +235,7 @@ def run_each(
 class Started:
     """One ablation whose runs are on their way. Raises ValueError for repeated labels."""
 
-    def __init__(self, ablation: Ablation[Case], cases: list[Case], seeds: int, kept: Runs | None) -> None:
+    def __init__(self, ablation: Ablation[S], cases: list[Any], seeds: int, kept: Runs | None) -> None:
         if len({case.label for case in cases}) < len(cases):
             raise ValueError(f"{ablation.name}: labels repeat")
         self.ablation, self._cases, self._kept = ablation, cases, kept
@@ -387,7 +244,7 @@ class Started:
         self._results: Iterator[dict[str, Any]] = iter(())
 
     @property
-    def missing(self) -> list[tuple[Case, int]]:
+    def missing(self) -> list[tuple[Any, int]]:
         """Runs that nobody has stored."""
         return [pair for pair, known in zip(self._work, self._known, strict=True) if known is None]
 
@@ -398,7 +255,7 @@ class Started:
             waited = [pool.submit(simulate, *pair) for pair in self.missing]
             self._results = (future.result() for future in waited)
 
-    def outcome(self, done: Callable[[], None]) -> Outcome[Case]:
+    def outcome(self, done: Callable[[], None]) -> Outcome[Any]:
         """Waits for all runs."""
         raw: dict[str, list[dict[str, Any]]] = {case.label: [] for case in self._cases}
         for (case, seed), known in zip(self._work, self._known, strict=True):
@@ -441,10 +298,16 @@ def _generated(kind: str, seed: int, requests: int) -> list[TraceRow]:
 
 
 def estimated(values: Sequence[float]) -> Estimated:
-    mean, samples = fmean(values), tuple(values)
+    mean = fmean(values)
     if len(values) < 2 or not all(map(math.isfinite, values)):
-        return Estimated(mean, math.nan, samples)
-    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)), samples)
+        return Estimated(mean, math.nan)
+    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)))
+
+
+def ratio(values: dict[str, dict[str, Estimated]], name: str, over: str, under: str) -> float:
+    """The metric of `over` divided by that of `under`; NaN if the latter is zero."""
+    below = values[under][name].mean
+    return values[over][name].mean / below if below else math.nan
 
 
 first_requests = partial(Workload, "conversation")

@@ -18,9 +18,9 @@ from engine.observe.timeline import Timeline
 from sched.placement.burst import Choice
 from sched.placement.choice import Placement
 from sched.placement.demand import Demand
-from sched.placement.links import Links
 from sched.placement.groups.context import context
 from sched.placement.groups.pipeline import pipeline
+from sched.placement.links import Links
 from sched.placement.view import Candidate, View
 from tests.engine.front.test_placing import MeasuredLinks, accepted
 from tests.sched.placement.test_placement import FlatLinks
