@@ -136,10 +136,11 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Estimated:
     """Mean over seeds, and half of the 95 % confidence interval (NaN for one seed). A mean of NaN: there is no
-    value."""
+    value. `samples`: the values by seed."""
 
     mean: float
     half: float
+    samples: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         if math.isnan(self.mean):
@@ -154,7 +155,7 @@ class Goal:
     text: str
     wanted: str
     ours: str
-    met: bool
+    met: bool | None  # None: the interval contains the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ def run_each(
 class Started:
     """One ablation whose runs are on their way. Raises ValueError for repeated labels."""
 
-    def __init__(self, ablation: Ablation[S], cases: list[Any], seeds: int, kept: Runs | None) -> None:
+    def __init__(self, ablation: Ablation[Any], cases: list[Any], seeds: int, kept: Runs | None) -> None:
         if len({case.label for case in cases}) < len(cases):
             raise ValueError(f"{ablation.name}: labels repeat")
         self.ablation, self._cases, self._kept = ablation, cases, kept
@@ -298,16 +299,10 @@ def _generated(kind: str, seed: int, requests: int) -> list[TraceRow]:
 
 
 def estimated(values: Sequence[float]) -> Estimated:
-    mean = fmean(values)
+    mean, samples = fmean(values), tuple(values)
     if len(values) < 2 or not all(map(math.isfinite, values)):
-        return Estimated(mean, math.nan)
-    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)))
-
-
-def ratio(values: dict[str, dict[str, Estimated]], name: str, over: str, under: str) -> float:
-    """The metric of `over` divided by that of `under`; NaN if the latter is zero."""
-    below = values[under][name].mean
-    return values[over][name].mean / below if below else math.nan
+        return Estimated(mean, math.nan, samples)
+    return Estimated(mean, T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values)), samples)
 
 
 first_requests = partial(Workload, "conversation")
