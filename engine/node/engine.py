@@ -33,7 +33,6 @@ from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator
-from engine.pipeline.stages import why_whole
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
@@ -98,7 +97,7 @@ class Engine:
             ),
         )
         self.load = EngineLoad(config, self.batcher, self.costs, complete)
-        self.load.stages = why_whole(loaded.runner.model) is None
+        self.load.stages = loaded.runner.why_whole is None
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)

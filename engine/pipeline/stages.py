@@ -36,8 +36,6 @@ from sched.chunks import plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.model.decoder import Model
-
 T = TypeVar("T")
 
 HIDDEN_TIMEOUT_S = 60.0
@@ -68,18 +66,6 @@ class _Stage:
         return self.place.nodes[self.place.index + 1]
 
 
-def why_whole(model: Model) -> str | None:
-    """Why a node with this model computes all layers of a prompt; None if it can be a stage. Nodes gossip it
-    (sched/gossip/load_word.py), so an acceptor asks only nodes that can."""
-    if not model.alone:
-        return "the ranks of --tensor-parallel-size compute all layers of a prompt"
-    if model.groups is not None:
-        return "with --kv-groups windows one node computes all layers of a prompt"
-    if model.experts is not None:  # a lost expert would have to be told to the other stages
-        return "the ranks of --expert-parallel-size compute all layers of a prompt"
-    return None
-
-
 Computed = Callable[[Request, str | None], None]
 """(request, error): a stage that is not the last one has computed the whole prompt, and the next stage has computed
 all of its chunks, or will not."""
@@ -105,9 +91,10 @@ class Stages:
 
     def part_of(self, place: StageOf) -> Part:
         """Raises RemoteError if this node cannot compute that stage."""
-        model, i = self._worker.runner.model, place.index
-        if (reason := why_whole(model)) is not None:
+        runner, i = self._worker.runner, place.index
+        if (reason := runner.why_whole) is not None:
             raise RemoteError(reason, "bad_request")
+        model = runner.model
         if place.cuts[-1] != model.config.num_layers or place.nodes[i] != self._channel.node_id:
             raise RemoteError(f"stage {i} of layers {list(place.cuts)} is not for this node", "bad_request")
         most = MAX_HIDDEN_BYTES // (model.config.hidden_size * model.dtype.itemsize)
