@@ -76,9 +76,7 @@ class EngineLoad:
         self.lengths = OutputLengths()
         self.does = first_role(config)  # the roles for which it takes new requests (engine/scaling/role_changes.py)
         self.draining = False
-        self.stages = (
-            False  # whether this node can compute some of the layers of a prompt (engine/prefill_group/members.py)
-        )
+        self.stages = False  # whether this node can compute a part of a prompt (Runner.why_whole)
         self._complete, self._clock = complete, clock
         self._config = config
         self._batcher = batcher

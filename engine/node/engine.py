@@ -40,7 +40,6 @@ from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
-from engine.prefill_group.members import why_whole
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Lookups, Speculator
 from engine.speculation.suffix import SuffixLookups, SuffixRules
@@ -104,7 +103,7 @@ class Engine:
         )
         self.beyond = self._beyond(geometry, cluster)
         self.load = EngineLoad(config, self.batcher, self.costs, complete)
-        self.load.stages = why_whole(loaded.runner.model) is None
+        self.load.stages = loaded.runner.why_whole is None
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
         self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)

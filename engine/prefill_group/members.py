@@ -32,20 +32,6 @@ from net.metrics.events import Metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.model.decoder import Model
-
-
-def why_whole(model: Model) -> str | None:
-    """Why a node with this model computes whole prompts alone; None if it can be a part of a group. Nodes gossip it
-    (sched/gossip/load_word.py), so an acceptor asks only nodes that can."""
-    if not model.alone:
-        return "the ranks of --tensor-parallel-size compute all layers of a prompt"
-    if model.groups is not None:
-        return "with --kv-groups windows one node computes all layers of a prompt"
-    if model.experts is not None:  # a lost expert would have to be told to the other nodes
-        return "the ranks of --expert-parallel-size compute all layers of a prompt"
-    return None
-
 
 class Members:
     """All members on this node."""
@@ -66,8 +52,7 @@ class Members:
 
     def part_of(self, place: Place) -> Part:
         """Raises RemoteError if this node cannot compute that part."""
-        model = self._common.worker.runner.model
-        if (reason := why_whole(model)) is not None:
+        if (reason := self._common.worker.runner.why_whole) is not None:
             raise RemoteError(reason, "bad_request")
         if place.nodes[place.index] != self._common.channel.node_id:
             raise RemoteError(f"place {place.index} of {list(place.nodes)} is not for this node", "bad_request")

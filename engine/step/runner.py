@@ -73,6 +73,18 @@ class Runner:
         self._masks = masks
         self._around_forward = around_forward
 
+    @property
+    def why_whole(self) -> str | None:
+        """Why it computes whole prompts alone; None if it can be a part of a group. Nodes gossip it
+        (sched/gossip/load_word.py), so acceptors form groups of nodes that can."""
+        if not self.model.alone:
+            return "the ranks of --tensor-parallel-size compute all layers of a prompt"
+        if self.model.groups is not None:
+            return "with several groups of layers (--kv-groups windows, or states) one node computes all layers of a prompt"
+        if self.model.experts is not None:  # a lost expert would have to be told to the other nodes
+            return "the ranks of --expert-parallel-size compute all layers of a prompt"
+        return None
+
     def with_model(self, model: Model) -> Runner:
         """A runner of another model of the same shape over the same pool, on one rank and without recordings."""
         return Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)

@@ -172,6 +172,21 @@ def test_step_time_says_what_the_step_did():
     assert (last.prefill_tokens, last.prefill_pairs) == (9, 5 * 5 + 4 * (4 + 60))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "flag"),
+    [
+        ("alone", False, "--tensor-parallel-size"),
+        ("groups", "windows", "--kv-groups windows"),
+        ("experts", "ranks", "--expert-parallel-size"),
+    ],
+)
+def test_ranks_and_groups_of_layers_compute_all_layers_of_a_prompt(monkeypatch, name, value, flag):
+    one = runner(tiny())
+    assert one.why_whole is None
+    monkeypatch.setattr(one.model, name, value)
+    assert flag in (one.why_whole or "")
+
+
 def test_empty_step():
     assert runner(tiny()).step([]) == []
 
