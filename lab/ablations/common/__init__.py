@@ -2,7 +2,7 @@
 
 Files:
     ablation      An ablation: a question, simulated cases, the paper's values, and one sentence about the difference
-    evidence      Which differences between cases a table shows: those that the 95 % intervals over the seeds separate
+    evidence      Which differences between cases a table shows: those that 95 % intervals over the seeds separate
     geometry      An ablation whose nodes run another model: its step times by formula, its KV in groups
     goals         Goals held against a measured value and its interval: met or missed by the whole interval, otherwise
                   open
