@@ -218,7 +218,7 @@ class Placing:
         if isinstance(told, Directory):
             return view, told.depths(self.loop.now, job.blocks)
         job.acceptor = told.acceptor(job.acceptor, cell.indices.tolist())
-        if job.acceptor < 0:  # no node of the cell is up: whoever comes back first knows as much
+        if job.acceptor < 0:  # no node of the cell is up, and the first that returns knows no more
             return view, np.zeros(len(self.live))
         depths = told.depths(job.acceptor, job.blocks)
         told.accuracy.count(depths, self.exact.depths(self.loop.now, job.blocks))
