@@ -75,9 +75,9 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 AUTOSCALING = Ablation(
     "autoscaling",
     "What is saved, and what is lost, if nodes start and leave with the load?",
-    f"Conversation trace {SPEED:g} times as fast, every second request left out in its first and last third; "
-    f"effective = TTFT <= {TTFT_S:g} s and mean TBT <= {1000 * TBT_S:g} ms. Scaling begins with {static(LOW)}, at most {static(MOST)}; a node is ready "
-    f"{START_S:g} s after the decision for it.",
+    f"Conversation trace {SPEED:g} times as fast, every second request left out in its first and last third; effective "
+    f"= TTFT <= {TTFT_S:g} s and mean TBT <= {1000 * TBT_S:g} ms. Scaling begins with {static(LOW)}, at most "
+    f"{static(MOST)}; a node is ready {START_S:g} s after the decision for it.",
     cases,
     metrics("effective", "mean TTFT, s", "p99 TTFT, s") | {"starts and drains": metric("scale_changes")},
     reading,
