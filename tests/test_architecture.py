@@ -523,7 +523,9 @@ FLOORS = {
     "migration": {"config", "observe", "step", "core", "handoff", "front"},
     "backends": {"config", "observe", "sampling", "step", "handoff", "front"},
     "update": {"config", "model", "checkpoint", "core", "loading"},
+    "scaling": {"config", "core"},
     "node": {
+        "scaling",
         "update",
         "backends",
         "config",

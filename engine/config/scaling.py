@@ -45,7 +45,10 @@ class ScalingFields(CacheFields):
         10_000, "scaling", "time for which a role must need more nodes before one starts", least=100
     )
     scale_in_ms: int = flag(
-        300_000, "scaling", "time for which a role must need fewer nodes before one leaves, and between two", least=100
+        300_000,
+        "scaling",
+        "time for which a role must need fewer nodes before they leave, and after any change",
+        least=100,
     )
     scale_start_ms: int = flag(
         900_000, "scaling", "maximum time from a start to a ready node; then the start has failed", least=100

@@ -86,7 +86,7 @@ class Member:
     def cost(self) -> float:
         """Price of the node per hour (--node-cost); 1 if missing or invalid."""
         cost = self.info.get("cost")
-        return float(cost) if type(cost) in (int, float) and 0 <= cost <= MAX_COST else 1.0
+        return float(cost) if isinstance(cost, int | float) and 0 <= cost <= MAX_COST else 1.0
 
     @property
     def here(self) -> bool:

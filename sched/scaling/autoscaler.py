@@ -6,7 +6,7 @@ protocol elects anybody. Views may differ for a moment, and then two nodes act. 
 first free name of its role, so both ask for the same node, and the command starts a name only once.
 
     start   need > ready + coming for out_s: all missing nodes
-    drain   need with MARGIN more load < ready for in_s, in_s after the last change: one node
+    drain   need with MARGIN more load < ready for in_s, in_s after the last change: all nodes that can be spared
     stop    a drained node has left, or a started node was not ready in time
 
 A node that starts counts as capacity only when it is ready, and a draining node no more. Only nodes that a start named
@@ -152,10 +152,10 @@ class _Role:
             return effects
         in_s = self._rules.in_s
         rested = now - self._spare_since >= in_s and now - self._changed_at >= in_s
-        if rested and (leaver := self._leaver(ready)) is not None:
+        if rested and (leavers := self._leavers(ready, len(ready) - spare)):
             self._spare_since, self._changed_at = math.nan, now
-            self._asked.add(leaver)
-            effects.append(Drain(self.bounds.role, leaver))
+            self._asked.update(leavers)
+            effects += [Drain(self.bounds.role, name) for name in leavers]
         return effects
 
     def failed(self, now: float, node: str) -> None:
@@ -205,13 +205,11 @@ class _Role:
         numbers = (f"{PREFIX}{self.bounds.role}-{i}" for i in range(len(taken) + count))
         return [name for name in numbers if name not in taken][:count]
 
-    def _leaver(self, ready: Sequence[NodeLoad]) -> str | None:
-        """The dearest of the nodes that a start named, of equal ones the one with the least work; None if there is none
-        or no other node."""
+    def _leavers(self, ready: Sequence[NodeLoad], count: int) -> list[str]:
+        """`count` nodes, or as many as a start named: the dearest, of equal ones those with the least work."""
         own = [node for node in ready if node.node_id.startswith(PREFIX)]
-        if not own or len(ready) < 2:
-            return None
-        return min(own, key=lambda node: (-node.cost, node.running + node.waiting, node.node_id)).node_id
+        own.sort(key=lambda node: (-node.cost, node.running + node.waiting, node.node_id))
+        return [node.node_id for node in own[: min(count, len(ready) - 1)]]
 
 
 def _since(since: float, now: float, holds: bool) -> float:

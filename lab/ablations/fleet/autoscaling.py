@@ -9,12 +9,11 @@ from lab.ablations.common.metrics import metric, metrics
 from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
 
-TTFT_S, TBT_S = 10.0, 0.1
-SPEED = 2.0
-PEAK, LOW = (10, 5), (6, 3)
+TTFT_S, TBT_S = 30.0, 0.2
+PEAK, LOW = (5, 3), (3, 2)
 """Prefill and decode nodes: with the first, the load at its peak keeps its objectives; with the second, the lower one
 does."""
-MOST = (14, 6)
+MOST = (8, 5)
 START_S = 60.0
 WANTED = 0.98
 """Share of the peak cluster's effective requests that scaling must keep (issue of this project)."""
@@ -34,7 +33,7 @@ SCALED = "nodes start and leave"
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", requests, SPEED, change=tide)
+    work = Workload("conversation", requests, change=tide)
     base = SimConfig(slo=f"standard:ttft={TTFT_S:g},tbt={TBT_S:g}", scale_start_s=START_S)
     bounds = f"prefill=2..{MOST[0]},decode=2..{MOST[1]}"
     made = {static(nodes): replace(base, prefill=nodes[0], decode=nodes[1]) for nodes in (PEAK, LOW)}
@@ -75,9 +74,9 @@ def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
 AUTOSCALING = Ablation(
     "autoscaling",
     "What is saved, and what is lost, if nodes start and leave with the load?",
-    f"Conversation trace {SPEED:g} times as fast, every second request left out in its first and last third; "
-    f"effective = TTFT <= {TTFT_S:g} s and mean TBT <= {1000 * TBT_S:g} ms. Scaling begins with {static(LOW)}, at most {static(MOST)}; a node is ready "
-    f"{START_S:g} s after the decision for it.",
+    f"Conversation trace, every second request left out in its first and last third; effective "
+    f"= TTFT <= {TTFT_S:g} s and mean TBT <= {1000 * TBT_S:g} ms. Scaling begins with {static(LOW)}, at most "
+    f"{static(MOST)}; a node is ready {START_S:g} s after the decision for it.",
     cases,
     metrics("effective", "mean TTFT, s", "p99 TTFT, s") | {"starts and drains": metric("scale_changes")},
     reading,

@@ -102,9 +102,14 @@ class StepModel:
 
     def faster(self, speed: float) -> StepModel:
         """A node whose steps are `speed` times as fast, with the same memory and network."""
-        mixed = None if self.mixed is None else tuple(c / speed for c in self.mixed)
-        prefill, decode = tuple(a / speed for a in self.prefill), tuple(d / speed for d in self.decode)
-        return replace(self, prefill=prefill, decode=decode, mixed=mixed, expert_s=self.expert_s / speed)
+        a0, a1, a2 = (a / speed for a in self.prefill)
+        w, p, d0, d1, k = (d / speed for d in self.decode)
+        mixed = self.mixed
+        if mixed is not None:
+            c0, c1, c2, c3, c4 = (c / speed for c in mixed)
+            mixed = c0, c1, c2, c3, c4
+        expert_s = self.expert_s / speed
+        return replace(self, prefill=(a0, a1, a2), decode=(w, p, d0, d1, k), mixed=mixed, expert_s=expert_s)
 
     # --- KV: of one full group, or of all groups of `kv`; counted in tokens, not in whole blocks
 
