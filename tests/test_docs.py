@@ -27,6 +27,7 @@ ROOMS = "attention|cache|connect|docs|engine|lab|net|sched|scripts|tests|\\.ci"
 OF_OTHERS = (
     "backends.md",
     "clients.md",
+    "launchers.md",
     "lmcache.md",
     "sglang.md",
     "vllm.md",

@@ -120,17 +120,27 @@ def test_an_array_starts_a_cluster_and_the_node_of_a_lost_host_comes_back(slurm,
     assert complaints(run.logs()) == []
 
 
-def test_one_job_starts_a_cluster_and_a_cancelled_one_drains(slurm, environment, tmp_path):
+def test_one_job_starts_a_cluster_goes_on_without_a_host_and_drains_when_cancelled(slurm, environment, tmp_path):
     begun = time.monotonic()
     job = slurm.submit(f"--nodes={HOSTS}", str(DEPLOY / "mooncake.sbatch"), env=environment, cwd=tmp_path)
     run = Run(job, tmp_path)
     run.eventually(lambda: all(run.members(rank) == EVERYONE for rank in range(HOSTS)), "four nodes in one cluster")
     assert len({run.url(rank) for rank in range(HOSTS)}) == HOSTS
-    assert answer(run.url(2))
+    expected = answer(run.url(0))
     print(f"slurm: one job of {HOSTS} hosts, first answer {time.monotonic() - begun:.1f} s after sbatch")
+
+    host = f"n{run.url(2).rpartition(':')[0][-1]}"  # 127.0.1.3 is n3
+    with SteadyClient(run.url(0)) as client:
+        slurm.lose(host)
+        run.eventually(lambda: slurm.run("sinfo", "-h", "-n", host, "-o", "%t") == "down*", "Slurm gives up the host")
+        time.sleep(3)
+        assert slurm.states(job) == {job: "RUNNING"} and run.members(0) == EVERYONE - {"decode-2"}
+    assert client.errors == [] and set(client.answers) == {expected}
+
     slurm.run("scancel", job)
     run.eventually(lambda: not slurm.states(job), "all nodes have drained")
     assert complaints(run.logs()) == []
+    slurm.revive(host)
 
 
 def test_an_array_runs_ablations(slurm, tmp_path):
@@ -139,7 +149,7 @@ def test_an_array_runs_ablations(slurm, tmp_path):
     script = [str(DEPLOY / "ablation.sbatch"), *names, "--", "--requests", "60", "--seeds", "1"]
     job = slurm.submit("--array=0-1", *script, env=environment, cwd=tmp_path)
     run = Run(job, tmp_path)
-    run.eventually(lambda: not slurm.states(job), "both tasks have ended")
+    run.eventually(lambda: not slurm.states(job), "both tasks have ended", 240)
     logs = "\n".join(path.read_text() for path in tmp_path.glob("ablation-*.log"))
     for name in names:
         file = tmp_path / f"ablations-{job}/{name}.json"
