@@ -78,7 +78,7 @@ def test_an_end_wakes_the_engine_thread():
     [(1, 0, 64, 32), (0, 2, 32, 32), (0, 0, 128, 32), (0, 0, 32, 64), (0, 0, 32, 0), (5, 0, 32, 32)],
 )
 def test_what_a_node_does_not_compute_next_is_refused(node, layer, start, count):
-    with pytest.raises(ValueError, match="computes next|no part of a chunk"):
+    with pytest.raises(ValueError, match=r"computes next|no part of a chunk"):
         exchange().add(node, layer, start, count, BLOCKS)
 
 
