@@ -101,6 +101,7 @@ class Batcher:
     def add(self, now: float, request: Request) -> None:
         """Queue a request whose KV this node will compute."""
         self.seats.check_new(request)
+        self._cold.count(request, 1)
         self.seats.wait(now, request)
 
     def reserve(self, now: float, request: Request) -> int:
@@ -198,10 +199,14 @@ class Batcher:
 
         They leave the queue until `loaded` puts them back in their place.
         """
+        if not self.blocks.prefix_caching and not self._cold.present:
+            return []
         waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
         unknown = self._order.order(now, [r for r in waiting if not r.looked_up and not r.scores_prompt])
-        everyone = {**self.requests, **self._in_step}  # an ended one keeps its room until its step has ended
-        chosen = self._cold.next(unknown, everyone.values())
+        chosen: list[Request] = []
+        if self._cold.present:
+            everyone = {**self.requests, **self._in_step}  # an ended one keeps its room until its step has ended
+            chosen = self._cold.next(unknown, everyone.values())
         if self.blocks.prefix_caching:
             room = limit - sum(r.state is RequestState.LOADING and r.cold is None for r in self.waiting)
             chosen = [r for r in unknown if r.cold is None][: max(0, room)] + chosen
@@ -269,13 +274,14 @@ class Batcher:
         if self._speculator is not None:
             left = self.max_num_batched_tokens - sum(row.num_tokens for row in rows)
             self._speculator.plan(rows, left, self.blocks)
-        self._cold.cut(rows)
+        if self._cold.present:
+            self._cold.cut(rows)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
-        for request in [r for r in self.running if r.decodes and not self._cold.rests(now, r)]:
+        for request in self._cold.awake(now, [r for r in self.running if r.decodes]):
             if len(rows) >= self.max_num_batched_tokens:
                 break
             if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
@@ -307,12 +313,12 @@ class Batcher:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
-        prompts = [request for request in self.seats.prompts() if not self._cold.rests(now, request)]
+        prompts = self._cold.awake(now, self.seats.prompts())
         queue, behind = self._turns(self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
-        by_budget = not any(request.cold is not None for request in queue)
+        by_budget = not self._cold.present
         blocked, first = False, self.seats.first_but_prompts(now) if in_turn else None
         for request in (*queue, *behind):
             if (budget <= 0 and by_budget) or (rows and request in behind):
@@ -368,7 +374,8 @@ class Batcher:
         return next((other for other in begun if self.blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
-        decodes = [row for row in decodes if row.request.cold is None]  # others: cold_turns.py
+        if self._cold.present:
+            decodes = [row for row in decodes if row.request.cold is None]  # others: cold_turns.py
         left = self.max_num_batched_tokens - sum(row.num_tokens for row in decodes)
         context = sum(row.start + row.num_tokens for row in decodes)
         classes = {row.request.service_class for row in decodes}
@@ -401,7 +408,8 @@ class Batcher:
         done = Committed()
         self._changes += 1
         self._in_step = {}
-        self._cold.end(now, step)
+        if self._cold.present:
+            self._cold.end(now, step)
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
             if request.finished:  # aborted while the step ran; its blocks were kept until now
@@ -459,6 +467,7 @@ class Batcher:
 
     def _finish(self, now: float, request: Request, reason: str) -> None:
         self._changes += 1
+        self._cold.count(request, -1)
         self.seats.leave(now, request, reason)
         if self._speculator is not None:
             self._speculator.forget(request.request_id)
