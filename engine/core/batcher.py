@@ -107,6 +107,7 @@ class Batcher:
     def add(self, now: float, request: Request) -> None:
         """Queue a request whose KV this node will compute."""
         self.seats.check_new(request)
+        self._cold.count(request, 1)
         self.seats.wait(now, request)
 
     def reserve(self, now: float, request: Request) -> int:
@@ -204,10 +205,14 @@ class Batcher:
 
         They leave the queue until `loaded` puts them back in their place.
         """
+        if not self.blocks.prefix_caching and not self._cold.present:
+            return []
         waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
         unknown = self._order.order(now, [r for r in waiting if not r.looked_up and not r.scores_prompt])
-        everyone = {**self.requests, **self._in_step}  # an ended one keeps its room until its step has ended
-        chosen = self._cold.next(unknown, everyone.values())
+        chosen: list[Request] = []
+        if self._cold.present:
+            everyone = {**self.requests, **self._in_step}  # an ended one keeps its room until its step has ended
+            chosen = self._cold.next(unknown, everyone.values())
         if self.blocks.prefix_caching:
             room = limit - sum(r.state is RequestState.LOADING and r.cold is None for r in self.waiting)
             chosen = [r for r in unknown if r.cold is None][: max(0, room)] + chosen
@@ -271,7 +276,8 @@ class Batcher:
         done = Committed()
         self._changes += 1
         self._in_step = {}
-        self._cold.end(now, step)
+        if self._cold.present:
+            self._cold.end(now, step)
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):
             request = row.request
             if request.finished:  # aborted while the step ran; its blocks were kept until now
@@ -330,6 +336,7 @@ class Batcher:
 
     def _finish(self, now: float, request: Request, reason: str) -> None:
         self._changes += 1
+        self._cold.count(request, -1)
         self.seats.leave(now, request, reason)
         if self._speculator is not None:
             self._speculator.forget(request.request_id)

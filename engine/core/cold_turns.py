@@ -18,10 +18,15 @@ objective between tokens (sched/classes.py), and a quarter of --max-step-ms."""
 
 
 class ColdTurns:
-    """Hears of every step of a batcher."""
+    """Hears of every step of a batcher, and of every such request: without one, it is asked nothing."""
 
     def __init__(self) -> None:
+        self.present = 0  # number of such requests
         self._began = self._rests_until = 0.0
+
+    def count(self, request: Request, change: int) -> None:
+        """The request comes (1) or ends (-1)."""
+        self.present += change * (request.cold is not None)
 
     @staticmethod
     def next(unknown: Sequence[Request], everyone: Iterable[Request]) -> list[Request]:
@@ -33,9 +38,11 @@ class ColdTurns:
         """A step is chosen."""
         self._began = now
 
-    def rests(self, now: float, request: Request) -> bool:
-        """Whether the request is not in the next step."""
-        return request.cold is not None and now < self._rests_until
+    def awake(self, now: float, requests: list[Request]) -> list[Request]:
+        """Without those that are not in the next step."""
+        if not self.present or now >= self._rests_until:
+            return requests
+        return [request for request in requests if request.cold is None]
 
     def wake(self, now: float) -> bool:
         """Nothing else can run. Returns whether a request rested."""

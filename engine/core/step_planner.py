@@ -53,7 +53,8 @@ class StepPlanner:
         if self._speculator is not None:
             left = self._most_tokens - sum(row.num_tokens for row in rows)
             self._speculator.plan(rows, left, self._blocks)
-        self._cold.cut(rows)
+        if self._cold.present:
+            self._cold.cut(rows)
         if rows:
             self._part_ran = any(row.request.part is not None for row in rows)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
@@ -61,7 +62,7 @@ class StepPlanner:
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
         rows: list[ScheduledRow] = []
-        for request in [r for r in self._seats.running if r.decodes and not self._cold.rests(now, r)]:
+        for request in self._cold.awake(now, [r for r in self._seats.running if r.decodes]):
             if len(rows) >= self._most_tokens:
                 break
             if request.state is RequestState.RUNNING and request.decodes:  # not preempted in this loop
@@ -93,12 +94,12 @@ class StepPlanner:
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
-        prompts = [request for request in self._seats.prompts() if not self._cold.rests(now, request)]
+        prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
-        by_budget = not any(request.cold is not None for request in queue)
+        by_budget = not self._cold.present
         blocked, first = False, self._seats.first_but_prompts(now) if in_turn else None
         for request in (*queue, *behind):
             if (budget <= 0 and by_budget) or (rows and request in behind):
@@ -154,7 +155,8 @@ class StepPlanner:
         return next((other for other in begun if self._blocks.computes_next(request, other)), None)
 
     def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
-        decodes = [row for row in decodes if row.request.cold is None]  # others: cold_turns.py
+        if self._cold.present:
+            decodes = [row for row in decodes if row.request.cold is None]  # others: cold_turns.py
         left = self._most_tokens - sum(row.num_tokens for row in decodes)
         context = sum(row.start + row.num_tokens for row in decodes)
         classes = {row.request.service_class for row in decodes}

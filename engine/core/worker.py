@@ -350,8 +350,7 @@ class Worker:
         begin, end = self._model.ran
         # The times of steps that waited for a prefix, used several weights, computed the logits of a prompt or read
         # cold blocks do not predict other steps.
-        scores = any(row.request.scores_prompt for row in step.rows)
-        if not self._model.unusual and not scores and not step.has_cold:
+        if not self._model.unusual and not any(r.request.scores_prompt or r.request.cold for r in step.rows):
             self.costs.observe(step, end - begin)
         if self._recorder is not None:
             self._recorder.add(step, begin, end, self._idle, self._model.unusual)

@@ -80,7 +80,7 @@ class Runner:
         if not self.model.alone:
             return "the ranks of --tensor-parallel-size compute all layers of a prompt"
         if self.model.groups is not None:
-            return "with several groups of layers (--kv-groups windows, or states) one node computes all layers of a prompt"
+            return "with --kv-groups windows, or with states, one node computes all layers of a prompt"
         if self.model.experts is not None:  # a lost expert would have to be told to the other nodes
             return "the ranks of --expert-parallel-size compute all layers of a prompt"
         return None
