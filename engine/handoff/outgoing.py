@@ -127,7 +127,7 @@ class Outgoing:
             # Sent before the call: the decode node may finish a short answer before it replies here.
             self._tell(acceptor, request, Landed(self._report(request)))
             handover = Handover(request.request_id, request.token_ids[-1], request.private)
-            patience_s = HANDOVER_TIMEOUT_S if request.part is None else MOVE_TIMEOUT_S  # for the other stages' KV
+            patience_s = HANDOVER_TIMEOUT_S if request.part is None else MOVE_TIMEOUT_S  # for the other nodes' KV
             await self._channel.call(transfer.node, messages.HANDOVER, encode(handover), timeout_s=patience_s)
         except Exception as error:
             await self._failed(request, transfer, acceptor, error)
