@@ -35,6 +35,7 @@ BOTH, PRESENT = "both scarce", "both scarce, decode by present load"
 REGIMES = {
     BOTH: Regime(4.0, 0.045, nobody=True),
     PRESENT: Regime(4.0, 0.045, ahead=False),
+    "decode scarcer": Regime(4.0, 0.03),
     "prefill scarce": Regime(5.0, 0.1),
     "each in turn": Regime(2.0, 0.1, change=Alternating(120.0, 1.5, 6.0)),
 }
@@ -92,8 +93,9 @@ OVERLOAD = Ablation(
     "overload",
     "Which requests should be refused when not all can be served?",
     "8P+8D, the tool&agent trace; TTFT <= 30 s. Both scarce: 4 times as fast, 45 ms per token; once with the decode "
-    "node chosen by its present instead of its promised load. Prefill scarce: 5 times as fast, 100 ms. Each "
-    "in turn: twice as fast, 100 ms, and for two minutes each prompts are 1.5 times or answers 6 times as long. "
+    "node chosen by its present instead of its promised load. Decode scarcer: 4 times as fast, 30 ms. Prefill scarce: "
+    "5 times as fast, 100 ms. Each in turn: twice as fast, 100 ms, and for two minutes each prompts are 1.5 times or "
+    "answers 6 times as long. "
     "Baseline: checks prefill before it and decode after it; the others check both before, and, as in the "
     "paper, the decode node checks again when the prompt arrives.",
     cases,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ def nodes(draw: Any) -> list[Candidate]:
 
 @st.composite
 def prefixes(draw: Any) -> tuple[PooledPrefix, str]:
-    """What the pool has of a prompt of 4,000 tokens, or what is in the arena of another node."""
+    """What the pool has of a prompt of 4,000 tokens, or what is in the arena of another node. `ssd_s` is a share of the
+    time in which the quickest node computes the part on SSD."""
     blocks = draw(st.integers(0, 249))
     warm = draw(st.integers(0, blocks))
     if draw(st.booleans()):
@@ -55,7 +57,7 @@ def prefixes(draw: Any) -> tuple[PooledPrefix, str]:
         tokens=BLOCK * blocks,
         dram_tokens=BLOCK * warm,
         ssd_tokens=BLOCK * (blocks - warm),
-        ssd_s=draw(SECONDS) if warm < blocks else 0.0,
+        ssd_s=draw(st.floats(0.01, 1.2)) if warm < blocks else 0.0,
     ), "pool"
 
 
@@ -84,20 +86,24 @@ class Rates:
     nodes(),
     prefixes(),
     st.lists(st.integers(0, 249), min_size=7, max_size=7),
-    st.lists(st.floats(3, 11), min_size=7, max_size=7),
-    st.floats(1e-4, 0.1),
+    st.lists(st.floats(0.01, 3.0), min_size=7, max_size=7),
+    st.floats(1e-6, 0.1),
     st.sampled_from((1.0, 1.5, float("inf"))),
     st.booleans(),
 )
 @pytest.mark.parametrize("policy", placements)
-def test_no_policy_fetches_what_is_computed_sooner(policy, known, prefix, held, exponents, latency_s, threshold, many):
+def test_no_policy_fetches_what_is_computed_sooner(policy, known, prefix, held, shares, latency_s, threshold, many):
+    """shares: of the time of a node's tokens, that of fetching them."""
+    slopes = [one.prefill[1] for one in known]
+    rates = [1000.0 / (share * slope) for share, slope in zip(shares, slopes, strict=False)]
     if many:  # columns instead of plain floats
         known = known + [
             Candidate(node_id=f"store-{i}", roles=("store",), prefill=(0.0, 1.0, 0.0)) for i in range(MAX_FEW_NODES)
         ]
-    view = View(NOW, known, Rates([10.0**exponent for exponent in exponents], latency_s), 4)
+    view = View(NOW, known, Rates(rates, latency_s), 4)
     found, source = prefix
-    found = found.worth_fetching(view)
+    quickest = min(slope for one, slope in zip(known, slopes, strict=False) if "prefill" in one.roles)
+    found = replace(found, ssd_s=found.ssd_s * quickest * found.ssd_tokens).worth_fetching(view)
     demand = Demand(
         num_tokens=4000, max_tokens=100, pool_tokens=found.tokens, block_size=BLOCK, handover_token_bytes=1000.0,
         fetch_token_bytes=1000.0, fetch_from=source, ssd_s=found.ssd_s, ssd_tokens=found.ssd_tokens,
