@@ -40,14 +40,14 @@ EVERY_ALONE: Flags = {
 }
 ALONE: dict[str, Flags] = {
     "one": {"eviction": "lru", "queue_order": "fcfs", "batching_policy": "prefill-first", "rejection": "none"}
-    | {"migration": "none"},
+    | {"migration": "none", "placement": "windserve"},
     "two": {"eviction": "lfu", "queue_order": "edf", "batching_policy": "decode-first", "rejection": "stage-load"}
     | {"ssd_backend": "file", "migration": "balance", "placement": "gorgo"},
     "three": {"eviction": "fifo", "queue_order": "srpt", "batching_policy": "mixed", "rejection": "early"}
     | {"speculative_method": "suffix", "speculative_length": "fixed", "placement": "banaserve"},
     "four": {"eviction": "length-aware", "queue_order": "weighted-fair", "rejection": "predicted"}
     | {"batching_policy": "decode-first", "speculative_method": "draft", "speculative_length": "fixed"}
-    | {"speculative_acceptance": "rejection", "placement": "windserve"},
+    | {"speculative_acceptance": "rejection"},
     "five": {"eviction": "s3-fifo", "batching_policy": "dynamic", "cache_shares": "standard=0.4"}
     | {"speculative_method": "ngram", "speculative_length": "fixed", "placement": "ecoserve"},
     "six": {"eviction": "cost-aware", "speculative_method": "ngram", "prefix_fetch": "auto", "placement": "taichi"},

@@ -27,6 +27,7 @@ from sched.membership.member import presets
 from sched.placement.table import placements
 from sched.queueing import queue_orders
 from sched.rejection import rejections
+from sched.role_ratio import role_policies
 from tests.modules import ROOT
 
 
@@ -175,6 +176,7 @@ REGISTERS = {
     "pool_dtype": encodings,
     "queue_order": queue_orders,
     "rejection": rejections,
+    "role_policy": role_policies,
     "ssd_backend": ssd_backends,
     "transport": transports,
     "wire_dtype": encodings,
