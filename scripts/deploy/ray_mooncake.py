@@ -81,9 +81,9 @@ class Board:
 class Node:
     """One node process. If it fails, so does this actor, and Ray starts another."""
 
-    def __init__(self, name: str, command: Sequence[str], first: bool, board: Any) -> None:
+    def __init__(self, name: str, command: Sequence[str], first: bool) -> None:
         """`command`: of the node, without its address and the node that it joins; `first`: it may start the cluster."""
-        self._name, self._first, self._board = name, first, board
+        self._name, self._first, self._board = name, first, ray.get_actor(BOARD)
         self._command = [*command, "--host", ray.util.get_node_ip_address()]
         self._again = ray.get_runtime_context().was_current_actor_reconstructed
         self._lock = threading.Lock()
@@ -262,7 +262,7 @@ class Cluster:
         command += ["--role", kind.replace("+", ","), "--node-id", name, "--net", "lan", "--port", "0"]
         command += ["--num-threads", str(max(1, int(args.cpus))), "--drain-timeout-ms", str(int(1000 * args.drain_s))]
         options = self._shape(kind).options | {"scheduling_strategy": place, "max_restarts": args.max_restarts}
-        node = Node.options(**options).remote(name, [*command, *args.flags], first, self._board)
+        node = Node.options(**options).remote(name, [*command, *args.flags], first)
         self._nodes[name], self._kinds[name] = node, kind
         self._ends[node.end.remote()] = name
         print(f"{name}: starts", flush=True)

@@ -51,7 +51,7 @@ class Job:
         for line in self.process.stdout:
             self.seen += line
 
-    def until(self, pattern: str, after: int = 0, within_s: float = 150.0) -> re.Match[str]:
+    def until(self, pattern: str, after: int = 0, within_s: float = 240.0) -> re.Match[str]:
         """The first match behind this many characters of the output."""
         deadline = time.monotonic() + within_s
         while (found := re.compile(pattern, re.MULTILINE).search(self.seen, after)) is None:
