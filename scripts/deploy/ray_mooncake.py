@@ -5,6 +5,7 @@
         --nodes prefill=2,decode=4,store=1 --take prefill=H100:1 --take store=bigmem:1 -- --model /models/llama
     python scripts/deploy/ray_mooncake.py status            # on any host of the Ray cluster: the URL of each node
     python scripts/deploy/ray_mooncake.py scale decode=6    # more nodes, or fewer: those drain
+    python scripts/deploy/ray_mooncake.py node start decode NAME    # one node, for an autoscaler: start, stop
 
 It runs in Ray's own Python and needs only Ray and the standard library. Nodes run in the checkout's, which every host
 has at --root. A host declares what --take names: `ray start --resources '{"H100": 8}'`. SIGTERM (`ray job stop`) and
@@ -52,6 +53,7 @@ class Board:
     def __init__(self) -> None:
         self._urls: dict[str, str] = {}
         self._wanted: dict[str, int] = {}
+        self._orders: list[tuple[str, str, str]] = []
 
     def tell(self, name: str, url: str) -> None:
         self._urls[name] = url
@@ -65,19 +67,23 @@ class Board:
     def want(self, kind: str, count: int) -> None:
         self._wanted[kind] = count
 
-    def news(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Where the nodes are, and what was wanted since the last call."""
-        wanted, self._wanted = self._wanted, {}
-        return dict(self._urls), wanted
+    def order(self, action: str, kind: str, name: str) -> None:
+        self._orders.append((action, kind, name))
+
+    def news(self) -> tuple[dict[str, str], dict[str, int], list[tuple[str, str, str]]]:
+        """Where the nodes are; what was wanted and ordered since the last call."""
+        told = dict(self._urls), self._wanted, self._orders
+        self._wanted, self._orders = {}, []
+        return told
 
 
 @ray.remote(max_concurrency=3, max_task_retries=-1)
 class Node:
-    """One node process. If it ends although nobody asked, so does this actor, and Ray starts another."""
+    """One node process. If it fails, so does this actor, and Ray starts another."""
 
-    def __init__(self, name: str, command: Sequence[str], first: bool, board: Any) -> None:
+    def __init__(self, name: str, command: Sequence[str], first: bool) -> None:
         """`command`: of the node, without its address and the node that it joins; `first`: it may start the cluster."""
-        self._name, self._first, self._board = name, first, board
+        self._name, self._first, self._board = name, first, ray.get_actor(BOARD)
         self._command = [*command, "--host", ray.util.get_node_ip_address()]
         self._again = ray.get_runtime_context().was_current_actor_reconstructed
         self._lock = threading.Lock()
@@ -96,8 +102,8 @@ class Node:
                 self._process.terminate()
 
     def end(self) -> int:
-        """The exit code of a node that has drained or refused its flags. Raises RayActorError in the caller once Ray
-        has given up this actor; a restart is no end."""
+        """The exit code of a node that has left or refused its flags. Raises RayActorError in the caller once Ray has
+        given up this actor; a restart is no end."""
         self._thread.join()
         return self._code
 
@@ -106,7 +112,7 @@ class Node:
         try:
             self._code = self._node()
         finally:
-            if not self._drains and (self._code != REFUSED or self._again):
+            if not self._drains and self._code and (self._code != REFUSED or self._again):
                 print(f"{self._name}: ended with exit code {self._code}", file=sys.stderr, flush=True)
                 os._exit(1)
         self._board.forget.remote(self._name)
@@ -185,6 +191,7 @@ class Cluster:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._nodes: dict[str, Any] = {}
+        self._kinds: dict[str, str] = {}
         self._ends: dict[Any, str] = {}  # the call of Node.end -> its node
         self._draining: set[str] = set()
         self._urls: dict[str, str] = {}
@@ -211,13 +218,18 @@ class Cluster:
     def watch(self) -> None:
         """Print where nodes are, and follow what `scale` asks for, until no node is left. Raises SystemExit."""
         while self._nodes:
-            urls, wanted = ray.get(self._board.news.remote())
+            urls, wanted, orders = ray.get(self._board.news.remote())
             for name, url in urls.items():
                 if self._urls.get(name) != url:
                     print(f"{name}: ready at {url}", flush=True)
             self._urls = self._urls | urls
             for kind, count in wanted.items():
                 self._scale(kind, count)
+            for action, kind, name in orders:
+                if action == "stop" and name in self._nodes:
+                    self._drain(name)
+                elif action == "start" and name not in self._nodes:  # who is not sure asks again
+                    self._add(kind, "SPREAD", name=name)
             ended, _ = ray.wait(list(self._ends), timeout=TELL_S)
             for call in ended:
                 self._forget(call)
@@ -232,23 +244,26 @@ class Cluster:
 
     def _scale(self, kind: str, count: int) -> None:
         """Those that were started last leave first."""
-        own = [name for name in self._nodes if name.rpartition("-")[0] == kind and name not in self._draining]
+        own = [name for name in self._nodes if self._kinds[name] == kind and name not in self._draining]
         for name in own[count:]:
-            print(f"{name}: drains", flush=True)
-            self._draining.add(name)
-            self._nodes[name].drain.remote()
+            self._drain(name)
         for _ in range(count - len(own)):
             self._add(kind, "SPREAD")
 
-    def _add(self, kind: str, place: Any, first: bool = False) -> None:
-        name = next(f"{kind}-{i}" for i in range(10_000) if f"{kind}-{i}" not in self._nodes)
+    def _drain(self, name: str) -> None:
+        print(f"{name}: drains", flush=True)
+        self._draining.add(name)
+        self._nodes[name].drain.remote()
+
+    def _add(self, kind: str, place: Any, first: bool = False, name: str | None = None) -> None:
+        name = name or next(f"{kind}-{i}" for i in range(10_000) if f"{kind}-{i}" not in self._nodes)
         args = self._args
         command = [args.python or f"{args.root}/.venv/bin/python", f"{args.root}/mooncake.py"]
         command += ["--role", kind.replace("+", ","), "--node-id", name, "--net", "lan", "--port", "0"]
         command += ["--num-threads", str(max(1, int(args.cpus))), "--drain-timeout-ms", str(int(1000 * args.drain_s))]
         options = self._shape(kind).options | {"scheduling_strategy": place, "max_restarts": args.max_restarts}
-        node = Node.options(**options).remote(name, [*command, *args.flags], first, self._board)
-        self._nodes[name] = node
+        node = Node.options(**options).remote(name, [*command, *args.flags], first)
+        self._nodes[name], self._kinds[name] = node, kind
         self._ends[node.end.remote()] = name
         print(f"{name}: starts", flush=True)
 
@@ -264,7 +279,7 @@ class Cluster:
         ray.kill(node)
         if code == REFUSED:
             sys.exit(f"ray_mooncake.py: {name} refused its flags; its last line says why")
-        print(f"{name}: has drained", flush=True)
+        print(f"{name}: has left", flush=True)
 
     def _shape(self, kind: str) -> Shape:
         return Shape(self._args.cpus, self._args.take.get(kind, {}))
@@ -315,7 +330,11 @@ def read_arguments() -> argparse.Namespace:
     scale = commands.add_parser("scale", help="change how many nodes of a kind there are")
     scale.add_argument("counts", type=counts, metavar="ROLE=COUNT,...")
     status = commands.add_parser("status", help="where the nodes are")
-    for one in (up, scale, status):
+    node = commands.add_parser("node", help="start one node if it does not run, or let it drain; for autoscalers")
+    node.add_argument("action", choices=["start", "stop"])
+    node.add_argument("kind", metavar="ROLE")
+    node.add_argument("node_name", metavar="NAME")
+    for one in (up, scale, status, node):
         one.add_argument("--address", default="auto", help="of the Ray cluster (default: the one of this host)")
         one.add_argument("--name", default="mooncake", help="of the cluster, a namespace of Ray (default: mooncake)")
     args = parser.parse_args()
@@ -345,6 +364,9 @@ def main() -> None:
         print(json.dumps(ray.get(running_board(args.name).urls.remote()), indent=2))
     elif args.command == "scale":
         ray.get([running_board(args.name).want.remote(kind, count) for kind, count in args.counts.items()])
+    elif args.command == "node":
+        kind = args.kind.replace(",", "+")
+        ray.get(running_board(args.name).order.remote(args.action, kind, args.node_name))
     else:
         cluster = Cluster(args)
         signal.signal(signal.SIGTERM, interrupt)  # after ray.init, which has a handler of its own

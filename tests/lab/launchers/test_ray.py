@@ -12,6 +12,7 @@ from threading import Thread
 
 import pytest
 
+from lab.launch import rest
 from tests.complaints import complaints
 from tests.e2e.conftest import tiny_model
 from tests.lab.launchers.ray_hosts import RayHosts, ray_folder
@@ -50,7 +51,7 @@ class Job:
         for line in self.process.stdout:
             self.seen += line
 
-    def until(self, pattern: str, after: int = 0, within_s: float = 150.0) -> re.Match[str]:
+    def until(self, pattern: str, after: int = 0, within_s: float = 240.0) -> re.Match[str]:
         """The first match behind this many characters of the output."""
         deadline = time.monotonic() + within_s
         while (found := re.compile(pattern, re.MULTILINE).search(self.seen, after)) is None:
@@ -89,7 +90,13 @@ def test_a_cluster_on_ray_survives_a_host_and_changes_its_size(ray, tiny_model):
         assert ray.inside(lambda: answer(other)) == expected
         assert other in ray.run("python", PROGRAM, "status", "--address", "127.0.0.1:6400")
         ray.run("python", PROGRAM, "scale", "--address", "127.0.0.1:6400", "decode=1")
-        job.until(r"decode-1: has drained")
+        job.until(r"decode-1: has left")
+        for _ in range(2):  # the second changes nothing
+            ray.run("python", PROGRAM, "node", "start", "decode", "more-7", "--address", "127.0.0.1:6400")
+        more = job.until(r"more-7: ready at (http://127\.0\.0\.5:\d+)")[1]
+        ray.inside(lambda: rest.post(f"{more}/drain", {}))  # an order of its own: no loss, so no restart
+        job.until(r"more-7: has left")
+        assert job.seen.count("more-7: starts") == 1
     print(f"ray: {len(client.answers)} answers meanwhile, {len(client.errors)} errors")
     assert client.errors == [] and set(client.answers) == {expected} and len(client.answers) > count
 
