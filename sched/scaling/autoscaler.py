@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from sched.classes import ServiceClass
 from sched.role_change import named
 from sched.scaling.bounds import Bounds
-from sched.scaling.need import Need, NodeLoad, Smoothed
+from sched.scaling.need import IDLE_S, Need, NodeLoad, Smoothed
 
 PREFIX = "scaled-"
 """Names of nodes that a start made: scaled-ROLE-NUMBER."""
@@ -197,7 +197,7 @@ class _Role:
         window_s = self._rules.in_s / IN_WINDOWS
         self._busy = {node.node_id: self._busy.get(node.node_id, Smoothed(window_s)) for node in ready}
         for node in ready:
-            self._busy[node.node_id].add(now, node.running + node.waiting + (node.work_s > 0))
+            self._busy[node.node_id].add(now, node.running + node.waiting + (node.work_s > IDLE_S))
 
     def _needed(self, ready: Sequence[NodeLoad]) -> tuple[int, int]:
         """(nodes for the load, nodes for MARGIN more). The load is that of a longer time, and also the present one if
