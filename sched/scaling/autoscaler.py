@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from sched.classes import ServiceClass
 from sched.role_change import named
 from sched.scaling.bounds import Bounds
-from sched.scaling.need import Need, NodeLoad
+from sched.scaling.need import IDLE_S, Need, NodeLoad, Smoothed
 
 PREFIX = "scaled-"
 """Names of nodes that a start made: scaled-ROLE-NUMBER."""
@@ -124,12 +124,14 @@ class _Role:
         self._short_since = self._spare_since = math.nan
         self._changed_at = self._retry_at = -math.inf
         self._failures = 0
+        self._busy: dict[str, Smoothed] = {}  # ready nodes: their requests, as long as in `_long`
 
     def step(self, now: float, nodes: Sequence[NodeLoad], taken: set[str], acts: bool) -> list[Effect]:
         ready = [node for node in nodes if node.takes]
         effects = self._watch(now, nodes, ready, acts)
         self._soon.observe(now, nodes)
         self._long.observe(now, nodes)
+        self._measure(now, ready)
         coming = self._pending.keys()
         need, spare = self._needed(ready)
         self.counts = {
@@ -191,6 +193,12 @@ class _Role:
         stops = [Stop(self.bounds.role, name) for name in sorted(gone) if name.startswith(PREFIX)]
         return list(stops) if acts else []
 
+    def _measure(self, now: float, ready: Sequence[NodeLoad]) -> None:
+        window_s = self._rules.in_s / IN_WINDOWS
+        self._busy = {node.node_id: self._busy.get(node.node_id, Smoothed(window_s)) for node in ready}
+        for node in ready:
+            self._busy[node.node_id].add(now, node.running + node.waiting + (node.work_s > IDLE_S))
+
     def _needed(self, ready: Sequence[NodeLoad]) -> tuple[int, int]:
         """(nodes for the load, nodes for MARGIN more). The load is that of a longer time, and also the present one if
         it is more than these nodes can do: a short window alone would follow every fluctuation."""
@@ -206,9 +214,10 @@ class _Role:
         return [name for name in numbers if name not in taken][:count]
 
     def _leavers(self, ready: Sequence[NodeLoad], count: int) -> list[str]:
-        """`count` nodes, or as many as a start named: the dearest, of equal ones those with the least work."""
+        """`count` nodes, or as many as a start named: those with the least work, of equal ones the dearest. Placement
+        leaves the nodes idle that it needs least: slow ones, or with a placement by cost dear ones."""
         own = [node for node in ready if node.node_id.startswith(PREFIX)]
-        own.sort(key=lambda node: (-node.cost, node.running + node.waiting, node.node_id))
+        own.sort(key=lambda node: (round(self._busy[node.node_id].mean, 1), -node.cost, node.node_id))
         return [node.node_id for node in own[: min(count, len(ready) - 1)]]
 
 

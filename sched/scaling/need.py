@@ -29,6 +29,9 @@ SHARE = 0.95
 Z = 1.645
 """The quantile of the normal distribution at SHARE."""
 
+IDLE_S = 1e-3
+"""A node with less work is not busy: sums of estimates leave a rest."""
+
 NIC_BUSY = 0.7
 MAX_BUSY = 0.9
 """Above this load the formula of the residual time does not hold."""
@@ -124,7 +127,7 @@ class Need:
         self._takers = [node for node in nodes if node.takes]
         self._prefills = any("prefill" in node.can for node in nodes)
         self._decodes = any("decode" in node.can for node in nodes)
-        work = [node.work_s for node in nodes if node.work_s > 0 and "prefill" in node.can]
+        work = [node.work_s for node in nodes if node.work_s > IDLE_S and "prefill" in node.can]
         self._work_now_s = sum(work)
         self._busy.add(now, len(work))
         self._work_s.add(now, self._work_now_s)

@@ -28,10 +28,6 @@ def where(cluster: Cluster) -> dict[str, float]:
     return {"cheap_prompts": prompts, "cheap_answers": answers}
 
 
-def mixed(policy: str) -> str:
-    return f"mixed nodes, {POLICIES[policy]}"
-
-
 def label(policy: str, speed: float, scaled: bool) -> str:
     return f"{POLICIES[policy]}, {speed:g} x the load{', nodes leave' if scaled else ''}"
 
@@ -45,8 +41,6 @@ def cases(requests: int | None) -> list[Case]:
         prefill=NODES[0], decode=NODES[1], node_classes=classes, slo=f"standard:ttft={TTFT_S:g},tbt={TBT_S:g}"
     )
     scaled = replace(base, autoscale=f"prefill=1..{NODES[0]},decode=1..{NODES[1]}")
-    both = replace(base, prefill=0, decode=0, mixed=sum(NODES), chunk_tokens=512)
-    both = replace(both, node_classes=f"mixed:{sum(CHEAP)}:{SPEED:g}:{COST:g}")
 
     def case(name: str, config: SimConfig, speed: float) -> Case:
         return Case(name, config, Workload("conversation", count, speed), TTFT_S, TBT_S, look=(where,))
@@ -56,7 +50,7 @@ def cases(requests: int | None) -> list[Case]:
         for speed in SPEEDS
         for leave in (False, True)
         for policy in POLICIES
-    ] + [case(mixed(policy), replace(both, placement=policy), SPEEDS[0]) for policy in POLICIES]
+    ]
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
@@ -70,12 +64,10 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
                 f"{time[name].mean:.3g} with {cost['effective'].mean:.1%} instead of {time['effective'].mean:.1%} "
                 "effective requests"
             )
-    own = values[mixed(by_cost)]
     return (
         "Cost per million good tokens, of busy time if all nodes stay, and of all paid time if nodes leave: "
         + "; ".join(parts)
-        + f". If all nodes do both, placement by cost computes {own['prompts on cheap nodes'].mean:.0%} of the prompt "
-        f"tokens and {own['answers on cheap nodes'].mean:.0%} of the answers on cheap nodes."
+        + "."
     )
 
 

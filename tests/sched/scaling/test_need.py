@@ -32,6 +32,7 @@ def after(nodes: list[NodeLoad], seconds: int = 60) -> Need:
 def test_an_idle_role_needs_one_node():
     for can in (PREFILL, DECODE, BOTH, NONE):
         assert after([node(can)] * 3).nodes(STANDARD) == 1
+        assert after([node(can, 1e-9)] * 3).nodes(STANDARD) == 1, "the rest of a sum is no work"
 
 
 def test_work_that_waits_longer_than_the_objective_needs_nodes():
