@@ -7,11 +7,14 @@ docstring, read without importing the module: a list of twenty benchmarks must n
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 
 def first_line(module: str) -> str:
@@ -37,4 +40,21 @@ def run(program: str, about: str, table: Mapping[str, str]) -> int:
         print(f"{program}: no command {name!r}; there are {', '.join(table)}", file=sys.stderr)
         return 2
     sys.argv = [f"{program} {name}", *rest]
+    end_as_with_ctrl_c()
     return import_module(table[name]).main() or 0
+
+
+def end_as_with_ctrl_c() -> None:
+    """SIGTERM ends this process as Ctrl-C does: the nodes and programs that it started end with it.
+
+    A process forked from this one keeps the signal's usual effect.
+    """
+    own = os.getpid()
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:
+            raise KeyboardInterrupt  # not by SIGINT, which a shell ignores for its background jobs
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    signal.signal(signal.SIGTERM, interrupt)

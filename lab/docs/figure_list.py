@@ -7,6 +7,10 @@ from lab.docs.figures import Figure
 ENGINE = "scripts/bench.py engine --rounds 1 --peers vllm --peer-python vllm=VENV/bin/python"
 TRANSFER = "scripts/bench.py transfer --peer-python VENV/bin/python"
 CONNECT = "scripts/bench.py connect --peer-python VENV/bin/python"
+CONNECT_VLLM = (
+    "scripts/bench.py connect-vllm --peer-python vllm=VENV/bin/python --peer-python upstream=OTHER/bin/python "
+    "--only alone,upstream-store,our-store,own-connector"
+)
 STORE = "scripts/bench.py store --sizes 4K,368K,1M --peer-python VENV/bin/python"
 PAUSES = {
     "longest pause p99": "longest pause, p99, s",
@@ -139,6 +143,32 @@ FIGURES = (
         command=CONNECT,
         cases=r"(write|read) .*, one host",
         compared_with=("memcpy", "upstream"),
+    ),
+    Figure(
+        "connect-vllm",
+        {
+            "TTFT new prefix": "first token, new prefix",
+            "TTFT prefix of another process": "first token, prefix of another process",
+            "TTFT after a restart": "first token, after a restart",
+            "turns per second": "turns",
+            "mean TTFT of a turn": "first token of a turn, mean",
+        },
+        command=CONNECT_VLLM,
+        cases=r".*, (our-store|own-connector)",
+        compared_with=("alone", "upstream-store"),
+    ),
+    Figure("experts", {"rate": ""}, compared_with=("gloo", "memcpy")),
+    Figure(
+        "collectives",
+        {"all_reduce": "all_reduce", "all_to_all": "all_to_all"},
+        cases=r"ranks=\d bytes=(4096|65536|1048576|16777216|67108864)",
+        compared_with=("gloo", "memcpy"),
+    ),
+    Figure(
+        "batches",
+        {"output tokens": "output", "TTFT p99": "first token, p99", "TBT p99": "gap between tokens, p99"},
+        cases=r"batch|.* and batch",
+        compared_with=("online", "alone"),
     ),
     Figure(
         "overlap",

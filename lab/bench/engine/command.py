@@ -43,15 +43,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -244,7 +242,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"bench_engine: --cores {args.cores}: this process may use only {len(cores)}")
         return 2
     os.sched_setaffinity(0, cores)
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         args.work_dir.mkdir(parents=True, exist_ok=True)
         found, missing = programs(args, cores, console)
@@ -285,8 +282,3 @@ def weight_dtype(dtype: str, flags: str) -> str:
     if named.weight_dtype != "auto":
         return str(named.weight_dtype)
     return "wide" if named.dtype != "auto" else chosen_weights()
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends the run as Ctrl-C does, so that paused servers do not outlive it."""
-    raise KeyboardInterrupt
