@@ -153,7 +153,7 @@ def rows_of(
     tokens: int,
     same: float,
 ) -> list[Row]:
-    """known: bytes/s of DRAM and of SSD, and the seconds of a step without cold blocks, as the node has measured them."""
+    """known: bytes/s of DRAM and of SSD, and seconds of a step without cold blocks, as the node has measured them."""
     *rates, own_s = known
     token_s = median(one.token_s for one in ours)
     near, far = median(one.near_bytes for one in ours), median(one.far_bytes for one in ours)
