@@ -133,8 +133,7 @@ class Host:
 
     def welcome(self, request: Request) -> None:
         """A request beyond memory has come: it waits for its room from now on."""
-        request.cold = self._cold()
-        request.service_class = BATCH.name
+        self._batcher.goes_beyond(request, self._cold())
         self.done.requests += 1
 
     def _cold(self) -> Cold:

@@ -18,9 +18,11 @@ from engine.core.seats import Seats
 from engine.core.step_planner import StepPlanner
 from engine.speculation.speculative import Speculator
 from engine.step.block_book import BlockBook
+from engine.step.cold import Cold
 from engine.step.request import Request, RequestState
 from engine.step.step import Committed, Named, Step
 from sched.batching import BatchingPolicy, DecodeFirst
+from sched.classes import BATCH
 from sched.queueing import FCFS, QueueOrder
 
 
@@ -109,6 +111,10 @@ class Batcher:
         self.seats.check_new(request)
         self._cold.count(request, 1)
         self.seats.wait(now, request)
+
+    def goes_beyond(self, request: Request, cold: Cold) -> None:
+        """The KV of a new request exceeds the arena: from now on it counts as class batch. `add` follows."""
+        request.cold, request.service_class = cold, BATCH.name
 
     def reserve(self, now: float, request: Request) -> int:
         """Take blocks for a prompt that another node computes and pushes here.

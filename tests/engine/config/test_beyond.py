@@ -64,12 +64,8 @@ def test_what_it_does_not_work_with(argv, model, reason):
 
 
 def test_a_latent_and_a_gpu_are_refused():
-    latent = replace(
-        MODEL,
-        num_kv_heads=1,
-        head_size=576,
-        latent=Latent(rank=512, rope_size=64, nope_size=64, value_size=64, query_rank=0),
-    )
+    sizes = Latent(rank=512, rope_size=64, nope_size=64, value_size=64)
+    latent = replace(MODEL, num_kv_heads=1, head_size=576, latent=sizes)
     with pytest.raises(UsageError, match="a latent"):
         settle(*ON, model=latent)
     from tests.engine.config.test_resolve import H100

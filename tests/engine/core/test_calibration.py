@@ -104,6 +104,7 @@ async def test_nobody_is_given_a_block_that_calibration_writes_to():
         return work()
 
     engine = SimpleNamespace(
+        beyond=None,
         _config=Config(calibration_ms=0, max_model_len=256, max_num_batched_tokens=64, max_num_seqs=4, block_size=16),
         pool=pool, costs=StepCosts(), worker=SimpleNamespace(runner=Machine(), in_thread=steps),
         service=SimpleNamespace(blocks_freed=lambda: free.append(pool.num_free)),
