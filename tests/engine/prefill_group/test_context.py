@@ -39,7 +39,7 @@ class CheckingRunner:
         self.kv_pool = torch.full((blocks, LAYERS, 2, 1, SIZE, 2), torch.nan)
         self.block_size = SIZE
         config = SimpleNamespace(num_layers=LAYERS)
-        self.model = SimpleNamespace(alone=True, groups=None, experts=None, config=config)
+        self.model, self.why_whole = SimpleNamespace(config=config), None
         self.losses: dict[int, Any] = {}
         self.prompts: dict[int, list[int]] = {}  # first token -> the prompt
         self._random = random.Random(seed)
