@@ -99,7 +99,7 @@ def test_kills_in_the_middle_of_streams(start: Start, model):
 
 
 def test_a_small_arena(start: Start, model):
-    """Three requests, of which not all fit: preempted, resumed from saved states, each with the tokens it gets alone."""
+    """Three requests, of which not all fit, are preempted and resumed from saved states: the tokens of each alone."""
     flags, expected, geometry = model
     blocks = 24 + 6 * geometry.state_blocks
     small = ("--kv-cache-bytes", str(blocks * geometry.block_bytes), "--max-num-batched-tokens", "32")

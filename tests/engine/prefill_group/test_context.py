@@ -174,7 +174,8 @@ async def test_a_node_that_sends_to_an_ended_request_fails_the_attempt():
     nodes["c"].members.end("r1")
     nodes["c"].worker.abort("r1")
     assert all(request.finished for request in requests.values())
-    for node in nodes.values():
+    for node in nodes.values():  # a running step keeps its blocks until it has ended
+        await until(lambda pool=node.worker.batcher.pool: not pool.references()["request"])
         await node.close()
 
 
