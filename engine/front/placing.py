@@ -113,6 +113,10 @@ class Placer:
             held = max(held, int(matched.max(initial=0.0)))
         choice = Choice(self._policy, now, self._demands.of(request, pooled, held, view), view, matched, avoid)
         decision = choice.decide()
+        # A node that has just started has told gossip no load yet, so only its answer says how small its arena is.
+        if (isinstance(decision, Rejected) or not known.members) and self._beyond.concerns(request, view):
+            placed = await self._beyond.place(request, keys, begun, avoid)
+            return self._charged(placed, known, now, request)
         if isinstance(decision, Rejected):
             raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
         if not one_node and not request.scores_prompt and self._groups is not None:
