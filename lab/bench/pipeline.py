@@ -7,7 +7,7 @@ Real node processes, HTTP, streaming clients: two prefill nodes with one thread,
 and store nodes that accept requests. One acceptor forms pipelines (--prefill-parallel cpp), one has the nodes divide
 the tokens (cp), and one forms no groups, so all ways run on the same processes, in turn. Each round of each way sends a
 prompt of --prompt-tokens tokens that is not cached, alone and then together with short prompts every --short-every-ms.
-The short prompts also run without a long one. The target is 0.6 of the time to first token of one node; two cores could
+The short prompts also run without a long one. Groups form whatever the estimates say. The target is 0.6 of the time to first token of one node; two cores could
 at best give 0.5.
 """
 
@@ -77,7 +77,8 @@ def flags(argv: Sequence[str] | None) -> Namespace:
 
 
 def start(args: Namespace, run_dir: Path) -> LocalCluster:
-    when = ("--cpp-min-tokens", str(args.prompt_tokens // 2), "--cpp-max-nodes", "2")
+    always = "--cpp-min-gain=-100"  # estimates of nodes that learn while this runs would decide from round to round
+    when = ("--cpp-min-tokens", str(args.prompt_tokens // 2), "--cpp-max-nodes", "2", always)
     pipeline, by_tokens = (("--prefill-parallel", way, *when) for way in ("cpp", "cp"))
     budget = ("--max-num-batched-tokens", str(args.chunk_tokens))
     flags_of: dict[str, tuple[str, ...]] = {
