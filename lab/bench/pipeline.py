@@ -7,8 +7,8 @@ Real node processes, HTTP, streaming clients: two prefill nodes with one thread,
 and store nodes that accept requests. One acceptor forms pipelines (--prefill-parallel cpp), one has the nodes divide
 the tokens (cp), and one forms no groups, so all ways run on the same processes, in turn. Each round of each way sends a
 prompt of --prompt-tokens tokens that is not cached, alone and then together with short prompts every --short-every-ms.
-The short prompts also run without a long one. Groups form whatever the estimates say. The target is 0.6 of the time to first token of one node; two cores could
-at best give 0.5.
+The short prompts also run without a long one. Groups form whatever the estimates say. The target is 0.6 of the time to
+first token of one node; two cores could at best give 0.5.
 """
 
 from __future__ import annotations
