@@ -43,7 +43,9 @@ def test_push_and_pull_by_layer_by_chunk_and_at_the_end(start: Start, tiny_model
         assert len(set(texts)) == 1
 
         # a long prompt is being pulled when its source dies: the decode node's blocks come back, and the request
-        # waits for the next prefill node
+        # waits for the next prefill node. Its steps are small, so that there is a middle.
+        slow = ("--kv-transfer", "pull", "--max-num-batched-tokens", "4", "--max-num-seqs", "4")
+        cluster.restart("prefill-0", *slow)
         prompt = list(range(100, 2000))
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(complete, cluster["decode-0"].url, prompt, 2, ignore_eos=True)

@@ -59,7 +59,7 @@ def right(start: Start, tiny_model: list[str]) -> dict[str, Any]:
         url = cluster.nodes[0].url
         return {
             "prompt": [text(complete(url, prompt(number), 8)) for number in range(4)],
-            "longer": {number: text(complete(url, longer(number), 8)) for number in KNOWN},
+            "longer": {number: text(complete(url, longer(number), 8)) for number in (0, *KNOWN)},
         }
 
 
