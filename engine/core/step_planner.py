@@ -109,6 +109,8 @@ class StepPlanner:
             waits = request.state is RequestState.WAITING
             if waits and first is not None and not blocked:
                 blocked = self._order.order(now, [request, first])[0] is first
+            if waits and rows and request.cold is None and not self._fits(request, int(budget / request.share)):
+                break  # before it takes the blocks of a row of this step, and then gets no tokens
             if waits and (blocked or not self._seats.may_start(now, request)):
                 blocked = in_turn
                 continue
@@ -175,6 +177,12 @@ class StepPlanner:
         size = self._blocks.block_size
         aligned = (request.num_computed + budget) // size * size - request.num_computed
         return max(0, aligned) if whole or aligned > 0 else budget
+
+    def _fits(self, request: Request, budget: int) -> bool:
+        """Whether a waiting prompt would get tokens of a step that has rows and this budget left."""
+        size = self._blocks.block_size
+        known = max(request.num_computed, len(self._blocks.match(request)) * size)
+        return request.num_tokens - known <= budget or (known + budget) // size * size > known
 
     def _row(self, request: Request, count: int) -> ScheduledRow:
         if request.cold is not None and request.cold.pending:

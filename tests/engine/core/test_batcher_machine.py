@@ -235,3 +235,34 @@ def test_every_policy_under_every_order(policy, order):
     run_state_machine_as_test(
         machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None, phases=phases)
     )
+
+
+def test_a_prompt_without_room_in_the_step_takes_no_blocks_of_its_rows():
+    """A prompt of a higher class took the blocks of the step's only row, got no tokens of the rest of the budget, and
+    did so again in every step: the node stood still."""
+    machine = type("Machine", (BatcherMachine,), {"policy": "prefill-first", "order": "weighted-fair"})()
+    threes, sevens = (next(p for p in PREFIXES if p[0] == first) for first in (3, 7))
+    machine.start(size=2, spare=0, seats=5, drawn=Drawn([5, False]))
+    machine.schedule(passed=1.001)
+    machine.arrive(age=0.0, kept=1, limit=2, name="standard", prefix=threes, remote=False, tail=[1] * 6)
+    machine.schedule(passed=0.001)
+    machine.start_loads(limit=1)
+    machine.arrive(age=0.0, kept=3, limit=2, name="batch", prefix=threes, remote=True, tail=[])
+    machine.arrive(age=7.96, kept=2, limit=10, name="batch", prefix=sevens, remote=False, tail=[])
+    for _ in range(9):
+        machine.start_loads(limit=1)
+    machine.arrive(age=0.0, kept=1, limit=3, name="interactive", prefix=threes, remote=False, tail=[1])
+    machine.arrive(age=0.0, kept=12, limit=1, name="standard", prefix=threes, remote=False, tail=[1] * 5)
+    machine.arrive(age=0.0, kept=8, limit=4, name="interactive", prefix=threes, remote=False, tail=[1] * 5)
+    machine.arrive(age=0.0, kept=1, limit=2, name="interactive", prefix=threes, remote=False, tail=[])
+    machine.teardown()
+
+
+class Drawn:
+    """Values for `start`, in place of those that hypothesis draws."""
+
+    def __init__(self, values: list[object]) -> None:
+        self._values = values
+
+    def draw(self, strategy: object) -> object:
+        return self._values.pop(0)
