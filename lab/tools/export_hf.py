@@ -141,7 +141,7 @@ def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
 def hf_name(name: str) -> str:
     """`layers.3.q` -> `model.layers.3.self_attn.q_proj.weight`: the inverse of safetensors_weights.our_name."""
     whole = {ours: theirs for theirs, ours in whole_names.items()}
-    parts = {ours: theirs for theirs, ours in layer_names.items()}
+    parts = {ours: theirs for theirs, ours in reversed(layer_names.items())}  # Llama's names come first
     if name in whole:
         return whole[name]
     _, layer, part = name.split(".")

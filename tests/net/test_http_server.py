@@ -58,7 +58,8 @@ async def test_a_client_that_never_reads_and_leaves(frontend):
     async with serving(frontend) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), limit=1024)
         body = orjson.dumps({"prompt": "ab", "max_tokens": 1 << 29, "stream": True})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        kind = "Content-Type: application/json"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await reader.readline()
         async with asyncio.timeout(60):

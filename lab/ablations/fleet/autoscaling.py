@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload
+from lab.ablations.common.evidence import relative
 from lab.ablations.common.metrics import metric, metrics
 from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
@@ -50,12 +51,12 @@ def kept(values: dict[str, dict[str, Estimated]]) -> tuple[float, float]:
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
-    effective, hours = kept(values)
-    low = values[static(LOW)]["effective"].mean / values[static(PEAK)]["effective"].mean
+    peak, low = static(PEAK), static(LOW)
     return (
-        f"With nodes that start and leave, {effective:.1%} of the effective requests of {static(PEAK)} remain, for "
-        f"{hours:.0%} of its node-hours; {static(LOW)} keeps {low:.1%}. A node is paid from the decision for it on, "
-        f"{START_S:g} s before it is ready."
+        f"Against {peak}: with nodes that start and leave, effective requests "
+        f"{relative(values, 'effective', SCALED, peak)}, node-hours {relative(values, 'node-hours', SCALED, peak)}; "
+        f"with {low}, effective requests {relative(values, 'effective', low, peak)}. "
+        f"A node is paid from the decision for it on, {START_S:g} s before it is ready."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
+from lab.ablations.common.evidence import points, relative
 from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
@@ -58,16 +59,14 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     parts = []
     for speed in SPEEDS:
         for leave, name in ((False, BUSY), (True, "cost per million good tokens")):
-            time, cost = (values[label(policy, speed, leave)] for policy in (by_time, by_cost))
+            time, cost = (label(policy, speed, leave) for policy in (by_time, by_cost))
             parts.append(
-                f"at {speed:g} times the load{', if nodes leave,' if leave else ''} {cost[name].mean:.3g} instead of "
-                f"{time[name].mean:.3g} with {cost['effective'].mean:.1%} instead of {time['effective'].mean:.1%} "
-                "effective requests"
+                f"at {speed:g} times the load{', if nodes leave,' if leave else ''} cost "
+                f"{relative(values, name, cost, time)}, effective requests {points(values, 'effective', cost, time)}"
             )
     return (
-        "Cost per million good tokens, of busy time if all nodes stay, and of all paid time if nodes leave: "
-        + "; ".join(parts)
-        + "."
+        "Placement by cost against placement by time, cost per million good tokens (of busy time if all nodes stay, "
+        f"of all paid time if nodes leave): {'; '.join(parts)}."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lab.ablations.common.evidence import Values, change, sign
+from lab.ablations.common.evidence import Values, change, sign, told
 from lab.ablations.rivals.published import DEFAULT, RIVALS
 
 GOOD = "goodput"
@@ -28,16 +28,16 @@ def against(values: Values, load: str, metric: str = GOOD) -> dict[int, list[str
 def one_load(values: Values, load: str) -> str:
     """Where a rival beats the default on that load, and where not."""
     ours = values[label(DEFAULT, load)][GOOD]
-    said = f"On {load} the default keeps both objectives for {ours.mean:.1%} of the requests"
+    said = f"On {load} the default keeps both objectives for {told(ours, '.1%')} of the requests"
     if math.isnan(ours.half):
-        return f"{said} (one seed: no interval, so no comparison)."
+        return f"{said} (one seed: no interval, so no difference is shown)."
     found = against(values, load)
     better = [f"{name} ({_points(values, name, load)})" for name in found[1]]
     worse = [f"{name} ({_points(values, name, load)})" for name in found[-1]]
     cheaper = against(values, load, COST)[-1]
     return (
-        f"{said} (±{ours.half:.1%}). A rival beats it: {_list(better)}. It beats: {_list(worse)}. "
-        f"Within the intervals: {_list(found[0])}. Cheaper per good token: {_list(cheaper)}."
+        f"{said}. A rival beats it: {_list(better)}. It beats: {_list(worse)}. "
+        f"Not shown to differ: {_list(found[0])}. Cheaper per good token: {_list(cheaper)}."
     )
 
 
@@ -51,13 +51,12 @@ def _list(names: Sequence[str]) -> str:
 
 
 def ratio(values: Values, metric: str, case: str, baseline: str) -> str:
-    """The case over the baseline; in parentheses if the intervals do not separate them. For times, a ratio below 1 is
-    the better one."""
+    """The case over the baseline; "not shown" if the intervals do not separate them. For times, a ratio below 1 is the
+    better one."""
     below, above = values[baseline][metric].mean, values[case][metric].mean
     if not below or math.isnan(below) or math.isnan(above):
         return "-"
-    text = f"{above / below:.2f}x"
-    return text if sign(values, metric, case, baseline) else f"({text})"
+    return f"{above / below:.2f}x" if sign(values, metric, case, baseline) else "not shown"
 
 
 def side_by_side(values: Values, loads: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ def cases(requests: int | None) -> list[Case]:
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = " ".join(one_load(values, load) for load in LOADS)
     return (
-        f"{said}\n\n{side_by_side(values, tuple(LOADS))}\n\nRatios in parentheses are within the intervals. The "
+        f"{said}\n\n{side_by_side(values, tuple(LOADS))}\n\nNot shown: the intervals do not separate the two. The "
         "papers' figures are for other models, GPUs, loads and objectives; of a range they print the best cases."
     )
 

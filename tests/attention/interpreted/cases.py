@@ -115,14 +115,15 @@ def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.
 
 
 def assert_close(ours: Tensor, exact: Tensor, plain: Tensor) -> None:
-    """|ours - exact| <= 2 |plain - exact| + eps, for the largest error and for the root mean square; `plain` is torch
-    in our dtype, and eps the rounding of the result alone."""
+    """|ours - exact| <= 2 |plain - exact| + eps for the root mean square, and twice that for the largest error, which
+    is one number whose rounding depends on the CPU; `plain` is torch in our dtype, and eps the rounding of the result
+    alone."""
     eps = torch.finfo(ours.dtype).eps / 2
     error, allowed = ours.double() - exact, plain.double() - exact
     if not error.numel():
         return
     assert error.isfinite().all()
-    assert error.abs().max() <= 2 * allowed.abs().max() + eps * exact.abs().max()
+    assert error.abs().max() <= 4 * allowed.abs().max() + eps * exact.abs().max()
     assert error.square().mean().sqrt() <= 2 * allowed.square().mean().sqrt() + eps * exact.square().mean().sqrt()
 
 

@@ -23,7 +23,8 @@ BODY = b'{"prompt": "a"}'
 def request(
     body: bytes = BODY, first: str = f"POST {PATH} HTTP/1.1", length: object = None, more: tuple[str, ...] = ()
 ) -> bytes:
-    lines = [first, "Host: x", f"Content-Length: {len(body) if length is None else length}", *more]
+    size = f"Content-Length: {len(body) if length is None else length}"
+    lines = [first, "Host: x", size, "Content-Type: application/json", *more]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
