@@ -138,9 +138,9 @@ def per_s(outcomes: Sequence[Outcome]) -> float:
 
 
 def stages(url: str, request_id: str) -> int:
-    """Number of nodes that computed the request's prompt."""
-    events = rest.get(f"{url}/debug/requests/{request_id}")["events"]
-    return len({event["node"] for event in events if event["event"] == "stage"}) or 1
+    """Number of nodes that its last placement gave the request's prompt to."""
+    group = rest.get(f"{url}/debug/requests/{request_id}")["decisions"][-1]["group"]
+    return 1 if group is None else len(group["nodes"])
 
 
 async def measure(args: Namespace) -> tuple[list[Round], dict[str, Any]]:
