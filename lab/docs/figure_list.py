@@ -157,6 +157,18 @@ FIGURES = (
         cases=r".*, (our-store|own-connector)",
         compared_with=("alone", "upstream-store"),
     ),
+    Figure(
+        "cpp",
+        {
+            "TTFT, long prompt alone": "first token, long prompt alone",
+            "TTFT, long prompt with short ones": "first token, long prompt with short ones",
+            "TTFT of short prompts, median": "first token, short prompts, median",
+            "short prompts": "short prompts",
+        },
+        command="scripts/bench.py cpp --rounds 2",
+        cases=".* of two",
+        compared_with=("one node",),
+    ),
     Figure("experts", {"rate": ""}, compared_with=("gloo", "memcpy")),
     Figure(
         "collectives",
