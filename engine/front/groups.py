@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from engine.front.known import Known
 from sched.placement.burst import Choice
 from sched.placement.choice import Placement
-from sched.placement.costs import fetched
 from sched.placement.groups.group import Divide, Group, Helper, Prompt, best_group, worth_it
 from sched.placement.links import Vector
+from sched.placement.pooled import fetched
 from sched.placement.view import View
 
 MAX_FAILED_GROUPS = 2

@@ -136,52 +136,6 @@ def _one(column: Vector | float, i: int) -> float:
     return column if isinstance(column, float) else float(column[i])
 
 
-def ranking(now: float, demand: Demand, view: View, matched: Vector, threshold: float, fetch: bool = True) -> Vector:
-    """`now` + `prefill_costs(...).ttft_s`, for callers that only need the cheapest nodes: half the work, unless a part
-    of the prefix is on SSD."""
-    if fetch and demand.ssd_s:
-        return now + prefill_costs(now, demand, view, matched, threshold).ttft_s
-    n, powers = float(demand.num_tokens), view.powers
-    powers[1], powers[2] = n, n * n
-    rank: Vector = powers.dot(view.prefill)
-    scratch = np.maximum(view.open_at, now)
-    rank += scratch
-    if matched is not view.none:
-        np.multiply(view.a2, matched, out=scratch)
-        scratch += view.a1
-        scratch *= matched
-        rank -= scratch
-    if fetch and demand.pool_tokens and (pooled := float(demand.pooled_tokens)):
-        latency_s, per_token_s = view.fetch(demand.fetch_token_bytes)
-        far = pooled - matched
-        # Tokens of the pool beyond the node's own prefix: compare the fetch with a1 + a2 (pooled + own) s per token.
-        np.add(matched, pooled, out=scratch)
-        scratch *= view.a2
-        scratch += view.a1
-        scratch -= per_token_s
-        scratch *= far
-        scratch -= latency_s
-        scratch[matched >= most_local_of(pooled, threshold)] = 0.0
-        rank -= np.maximum(scratch, 0.0, out=scratch)
-    if view.least_blocks * demand.block_size <= n and (long := view.too_long(int(n), demand.block_size)) is not None:
-        rank += long
-    return rank
-
-
-def fetched(view: View, i: int, demand: Demand, own: int) -> tuple[int, float]:
-    """(leading tokens that node `i` has after the fetch that saves most time, its seconds): its `own` ones, in no time,
-    if no fetch saves any."""
-    latency_s, per_token_s = view.fetch(demand.fetch_token_bytes)
-    best, saved_s, fetch_s = own, 0.0, 0.0
-    for reach, disk_s in ((demand.pooled_tokens, demand.ssd_s), (demand.near_tokens if demand.ssd_s else 0, 0.0)):
-        if reach > own:
-            seconds = float(latency_s[i] + per_token_s[i] * (reach - own)) + disk_s
-            saves_s = float(view.a1[i] + view.a2[i] * (reach + own)) * (reach - own) - seconds
-            if saves_s > saved_s:
-                best, saved_s, fetch_s = reach, saves_s, seconds
-    return best, fetch_s
-
-
 def least_prefill_s(view: View, tokens: int, context: int) -> float:
     """Least seconds over all nodes to compute `tokens` after `context`, without a step's fixed time; 0 = no prefill
     node."""

@@ -94,36 +94,48 @@ def make_case(
     return Case(q, pool.to(DEVICE)[:, 1], batch, head_size**-0.5)
 
 
-def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0) -> Tensor:
-    """The definition, in `dtype`, with window and soft cap; a request without keys gets zeros."""
+def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0, backwards: bool = False) -> Tensor:
+    """The definition, in `dtype`, with window and soft cap; a request without keys gets zeros. backwards: every sum in
+    the opposite order, with other roundings."""
     q, out, row = case.q.to(dtype), torch.zeros(case.q.shape, dtype=dtype, device=DEVICE), 0
     for s, (q_len, kv_len) in enumerate(zip(case.batch.q_lens, case.batch.kv_lens, strict=True)):
         if kv_len:
             k, v = tokens_of(case.kv, case.batch.block_tables[s], kv_len, dtype)
             group = q.shape[1] // k.shape[1]
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", q[row : row + q_len], k) * case.scale
+            k, v, own = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), q[row : row + q_len]
+            if backwards:
+                k, own = k.flip(-1), own.flip(-1)
+            scores = torch.einsum("qhd,khd->hqk", own, k) * case.scale
             if soft_cap:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
             position = torch.arange(kv_len - q_len, kv_len, device=DEVICE)[:, None]
             key = torch.arange(kv_len, device=DEVICE)[None, :]
             hidden = (key > position) | (position - key >= (window or kv_len + 1))
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            if backwards:
+                weights, v = weights.flip(-1), v.flip(0)
             out[row : row + q_len] = torch.einsum("hqk,khd->qhd", weights, v)
         row += q_len
     return out
 
 
+def plain(case: Case, window: int = 0, soft_cap: float = 0.0) -> Tensor:
+    """`attend` in the dtype of the case, forwards or backwards: the one whose largest error is larger. One order alone
+    is exact by luck on some CPU."""
+    exact = attend(case, torch.float64, window, soft_cap)
+    both = [attend(case, case.q.dtype, window, soft_cap, backwards) for backwards in (False, True)]
+    return max(both, key=lambda found: float((found.double() - exact).abs().max()))
+
+
 def assert_close(ours: Tensor, exact: Tensor, plain: Tensor) -> None:
-    """|ours - exact| <= 2 |plain - exact| + eps for the root mean square, and twice that for the largest error, which
-    is one number whose rounding depends on the CPU; `plain` is torch in our dtype, and eps the rounding of the result
-    alone."""
+    """|ours - exact| <= 2 |plain - exact| + eps, for the largest error and for the root mean square; `plain` is torch
+    in our dtype, and eps the rounding of the result alone."""
     eps = torch.finfo(ours.dtype).eps / 2
     error, allowed = ours.double() - exact, plain.double() - exact
     if not error.numel():
         return
     assert error.isfinite().all()
-    assert error.abs().max() <= 4 * allowed.abs().max() + eps * exact.abs().max()
+    assert error.abs().max() <= 2 * allowed.abs().max() + eps * exact.abs().max()
     assert error.square().mean().sqrt() <= 2 * allowed.square().mean().sqrt() + eps * exact.square().mean().sqrt()
 
 

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from sched.admission import Limits
 from sched.placement.central import MAX_FEW_NODES
 from sched.placement.choice import Placement
-from sched.placement.costs import fetched
 from sched.placement.demand import Demand
 from sched.placement.links import Lines, Paths, columns
-from sched.placement.pooled import PooledPrefix
+from sched.placement.pooled import PooledPrefix, fetched
 from sched.placement.table import placements
 from sched.placement.view import Candidate, View
 

@@ -17,9 +17,9 @@ from sched.gossip.load_word import ROLE_BITS, STAGES
 from sched.gossip.record import RECORD, NodeRecord
 from sched.membership.member import Member
 from sched.placement.choice import Placement
-from sched.placement.costs import prefill_costs, ranking
+from sched.placement.costs import prefill_costs
 from sched.placement.links import UniformLinks
-from sched.placement.mooncake import MooncakePlacement
+from sched.placement.mooncake import MooncakePlacement, ranking
 from sched.placement.view import Candidate, View
 from tests.sched.placement.test_placement import FAST, MIXED, NOW, FlatLinks, demand, node
 
