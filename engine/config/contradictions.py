@@ -115,6 +115,8 @@ def _scaling(config: Config) -> Iterator[str]:
         yield "--scale-command and --scale-nodes go together: give both or neither"
     if config.scale_command is not None and config.backend is not None:
         yield "--scale-command starts nodes of ours; with --backend, the workers' own launcher does: use one of the two"
+    if config.placement == "mooncake-cost" and config.backend is not None:
+        yield "--placement mooncake-cost: workers behind --backend have no --node-cost; choose another placement"
     for flag, value, parse in (
         ("--scale-command", config.scale_command, command_parts),
         ("--scale-nodes", config.scale_nodes, parse_bounds),

@@ -25,7 +25,7 @@ from sched.gossip.load_word import DRAINING
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member, Status
 from sched.role_change import Seen
-from sched.scaling.autoscaler import Autoscaler, Drain, Effect, Rules, Start, acting
+from sched.scaling.autoscaler import Autoscaler, Drain, Effect, Rules, acting
 from sched.scaling.bounds import parse, role_name
 from sched.scaling.need import NodeLoad
 
@@ -53,6 +53,8 @@ def may_leave(channel: Channel, gossip: Gossip, ask: Ask) -> None:
         member = gossip.core.membership.get(peer)
         if member is None or not member.here or not member.info.get(SCALES):
             raise RemoteError("only a member with --scale-command may ask a node to leave", "refused")
+        if (acts := acting_node(gossip)) != peer:
+            raise RemoteError(f"{peer} asks, but as this node sees it {acts or 'nobody'} acts", "refused")
         try:
             ask(LEAVE_S, GRACE_S, False)
         except Refused as error:
@@ -61,6 +63,12 @@ def may_leave(channel: Channel, gossip: Gossip, ask: Ask) -> None:
         return Nothing()
 
     channel.handle(LEAVE, typed(Nothing, leave))
+
+
+def acting_node(gossip: Gossip) -> str | None:
+    """The node that acts: one that is ready, does not leave, and can call the command."""
+    able = [one for one in gossip.members if one.status is Status.ALIVE and one.info.get(SCALES)]
+    return acting(node.node_id for node in loads(able, gossip.records) if node.takes)
 
 
 class Scaler:
@@ -80,7 +88,7 @@ class Scaler:
         self._task = keep(self._run, "scaling")
 
     async def close(self) -> None:
-        """A command that runs is ended: the next node that acts repeats it."""
+        """A command that runs is ended. The next node that acts repeats a start; it does not know of a stop."""
         tasks = [*self._running, *([] if self._task is None else [self._task])]
         for task in tasks:
             task.cancel()
@@ -88,7 +96,7 @@ class Scaler:
 
     def state(self) -> dict[str, object]:
         """For GET /debug/state."""
-        return {"acts": self._acting(), "roles": self._core.state()}
+        return {"acts": acting_node(self._gossip), "roles": self._core.state()}
 
     async def _run(self) -> None:
         told = False
@@ -101,7 +109,7 @@ class Scaler:
                 continue
             told = False
             nodes = loads(self._gossip.members, self._gossip.records)
-            acts = self._acting() == self._gossip.me.node_id
+            acts = acting_node(self._gossip) == self._gossip.me.node_id
             effects = self._core.step(asyncio.get_running_loop().time(), nodes, acts)
             for role, counts in self._core.state().items():
                 for what, count in counts.items():
@@ -110,11 +118,6 @@ class Scaler:
                 task = spawn(self._carry_out(effect), "scaling")
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
-
-    def _acting(self) -> str | None:
-        """The node that acts: one that is ready, does not leave, and can call the command."""
-        able = [one for one in self._gossip.members if one.status is Status.ALIVE and one.info.get(SCALES)]
-        return acting(node.node_id for node in loads(able, self._gossip.records) if node.takes)
 
     async def _carry_out(self, effect: Effect) -> None:
         action = type(effect).__name__.lower()
@@ -130,7 +133,7 @@ class Scaler:
         except (CommandFailed, PeerLost, PeerRefused, RemoteError, TimeoutError) as error:
             log.warning("could not %s %s: %s", action, effect.node, error)
             self._metrics.count("mooncake:scaling_actions", action=action, result="failed")
-            if isinstance(effect, Start):
+            if not isinstance(effect, Drain):
                 self._core.failed(asyncio.get_running_loop().time(), effect)
             return
         self._metrics.count("mooncake:scaling_actions", action=action, result="done")

@@ -170,6 +170,10 @@ def _check_autoscale(config: SimConfig) -> None:
             raise ValueError(f"--{one.role} must be between {one.least} and {one.most}, as --autoscale says")
     if config.role_changes or config.faults or config.crash_every_s:
         raise ValueError("--autoscale does not work with --role-changes, --faults or --crash-every-s")
+    if config.gossip_model == "real":
+        raise ValueError("--autoscale does not work with --gossip-model real: its nodes are members from the start")
+    if config.prefill_share:
+        raise ValueError("--autoscale does not work with --prefill-share: the halves of a node cannot leave alone")
 
 
 def _missed(name: str, value: float) -> str:

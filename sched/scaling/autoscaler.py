@@ -2,15 +2,17 @@
 
 Every node runs the same rules on the same gossiped records. One of them acts: the node that rendezvous hashing chooses
 among those that can call the command (`acting`). If it is lost, the next one has seen the same load and goes on, so no
-protocol elects anybody. Views may differ for a moment, and then two nodes act. That does no harm: a new node gets the
-first free name of its role, so both ask for the same node, and the command starts a name only once.
+protocol elects anybody. Views may differ for a moment, and then two nodes act. Both ask for the same new node, because
+it gets the first free name of its role, and the command starts a name only once. A node leaves only if the one that
+asks is the one that acts in its own view (engine/scaling/scaler.py), so not both get nodes to leave.
 
     start   need > ready + coming for out_s: all missing nodes
     drain   need with MARGIN more load < ready for in_s, in_s after the last change: all nodes that can be spared
     stop    a drained node has left, or a started node was not ready in time
 
-A node that starts counts as capacity only when it is ready, and a draining node no more. Only nodes that a start named
-are drained, so nodes that people started stay. The role keeps at least `least` nodes.
+A node that starts counts as capacity only when it is ready, and a draining node no more; but until it has left, it is
+one of the `most` that may run. Only nodes that a start named are drained, so nodes that people started stay. The role
+keeps at least `least` nodes.
 """
 
 from __future__ import annotations
@@ -97,11 +99,11 @@ class Autoscaler:
             effects += role.step(now, own, taken, acts)
         return effects
 
-    def failed(self, now: float, start: Start) -> None:
-        """The command could not start the node: try again later."""
+    def failed(self, now: float, effect: Start | Stop) -> None:
+        """The command could not start or stop the node: try again later."""
         for role in self._roles:
-            if role.bounds.role == start.role:
-                role.failed(now, start.node)
+            if role.bounds.role == effect.role:
+                role.failed(now, effect)
 
     def state(self) -> dict[str, dict[str, int]]:
         """By role: nodes that the load needs, ready ones, starting ones, draining ones."""
@@ -121,6 +123,7 @@ class _Role:
         self._ready: frozenset[str] | None = None
         self._draining: set[str] = set()
         self._asked: set[str] = set()  # to drain; a node may have left before it was seen to
+        self._unstopped: dict[str, float] = {}  # nodes that the command could not stop, and when to try again
         self._short_since = self._spare_since = math.nan
         self._changed_at = self._retry_at = -math.inf
         self._failures = 0
@@ -140,7 +143,7 @@ class _Role:
             "starting": len(coming),
             "draining": len(self._draining),
         }
-        short = need - len(ready) - len(coming)
+        short = min(need, self.bounds.most - len(self._draining)) - len(ready) - len(coming)
         self._short_since = _since(self._short_since, now, short > 0)
         self._spare_since = _since(self._spare_since, now, spare < len(ready) and not coming and not self._draining)
         if not acts:
@@ -160,8 +163,11 @@ class _Role:
             effects += [Drain(self.bounds.role, name) for name in leavers]
         return effects
 
-    def failed(self, now: float, node: str) -> None:
-        self._pending.pop(node, None)
+    def failed(self, now: float, effect: Start | Stop) -> None:
+        if isinstance(effect, Stop):
+            self._unstopped[effect.node] = now + self._rules.out_s
+            return
+        self._pending.pop(effect.node, None)
         self._pause(now)
 
     def _pause(self, now: float) -> None:
@@ -179,6 +185,10 @@ class _Role:
         for name in loading - self._given_up:
             self._pending.setdefault(name, now)
         gone = (self._draining | self._asked) - here
+        for name, again_at in list(self._unstopped.items()):
+            if name in here or now >= again_at:  # it runs again under this name, or: once more
+                del self._unstopped[name]
+                gone |= {name} - here
         self._asked &= here
         for name, since in list(self._pending.items()):
             if name in names:
@@ -187,7 +197,8 @@ class _Role:
             elif now - since > self._rules.start_s:
                 del self._pending[name]
                 self._given_up.add(name)
-                self._pause(now)
+                if name.startswith(PREFIX):  # others load for as long as they like
+                    self._pause(now)
                 gone.add(name)
         self._draining = {node.node_id for node in nodes if node.draining}
         stops = [Stop(self.bounds.role, name) for name in sorted(gone) if name.startswith(PREFIX)]

@@ -19,6 +19,12 @@ def at_most(text: str, wanted: str, found: Estimated, limit: float, form: str = 
     return Goal(text, wanted, told(found, form, unit), met)
 
 
+def at_least(text: str, wanted: str, found: Estimated, limit: float, form: str = ".3g", unit: str = "") -> Goal:
+    """The value should be at least `limit`."""
+    turned = at_most(text, wanted, weighted((-1.0, found)), -limit)
+    return Goal(text, wanted, told(found, form, unit), turned.met)
+
+
 def percent(found: Estimated) -> Estimated:
     """A quotient as the change in percent."""
     hundred = Estimated(100.0, 0.0, (100.0,) * len(found.samples))

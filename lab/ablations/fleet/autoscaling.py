@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload
-from lab.ablations.common.evidence import relative
+from lab.ablations.common.evidence import quotient, relative, weighted
+from lab.ablations.common.goals import at_least, at_most
 from lab.ablations.common.metrics import metric, metrics
 from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
@@ -42,14 +43,6 @@ def cases(requests: int | None) -> list[Case]:
     return [Case(label, config, work, TTFT_S, TBT_S) for label, config in made.items()]
 
 
-def kept(values: dict[str, dict[str, Estimated]]) -> tuple[float, float]:
-    """(effective requests, node-hours) with scaling, relative to the cluster for the peak."""
-    return (
-        values[SCALED]["effective"].mean / values[static(PEAK)]["effective"].mean,
-        values[SCALED]["node-hours"].mean / values[static(PEAK)]["node-hours"].mean,
-    )
-
-
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     peak, low = static(PEAK), static(LOW)
     return (
@@ -61,14 +54,20 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 
 def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
-    effective, hours = kept(values)
+    scaled, peak = values[SCALED], values[static(PEAK)]
+    effective = quotient(scaled["effective"], peak["effective"])
+    hours = quotient(scaled["node-hours"], peak["node-hours"])
+    text = "load doubles and halves: of the nodes for the peak, the "
     return [
-        Goal(
-            "load doubles and halves: effective requests kept, relative to the nodes for the peak",
-            f">= {WANTED:.0%}, for fewer node-hours",
-            f"{effective:.1%} for {hours:.0%} of the node-hours",
-            effective >= WANTED and hours < 1,
-        )
+        at_least(
+            f"{text}effective requests kept",
+            f">= {WANTED:.0%}",
+            weighted((100.0, effective)),
+            100 * WANTED,
+            ".1f",
+            " %",
+        ),
+        at_most(f"{text}node-hours", "< 100 %", weighted((100.0, hours)), 100.0, ".0f", " %"),
     ]
 
 

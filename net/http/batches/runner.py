@@ -246,9 +246,9 @@ class Batches:
             left.append(place)
         except LineError as error:  # of a version of this server with other limits
             self._give_up(batch, journal, place, error.code, str(error))
-        except OSError:  # the disk: the whole batch goes on later
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError | ConnectionError):
+                raise  # the disk: the whole batch goes on later
             log.exception("line %d of batch %s", place.number + 1, batch.id)
             self._give_up(batch, journal, place, "internal_error", "see the node's log")
         else:

@@ -73,7 +73,7 @@ def best_group(lead: Helper, others: Sequence[Helper], prompt: Prompt, divide: D
     ordered = sorted(others, key=lambda helper: (helper.wait_s, -helper.prefix_tokens, helper.node))
     for count in range(2, min(prompt.max_nodes, len(ordered) + 1) + 1):
         group = divide([lead, *ordered[: count - 1]], prompt)
-        if group is not None and (best is None or group.ready_s < best.ready_s):
+        if group is not None and (best is None or group.ready_s + group.fetch_s < best.ready_s + best.fetch_s):
             best = group
     return best
 

@@ -118,13 +118,15 @@ def test_what_counts_as_ready():
         ("scales", None, None),
         ("plain", None, "only a member"),
         ("unknown", None, "only a member"),
+        ("idle", None, "as this node sees it scales acts"),
         ("scales", "no other node has role decode", "no other node"),
     ],
 )
 async def test_who_may_ask_a_node_to_leave(peer, refusal, words):
     handlers, asked = {}, []
-    known = {"scales": member("scales"), "plain": Member("plain", ("h", 1), roles=ROLES)}
-    gossip = SimpleNamespace(core=SimpleNamespace(membership=known))
+    known = {name: member(name) for name in ("scales", "idle")} | {"plain": Member("plain", ("h", 1), roles=ROLES)}
+    records = {"scales": record(running=0), "idle": record(0, flags=record(0).flags | DRAINING)}
+    gossip = SimpleNamespace(core=SimpleNamespace(membership=known), members=list(known.values()), records=records)
 
     def ask(timeout_s: float | None, grace_s: float, force: bool) -> None:
         if refusal is not None:

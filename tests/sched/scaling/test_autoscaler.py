@@ -221,6 +221,27 @@ def test_a_draining_node_is_no_capacity_and_another_waits_for_it():
     assert core.step(200, nodes[1:], acts=True)[0] == Stop("decode", names[0])
 
 
+def test_a_draining_node_is_one_of_the_most_until_it_has_left():
+    core = Autoscaler(rules(Bounds("decode", 1, 4)))
+    busy = [node(f"{PREFIX}decode-{i}", running=SEATS) for i in range(2)]
+    leaves = node(f"{PREFIX}decode-2", draining=True)
+    started = [one.node for one in steps(core, [*busy, leaves], 0, 30) if isinstance(one, Start)]
+    assert started == [f"{PREFIX}decode-3"], "three that run and one that leaves"
+
+
+def test_a_stop_that_failed_is_tried_again_unless_the_node_is_back():
+    core = Autoscaler(rules(Bounds("decode", 1, 4)))
+    own, name = node("own"), f"{PREFIX}decode-0"
+    steps(core, [own, node(name, draining=True)], 0, 2)
+    (stop,) = steps(core, [own], 2, 1)
+    assert stop == Stop("decode", name)
+    core.failed(3.0, stop)
+    assert steps(core, [own], 3, int(OUT_S) - 1) == []
+    assert steps(core, [own], 3 + int(OUT_S), 1) == [stop]
+    core.failed(14.0, stop)
+    assert not [one for one in steps(core, [own, node(name)], 15, 30) if isinstance(one, Stop)]
+
+
 def test_who_does_not_act_goes_on_at_once_when_it_is_its_turn():
     acts, looks = (Autoscaler(rules(Bounds("decode", 1, 8))) for _ in range(2))
     assert steps(looks, BUSY, 0, 30, acts=False) == []
