@@ -255,8 +255,8 @@ class Model:
             q_norm=self._take(weights, at + "q_a_norm") if sizes.query_rank else None,
             q_b=self.ops.linear(self._matrix(weights, at + "q_b")) if sizes.query_rank else None,
             norm=self._take(weights, at + "kv_a_norm"),
-            to_latent=to_latent,
-            to_value=to_value,
+            to_latent=self.ops.per_head(to_latent),
+            to_value=self.ops.per_head(to_value),
             ops=self.ops,
             backend=self.backend,
         )

@@ -26,7 +26,7 @@ from attention.interface import AttentionBackend, RaggedBatch
 from attention.latent import attend_latent, write_latent
 from attention.rotary import rotate
 from engine.model.latent_config import Latent
-from engine.model.ops import Linear, Ops
+from engine.model.ops import Linear, Ops, PerHead
 
 NORM_EPS = 1e-6
 """Of the norms of both latents, whatever the model's other norms have."""
@@ -42,8 +42,8 @@ class LatentAttention:
     q_norm: Tensor | None  # [query_rank]; None: q is part of the first product
     q_b: Linear | None  # [num_heads * query_size, query_rank]
     norm: Tensor  # [rank]
-    to_latent: Tensor  # [num_heads, nope_size, rank]: W_UK
-    to_value: Tensor  # [num_heads, rank, value_size]: W_UV transposed
+    to_latent: PerHead  # [T, num_heads, nope_size] -> [T, num_heads, rank], by W_UK
+    to_value: PerHead  # [T, num_heads, rank] -> [T, num_heads, value_size], by W_UV transposed
     ops: Ops
     backend: AttentionBackend
 
@@ -61,10 +61,10 @@ class LatentAttention:
         latent = self.ops.rms_norm(row[:, : sizes.rank], self.norm, NORM_EPS)
         key = self._rotated(row[:, None, sizes.rank :], cos, sin)[:, 0]
         write_latent(self.backend, torch.cat((latent, key), 1), kv, batch, plan)
-        absorbed = torch.bmm(nope.transpose(0, 1), self.to_latent).transpose(0, 1)
+        absorbed = self.to_latent(nope)
         query = torch.cat((absorbed, self._rotated(rope, cos, sin)), 2)
         attended = attend_latent(self.backend, query, kv, batch, plan, self.scale, sizes.rank)
-        return torch.bmm(attended.transpose(0, 1), self.to_value).transpose(0, 1).flatten(1)
+        return self.to_value(attended).flatten(1)
 
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [T, heads, rope_size]; computed in float32. Pairs that were neighbours lie half a size apart afterwards, in

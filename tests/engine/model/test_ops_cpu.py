@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention.cpu.level import levels_here
+from engine.model import ops as ops_module
 from engine.model import ops_choice
 from engine.model.huge_pages import HugePages
 from engine.model.ops import Linear, TorchOps
@@ -115,6 +116,24 @@ def test_groups_of_rows(ops):
         assert ours.shape == exact.shape
         if len(x):
             assert_close(ours, exact.to(DTYPE[0]), exact)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["as stored", "in float32"])
+def test_products_of_heads(ops, wide, monkeypatch):
+    monkeypatch.setattr(ops_module, "faster_in_float32", lambda dtype: wide)
+    weight = random(3, 24, 40, scale=0.2)
+    for x in (random(5, 3, 24), random(5, 3, 60)[..., 10:34], random(0, 3, 24)):
+        exact = torch.einsum("thi,hio->tho", x.double(), weight.double())
+        ours = ops.per_head(weight)(x)
+        assert ours.shape == exact.shape
+        assert ours.dtype == DTYPE[0]
+        if len(x):
+            assert_close(ours, exact.to(DTYPE[0]), exact)
+
+
+def test_only_16_bit_products_are_widened():
+    assert not ops_module.faster_in_float32(torch.float32)
+    assert not ops_module.faster_in_float32(torch.float64)
 
 
 def test_strided_rows_and_no_rows(ops):
