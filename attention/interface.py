@@ -84,6 +84,12 @@ def reads_codes(backend: AttentionBackend) -> bool:
     return _declares(backend, "reads_codes", ("attend", "write_kv", "rotate_and_write_kv"))
 
 
+def by_address(backend: AttentionBackend) -> bool:
+    """Whether the backend declares `by_address = True`, as `reads_codes`: block b is at the pool's address + b strides,
+    whether or not the tensor reaches so far (engine/step/one_space.py)."""
+    return _declares(backend, "by_address", ("attend", "write_kv", "rotate_and_write_kv"))
+
+
 def takes_sinks(backend: AttentionBackend) -> bool:
     """Whether the backend declares `takes_sinks = True`; as `reads_codes`, again in a class that overrides attend.
 

@@ -257,6 +257,7 @@ MAY_TORCH = (
     "engine.sampling.race",
     "engine.sampling.rejection",
     "engine.model.rope",
+    "engine.step.one_space",
     "engine.step.runner",
     "engine.step.split_attention",
     "engine.beyond.host",

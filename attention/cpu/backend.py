@@ -57,6 +57,7 @@ class CpuBackend:
 
     name = "cpu"
     reads_codes = True
+    by_address = True
 
     def __init__(self, level: str = "auto") -> None:
         """level: a name in attention.cpu.level.LEVELS; auto = the best one. Raises NotCompiled."""

@@ -121,6 +121,10 @@ class RequestRoom:
         far = [place - border for place in places if place >= border]
         return Pass(slots, self._memory.reader.read(self._fill, far, window, layers), layers, self._memory)
 
+    def near_of(self, places: Sequence[int]) -> Any | None:
+        """See engine.step.cold.Lodged."""
+        return self._memory.near if all(place < self._memory.num_slots for place in places) else None
+
     def _fill(self, place: int, layer: int, into: memoryview) -> None:
         entry, sums = self._far[place]
         assert self._ssd is not None

@@ -13,6 +13,7 @@ Files:
     journal          Records a request's events on one node, for the request's timeline
     layer_blocks     One layer of some KV blocks as bytes on the CPU, out of the pool of any device and back into one
     layer_reports    Reports each layer of a step as soon as the device has computed it
+    one_space        The arena and the DRAM tier as one pool: a table of blocks may name blocks of both
     part             The part of a long prompt that one node of a group computes: some of its layers, or some of its
                      tokens
     request          The state of one generation on one node

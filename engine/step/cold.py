@@ -46,6 +46,9 @@ class Lodged(Protocol):
         """Read these layers of these slots through these blocks of the arena. Nothing is written to them any more when
         the context ends."""
 
+    def near_of(self, slots: Sequence[int]) -> Any | None:
+        """The memory of the DRAM tier, as Pieces.near, if all of these slots lie there; otherwise None."""
+
     def store(self, block_id: int, slot: int, key: BlockKey) -> int:
         """Copy a full block of the arena to a slot; returns its checksum."""
 

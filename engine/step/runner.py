@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.interface import RaggedBatch
+from attention.interface import RaggedBatch, by_address
 from cache.block import PLANES
 from engine.model.decoder import Model
 from engine.model.experts.losses import Loss
@@ -23,9 +23,10 @@ from engine.model.graphs import GraphedModel, Recorder
 from engine.sampling.logit_rules import Masks, SamplingRow
 from engine.sampling.logprobs import PromptRows, PromptScorer
 from engine.sampling.sampler import Sampled, sample
-from engine.step.cold import Cold
+from engine.step.cold import Cold, Lodged
 from engine.step.inputs import InputBuilder, Inputs, Row
 from engine.step.layer_reports import LayerReports
+from engine.step.one_space import OneSpace
 from engine.step.split_attention import SplitAttention
 
 __all__ = ["Row", "Runner", "StepTime"]
@@ -71,6 +72,8 @@ class Runner:
         self._inputs = InputBuilder(block_size, self.device, self._gpu, model.groups)
         self._reports = LayerReports(self._gpu, kv_pool) if self._gpu.asynchronous else None
         self._masks = masks
+        self._by_address = by_address(model.backend)
+        self._space: tuple[Tensor, OneSpace | None] | None = None  # of the DRAM tier whose memory is the first
         self._around_forward = around_forward
 
     @property
@@ -184,24 +187,45 @@ class Runner:
 
     def step_beyond(self, row: Row, cold: Cold, layers: range) -> list[Sampled]:
         """Compute some layers of a row whose earlier KV lies in a tier (engine/step/cold.py): its oldest blocks in the
-        arena move there if its tokens need their room, and every layer attends to the tier's blocks as they come
-        through the window. Behind the last layer it returns the sampled token of a row with `sample`; otherwise
-        `cold.hidden` becomes the input of the next layer. Only on a CPU and on one rank."""
+        arena move there if its tokens need their room. Every layer attends to the tier's blocks where they lie
+        (OneSpace), or as they come through the window. Behind the last layer it returns the sampled token of a row with
+        `sample`; otherwise `cold.hidden` becomes the input of the next layer. Only on a CPU and on one rank."""
         model, began = self.model, time.perf_counter()
         before = cold.make_room(row.start, len(row.token_ids))
-        inputs = self._inputs.build([replace(row, start=row.start - before, block_ids=cold.hot)])
-        batch = replace(inputs.batch, positions=inputs.batch.positions + before)
         wanted = _sampling_rows(row)
         assert cold.lodged is not None
-        with cold.lodged.read(cold.slots, cold.window, layers) as pieces:
-            attention = SplitAttention(model.backend, self.kv_pool, batch, pieces)
-            x = model.embed(inputs.token_ids) if not layers.start else cold.hidden
-            found = model.forward_part(layers, x, batch, self.kv_pool, inputs.last_rows, attend=attention)
+        space = self._space_with(cold.lodged, cold.slots)
         ends = layers.stop == model.config.num_layers
+        if space is not None:
+            inputs = self._inputs.build([replace(row, block_ids=space.ids(cold.slots, cold.hot))])
+            if ends and not layers.start:
+                found = model.forward(inputs.token_ids, inputs.batch, space.pool, inputs.last_rows)
+            else:
+                x = model.embed(inputs.token_ids) if not layers.start else cold.hidden
+                found = model.forward_part(layers, x, inputs.batch, space.pool, inputs.last_rows)
+        else:
+            inputs = self._inputs.build([replace(row, start=row.start - before, block_ids=cold.hot)])
+            batch = replace(inputs.batch, positions=inputs.batch.positions + before)
+            with cold.lodged.read(cold.slots, cold.window, layers) as pieces:
+                attention = SplitAttention(model.backend, self.kv_pool, batch, pieces)
+                x = model.embed(inputs.token_ids) if not layers.start else cold.hidden
+                found = model.forward_part(layers, x, batch, self.kv_pool, inputs.last_rows, attend=attention)
         chosen = list(sample(found, wanted, self._masks)) if ends else []
         seconds = time.perf_counter() - began
         cold.computed(len(row.token_ids), layers, seconds, None if ends else found)
         return chosen
+
+    def _space_with(self, lodged: Lodged, slots: Sequence[int]) -> OneSpace | None:
+        """The arena and the DRAM tier as one pool, if all of these slots lie there and the kernels find them."""
+        near = lodged.near_of(slots) if self._by_address else None
+        if near is None:
+            return None
+        if self._space is None or self._space[0] is not near:
+            try:
+                self._space = near, OneSpace(self.kv_pool, near)
+            except ValueError:
+                self._space = near, None
+        return self._space[1]
 
     def _scores(self, kind: type[PromptRows], rows: Sequence[Row], inputs: Inputs) -> PromptRows | None:
         """None if no row needs log probabilities of its prompt."""
