@@ -123,7 +123,7 @@ class RequestRoom:
 
     def near_of(self, places: Sequence[int]) -> Any | None:
         """See engine.step.cold.Lodged."""
-        return self._memory.near if all(place < self._memory.num_slots for place in places) else None
+        return self._memory.near if all(0 <= place < self._memory.num_slots for place in places) else None
 
     def _fill(self, place: int, layer: int, into: memoryview) -> None:
         entry, sums = self._far[place]
