@@ -10,8 +10,8 @@
 With every policy, the time of a step with prefill is bounded (BoundedSteps), because the node aborts, admits and
 answers requests only between steps.
 
-These are budget policies of one scheduler (engine/core/batcher.py), not schedulers: a step has a token budget, and the
-policy decides how much of it prefill may use. On a node that only prefills, all except `mixed` are the same.
+These are budget policies of one scheduler (engine/core/step_planner.py), not schedulers: a step has a token budget, and
+the policy decides how much of it prefill may use. On a node that only prefills, all except `mixed` are the same.
 """
 
 from __future__ import annotations

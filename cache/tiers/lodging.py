@@ -11,8 +11,8 @@ Blocks on SSD have no slot: the owner writes them whole, and reads parts of them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
-from functools import partial
+from concurrent.futures import Executor, Future
+from threading import Lock
 from typing import Protocol
 
 from cache.arena import Buffer
@@ -60,23 +60,26 @@ class Lodging:
 
 
 class SsdLodging:
-    """Blocks on SSD. `executor`: the tier's thread for writing. `put`, `take` and `read` block; any thread but that of
-    the event loop may call them."""
+    """Blocks on SSD. `executor`: the tier's thread for writing. `take` and `read` block; any thread but that of the
+    event loop may call them. Any thread may call `put`."""
 
     def __init__(self, ssd: SsdTier, executor: Executor) -> None:
         self._ssd, self._executor = ssd, executor
         self._held: list[BlockKey] = []
+        self._closed = False
+        self._lock = Lock()  # of these two
 
-    def put(self, key: BlockKey, memory: Buffer, block_checksum: int, facts: Facts) -> Entry:
-        """Write a whole block, if the tier does not have its key already; the entry tells which content it has. Raises
-        SsdError if the disk is full or fails."""
-        found = self._executor.submit(partial(self._put, key, memory, block_checksum, facts)).result()
+    def put(self, key: BlockKey, memory: Buffer, block_checksum: int, facts: Facts) -> Future[Entry]:
+        """Write a whole block behind the tier's other writes, if its key is not there already; the entry tells which
+        content the tier has. The memory must not change until then. The future raises SsdError if the disk is full or
+        fails."""
+        return self._executor.submit(self._put, key, memory, block_checksum, facts)
+
+    def _put(self, key: BlockKey, memory: Buffer, block_checksum: int, facts: Facts) -> Entry:
+        found = self._hold(key) if self._ssd.put(key, memory, block_checksum, facts) else None
         if found is None:
             raise SsdError(self._ssd.health.trouble or f"the SSD tier {self._ssd.directory} is full: raise --ssd-bytes")
         return found
-
-    def _put(self, key: BlockKey, memory: Buffer, block_checksum: int, facts: Facts) -> Entry | None:
-        return self._hold(key) if self._ssd.put(key, memory, block_checksum, facts) else None
 
     def take(self, key: BlockKey, into: Buffer) -> Entry | None:
         """A block that is there: copy it whole, and verify it. None if it is not there or damaged."""
@@ -85,15 +88,22 @@ class SsdLodging:
 
     def _hold(self, key: BlockKey) -> Entry | None:
         entry = self._ssd.hold(key)
-        if entry is not None:
-            self._held.append(key)
-        return entry
+        if entry is None:
+            return None
+        with self._lock:
+            if not self._closed:
+                self._held.append(key)
+                return entry
+        self._ssd.unhold([key])  # a block that was still to be written when its owner gave it up
+        return None
 
     def read(self, entry: Entry, begin: int, into: memoryview) -> None:
         """See SsdTier.read_part. Raises OSError."""
         self._ssd.read_part(entry, begin, into)
 
     def close(self) -> None:
-        """Give everything up. Idempotent. None of the other calls is under way."""
-        held, self._held = self._held, []
+        """Give everything up, what is still to be written included. Idempotent. No `take` or `read` is under way."""
+        with self._lock:
+            self._closed = True
+            held, self._held = self._held, []
         self._ssd.unhold(held)

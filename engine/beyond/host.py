@@ -21,6 +21,7 @@ import torch
 from attention.codes import pool_in
 from cache.block import KEY_BYTES, BlockGeometry, BlockKey
 from cache.pool.policy import Facts
+from cache.ssd import SsdError
 from cache.store.calls import HOME_ERRORS
 from cache.store.store import Store
 from cache.tiers.local_store import NoSpace
@@ -82,8 +83,10 @@ class Host:
         batcher: Batcher,
         costs: StepCosts,
         channel: Channel,
+        check: Callable[[], None],
     ) -> None:
-        """arena: the engine's, on the CPU. store: with a share whose slots are blocks of the arena."""
+        """arena: the engine's, on the CPU. store: with a share whose slots are blocks of the arena. check: raises
+        RemoteError while the node takes no new request."""
         found, share = beyond_room(config, geometry), store.local
         assert found is not None and share is not None, "checked when the flags were resolved"
         assert share.arena is not None
@@ -100,6 +103,7 @@ class Host:
         tier, ours = (rows.reshape(-1, geometry.layer_bytes) for rows in (tier, ours))
         self._reader = Reader(ours, geometry.num_layers, partial(step_back, config.engine_nice))
         self.memory = Memory(tier, ours, self._reader, near, config.block_checksums)
+        self._check = check
         self.steps = ColdSteps()
         self.done = Done()
         self.dram_bytes_per_s = self.ssd_bytes_per_s = 0.0  # measured at the start, without computation
@@ -108,6 +112,8 @@ class Host:
     # --- before it is placed
 
     async def _on_foresee(self, peer: str, body: Foresee, data: memoryview) -> Foreseen:
+        """Raises RemoteError if this node takes no new request now."""
+        self._check()
         keys = split_keys(data)
         if (reason := no_room(body.tokens, body.output, self.room, self._node_id)) is not None:
             return Foreseen(reason)
@@ -196,8 +202,9 @@ class Host:
         )
 
     async def calibrate(self, in_thread: InThread[int], runner: Runner, blocks: Sequence[int]) -> int:
-        """Measure the tier, and decode steps over few and many cold blocks; returns the number of measured steps.
-        `blocks`: of the arena, which nobody uses now."""
+        """Measure the tier, and decode steps over few and many cold blocks; returns the number of measured steps: 0 if
+        the tier has no room or its disk fails, and then the prior stays. `blocks`: of the arena, which nobody uses
+        now."""
         most = max(1, min(self._share.most_lodged, MEASURED_BYTES // self.room.block_bytes))
         try:
             lodging = await self._share.lodge((), most, FACTS)
@@ -208,6 +215,9 @@ class Host:
         here = RequestRoom(lodging, far, self.memory, self.steps, Done())
         try:
             return await in_thread(partial(self._calibrate, runner, blocks, here, lodging.fresh))
+        except (OSError, SsdError) as error:
+            log.warning("no calibration beyond memory, the SSD tier fails: %s", error)
+            return 0
         finally:
             here.close()
             await self._share.remove(MEASURED_KEYS)
@@ -222,6 +232,7 @@ class Host:
             far = list(range(self.memory.num_slots, self.memory.num_slots + most))
             for place, key in zip(far, MEASURED_KEYS, strict=False):
                 here.store(blocks[0], place, key)
+            here.settle()
             self.ssd_bytes_per_s = here.rate(far, blocks[: self.room.window_blocks])
             places += [far[: max(1, most // 2)], far]
         for some in places:

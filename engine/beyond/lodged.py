@@ -3,13 +3,19 @@
 A *place* names one cold block: a slot of the DRAM tier, or, from the number of slots on, a block on SSD. DRAM blocks
 are attended where they lie: on a CPU, the tier is memory like the arena. Blocks on SSD come through the window. Parts
 of them are compared with checksums of their layers, which are kept here while the request lives.
+
+The tier writes one thing after the other, and a batch of other blocks may be before a cold one. So the engine thread
+leaves a copy and goes on; until the block is on disk, it is read from the copy.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from threading import Lock
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +29,9 @@ from cache.tiers.lodging import Lodging, SsdLodging
 from engine.beyond.window import Reader, Reading, Rows
 from engine.step.cold import Places
 from sched.beyond import ColdSteps
+
+COPIED_BYTES = 64 << 20
+"""Of blocks that wait for the disk. A disk that is so far behind is slower than the model, which waits for it then."""
 
 
 class Damaged(OSError):
@@ -107,13 +116,28 @@ class Pass:
         return places, self._reading.layer()
 
 
+@dataclass(eq=False, slots=True)
+class Far:
+    """A block on SSD, or on its way there."""
+
+    checksums: list[int]  # of its layers
+    entry: Entry | None = None  # None: on its way
+    # while it is on its way:
+    key: BlockKey = b""
+    checksum: int = UNCHECKED  # of the whole block
+    copy: Rows | None = None  # [layers, bytes of a layer]
+    written: Future[Entry] | None = None
+
+
 class RequestRoom:
     """An engine.step.cold.Lodged. `steps` and `done` are the node's."""
 
     def __init__(self, lodging: Lodging, far: SsdLodging | None, memory: Memory, steps: ColdSteps, done: Done) -> None:
         self._lodging, self._ssd = lodging, far
         self._memory, self._steps, self._done = memory, steps, done
-        self._far: list[tuple[Entry, list[int]]] = []  # blocks on SSD, with the checksums of their layers
+        self._far: list[Far] = []
+        self._copied: deque[Far] = deque()  # those that may still have a copy, the oldest first
+        self._settling = Lock()
 
     def read(self, places: Sequence[int], window: Sequence[int], layers: range) -> Pass:
         border = self._memory.num_slots
@@ -126,10 +150,15 @@ class RequestRoom:
         return self._memory.near if all(0 <= place < self._memory.num_slots for place in places) else None
 
     def _fill(self, place: int, layer: int, into: memoryview) -> None:
-        entry, sums = self._far[place]
+        far = self._far[place]
+        copy, written = far.copy, far.written
+        if copy is not None and written is not None and not written.done():
+            into[:] = copy[layer].data
+            return
+        entry = self._settled(far)
         assert self._ssd is not None
         self._ssd.read(entry, layer * len(into), into)
-        if checksum(into) != sums[layer]:
+        if checksum(into) != far.checksums[layer]:
             raise Damaged("a block beyond memory was removed from the SSD tier, or is damaged there")
 
     def store(self, block_id: int, slot: int, key: BlockKey) -> int:
@@ -137,23 +166,38 @@ class RequestRoom:
             self._done.to_dram += 1
             return self._memory.store(block_id, slot)
         assert self._ssd is not None and slot == self._memory.num_slots + len(self._far)
-        rows = self._memory.block(block_id)
-        whole = rows.data.cast("B")
-        block_checksum = checksum(whole)
-        entry = self._ssd.put(key, whole, block_checksum, PLAIN)
-        if entry.checksum != block_checksum:  # the tier had it already, rounded in another way
-            entry = self._taken(key, whole)
-        self._far.append((entry, [checksum(row.data) for row in rows]))
+        while len(self._copied) >= max(1, COPIED_BYTES // self._memory.block_bytes):
+            self._settled(self._copied.popleft())
+        copy = self._memory.block(block_id).copy()
+        whole = copy.data.cast("B")
+        far = Far([checksum(row.data) for row in copy], None, key, checksum(whole), copy)
+        far.written = self._ssd.put(key, whole, far.checksum, PLAIN)
+        self._far.append(far)
+        self._copied.append(far)
         self._done.to_ssd += 1
-        return block_checksum
+        return far.checksum
 
-    def _taken(self, key: BlockKey, whole: memoryview) -> Entry:
-        """The block of the tier in place of the one in `whole`."""
-        assert self._ssd is not None
-        found = self._ssd.take(key, whole)
-        if found is None:
-            raise Damaged("a block beyond memory is damaged in the SSD tier")
-        return found
+    def _settled(self, far: Far) -> Entry:
+        """Wait until the block is on SSD, and drop its copy. Raises SsdError or Damaged."""
+        with self._settling:
+            if far.entry is not None:
+                return far.entry
+            assert far.written is not None and far.copy is not None and self._ssd is not None
+            entry: Entry | None = far.written.result()
+            if entry is not None and entry.checksum != far.checksum:  # the tier had it, rounded in another way
+                rows = np.empty_like(far.copy)
+                entry = self._ssd.take(far.key, rows.data.cast("B"))
+                far.checksums = [checksum(row.data) for row in rows]
+            if entry is None:
+                raise Damaged("a block beyond memory is damaged in the SSD tier")
+            far.entry, far.copy, far.written = entry, None, None
+            return entry
+
+    def settle(self) -> None:
+        """Wait until all blocks are on SSD. Raises SsdError or Damaged."""
+        wait([far.written for far in self._far if far.written is not None])
+        for far in self._far:
+            self._settled(far)
 
     def rate(self, places: Sequence[int], window: Sequence[int]) -> float:
         """Bytes/s of reading these places on SSD through the window, without computation."""
@@ -173,7 +217,7 @@ class RequestRoom:
             entry = self._ssd.take(key, rows.data.cast("B"))
             if entry is None:
                 return count
-            self._far.append((entry, [checksum(row.data) for row in rows]))
+            self._far.append(Far([checksum(row.data) for row in rows], entry))
         return len(keys)
 
     def name(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> None:
@@ -195,3 +239,4 @@ class RequestRoom:
         if self._ssd is not None:
             self._ssd.close()
         self._far.clear()
+        self._copied.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cache.block import BlockGeometry
+from cache.layer_groups import STATE
 from cache.tiers.lodging import most_lodged
 from engine.config.config import Config
 from engine.config.flags import UsageError
@@ -19,10 +20,12 @@ def beyond_room(config: Config, geometry: BlockGeometry) -> Room | None:
     it cannot, and the message names the flag to change."""
     if config.beyond_memory == "off" or "decode" not in config.roles:
         return None
+    states = geometry.groups is not None and STATE in geometry.groups.windows
     for found, what, remedy in (
         (config.device != "cpu", f"--device {config.device}", "only a CPU reads cold blocks into its arena"),
         (geometry.encoded, f"--pool-dtype {config.pool_dtype}", "the tier must keep blocks as the arena does"),
         (geometry.kind != "full", "a model with a latent", "its rows have no attention in parts"),
+        (states, "a model with states", "a tier keeps blocks of tokens alone"),
     ):
         if found:
             raise UsageError(f"{ON} does not work with {what} ({remedy}); leave one of the two out")

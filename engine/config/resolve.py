@@ -157,10 +157,11 @@ def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
     else:
         groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
     if groups is not None and config.prefill_parallel != "none":
-        remedy = "give none" if any(model.states) else "give --kv-groups uniform"
+        states = any(model.states)
+        why, remedy = ("states", "none") if states else ("--kv-groups windows", "--kv-groups uniform")
         raise UsageError(
-            f"--prefill-parallel {config.prefill_parallel}: with --kv-groups windows one node computes all layers of a "
-            f"prompt of this model; {remedy}"
+            f"--prefill-parallel {config.prefill_parallel}: with {why} one node computes all layers of a prompt of "
+            f"this model; give {remedy}"
         )
     layers = model.num_layers if groups is None else groups.layers
     sizes = layers, model.num_kv_heads, model.head_size, config.block_size

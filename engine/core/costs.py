@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from engine.core.served import Served
 from engine.speculation.speculative import VerifyCost
+from engine.step.cold import Cold
 from engine.step.request import Request
 from engine.step.step import ScheduledRow, Step
 from sched.cost import DecodeModel, PrefillModel, Regression, prefill_features
@@ -42,7 +43,8 @@ class StepCosts:
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn from a step. In a step with prefill, a draft counts as a decode; other steps with drafts update only
-        the cost of drafts. A part of a long prompt takes its share of the layers; decodes with one teach nothing."""
+        the cost of drafts. A stage of a long prompt takes its share of the layers; a step with one and decodes teaches
+        nothing. The caller leaves out steps that waited for other nodes, or read cold blocks."""
         if step.has_parts:
             if not any(row.decodes for row in step.rows):
                 self.prefill.regression.observe(_of_parts(step), seconds)
@@ -75,8 +77,9 @@ class StepCosts:
 
     def started(self, step: Step | None, now: float, drafting_s: float = 0.0) -> None:
         """The engine thread runs this step now; None: it runs none. `drafting_s`: of a draft model before it."""
-        rows = [] if step is None else step.rows
-        chunks = [(row.num_tokens, row.start) for row in rows if not row.decodes and row.request.part is None]
+        all_rows = [] if step is None else step.rows
+        rows = [row for row in all_rows if not row.request.apart]
+        chunks = [(row.num_tokens, row.start) for row in rows if not row.decodes]
         contexts = [row.start + 1 for row in rows if row.decodes]
         self._started = now
         self._prompts_s = self._step_s = self.prefill.regression.estimate(_together(chunks)) if chunks else 0.0
@@ -84,10 +87,18 @@ class StepCosts:
             decodes = len(contexts) + sum(_drafts(rows))
             mixed = self.mixed.estimate(decodes, sum(contexts), *_as_one(chunks)) if chunks else None
             self._step_s = drafting_s + (self._decodes_s(rows) if mixed is None else mixed)
-        for row in rows:
-            if row.request.part is not None:
-                part_s = row.request.part.share * self.prefill.estimate(row.num_tokens, row.start)
-                self._prompts_s, self._step_s = self._prompts_s + part_s, self._step_s + part_s
+        for row in all_rows:
+            if row.request.apart:
+                part_s = 0.0 if row.decodes else row.share * self.prefill.estimate(row.num_tokens, row.start)
+                self._prompts_s += part_s
+                self._step_s += part_s if row.request.cold is None else self._slice_s(row, row.request.cold, part_s)
+
+    @staticmethod
+    def _slice_s(row: ScheduledRow, cold: Cold, part_s: float) -> float:
+        """Seconds of some layers of a request beyond memory: as long as each took in its last step; before that,
+        `part_s`, as if everything were hot."""
+        layer_s = cold.layer_s.get(row.num_tokens == 1)
+        return part_s if layer_s is None or row.layers is None else layer_s * len(row.layers)
 
     def ran(self, step: Step, begin: float, others_s: Sequence[float]) -> None:
         """A step computed prompts; `others_s`: for each row the part of it that went to other prompts. Call this before
@@ -151,7 +162,7 @@ def _drafts(rows: Sequence[ScheduledRow]) -> list[int]:
 
 
 def _of_parts(step: Step) -> tuple[float, float, float]:
-    """The features of a step of stages of long prompts: less work per token, the same fixed time."""
+    """The features of a step of parts of long prompts: a stage has less work per token, and the same fixed time."""
     shares = [row.request.share for row in step.rows]
     each = [prefill_features(row.num_tokens, row.start) for row in step.rows]
     tokens, pairs = (sum(s * f[i] for s, f in zip(shares, each, strict=True)) for i in (1, 2))

@@ -161,8 +161,8 @@ class ModelSteps:
 
         def on_layer(layer: int) -> None:
             loop.call_soon_threadsafe(_layer_done, leaves, layer)
-            if exchange.needed_behind(end):
-                loop.call_soon_threadsafe(exchange.give, layer, row, read_layer(pool, layer, own))
+            blocks = read_layer(pool, layer, own) if exchange.needed_behind(end) else None
+            loop.call_soon_threadsafe(exchange.give, layer, row, blocks)
 
         try:
             (chosen,) = runner.step([row_of(row, self._eos_token_ids)], on_layer, before_layer)

@@ -119,9 +119,9 @@ class Seats:
 
     def _holding(self) -> list[Request]:
         """Waiting requests whose blocks count like those of running ones, because they would not find them again:
-        hand-overs, requests that lost their seat, and stages of long prompts, whose group would begin again."""
-        stages = [r for r in self.waiting if r.part is not None and r.state is RequestState.WAITING]
-        return [*self.ready(), *stages]
+        hand-overs, requests that lost their seat, and parts of long prompts, whose group would begin again."""
+        parts = [r for r in self.waiting if r.part is not None and r.state is RequestState.WAITING]
+        return [*self.ready(), *parts]
 
     # --- giving it up
 

@@ -109,9 +109,12 @@ class StepPlanner:
             waits = request.state is RequestState.WAITING
             if waits and first is not None and not blocked:
                 blocked = self._order.order(now, [request, first])[0] is first
+            if waits and blocked:
+                continue
             if waits and rows and request.cold is None and not self._fits(request, int(budget / request.share)):
-                break  # before it takes the blocks of a row of this step, and then gets no tokens
-            if waits and (blocked or not self._seats.may_start(now, request)):
+                budget = 0  # before it takes the blocks of a row of this step, and then gets no tokens
+                continue
+            if waits and not self._seats.may_start(now, request):
                 blocked = in_turn
                 continue
             if waits and (ahead := self._computing_for(request)) is not None:
@@ -124,7 +127,8 @@ class StepPlanner:
             else:
                 count = self._chunk(request, min(int(budget / share), self._most_tokens), whole=bool(rows))
             if not count:
-                break
+                budget = 0  # nobody who needs it gets tokens now
+                continue
             if waits:
                 self._seats.start(now, request)
             taken.add(request.request_id)

@@ -176,8 +176,8 @@ class Worker:
     def _loaded(self, request: Request) -> None:
         if self._parts is not None and request.part is not None and not request.finished:
             self._parts.found(request)
-        if request.cold is not None and request.cold.refused:
-            self.fail(request, request.cold.refused)
+        if request.cold is not None and not request.cold.open:
+            self.fail(request, request.cold.refused or "its room could not be found")
         self.wake()
 
     def fail(self, request: Request, reason: str) -> None:

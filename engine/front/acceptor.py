@@ -223,6 +223,7 @@ class Acceptor:
         log.warning("request %s, attempt %d: %s", flight.request_id, flight.attempt, reason)
         self._log.attempt_failed(flight, reason)
         self._attempts.abort(flight)
+        _avoid_what_failed(flight)
         flight.adopted = None
         flight.attempt += 1
         flight.failed_groups += len(flight.prefills) > 1 and flight.last_token < flight.begun
@@ -243,6 +244,7 @@ class Acceptor:
                 await self._attempts.start(flight)
             except (NotPlaced, Overloaded, Unavailable, NodeUnreachable) as error:
                 self._attempts.abort(flight)
+                _avoid_what_failed(flight)
                 flight.attempt += 1
                 if not await self._wait(flight, error):
                     if self._over:
@@ -302,6 +304,13 @@ class Acceptor:
     def recent(self) -> Recent:
         """The requests that ended here most recently."""
         return self._log.recent
+
+
+def _avoid_what_failed(flight: Flight) -> None:
+    """The same node would promise the earliest first token again, and may fail again: its tier is full, or its disk
+    fails."""
+    if flight.beyond:
+        flight.avoid.update(flight.prefills)
 
 
 def _answer(error: Exception) -> Exception:

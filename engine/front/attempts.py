@@ -114,7 +114,7 @@ class Attempts:
         flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
         flight.items = asyncio.Queue()
-        flight.prefills = placement.prefills
+        flight.prefills, flight.beyond = placement.prefills, placement.beyond
         nodes = {*placement.prefills, placement.decode}
         flight.places = Places(nodes, set(nodes))
         wire, data = pack_request(request, time.monotonic() - flight.accepted)

@@ -19,6 +19,7 @@ from engine.step.request import Request
 from net.bodies import answered, encode
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.gossip.driver import Gossip
+from sched.gossip.load_word import DRAINING
 from sched.membership.member import Member, Status
 from sched.placement.choice import Placement
 from sched.placement.view import View
@@ -51,12 +52,17 @@ class BeyondPlacing:
         return not (open_end and request.num_tokens < held)
 
     def _hosts(self) -> list[Member]:
-        return [m for m in self._gossip.members if m.status is Status.ALIVE and _tokens(m)]
+        return [m for m in self._gossip.members if m.status is Status.ALIVE and _tokens(m) and not self._leaves(m)]
+
+    def _leaves(self, member: Member) -> bool:
+        record = self._gossip.record(member.node_id)
+        return record is not None and bool(record.flags & DRAINING)
 
     async def place(
         self, request: Request, keys: Sequence[BlockKey], begun: float, avoid: Collection[str] = ()
     ) -> Placed:
-        """The node with the earliest first token. Raises NotPlaced with the arithmetic if no node takes it."""
+        """The node with the earliest first token; one of `avoid` only if no other takes it. Raises NotPlaced with the
+        arithmetic if none does."""
         hosts = self._hosts()
         output = request.sampling.max_tokens - request.num_output_tokens
         body = encode(Foresee(request.num_tokens, output, request.service_class))
@@ -91,7 +97,7 @@ class BeyondPlacing:
         try:
             reply, _ = await self._channel.call(node, FORESEE, body, data, timeout_s=ANSWER_S)
             return answered(Foreseen, reply)
-        except (RemoteError, PeerLost, PeerRefused, TimeoutError):  # it is lost, or still loads its model
+        except (RemoteError, PeerLost, PeerRefused, TimeoutError):  # it is lost, leaves, or still loads its model
             return None
 
 
@@ -101,8 +107,9 @@ def _tokens(member: Member) -> int:
 
 
 def _not_placed(answers: dict[str, Foreseen], asked: int, seconds: float) -> NotPlaced:
+    """Nobody takes it. A node that has not answered may take it later."""
     reason = "; ".join(answer.refused for answer in answers.values())
-    retry_s = NEVER_RETRY_S
     if not reason:
-        reason, retry_s = "no node with --beyond-memory on has answered", NO_NODE_RETRY_S
+        reason = "no node with --beyond-memory on has answered"
+    retry_s = NEVER_RETRY_S if len(answers) == asked > 0 else NO_NODE_RETRY_S
     return NotPlaced(Declined({"reason": reason, "retry_after_s": retry_s}, (), None, (), asked, seconds))

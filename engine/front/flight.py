@@ -49,8 +49,9 @@ class Flight:
     adopted: str | None = None  # the attempt of another acceptor that this flight continues
     incomplete: bool = False  # the prefix of an attempt arrived incomplete
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
-    avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away
+    avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away, or failed beyond memory
     prefills: tuple[str, ...] = ()  # nodes that compute the prompt in the current attempt
+    beyond: bool = False  # its KV exceeds the arena of the node of the current attempt
     failed_groups: int = 0  # attempts on several prefill nodes that failed
     runs: bool = False  # an attempt has begun; `items` receives its outputs and its end
     items: asyncio.Queue[Update | TimedOut | Closing | Ended] = field(default_factory=asyncio.Queue)

@@ -177,3 +177,8 @@ def with_silent(answered: View, gossiped: View) -> View:
         return answered
     silent = [i for i in np.flatnonzero(missing).tolist() if gossiped.ids[i] not in answered.index]
     return answered.joined_with(gossiped.only(silent))
+
+
+def with_unasked(answered: View, gossiped: View) -> View:
+    """All nodes: as they answered, and the others as gossip tells."""
+    return answered.joined_with(gossiped.only([i for i, node in enumerate(gossiped.ids) if node not in answered.index]))

@@ -24,10 +24,10 @@ class Places:
     lost: str | None = None  # the destination, if it was lost meanwhile
     reached: set[str] = field(default_factory=set)  # by moves
 
-    def handed_over(self, prefill: str, stages: Iterable[str] = ()) -> None:
-        """The prompt's KV has left its prefill node, to which the request may have moved since, and the other `stages`
-        of its pipeline; these may still report."""
-        self.watched -= {*stages, prefill} - self.reached
+    def handed_over(self, prefill: str, group: Iterable[str] = ()) -> None:
+        """The prompt's KV has left its prefill node, to which the request may have moved since, and the other nodes of
+        its `group`; these may still report."""
+        self.watched -= {*group, prefill} - self.reached
         if prefill not in self.reached:
             self.nodes.discard(prefill)
 

@@ -22,7 +22,7 @@ from engine.front.cluster import Cluster
 from engine.front.declined import no_placement, turned_away
 from engine.front.demands import Demands
 from engine.front.groups import GroupRules
-from engine.front.known import Known, Neighbours
+from engine.front.known import Known, Neighbours, with_unasked
 from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
 from engine.step.request import Request
@@ -113,8 +113,10 @@ class Placer:
             held = max(held, int(matched.max(initial=0.0)))
         choice = Choice(self._policy, now, self._demands.of(request, pooled, held, view), view, matched, avoid)
         decision = choice.decide()
-        # A node that has just started has told gossip no load yet, so only its answer says how small its arena is.
-        if (isinstance(decision, Rejected) or not known.members) and self._beyond.concerns(request, view):
+        # A node that has just started has told gossip no load yet, so only its answer says how small its arena is. Few
+        # nodes were asked, and the arena of another one may hold the request.
+        unsure = isinstance(decision, Rejected) or not known.members
+        if unsure and self._beyond.concerns(request, with_unasked(view, known.view)):
             placed = await self._beyond.place(request, keys, begun, avoid)
             return self._charged(placed, known, now, request)
         if isinstance(decision, Rejected):

@@ -139,8 +139,8 @@ class Outgoing:
             self._leaving.pop(request.request_id, None)
 
     def deliver(self, request: Request, transfer: KvTransfer, acceptor: str) -> None:
-        """A stage has computed its layers of the whole prompt. Its last news to the decode node leaves with the last
-        piece."""
+        """This node has computed its part of the prompt, and another one of its group hands over. The last news to the
+        decode node leaves with the last piece."""
         self._leaving[request.request_id] = transfer
         self._spawn(self._deliver(request, transfer, acceptor))
 

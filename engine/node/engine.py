@@ -43,6 +43,7 @@ from engine.pooled.prefetch import Prefetch
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Lookups, Speculator
 from engine.speculation.suffix import SuffixLookups, SuffixRules
+from net.errors import RemoteError
 from net.metrics.events import Metrics
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
@@ -172,7 +173,15 @@ class Engine:
         share, config = cluster.store.local, self._config
         if beyond_room(config, geometry) is None or share is None or not isinstance(self.region, Region):
             return None
-        return Host(config, geometry, self.region, cluster.store, self.batcher, self.costs, cluster.channel)
+        return Host(
+            config, geometry, self.region, cluster.store, self.batcher, self.costs, cluster.channel, self._check_new
+        )
+
+    def _check_new(self) -> None:
+        """Raises RemoteError if this node takes no new request."""
+        self.worker.check()
+        if self.load.draining:
+            raise RemoteError(f"{self._config.node_id} leaves the cluster", "draining")
 
     def _speculator(self) -> Speculator | None:
         config, draft = self._config, self.draft

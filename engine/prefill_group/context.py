@@ -148,11 +148,14 @@ class Context:
 
     # --- KV of other nodes
 
-    def _give(self, member: Member, layer: int, row: ScheduledRow, blocks: Tensor) -> None:
-        """Send a layer of the row's blocks to the nodes that need it."""
+    def _give(self, member: Member, layer: int, row: ScheduledRow, blocks: Tensor | None) -> None:
+        """This node has computed a layer of a chunk, which is news: send it to the nodes that need it, if any does."""
         exchange = self._common.inputs.get(member.id)
         if not isinstance(exchange, Exchange):
             return  # the request has ended
+        self._news(member)
+        if blocks is None:
+            return
         data, body = to_bytes(blocks), encode(Layer(member.id, layer, row.start, row.num_tokens))
         for i, node in enumerate(member.place.nodes):
             if exchange.needs(i, row.start + row.num_tokens):

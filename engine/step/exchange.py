@@ -17,8 +17,9 @@ from engine.step.step import ScheduledRow
 if TYPE_CHECKING:
     from torch import Tensor
 
-Send = Callable[[int, ScheduledRow, "Tensor"], None]
-"""(layer, row, that layer of the row's blocks as bytes): send it to the nodes that need it. Runs on the event loop."""
+Send = Callable[[int, ScheduledRow, "Tensor | None"], None]
+"""(layer, row, that layer of the row's blocks as bytes): it has been computed; send it to the nodes that need it. None:
+no node does. Runs on the event loop."""
 
 
 class ExchangeEnded(Exception):

@@ -36,10 +36,15 @@ class ScheduledRow:
         return cold is None or self.layers is None or self.layers.stop == cold.num_layers
 
     @property
+    def share(self) -> float:
+        """Of the model's layers, that its tokens pass in this step."""
+        cold = self.request.cold
+        return self.request.share if cold is None or self.layers is None else len(self.layers) / cold.num_layers
+
+    @property
     def work_tokens(self) -> float:
-        """`num_tokens`, fewer if only some of the layers are computed."""
-        part = self.request.part
-        return self.num_tokens if part is None else self.num_tokens * part.share
+        """`num_tokens`, fewer if they pass only some of the layers."""
+        return self.num_tokens * self.share
 
     def set_draft(self, draft: list[int]) -> None:
         self.num_tokens += len(draft) - self.num_drafts
@@ -61,7 +66,7 @@ class Step:
 
     @property
     def has_parts(self) -> bool:
-        """Whether a row computes only some of the layers."""
+        """Whether a row is the part that this node computes of a long prompt: some of its layers, or of its tokens."""
         return any(row.request.part is not None for row in self.rows)
 
     @property

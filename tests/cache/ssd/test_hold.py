@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cache.arena import checksum
 from cache.pool.policy import PLAIN
-from cache.ssd import SsdTier, backends
+from cache.ssd import SsdError, SsdTier, backends
 from cache.tiers.lodging import SsdLodging
 
 SLOT = 5000
@@ -71,8 +72,8 @@ def test_holds_and_kept_blocks_do_not_undo_each_other(tier):
 def test_a_lodging_writes_finds_and_gives_up(tier):
     with ThreadPoolExecutor(1) as thread:
         lodging = SsdLodging(tier, thread)
-        entries = [lodging.put(key_of(i), block_of(i), checksum(block_of(i)), PLAIN) for i in range(3)]
-        again = lodging.put(key_of(1), bytes(SLOT), checksum(bytes(SLOT)), PLAIN)
+        entries = [lodging.put(key_of(i), block_of(i), checksum(block_of(i)), PLAIN).result() for i in range(3)]
+        again = lodging.put(key_of(1), bytes(SLOT), checksum(bytes(SLOT)), PLAIN).result()
         assert again.checksum == entries[1].checksum, "the tier has that key already, and says what it is"
         other, into = SsdLodging(tier, thread), bytearray(SLOT)
         assert other.take(key_of(2), into) is not None and into == block_of(2)
@@ -85,6 +86,24 @@ def test_a_lodging_writes_finds_and_gives_up(tier):
         lodging.close()
         assert tier.stats()["held"] == 1
         other.close()
+        assert tier.stats()["held"] == 0
+
+
+def test_a_write_waits_for_its_turn_and_holds_nothing_if_its_owner_has_gone(tier):
+    with ThreadPoolExecutor(1) as thread:
+        turn = threading.Event()
+        thread.submit(turn.wait)
+        lodging, gone = SsdLodging(tier, thread), SsdLodging(tier, thread)
+        written = lodging.put(key_of(0), block_of(0), checksum(block_of(0)), PLAIN)
+        late = gone.put(key_of(1), block_of(1), checksum(block_of(1)), PLAIN)
+        assert not written.done()
+        gone.close()
+        turn.set()
+        assert written.result().checksum == checksum(block_of(0))
+        with pytest.raises(SsdError):
+            late.result()
+        assert tier.contains(key_of(1)) and tier.stats()["held"] == 1
+        lodging.close()
         assert tier.stats()["held"] == 0
 
 

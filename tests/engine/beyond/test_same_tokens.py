@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
 from attention.choice.choose import made
 from cache.ssd.medium import Entry
+from engine.beyond import lodged
 from engine.beyond.lodged import Damaged, Done, Memory, RequestRoom
 from engine.beyond.window import Reader
 from engine.sampling.logit_rules import SamplingRow
@@ -23,15 +26,25 @@ ARENA = 8  # blocks: 128 tokens, of which half are for others
 
 
 class Disk:
-    """An SSD tier as a dict."""
+    """An SSD tier as a dict. `behind`: how many writes wait for later ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, behind: int = 0) -> None:
         self.blocks: dict[bytes, bytes] = {}
-        self.reads = 0
+        self.reads, self.behind = 0, behind
+        self.waiting: list[tuple[Future[Entry], bytes, memoryview, int]] = []
 
     def put(self, key, memory, block_checksum, facts):
-        self.blocks[key] = bytes(memory)
-        return Entry(0, block_checksum, len(memory))._replace(facts=key)
+        self.waiting.append((Future(), key, memory, block_checksum))
+        written = self.waiting[-1][0]
+        while len(self.waiting) > self.behind:
+            future, key, memory, block_checksum = self.waiting.pop(0)
+            self.blocks[key] = bytes(memory)
+            future.set_result(Entry(0, block_checksum, len(memory))._replace(facts=key))
+        return written
+
+    def take(self, key, into):
+        into[:] = self.blocks[key]
+        return Entry(0, 1, len(into))._replace(facts=key)
 
     def read(self, entry, begin, into):
         self.reads += 1
@@ -100,14 +113,14 @@ def backend(request) -> str:
     return request.param
 
 
-@pytest.mark.parametrize(("hot", "window", "near"), [(3, 1, 40), (2, 2, 7), (2, 3, 0)])
-def test_a_tiny_llama(backend, hot, window, near):
+@pytest.mark.parametrize(("hot", "window", "near", "behind"), [(3, 1, 40, 0), (2, 2, 7, 0), (2, 3, 0, 4)])
+def test_a_tiny_llama(backend, hot, window, near, behind):
     theirs = tiny(bias=True)
     prompt = [3 + i * 7 % 200 for i in range(PROMPT)]
     right = tokens_of(runner(theirs, backend, num_blocks=32), None, 64, prompt)
     small = runner(theirs, backend, num_blocks=ARENA)
     reader, memory = memory_of(small, 40)
-    room = RequestRoom(Slots(), disk := Disk(), memory, ColdSteps(), Done())
+    room = RequestRoom(Slots(), disk := Disk(behind), memory, ColdSteps(), Done())
     try:
         cold = Cold(hot, window, BLOCK_SIZE, 3)
         order = np.random.default_rng(1).permutation(40)[:near].tolist()
@@ -126,6 +139,58 @@ def test_a_tiny_llama(backend, hot, window, near):
         again.keys = cold.keys
         again.seat([1, 4, 5, 0, 7][: hot + window])
         assert tokens_of(small, again, 17, prompt, computed=20 * BLOCK_SIZE) == right
+    finally:
+        reader.close()
+
+
+def test_a_block_is_read_from_its_copy_until_it_is_on_disk():
+    """One of three was on disk before, with other rounding: what is there counts as soon as it is read."""
+    reader, memory = memory_of(runner(tiny(), num_blocks=ARENA), 1)
+    room = RequestRoom(Slots(), disk := Disk(behind=3), memory, ColdSteps(), Done())
+    try:
+        for block in range(3):
+            memory.block(block)[:] = block + 1
+            room.store(block, 1 + block, b"%d" % block)
+        for block in range(3):
+            memory.block(block)[:] = 99  # other requests have the blocks now
+
+        def seen() -> list[int]:
+            into = np.zeros(memory.arena.shape[1], np.uint8)
+            found = []
+            for place in range(3):
+                room._fill(place, 2, into.data)
+                assert (into == into[0]).all()
+                found.append(int(into[0]))
+            return found
+
+        assert seen() == [1, 2, 3] and not disk.reads
+        size = len(disk.waiting[0][2])
+        disk.blocks[b"0"] = bytes([7]) * size
+        disk.waiting.pop(0)[0].set_result(Entry(0, 1, size)._replace(facts=b"0"))
+        disk.behind = 0
+        room.store(5, 4, b"3")
+        room.settle()
+        assert seen() == [7, 2, 3] and disk.reads == 3
+    finally:
+        reader.close()
+
+
+def test_the_model_waits_for_a_disk_that_is_far_behind(monkeypatch):
+    reader, memory = memory_of(runner(tiny(), num_blocks=ARENA), 1)
+    monkeypatch.setattr(lodged, "COPIED_BYTES", 2 * memory.block_bytes)
+    room = RequestRoom(Slots(), disk := Disk(behind=9), memory, ColdSteps(), Done())
+    try:
+        room.store(0, 1, b"0")
+        room.store(1, 2, b"1")
+        with ThreadPoolExecutor(1) as engine:
+            third = engine.submit(room.store, 2, 3, b"2")
+            first, key, copy, checksum = disk.waiting[0]
+            with pytest.raises(TimeoutError):
+                third.result(0.05)
+            disk.blocks[key] = bytes(copy)
+            first.set_result(Entry(0, checksum, len(copy))._replace(facts=key))
+            third.result(10)
+        assert len(disk.waiting) == 3
     finally:
         reader.close()
 

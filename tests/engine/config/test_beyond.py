@@ -12,7 +12,7 @@ from engine.config.flags import UsageError
 from engine.config.resolve import GiB, arena_tokens, geometry
 from engine.model.latent_config import Latent
 from sched.beyond import Room
-from tests.engine.config.test_resolve import LAPTOP, MODEL, settle
+from tests.engine.config.test_resolve import LAPTOP, MODEL, NEXT, settle
 
 ON = ("--beyond-memory", "on", "--kv-cache-bytes", "32M")
 WIDE = replace(MODEL, max_position_embeddings=1 << 20)
@@ -51,6 +51,7 @@ def test_the_share_is_made_for_it_where_it_is_needed():
         (("--pool-dtype", "int8"), MODEL, "--pool-dtype int8"),
         ((), replace(MODEL, windows=(512, 0) * 15), "layers see a window"),
         (("--kv-groups", "uniform"), replace(MODEL, windows=(512,) * 30), "layers see a window"),
+        ((), NEXT, "--beyond-memory on does not work with a model with states"),
         (("--dram-bytes", "1M"), MODEL, "--dram-bytes 737280 has room for 1 blocks of 737280 bytes; give more"),
         (("--kv-cache-bytes", "2M", "--max-num-batched-tokens", "64"), MODEL, "give --kv-cache-bytes 5898240 or more"),
         (("--dram-bytes", "64M", "--max-model-len", "8000"), MODEL, "or --dram-bytes 470384640 or more"),

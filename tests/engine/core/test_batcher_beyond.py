@@ -113,6 +113,32 @@ def test_it_rests_as_long_as_its_last_step_took_while_others_run():
     node.dry()
 
 
+def test_prompts_that_take_whole_blocks_of_an_odd_rest_do_not_starve_it():
+    """Three decodes leave 13 tokens of the budget; the first prompt takes 12, and the next one gets none of the last.
+    The request beyond memory is behind all of them in the order."""
+    b = Batcher(BlockPool(400), SIZE, 16, 16, 400, {EOS}, BatchRules(beyond_len=400))
+    node = Node(b)
+    for i in range(3):
+        b.add(0, request(f"d{i}", [2 + i] * 4, max_tokens=300))
+    while sum(r.num_output_tokens > 0 for r in b.requests.values()) < 3:
+        node.load()
+        node.step()
+    prompts = [request(f"p{i}", [100 * i + j for j in range(40)], max_tokens=1) for i in range(44)]
+    for prompt in prompts[:4]:
+        b.add(node.now, prompt)
+    r = long("long", 60)
+    r.arrival = 1e6
+    b.add(node.now, r)
+    for i in range(120):
+        if i % 3 == 0:
+            b.add(node.now, prompts[4 + i // 3])
+        node.load()
+        node.step()
+        assert sum(count for name, _, count in node.steps[-1] if name[0] == "p") >= 12
+        assert sum(prompt.request_id in b.requests for prompt in prompts) > 2, "prompts are always waiting"
+    assert r.num_output_tokens > 0
+
+
 def test_it_keeps_what_is_cold_when_others_take_its_blocks():
     node = Node(beyond(blocks=12))
     r = long("long", 100)

@@ -20,6 +20,7 @@ from engine.handoff.reuse import Publisher
 from engine.model.experts.losses import Loss
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
+from engine.step.cold import Cold
 from engine.step.request import Request
 from net.errors import RemoteError
 from net.metrics.events import Metrics
@@ -165,6 +166,27 @@ async def test_a_failing_step_ends_its_requests_and_nobody_elses():
     await worker.close()
     worker.batcher.check_integrity()
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
+
+
+class BrokenTier:
+    async def load(self, request: Request) -> None:
+        raise OSError("the disk fails")
+
+
+@pytest.mark.expects_error("the prefix load of r failed")
+async def test_a_request_beyond_memory_without_a_room_ends():
+    pool, metrics, runner = BlockPool(64), Metrics("m", "n"), Counting()
+    batcher = Batcher(pool, 4, 4, 64, 1000, {0})
+    reuse = Reuse(BrokenTier(), Publisher(pool, None, metrics))
+    worker = Worker(batcher, runner, reuse, StepCosts(), metrics)  # type: ignore[arg-type]
+    got: list[Emission] = []
+    worker.start(got.extend)
+    one = request("r")
+    batcher.goes_beyond(one, Cold(4, 1, 4, 2))
+    worker.add(one)
+    await until(lambda: got)
+    assert got[0].error == "its room could not be found" and one.finished and not runner.begun
+    await worker.close()
 
 
 async def test_preempted_requests_start_over_with_their_new_blocks():

@@ -55,6 +55,8 @@ class Nodes:
         self.learnt: list[tuple[str, float]] = []  # node and time to the first token
         self.missing = ""  # a role that no node has
         self.refused: list[str] = []  # nodes that could not be reached
+        self.avoided: list[set[str]] = []  # of each request that was placed
+        self.beyond = False  # the node of the prompt decodes it: its KV exceeds the arena
 
     async def place(self, request: Any, avoid: Any = (), new: bool = True, one_node: bool = False) -> Placed:
         if self.missing:
@@ -63,7 +65,9 @@ class Nodes:
         self.placed.append(list(request.token_ids))
         self.fetches.append(request.fetches)
         self.weights.append(request.weights)
-        return Placed(Placement(f"p{number}", f"d{number}", "none", 0, ESTIMATES), [], 0, 0.0)
+        self.avoided.append(set(avoid))
+        decode = f"p{number}" if self.beyond else f"d{number}"
+        return Placed(Placement(f"p{number}", decode, "none", 0, ESTIMATES, beyond=self.beyond), [], 0, 0.0)
 
     def suspects(self, node: str) -> bool:
         return node in self.doubted
@@ -334,6 +338,21 @@ async def test_the_last_attempt_computes_the_prompt_whatever_ended_the_others(wo
     with pytest.raises(Unavailable):
         await work
     assert world.nodes.fetches == [True] * (MAX_FUTILE_ATTEMPTS - 1) + [False]
+
+
+@pytest.mark.parametrize("beyond", [True, False])
+async def test_a_node_that_failed_beyond_memory_is_avoided(world, beyond):
+    world.nodes.beyond = beyond
+    work = asyncio.create_task(collect(ask(world), []))
+    for attempt in range(2):
+        await until(lambda: world.channel.called[-1:] == [(f"p{attempt}", messages.PREFILL)])  # noqa: B023 - as above
+        body = encode_all([(f"a/r#{attempt}", Failed("its room could not be found"))])
+        await world.channel.handlers[messages.TOKENS](f"p{attempt}", body, memoryview(b""))
+    await until(lambda: len(world.nodes.placed) == 3)
+    assert world.nodes.avoided == ([set(), {"p0"}, {"p0", "p1"}] if beyond else [set()] * 3)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
 
 
 async def test_a_begun_request_outlasts_a_node_that_refuses_and_a_role_that_is_missing(world):

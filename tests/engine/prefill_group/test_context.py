@@ -42,9 +42,11 @@ class CheckingRunner:
         self.model, self.why_whole = SimpleNamespace(config=config), None
         self.losses: dict[int, Any] = {}
         self.prompts: dict[int, list[int]] = {}  # first token -> the prompt
+        self.ends: list[int] = []  # of the rows of all steps
         self._random = random.Random(seed)
 
     def step(self, rows: Sequence[Any], on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:
+        self.ends += [row.start + len(row.token_ids) for row in rows]
         for layer in range(LAYERS):
             time.sleep(self._random.random() * 2e-3)
             if before_layer is not None:
@@ -157,6 +159,29 @@ async def test_groups_in_any_order_see_all_kv_and_never_wait_in_a_circle(seed):
     await until(lambda: sum(len(node.ended) for node in nodes.values()) == len(requests))
     assert all(error is None for node in nodes.values() for error in node.ended.values())
     assert {request.finish_reason for request in requests} == {"passed", "handover"}
+    for node in nodes.values():
+        await node.close()
+
+
+async def test_what_a_node_computes_itself_is_news():
+    """Its last chunk is nobody else's news, and may take longer than its patience."""
+    net = Net()
+    nodes = {name: Node(net, name, 9) for name in "ab"}
+    context = nodes["b"].members._context
+    events: list[str] = []
+    give, news = context._give, context._news
+
+    def given(*arguments: Any) -> None:
+        events.append("own")
+        give(*arguments)
+
+    context._give, context._news = given, lambda member: (events.append("news"), news(member))  # type: ignore
+    requests = [nodes[name].add("r1", 1, Place(i, list("ab"))) for i, name in enumerate("ab")]
+    await until(lambda: all("r1" in node.ended for node in nodes.values()))
+    assert all(request.finish_reason in ("passed", "handover") for request in requests)
+    last = max(i for i, event in enumerate(events) if event == "own")
+    assert events.count("own") == LAYERS * len(nodes["b"].runner.ends) and nodes["b"].runner.ends[-1] == TOKENS
+    assert all(events[i + 1] == "news" for i in range(last + 1) if events[i] == "own"), events
     for node in nodes.values():
         await node.close()
 
