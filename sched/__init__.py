@@ -9,6 +9,7 @@ Files:
     classes      Service classes: the objectives of each, and its share when they compete
     cost         Predicts the time of prefills, decode steps and transfers with small regressions, fitted online to
                  measurements
+    idle_checks  When an idle node measures its steps again, and whether its cost models are wrong
     migration    Decides which running request moves to which decode node
     queueing     Orders of the prompt queue: which prompt is prefilled next
     rejection    Decides which requests are refused under load: the variants of the paper

@@ -115,8 +115,9 @@ class Config(ScalingFields):
     calibration_ms: int = flag(
         500,
         "scheduling",
-        "time at start for test steps that measure the speed of this machine for the estimates; 0 = learn from "
-        "requests",
+        "time at start for test steps that measure the speed of this machine for the estimates; a node without "
+        "requests repeats a few of them now and then (at most 1% of its time) and measures again if they took "
+        "otherwise; 0 = learn from requests alone",
         least=0,
     )
     first_role: str = flag(

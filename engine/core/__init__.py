@@ -23,6 +23,7 @@ Files:
                    waits for
     priority       Lowers the priority of the model's threads, so that the event loop runs first if both need the same
                    core
+    recalibration  Measures steps again while the node is idle, and corrects its cost models if they are wrong
     seats          Decides which requests of a node run and which wait
     served         The time of a prompt and of a token on this node beyond the model's own steps, learned from
                    requests

@@ -3,25 +3,48 @@
 Without measurements, a node announces the prior of its cost models and gets too little or too much load until it has
 learned from requests. Prefill is measured at growing lengths with and without context, decode at growing batches: this
 suffices for the three coefficients of each model (sched/cost.py). Cheap shapes come first, and the time is bounded.
-Measured steps of requests then change the models further (engine/core/worker.py).
+Measured steps of requests then change the models further (engine/core/worker.py); an idle node compares and measures
+again (engine/core/recalibration.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from math import inf
 
 from engine.core.costs import StepCosts
 from engine.step.inputs import Row
 from engine.step.runner import Runner
 
-PREFILLS = ((16, 0), (64, 0), (32, 256), (256, 0), (64, 960), (512, 0), (1024, 0), (256, 1792))
-"""(new tokens, context)."""
+Shape = tuple[int, int, bool]
+"""(new tokens or number of requests, context of each, whether it is a prefill)."""
 
-DECODES = ((1, 64), (4, 64), (1, 1024), (16, 128), (8, 512), (32, 128), (64, 64))
-"""(requests, context of each)."""
+SHAPES: Sequence[Shape] = (
+    (16, 0, True),
+    (1, 64, False),
+    (64, 0, True),
+    (4, 64, False),
+    (32, 256, True),
+    (1, 1024, False),
+    (256, 0, True),
+    (16, 128, False),
+    (64, 960, True),
+    (8, 512, False),
+    (512, 0, True),
+    (32, 128, False),
+    (1024, 0, True),
+    (64, 64, False),
+    (256, 1792, True),
+)
+"""Those of the calibration, the cheap ones of both kinds first."""
+
+SAMPLED = SHAPES[:4]
+"""Those that an idle node compares with their estimates."""
+
+SAMPLES = 2
+"""Steps of each of them; the fastest counts, because what disturbs a step only makes it slower."""
 
 ACCURATE = 0.15
 """Mean relative error of the estimates of all shapes that ends the calibration."""
@@ -36,80 +59,110 @@ of the prior, which is that of another machine; with none, they are the prior.""
 MAX_DELAY = 3
 """Once calibration has taken this many times the given time in addition, one shape of each kind is enough."""
 
+Clock = Callable[[], float]
+Stop = Callable[[], bool]
+"""Whether the node has other work: then no further step begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
     """The limits of a step on this node."""
 
-    num_blocks: int  # unused KV blocks
+    blocks: Sequence[int]  # unused KV blocks, to write to
     block_size: int
     max_tokens: int  # in a step
     max_requests: int
     max_context: int
+    longest_s: float = inf  # of one step, by its estimate; LEAST_SHAPES may take longer
+
+    def fitting(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Those that the node can compute."""
+        return [shape for shape in shapes if self.rows(shape)]
+
+    def rows(self, shape: Shape) -> list[Row]:
+        """The rows of one step; none if they exceed the limits."""
+        count, context, prefill = shape
+        requests, tokens = (1, count) if prefill else (count, 1)
+        each = -(-(context + tokens) // self.block_size)
+        if requests > self.max_requests or requests * tokens > self.max_tokens or context + tokens > self.max_context:
+            return []
+        if requests * each > len(self.blocks):
+            return []
+        return [Row([1] * tokens, context, list(self.blocks[i * each : (i + 1) * each])) for i in range(requests)]
+
+
+def expected_s(costs: StepCosts, shape: Shape) -> float:
+    """The estimated seconds of a step."""
+    count, context, prefill = shape
+    return costs.prefill.estimate(count, context) if prefill else costs.decode.estimate(count, count * (context + 1))
 
 
 def calibrate(
-    runner: Runner, costs: StepCosts, room: Room, seconds: float, clock: Callable[[], float] = time.monotonic
+    runner: Runner,
+    costs: StepCosts,
+    room: Room,
+    seconds: float,
+    clock: Clock = time.monotonic,
+    stop: Stop = lambda: False,
 ) -> int:
     """Run steps and feed them to `costs`: every shape once, then again until their estimates are ACCURATE, for about
     `seconds` (0 = no steps). A slow node measures one or LEAST_SHAPES of each kind even if that takes longer. Returns
-    the number of measured steps. It writes to KV blocks 0, 1, ..., which must be unused. The call blocks, so run it in
-    the engine thread."""
+    the number of measured steps. It writes to the blocks of `room`. The call blocks, so run it in the engine thread."""
     if not seconds:
         return 0
-    pairs = zip_longest(((shape, True) for shape in PREFILLS), ((shape, False) for shape in DECODES))
-    known = [shape for pair in pairs for shape in pair if shape is not None]
-    shapes = [((n, context), prefill) for (n, context), prefill in known if _rows(n, context, room, prefill)]
+    shapes = room.fitting(SHAPES)
     deadline = clock() + seconds
     seen = {True: 0, False: 0}
     measured = 0
     for number in range(MAX_ROUNDS):
         again = number > 0
-        fitting: list[tuple[tuple[int, int], bool]] = []
+        measurable: list[Shape] = []
         misses: list[float] = []
-        for (count, context), prefill in shapes:
-            expected = _expected(costs, count, context, prefill)
+        for shape in shapes:
+            count, context, prefill = shape
+            expected = expected_s(costs, shape)
             least = LEAST_SHAPES if clock() < deadline + MAX_DELAY * seconds else 1
             due = not again and seen[prefill] < least
-            if not due and clock() + (1 if again else 2) * expected > deadline:
+            if not due and (clock() + (1 if again else 2) * expected > deadline or expected > room.longest_s):
                 continue
-            took = _measure(runner, _rows(count, context, room, prefill), clock, warm=not again)
+            took = _fastest(runner, room.rows(shape), clock, stop, 1, warm=not again)
+            if took is None:
+                return measured
             misses.append(abs(expected - took) / took)
             if prefill:
                 costs.prefill.observe(count, context, took)
             else:
                 costs.decode.observe(count, count * (context + 1), took)
-            fitting.append(((count, context), prefill))
+            measurable.append(shape)
             seen[prefill] += 1
             measured += 1
         if not misses or (again and sum(misses) <= ACCURATE * len(misses)):
             break
-        shapes = fitting
+        shapes = measurable
     return measured
 
 
-def _expected(costs: StepCosts, count: int, context: int, prefill: bool) -> float:
-    if prefill:
-        return costs.prefill.estimate(count, context)
-    return costs.decode.estimate(count, count * (context + 1))
+def sample(runner: Runner, shapes: Sequence[Shape], room: Room, clock: Clock, stop: Stop) -> list[float]:
+    """Seconds of a step of each shape; of the first ones alone if it had to stop. The call blocks, so run it in the
+    engine thread."""
+    found: list[float] = []
+    for shape in shapes:
+        took = _fastest(runner, room.rows(shape), clock, stop, SAMPLES, warm=True)
+        if took is None:
+            break
+        found.append(took)
+    return found
 
 
-def _measure(runner: Runner, rows: list[Row], clock: Callable[[], float], warm: bool) -> float:
-    """Seconds of a step. The first one of a shape (`warm`) also allocates buffers and starts threads, so it does not
-    count."""
-    if warm:
+def _fastest(runner: Runner, rows: list[Row], clock: Clock, stop: Stop, steps: int, warm: bool) -> float | None:
+    """Seconds of the fastest of these steps; None if it had to stop. The first step of a shape (`warm`) also allocates
+    buffers and starts threads, so it does not count."""
+    best = inf
+    for number in range(-int(warm), steps):
+        if stop():
+            return None
+        began = clock()
         runner.step(rows)
-    began = clock()
-    runner.step(rows)
-    return clock() - began
-
-
-def _rows(count: int, context: int, room: Room, prefill: bool) -> list[Row]:
-    """The rows of one step; none if they exceed the node's limits."""
-    requests, tokens = (1, count) if prefill else (count, 1)
-    each = -(-(context + tokens) // room.block_size)
-    if requests > room.max_requests or requests * tokens > room.max_tokens or context + tokens > room.max_context:
-        return []
-    if requests * each > room.num_blocks:
-        return []
-    return [Row([1] * tokens, context, list(range(i * each, (i + 1) * each))) for i in range(requests)]
+        if number >= 0:
+            best = min(best, clock() - began)
+    return best

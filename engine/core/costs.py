@@ -18,6 +18,10 @@ RESIDUAL_STEPS = 16
 their window is eight times as long."""
 
 
+VERIFY_PRIOR = (1.0, 1e-3, 5e-4, 5e-4)
+"""Time of a decode step with drafts: a factor of the plain step, plus seconds per step, row and draft token."""
+
+
 class StepCosts:
     """Feeds measured steps into the prefill and the decode model. The time of a mixed step has two causes, so it
     updates neither model, but the model of how the two add up."""
@@ -26,8 +30,7 @@ class StepCosts:
         self.prefill = PrefillModel()
         self.decode = DecodeModel()
         self.mixed = StepModel(self.prefill, self.decode)
-        # Time of a decode step with drafts: a factor of the plain step, plus seconds per step, row and draft token.
-        self.verify = Regression((1.0, 1e-3, 5e-4, 5e-4))
+        self.verify = Regression(VERIFY_PRIOR)
         self.served = Served()
         self._log_ratio = 0.0
         self._started, self._step_s, self._prompts_s = 0.0, 0.0, 0.0  # of the running step: begin and estimates
@@ -36,6 +39,13 @@ class StepCosts:
     def residual(self) -> float:
         """Geometric mean of measured / predicted time of the last steps; above 1 the node has become slower."""
         return math.exp(self._log_ratio)
+
+    def replace(self, measured: StepCosts) -> None:
+        """The machine is faster or slower than the models say: take those of `measured`, and forget what was learned in
+        addition to the old ones."""
+        self.prefill.regression, self.decode.regression = measured.prefill.regression, measured.decode.regression
+        self.mixed.regression, self.verify, self._log_ratio = None, Regression(VERIFY_PRIOR), 0.0
+        self.served.forget_prompts()
 
     def _compare(self, predicted: float, seconds: float) -> None:
         if predicted > 0:

@@ -80,6 +80,11 @@ class Served:
                 self._gaps, self._gaps_s, self._steps_s = 0, 0.0, 0.0
         self._decoded, self._decoded_at = frozenset(requests), end
 
+    def forget_prompts(self) -> None:
+        """The estimates of prefills have changed: what first tokens take was learned with the old ones."""
+        self.first = Regression(PRIOR, PROMPTS_WINDOW)
+        self._begun.clear()
+
     # --- estimates
 
     def first_token_s(self, prefill_s: float) -> float:

@@ -21,6 +21,7 @@ from engine.core.calibration import Room, calibrate
 from engine.core.costs import StepCosts
 from engine.core.engine_load import Complete, EngineLoad
 from engine.core.kv_ready import KV_REGION
+from engine.core.recalibration import Recalibration
 from engine.core.step_recorder import step_recorder
 from engine.core.worker import Drafts, Reuse, StepThread, Worker
 from engine.experts.processes import ExpertProcesses
@@ -151,6 +152,8 @@ class Engine:
         )
         if self.beyond is not None:
             self.service.take_beyond(self.beyond.welcome)
+        room = Room((), config.block_size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        self._checks = Recalibration(self.worker, room, config.calibration_ms / 1000, self.service.blocks_freed)
         self.migrator = Migrator(config, cluster, self.worker, self.service, moves, self.load, metrics)
         metrics.set_cache_config(
             {"block_size": config.block_size, "num_gpu_blocks": self.pool.num_blocks, "cache_dtype": geometry.dtype}
@@ -212,7 +215,7 @@ class Engine:
         that other nodes may already reserve, so this holds all blocks until it ends, and arriving requests wait."""
         config, size = self._config, self._config.block_size
         lent = self._calibrated = self.pool.allocate(self.pool.num_blocks)
-        room = Room(len(lent), size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        room = Room(lent, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
         try:
             steps = await self.worker.in_thread(partial(calibrate, self.worker.runner, self.costs, room, seconds))
@@ -228,6 +231,8 @@ class Engine:
         self.publisher.start()
         self.worker.start(self.service.on_emissions)
         self.migrator.start()
+        if self._config.calibration_ms:
+            self._checks.start()
 
     async def forget_prefixes(self) -> int:
         """Forget the keys of all blocks of the arena, and publish none of those that wait for it. Blocks of requests
@@ -247,6 +252,7 @@ class Engine:
         self._forgotten = told
 
     async def close(self) -> None:
+        await self._checks.close()
         await self.migrator.close()
         await self.service.close()
         await self.worker.close()
@@ -293,6 +299,7 @@ class Engine:
                 "coefficients": self.costs.mixed.coefficients,
                 "error": self.costs.mixed.error,
             },
+            "idle_checks": self._checks.state(),
             "beyond_memory": None if self.beyond is None else self.beyond.state(),
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
@@ -304,7 +311,8 @@ class Engine:
             self.pool.check_transfer_owners(
                 [*self.worker.held_blocks(), *self.service.held_blocks(), *self.migrator.held_blocks()]
             )
-            self.pool.check_request_owners([*self.worker.request_blocks(), *self._calibrated])
+            lent = (*self._calibrated, *self._checks.lent)
+            self.pool.check_request_owners([*self.worker.request_blocks(), *lent])
         except Exception as error:
             return str(error)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from engine.core.costs import RESIDUAL_STEPS, StepCosts
 from engine.node.engine import Engine
 from engine.step.step import ScheduledRow, Step
 
-ROOM = Room(num_blocks=1000, block_size=16, max_tokens=1024, max_requests=64, max_context=2048)
+ROOM = Room(blocks=range(1000), block_size=16, max_tokens=1024, max_requests=64, max_context=2048)
 
 
 def prefill_s(n: int, start: int = 0) -> float:
@@ -86,12 +87,26 @@ def test_shapes_are_measured_again_until_the_estimates_are_right():
 
 def test_it_stays_within_the_nodes_room():
     machine = Machine()
-    calibrate(machine, StepCosts(), Room(10, 16, 64, 4, 100), 5.0, machine.clock)
+    calibrate(machine, StepCosts(), Room(range(10), 16, 64, 4, 100), 5.0, machine.clock)
     for rows in machine.steps:
         used = [block for row in rows for block in row.block_ids]
         assert len(set(used)) == len(used) and max(used, default=0) < 10
         assert sum(len(row.token_ids) for row in rows) <= 64 and len(rows) <= 4
         assert all(row.start + len(row.token_ids) <= 100 for row in rows)
+
+
+def test_a_step_that_would_take_too_long_is_left_out():
+    machine, costs = Machine(), StepCosts()
+    calibrate(machine, costs, replace(ROOM, longest_s=0.05), 60.0, machine.clock)
+    sizes = {len(rows[0].token_ids) for rows in machine.steps}
+    assert {16, 64, 32} <= sizes and max(sizes) < 256
+
+
+def test_it_ends_with_its_step_when_the_node_has_work():
+    for moment in range(12):
+        machine, costs = Machine(), StepCosts()
+        measured = calibrate(machine, costs, ROOM, 5.0, machine.clock, lambda m=machine, n=moment: len(m.steps) >= n)
+        assert len(machine.steps) == moment and measured == moment // 2
 
 
 async def test_nobody_is_given_a_block_that_calibration_writes_to():
