@@ -11,6 +11,7 @@ Files:
                  measurements
     idle_checks  When an idle node measures its steps again, and whether its cost models are wrong
     migration    Decides which running request moves to which decode node
+    part_turns   Turns of a node that computes a part of a long prompt and gets other prompts as well, by seconds
     queueing     Orders of the prompt queue: which prompt is prefilled next
     rejection    Decides which requests are refused under load: the variants of the paper
     role_change  Decides when a node that can prefill and decode, and does one of them, switches to the other

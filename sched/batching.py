@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from sched.classes import CLASSES, Classes
@@ -41,6 +42,7 @@ class StepLoad:
     prefill_context: int  # computed tokens of the next prompt
     classes: Collection[str] = ()  # of the requests that decode
     prompts: Sequence[Waiting] = ()  # next one first; may be empty if nothing decodes
+    most_s: float = inf  # seconds of prefill in this step, if the next prompt takes turns (part_turns.py)
 
 
 class BatchingPolicy(Protocol):
@@ -135,10 +137,14 @@ class BoundedSteps:
         self._policy, self._max_s, self._predictor = policy, max_s, predictor
 
     def prefill_tokens(self, load: StepLoad) -> int:
+        max_s = self._max_s
+        if load.most_s < max_s:
+            alone_s = self._predictor.decode_seconds(load.decodes, load.decode_context) if load.decodes else 0.0
+            max_s = min(max_s, load.most_s + alone_s)
         if load.decodes:
-            most = self._predictor.largest_chunk(self._max_s, load.decodes, load.decode_context, load.prefill_context)
+            most = self._predictor.largest_chunk(max_s, load.decodes, load.decode_context, load.prefill_context)
         else:
-            most = self._predictor.largest_prefill(self._max_s, load.prefill_context)
+            most = self._predictor.largest_prefill(max_s, load.prefill_context)
         return min(self._policy.prefill_tokens(load), max(MIN_CHUNK_TOKENS, most))
 
 

@@ -282,6 +282,7 @@ class Batcher:
         done = Committed()
         self._changes += 1
         self._in_step = {}
+        self._planner.ended(now)
         if self._cold.present:
             self._cold.end(now, step)
         for index, (row, sampled) in enumerate(zip(step.rows, tokens, strict=True)):

@@ -7,7 +7,7 @@ prompts get it. A row is chosen only if its request has a seat and blocks for it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 
 from engine.core.cold_turns import ColdTurns
 from engine.core.seats import Seats
@@ -16,6 +16,7 @@ from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow
 from sched.batching import BatchingPolicy, StepLoad
 from sched.classes import RANK
+from sched.part_turns import PartTurns
 from sched.queueing import QueueOrder
 from sched.stretch import Waiting
 
@@ -36,7 +37,8 @@ class StepPlanner:
         self._seats, self._blocks = seats, seats.blocks
         self._order, self._policy, self._speculator = order, policy, speculator
         self._most_tokens, self._cold = most_tokens, cold
-        self._part_ran = False  # in the last step
+        self._part_turns = PartTurns()
+        self._part_waits = False  # a part could run, and other prompts go first
 
     def rows(self, now: float, in_turn: bool = True) -> list[ScheduledRow]:
         """Decodes first; empty if nothing can run. in_turn: a request that lacks seats or blocks keeps later requests
@@ -55,9 +57,12 @@ class StepPlanner:
             self._speculator.plan(rows, left, self._blocks)
         if self._cold.present:
             self._cold.cut(rows)
-        if rows:
-            self._part_ran = any(row.request.part is not None for row in rows)
+        self._part_turns.begin(now, any(row.request.part is not None for row in rows), self._part_waits)
         return sorted(rows, key=lambda row: row.num_tokens > 1)
+
+    def ended(self, now: float) -> None:
+        """The step of the last `rows` has ended."""
+        self._part_turns.end(now)
 
     def _decode(self, now: float, in_turn: bool) -> list[ScheduledRow]:
         """One token for each running request with a computed prompt, then for requests that only need a seat."""
@@ -95,7 +100,7 @@ class StepPlanner:
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
         place in the step, so the node computes a shared prefix once."""
         prompts = self._cold.awake(now, self._seats.prompts())
-        queue, behind = self._turns(self._order.order(now, prompts))
+        queue, behind = self._turns(now, self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
@@ -137,17 +142,21 @@ class StepPlanner:
                 budget -= ceil(count * share)
         return rows
 
-    def _turns(self, queue: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
+    def _turns(self, now: float, queue: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
         """(prompts of the next step, prompts that get it if none of these can run).
 
         A part of a long prompt passes the model by itself, so it gains nothing from other prompts in its step, and they
-        would wait for it. The two take turns; a higher class does not wait for its turn."""
+        would wait for it. The two take turns (sched/part_turns.py); a higher class does not wait for its turn."""
         parts = [request for request in queue if request.part is not None]
         others = [request for request in queue if request.part is None]
+        if any(request.cold is None for request in others):
+            self._part_turns.seen(now)
+        self._part_waits = False
         if not parts or not others:
             return queue, ()
         ranks = [min(RANK[request.service_class] for request in some) for some in (parts, others)]
-        parts_first = ranks[0] < ranks[1] if ranks[0] != ranks[1] else not self._part_ran
+        parts_first = ranks[0] < ranks[1] if ranks[0] != ranks[1] else self._part_turns.part_first
+        self._part_waits = not parts_first
         return (parts, others) if parts_first else (others, parts)
 
     def _served(self, request: Request, num_tokens: int) -> None:
@@ -169,7 +178,8 @@ class StepPlanner:
         prompts = [
             Waiting(r.service_class, now - r.arrival, r.num_uncomputed, r.num_computed) for r in queue if decodes
         ]
-        load = StepLoad(left, len(decodes), context, queue[0].num_computed, classes, prompts)
+        most_s = inf if queue[0].part is None else self._part_turns.most_s(now)
+        load = StepLoad(left, len(decodes), context, queue[0].num_computed, classes, prompts, most_s)
         return min(left, self._policy.prefill_tokens(load))
 
     def _chunk(self, request: Request, budget: int, whole: bool) -> int:

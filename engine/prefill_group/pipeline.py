@@ -68,11 +68,12 @@ class Pipeline:
                 if not answer.done():
                     answer.set_result(None)
         if hidden is not None:
-            part.unread += 1
+            ahead = part.ahead(row.num_tokens)
+            part.unread += ahead
             data = to_bytes(hidden)
             self._common.sent(member, data)
             body = Hidden(member.id, member.prefix, row.start, row.num_tokens)
-            member.sending.append(self._common.spawn(self._pass_on(member, part, body, data)))
+            member.sending.append(self._common.spawn(self._pass_on(member, part, ahead, body, data)))
         return row.samples or (hidden is not None and done == member.request.num_tokens)
 
     def detail(self, member: Member) -> dict[str, Any]:
@@ -81,8 +82,9 @@ class Pipeline:
 
     # --- hidden states
 
-    async def _pass_on(self, member: Member, part: Stage, body: Hidden, data: memoryview) -> str | None:
-        """Returns the reason why the next stage will not compute it, if there is one."""
+    async def _pass_on(self, member: Member, part: Stage, ahead: float, body: Hidden, data: memoryview) -> str | None:
+        """ahead: what it adds to `part.unread` until it is taken. Returns the reason why the next stage will not
+        compute it, if there is one."""
         following = member.place.nodes[member.place.index + 1]
         try:
             await self._common.channel.call(following, messages.HIDDEN, encode(body), [data], HIDDEN_TIMEOUT_S)
@@ -90,7 +92,7 @@ class Pipeline:
             reason = f"the stage of its pipeline on {following} failed: {error}"
             self._common.worker.fail(member.request, reason)
             return reason
-        part.unread -= 1
+        part.unread -= ahead
         self._common.worker.wake()
         return None
 
@@ -117,7 +119,7 @@ class Pipeline:
         except ValueError as error:
             raise RemoteError(str(error), "bad_request") from None
         queue.add(piece)
-        part.available += body.count
+        part.arrived(body.count)
         answer = asyncio.get_running_loop().create_future()
         self._taken.setdefault(body.id, {})[part.available] = answer
         worker.wake()

@@ -17,8 +17,8 @@ from itertools import accumulate, pairwise
 from sched.stripes import owner
 
 MAX_UNREAD = 3
-"""Chunks that a stage may be ahead of the next one: one that is computed there, one that waits, and one whose answer is
-on its way."""
+"""Largest chunks that a stage may be ahead of the next one: one that is computed there, one that waits, and one whose
+answer is on its way."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,8 @@ class Stage(Part):
     `available` counts the tokens whose input is here, from the begin of the prompt, 0 until all stages agree."""
 
     available: int = 0
-    unread: int = 0  # chunks that the next stage has not taken yet
+    unread: float = 0.0  # largest chunks that the next stage has not taken yet; a slice of one is a part of it
+    largest: int = 0  # tokens of the largest chunk that is planned or has arrived
     ends: Sequence[int] = field(default_factory=list)  # where the planned chunks end; empty on later stages
 
     @property
@@ -95,7 +96,17 @@ class Stage(Part):
         """`sizes`: on the first stage, where the input is here already."""
         self.begun = True
         self.ends = list(accumulate(sizes, initial=start))[1:]
+        self.largest = max(sizes, default=0)
         self.available = self.ends[-1] if self.ends else start
+
+    def arrived(self, count: int) -> None:
+        """The input of `count` more tokens."""
+        self.available += count
+        self.largest = max(self.largest, count)
+
+    def ahead(self, count: int) -> float:
+        """What `count` computed tokens add to `unread` until the next stage has taken them."""
+        return count / max(self.largest, count)
 
 
 @dataclass(slots=True)

@@ -9,8 +9,9 @@ from engine.core.costs import StepCosts
 from engine.step.part import Stage, Stripes
 from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow, Step
-from sched.batching import MixedChunks
+from sched.batching import BoundedSteps, DecodeFirst, MixedChunks
 from sched.cost import prefill_seconds
+from sched.part_turns import RECENT_S, SLICE_S
 from tests.engine.toy_model import batcher, request, run_dry, run_step
 
 
@@ -199,11 +200,12 @@ def test_a_stage_and_other_prompts_take_turns_and_classes_hold(short_class):
     for short in shorts:
         short.service_class = short_class
         b.add(1, short)
-    ran = []
-    while (step := b.schedule(1)) is not None:
+    ran, now = [], 1.0
+    while (step := b.schedule(now)) is not None:
         assert len({row.request.part is None for row in step.rows}) == 1, "a step of both makes the short ones wait"
         ran.append(step.rows[0].request.request_id)
-        run_step(b, 1, step)
+        now += 0.1
+        run_step(b, now, step)
     turns = {
         "interactive": ["short-0", "short-1", "short-2", *["long"] * 4],
         "standard": ["short-0", "long", "short-1", "long", "short-2", "long", "long"],
@@ -211,6 +213,27 @@ def test_a_stage_and_other_prompts_take_turns_and_classes_hold(short_class):
     }
     assert ran == turns[short_class]
     assert not b.requests
+
+
+def test_a_stage_takes_slices_of_its_chunks_while_other_prompts_come():
+    model = StepCosts().mixed  # 1 ms per token
+    b = batcher(blocks=600, budget=1000, policy=BoundedSteps(DecodeFirst(), 1.0, model))
+    r = stage(0, 2, tokens=2000)
+    b.add(0, r)
+    b.begin_part(r, 0, [1000, 1000])
+    run_step(b, 0.5, step := b.schedule(0.0))
+    assert [row.num_tokens for row in step.rows] == [1000]
+    b.add(10, request("short", [7] * 12, max_tokens=1))
+    sizes, now = [], 10.0
+    while (step := b.schedule(now)) is not None:
+        sizes += [row.num_tokens for row in step.rows]
+        now += 0.05
+        run_step(b, now, step)
+        now += RECENT_S / 4
+    slice_tokens = 2 * model.largest_prefill(SLICE_S, 1000)
+    assert sizes[0] == 12 and 0.9 * slice_tokens < sizes[1] <= slice_tokens
+    assert sizes[1:4] == [sizes[1]] * 3 and sizes[4] == 1000 - 3 * sizes[1], "nobody came for a while"
+    assert r.finish_reason == "passed"
 
 
 def test_a_node_learns_its_step_times_from_stages_too():

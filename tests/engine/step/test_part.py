@@ -41,6 +41,19 @@ def test_a_part_that_lost_its_blocks_or_is_far_ahead_stands_still(change):
     assert part.room(0) == 0
 
 
+def test_slices_of_a_chunk_are_as_far_ahead_as_the_chunk():
+    part = Stage(0, 2, 4, 100)
+    part.start(0, [64, 48])
+    assert [part.ahead(count) for count in (64, 48, 16)] == [1.0, 0.75, 0.25]
+    later = Stage(1, 2, 4, 100)
+    later.start(0)
+    later.arrived(32)
+    assert (later.ahead(16), later.available) == (0.5, 32)
+    later.arrived(64)
+    later.arrived(8)
+    assert (later.ahead(16), later.available) == (0.25, 104)
+
+
 def stripes(index: int, nodes: int = 2, most: int = 100) -> Stripes:
     return Stripes(0, 4, 4, most, index=index, nodes=nodes)
 

@@ -1,0 +1,99 @@
+"""A long prompt next to short ones on one node: who waits how long, and what the long one loses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sched.part_turns import MOST_OWED_S, RECENT_S, SLICE_S, PartTurns
+
+CHUNK_S, FIXED_S = 0.36, 0.004
+
+
+def computed(part_s: float, shorts: Sequence[tuple[float, float]]) -> tuple[list[float], float, int]:
+    """Run a part of `part_s` seconds of work and short prompts (arrival, seconds), one per step; every step takes
+    FIXED_S in addition. Returns (the wait of each short prompt, the end of the part, its steps)."""
+    turns, now, left, waits, steps = PartTurns(), 0.0, part_s, list[float](), 0
+    coming, end = sorted(shorts), inf
+    while left > 1e-9 or coming:
+        here = bool(coming) and coming[0][0] <= now
+        if here:
+            turns.seen(now)
+        part = left > 1e-9 and not (here and not turns.part_first)
+        if not part and not here:
+            now = coming[0][0]
+            continue
+        turns.begin(now, part, left > 1e-9 and not part)
+        if part:
+            took = min(CHUNK_S, turns.most_s(now), left)
+            left, steps = left - took, steps + 1
+        else:
+            arrival, took = coming.pop(0)
+            waits.append(now - arrival)
+        now += took + FIXED_S
+        turns.end(now)
+        if part and left <= 1e-9:
+            end = now
+    return waits, end, steps
+
+
+def test_without_other_prompts_chunks_stay_whole():
+    _, end, steps = computed(7.2, [])
+    assert steps == 20 and end == pytest.approx(7.2 + 20 * FIXED_S)
+
+
+def test_who_comes_now_and_then_waits_for_a_slice():
+    """The first one waits for the chunk that was running; between the others the part loses fixed times only."""
+    shorts = [(0.3 + 0.47 * i, 0.05) for i in range(20)]
+    waits, end, steps = computed(7.2, shorts)
+    assert waits[0] <= CHUNK_S + FIXED_S and max(waits[1:]) <= SLICE_S + FIXED_S + 1e-9
+    assert steps <= 7.2 / SLICE_S + 3
+    assert end <= 7.2 + len(shorts) * (0.05 + FIXED_S) + steps * FIXED_S < 1.3 * 7.2
+    assert sum(waits[1:]) / 19 < CHUNK_S / 4
+
+
+def test_a_queue_of_them_leaves_the_part_half_of_the_time():
+    waits, end, _ = computed(5.0, [(0.0, 0.2)] * 100)
+    assert end == pytest.approx(10.0, rel=0.15)
+    assert len(waits) == 100
+
+
+def test_after_a_long_queue_nobody_waits_for_all_that_is_owed():
+    """One step took long; then a short prompt comes."""
+    waits, _, _ = computed(60.0, [(0.0, 30.0), (30.2, 0.05)])
+    assert waits[1] <= MOST_OWED_S + SLICE_S + FIXED_S
+    turns = PartTurns()
+    assert not turns.part_first
+    turns.begin(0.0, False, False)
+    turns.end(9.0)
+    assert not turns.part_first, "no part waited"
+    turns.begin(9.0, False, True)
+    turns.end(9.3)
+    assert turns.part_first
+    turns.begin(10.0, True, False)
+    turns.end(10.31)
+    assert not turns.part_first
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.floats(0.01, 0.4)), max_size=40),
+    st.floats(0.1, 12),
+)
+def test_all_are_computed_and_nobody_waits_for_longer_than_the_queue(shorts, part_s):
+    waits, end, steps = computed(part_s, shorts)
+    others_s = sum(seconds + FIXED_S for _, seconds in shorts)
+    assert len(waits) == len(shorts)
+    assert end <= part_s + steps * FIXED_S + others_s + 1e-6
+    alone_s = sum(seconds for _, seconds in shorts)
+    assert all(wait <= CHUNK_S + FIXED_S + 2 * others_s + MOST_OWED_S + alone_s for wait in waits)
+
+
+def test_a_part_is_cut_for_a_while_after_the_last_of_them():
+    turns = PartTurns()
+    assert turns.most_s(0.0) == inf
+    turns.seen(5.0)
+    assert turns.most_s(5.0 + RECENT_S - 0.1) == SLICE_S and turns.most_s(5.0 + RECENT_S) == inf
