@@ -366,8 +366,7 @@ class Model:
         reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
         of its rows part by part, so that memory never contains all logits of a long prompt. `others`: the batch in the
         blocks of each further group of layers with KV of tokens; `states`: where the requests keep their states.
-        `on_hidden` gets the output [T, H] of the last norm, for `forward_draft`; then the last layer is computed for all
-        rows.
+        `on_hidden` gets the output [T, H] of the last norm, for `forward_draft`; then all rows pass the last layer.
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
         left = wanted if on_hidden is None else slice(None)  # rows behind the last layer, on one rank

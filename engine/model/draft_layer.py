@@ -3,11 +3,11 @@
 Behind the last layer a checkpoint may have one more (arXiv 2412.19437, section 2.2). It predicts the token after the
 next one, from the model's output h_i at position i and the next token t_(i+1):
 
-    x_i = eh [enorm(embed(t_(i+1))) | hnorm(h_i)]       g_i = head_norm(layer(x_i))       logits = lm_head(g_i)
+    x_i = eh [enorm(embed(t_(i+1))) | hnorm(h_i)]      g_i = head_norm(layer(x_i))      logits = lm_head(g_i)
 
-h_i is the output of the model's last norm. embed and lm_head are the model's own. The layer attends to its own KV at the
-positions before i, which lies in the pool as that of a further layer. The row of position i depends on the token after
-it, so it is written in the step that finds this token.
+h_i is the output of the model's last norm. embed and lm_head are the model's own. The layer attends to its own KV,
+which lies in the pool as that of a further layer. The row of position i depends on the token after it, so it is written
+in the step that finds this token.
 
 For a further token, the layer reads its own output g_i in place of h_(i+1), and the token that it predicted.
 """

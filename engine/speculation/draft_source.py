@@ -19,7 +19,7 @@ def draft_source(config: Config) -> ModelSource | None:
 
 
 def with_draft_layer(config: Config, source: ModelSource) -> ModelSource:
-    """`source`; with --speculative-method mtp, with the layer that drafts, whose KV is then a part of every block. Raises
+    """`source`; for --speculative-method mtp with the layer that drafts, whose KV is then a part of every block. Raises
     UsageError if the model has none."""
     if config.speculative_method != "mtp" or source.format == "none":
         return source

@@ -21,7 +21,7 @@ from tests.e2e.conftest import SMALL, Start, complete, model_of, settled
 from tests.e2e.test_latent import events
 from tests.e2e.test_only_node import half_way, streams
 from tests.e2e.test_speculation import accepted
-from tests.e2e.test_weight_dtype import run
+from tests.e2e.test_start import run
 from tests.engine.model.test_model import their_greedy
 from tests.engine.tiny_mtp import save_agreeing
 

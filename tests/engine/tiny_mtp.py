@@ -2,8 +2,8 @@
 
 A random layer guesses nothing. So there is also a constructed checkpoint, whose layer guesses well: the model has one
 layer, and the layer that drafts is a copy of it. eh takes the next token's embedding and nothing of the model's output,
-and the norm before it changes no embedding. At position i the layer thus computes what the model computes at i + 1, over
-all tokens but the first. It is right as often as the first token makes no difference, and only with the KV of the others.
+and the norm before it changes no embedding. At position i the layer thus computes what the model computes at i + 1, but
+without the first token. It is right as often as the first token makes no difference, and only with the others' KV.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Drafts by the model's own further layer through the real engine loop: the same tokens as without, the layer's KV exact
-whatever way it came, and nothing left held.
+"""Drafts by the model's own further layer through the real engine loop: the same tokens as without, the layer's KV
+exact whatever way it came, and nothing left held.
 
 `guessing` is a constructed checkpoint whose layer is mostly right, `random` one whose layer is mostly wrong
 (tests/engine/tiny_mtp.py)."""

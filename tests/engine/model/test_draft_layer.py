@@ -94,8 +94,8 @@ def test_against_the_formula(saved: Saved):
 
 
 def test_steps_of_the_runner(saved: Saved):
-    """A batch of two prompts in chunks, one with a draft behind it that is wrong at its second token: the outputs behind
-    the accepted tokens, and then further draft tokens from the layer's own outputs."""
+    """A batch of two prompts in chunks, one with a draft behind it whose second token is wrong: the outputs behind the
+    accepted tokens, and then further draft tokens from the layer's own outputs."""
     model, layer, directory = saved
     ours, first, second = runner_of(directory), tokens(40), tokens(60)[20:]
     tables = [list(range(4)), list(range(4, 10))]
@@ -173,15 +173,16 @@ def test_models_without_the_layer_are_refused(saved: Saved, tmp_path):
     plain = describe(str(directory))
     assert with_draft_layer(parse([]), plain) is plain
     none = replace(plain, config=replace(plain.config, num_draft_layers=0))
-    with pytest.raises(UsageError, match=r"mtp: the configuration of .* has no num_nextn_predict_layers.* another method"):
+    with pytest.raises(UsageError, match=r"mtp: the configuration of .* has no num_nextn_predict_layers.*"):
         with_draft_layer(MTP, none)
 
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    kept = {name: tensor for name, tensor in load_file(directory / "model.safetensors").items() if ".layers.4." not in name}
+    every = load_file(directory / "model.safetensors")
+    kept = {name: tensor for name, tensor in every.items() if ".layers.4." not in name}
     save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
     assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
-    with pytest.raises(ModelError, match=r"--speculative-method mtp: .* lacks \d+ weights of its layer 4.* another method"):
+    with pytest.raises(ModelError, match=r"mtp: .* lacks \d+ weights of its layer 4.* another method"):
         weights.load(with_draft_layer(MTP, describe(str(tmp_path))), torch.float32)
     weights.load(describe(str(tmp_path)), torch.float32)
     weights.load(plain, torch.float32)  # it has the weights, and nobody asks for them
