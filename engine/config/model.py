@@ -262,8 +262,8 @@ class ModelFields:
         "none",
         "engine",
         "guess tokens and verify them in one step: ngram = the tokens that followed the same words before; suffix = "
-        "the tokens that mostly followed them, here and in earlier answers; draft = a small model; mtp = a further layer "
-        "of the model itself (DeepSeek-V3), whose KV is a part of every block: give it to all nodes",
+        "the tokens that mostly followed them, here and in earlier answers; draft = a small model; mtp = a further "
+        "layer of the model itself (DeepSeek-V3), whose KV is a part of every block: give it to all nodes",
         ("none", "ngram", "suffix", "draft", "mtp"),
     )
     num_speculative_tokens: int = flag(

@@ -197,8 +197,8 @@ class Runner:
         return sample(self.model.logits(ahead), sampling, None)
 
     def guess_on(self, rows: Sequence[Row], ahead: Tensor) -> Tensor:
-        """The outputs [R, H] of the layer that drafts, behind one draft token of each row. ahead [R, H]: those from which
-        the tokens were chosen. row.start: the token's position, less one."""
+        """The outputs [R, H] of the layer that drafts, behind one draft token of each row. ahead [R, H]: those from
+        which the tokens were chosen. row.start: the token's position, less one."""
         inputs = self._inputs.build(rows)
         return self.model.forward_draft(inputs.token_ids, ahead, inputs.batch, self.kv_pool)
 
