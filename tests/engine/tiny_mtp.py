@@ -51,6 +51,7 @@ def save_agreeing(directory: Path, **more: Any) -> PreTrainedModel:
     """The constructed checkpoint."""
     model, layer = save_random(directory, num_hidden_layers=1, first_k_dense_replace=0, **more)
     embedding, drafts = model.get_input_embeddings().weight, layer.layers[0]
+    torch.nn.init.normal_(embedding[0])  # the padding's is zero
     embedding.mul_(SIZE / embedding.square().mean(-1, keepdim=True).sqrt())
     model.save_pretrained(directory)
     drafts.mtp_block.load_state_dict(model.model.layers[0].state_dict())

@@ -145,14 +145,14 @@ def test_layers_are_reported_in_order_and_waited_for(saved: Saved):
 
 
 def test_other_types_of_weights(saved: Saved):
-    """int8 weights: the layer's matrices too, with the error of the model's own."""
+    """int8 weights: the layer's matrices too. The median, because rounding may choose another expert for a token."""
     _, _, directory = saved
     ids, source = tokens(LENGTH), source_of(directory)
     wide = our_outputs(runner_of(directory), ids, [LENGTH - 1])
     model = Model(source.config, load_quantized(source, "int8", torch.float32), choose("torch", "cpu"))
     pool = runner_of(directory).kv_pool
     found = our_outputs(Runner(model, pool, BLOCK_SIZE), ids, [LENGTH - 1])
-    assert 0 < (found - wide).square().mean().sqrt() < 0.1 * wide.square().mean().sqrt()
+    assert 0 < (found - wide).abs().median() < 0.1 * wide.abs().median()
 
 
 def test_the_layer_is_a_part_of_every_block(saved: Saved):
