@@ -56,7 +56,7 @@ from engine.node.report import ready_line
 from engine.observe.explain import main as explain
 from engine.observe.logs import configure as configure_logs
 from engine.observe.top import main as top
-from engine.speculation.draft_source import draft_source
+from engine.speculation.draft_source import draft_source, with_draft_layer
 from net.channel.sockets import ListenError, listen
 from net.http.client import ClusterError, fetch_cluster
 from net.loop.tasks import awaited
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             source = no_model(config.value_bytes, config.block_size)
         else:
             source = describe(config.model, config.load_format, config.seed, config.weights_from_store)
-            source = with_weights_in(source, config.weight_dtype)
+            source = with_draft_layer(config, with_weights_in(source, config.weight_dtype))
         return _run(serve(config, source, draft_source(config), phases))
     except (UsageError, ModelError, ClusterError, ListenError, SsdError) as error:
         print(f"mooncake: {error}", file=sys.stderr)

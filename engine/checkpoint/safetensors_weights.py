@@ -77,6 +77,10 @@ layer_names = {
     "block_sparse_moe.shared_experts.gate_proj.weight": "shared.gate",
     "block_sparse_moe.shared_experts.up_proj.weight": "shared.up",
     "block_sparse_moe.shared_experts.down_proj.weight": "shared.down",
+    "enorm.weight": "enorm",
+    "hnorm.weight": "hnorm",
+    "eh_proj.weight": "eh",
+    "shared_head.norm.weight": "head_norm",
 }
 
 gemma_names = layer_names | {
@@ -96,6 +100,9 @@ expert_names = {
 }
 """After mlp.experts.E. (Qwen) or block_sparse_moe.experts.E. (Mixtral)."""
 
+SHARED = ("embed_tokens.", "shared_head.head.")
+"""After model.layers.N. of the layer that drafts: copies of the model's own embedding and head."""
+
 COMPUTED = ".rotary_emb.inv_freq"
 """Old checkpoints contain the RoPE frequencies of each layer, which follow from the configuration."""
 
@@ -106,9 +113,7 @@ class SafetensorsWeights:
     def __init__(self, files: Sequence[Path], config: ModelConfig) -> None:
         self._stack = ExitStack()
         names = gemma_names if config.post_norms else layer_names
-        drafts = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_draft_layers))
-        if config.gated:
-            drafts = (*drafts, "mtp.")  # Qwen3-Next's, which its config.json does not mention
+        skipped = _skipped(config)
         self._config = config
         self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
         self._joined: dict[str, Part] = {}  # our name -> its part of a tensor of all experts
@@ -121,7 +126,7 @@ class SafetensorsWeights:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 if config.together and (parts := parts_of(file, name)):
                     self._joined |= parts
-                elif not name.endswith(COMPUTED) and not name.startswith(drafts):
+                elif not name.endswith(COMPUTED) and not name.startswith(skipped):
                     self._where[our_name(name, names)] = (file, name)
 
     def __enter__(self) -> Self:
@@ -141,6 +146,17 @@ class SafetensorsWeights:
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
         return (reordered(name, tensor, self._config) if self._config.gated else tensor).clone()
+
+
+def _skipped(config: ModelConfig) -> tuple[str, ...]:
+    """The beginnings of names of weights that are not loaded: of layers that draft, if this node does not use them."""
+    used = range(config.num_layers, config.kv_layers)
+    unused = range(config.kv_layers, config.num_layers + config.num_draft_layers)
+    skipped = [f"model.layers.{layer}." for layer in unused]
+    skipped += [f"model.layers.{layer}.{name}" for layer in used for name in SHARED]
+    if config.gated:
+        skipped.append("mtp.")  # Qwen3-Next's, which its config.json does not mention
+    return tuple(skipped)
 
 
 def checkpoint_names(ours: Iterable[str], post_norms: bool) -> dict[str, tuple[str, ...]]:

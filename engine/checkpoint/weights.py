@@ -53,6 +53,11 @@ for Kimi Linear, whose decays are [1, 1, value_heads, 1] and whose dt is [keys],
 
 and a gate of the shared expert is layers.{i}.shared_router [1, hidden].
 
+The layer that drafts (engine/model/draft_layer.py), i = num_layers, has further
+
+    layers.{i}.enorm, .hnorm, .head_norm   [hidden]
+    layers.{i}.eh                          [hidden, 2 * hidden]
+
 Rows of q and k are in Hugging Face's half-split RoPE order for every file format; if only some elements of a head are
 rotated, in that of row_order.py.
 """
@@ -199,11 +204,14 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         sparse["shared_router"] = (1, hidden)
     layers = {
         f"layers.{i}.{name}": shape
-        for i in range(config.num_layers)
+        for i in range(config.kv_layers)
         for name, shape in (
             (with_state if config.has_state(i) else layer) | (sparse if config.has_experts(i) else dense)
         ).items()
     }
+    for i in range(config.num_layers, config.kv_layers):
+        norms = {f"layers.{i}.{name}": (hidden,) for name in ("enorm", "hnorm", "head_norm")}
+        layers |= {f"layers.{i}.eh": (hidden, 2 * hidden), **norms}
     head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}
     return {"embed": (vocab, hidden), **layers, "norm": (hidden,), **head}
 
@@ -342,6 +350,12 @@ def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | Mxfp4We
 def _check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one."""
     if missing := [name for name in wanted if name not in found]:
+        last = source.config.num_layers
+        if source.config.draft_layers and all(name.startswith(f"layers.{last}.") for name in missing):
+            raise ModelError(
+                f"--speculative-method mtp: {source.name} lacks {len(missing)} weights of its layer {last}, which "
+                f"drafts ({', '.join(missing[:3])} ...); choose another method"
+            )
         raise ModelError(f"{source.name} lacks {len(missing)} weights: {', '.join(missing[:3])} ...")
     unknown = [name for name in found if name not in wanted and not (name == "lm_head" and "lm_head" not in wanted)]
     if unknown:

@@ -262,8 +262,9 @@ class ModelFields:
         "none",
         "engine",
         "guess tokens and verify them in one step: ngram = the tokens that followed the same words before; suffix = "
-        "the tokens that mostly followed them, here and in earlier answers; draft = a small model",
-        ("none", "ngram", "suffix", "draft"),
+        "the tokens that mostly followed them, here and in earlier answers; draft = a small model; mtp = a further "
+        "layer of the model itself (DeepSeek-V3), whose KV is a part of every block: give it to all nodes",
+        ("none", "ngram", "suffix", "draft", "mtp"),
     )
     num_speculative_tokens: int = flag(
         4, "engine", "maximum number of guessed tokens per request and step", unit="tokens", least=1, most=64

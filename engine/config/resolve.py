@@ -48,7 +48,8 @@ class ModelSizes(Protocol):
     """The required facts of a model's configuration (engine/model/model_config.py)."""
 
     @property
-    def num_layers(self) -> int: ...
+    def kv_layers(self) -> int:
+        """With KV or a state."""
 
     @property
     def num_kv_heads(self) -> int: ...
@@ -163,7 +164,7 @@ def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
             f"--prefill-parallel {config.prefill_parallel}: with {why} one node computes all layers of a prompt of "
             f"this model; give {remedy}"
         )
-    layers = model.num_layers if groups is None else groups.layers
+    layers = model.kv_layers if groups is None else groups.layers
     sizes = layers, model.num_kv_heads, model.head_size, config.block_size
     return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype, model.kv_kind, groups)
 

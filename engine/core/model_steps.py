@@ -20,10 +20,12 @@ from engine.core.layered_load import Arriving, LayerGate
 from engine.model.experts.losses import Loss
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
+from engine.speculation.mtp import MtpDrafts
 from engine.step.exchange import Exchange, ExchangeEnded
 from engine.step.hidden import HiddenQueue
 from engine.step.layer_blocks import read_layer, write_layer
 from engine.step.part import Stage
+from engine.step.request import Request
 from engine.step.rows import row_of
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
@@ -44,7 +46,7 @@ class ModelSteps:
     def __init__(
         self,
         weights: HeldWeights[Runner],
-        draft: DraftModel | None,
+        draft: DraftModel | MtpDrafts | None,
         eos_token_ids: tuple[int, ...],
         arriving: Arriving,
         transfers: Mapping[str, KvTransfer],
@@ -55,21 +57,28 @@ class ModelSteps:
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
+        self._ahead: dict[int, tuple[Runner, Tensor]] = {}  # see Runner.ahead, by the place of the row
         self._weights, self._draft, self._eos_token_ids = weights, draft, eos_token_ids
         self._arriving, self._transfers = arriving, transfers
 
     def drafting_s(self, step: Step | None) -> float:
-        """Seconds in which the draft model will propose tokens for this step."""
+        """Seconds in which tokens will be proposed for this step."""
         if step is None or self._draft is None:
             return 0.0
         return self._draft.step_seconds * max((row.num_drafts for row in step.rows), default=0)
+
+    def kept(self, place: int, request: Request, right: int) -> None:
+        """Of a row of the last step, the first `right` draft tokens were accepted. On the event loop."""
+        if isinstance(self._draft, MtpDrafts) and place in self._ahead:
+            runner, outputs = self._ahead[place]
+            self._draft.goes_on(request, request.num_tokens + right + 1, runner, outputs[right])
 
     def run(self, step: Step, loop: asyncio.AbstractEventLoop) -> list[list[Sampled]]:
         """The tokens and blocks of the step's requests do not change while it runs: only commit, fail and schedule
         change them, and an abort leaves both until the step has ended."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
-        self.losses, self.passed, self.unread = {}, {}, {}
+        self.losses, self.passed, self.unread, self._ahead = {}, {}, {}, {}
         for place, row in enumerate(step.rows):
             if isinstance(part := row.request.part, Stage):
                 sampled[place] = self._run_stage(place, row, part, loop)
@@ -113,6 +122,7 @@ class ModelSteps:
                 before_layer if gates else None,
             )
             self.losses |= {places[row]: loss for row, loss in runner.losses.items()}
+            self._ahead |= {places[row]: (runner, outputs) for row, outputs in runner.ahead.items()}
             waited = waited or bool(gates)
             sampled.update(zip(places, results, strict=True))
         self.ran, self.unusual = (begin, time.monotonic()), waited or len(passes) > 1

@@ -32,6 +32,7 @@ from engine.core.priority import step_back
 from engine.core.step_recorder import StepRecorder
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
+from engine.speculation.mtp import MtpDrafts
 from engine.speculation.speculative import Speculator, accepted
 from engine.step.request import Request, RequestState
 from engine.step.runner import Runner
@@ -61,10 +62,10 @@ class _Produced:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Speculative decoding: the planner of drafts, and the draft model, if it is not prompt lookup."""
+    """Speculative decoding: the planner of drafts, and what proposes them, if they are not looked up."""
 
     speculator: Speculator | None = None
-    model: DraftModel | None = None
+    model: DraftModel | MtpDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +361,7 @@ class Worker:
             row.request.journal.computed(begin, end, row.num_tokens if row.ends else 0, seconds)
         self.costs.ran(step, begin, others_s)
         failed = [*failed, *settle_losses(time.monotonic(), self.batcher, step, self._model.losses)]
-        tokens = [self._kept(row, chosen) for row, chosen in zip(step.rows, sampled, strict=True)]
+        tokens = [self._kept(place, row, sampled[place]) for place, row in enumerate(step.rows)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
         self.costs.decoded(step, begin, end, sum(kept for _, index, kept in done.emitted if step.rows[index].decodes))
         emissions = list(failed)
@@ -374,16 +375,16 @@ class Worker:
                 self._parts.computed(row, begin, end, self._model.passed.get(index))
         return _Produced(emissions, step.num_tokens)
 
-    def _kept(self, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:
+    def _kept(self, place: int, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:
         """The valid tokens of a row: those that match its draft, and the token after them."""
         if not chosen:
             return None
         tokens = [token.token_id for token in chosen]
-        if not row.draft or self._speculator is None:
-            return tokens
         right = accepted(row.draft, tokens)
-        self._speculator.verified(row.request, len(row.draft), right)
-        self._metrics.count_draft(len(row.draft), right)
+        if row.draft and self._speculator is not None:
+            self._speculator.verified(row.request, len(row.draft), right)
+            self._metrics.count_draft(len(row.draft), right)
+        self._model.kept(place, row.request, right)
         return tokens[: right + 1]
 
     async def _hand_out(self, produced: _Produced) -> None:

@@ -44,6 +44,7 @@ from engine.model.parallel import Ranks, Shard
 from engine.model.quantized import Products, products_of
 from engine.sampling.logit_rules import Masks
 from engine.speculation.draft import DraftModel
+from engine.speculation.mtp import MtpDrafts
 from engine.step.runner import Runner
 from net.compiled import NotCompiled
 from net.transfer.common.memory import Region
@@ -58,7 +59,7 @@ class LoadedModel:
     region: Region | DeviceRegion  # the KV arena
     eos_token_ids: tuple[int, ...]
     processes: RankProcesses | ExpertProcesses | None  # of the other ranks
-    draft: DraftModel | None = None
+    draft: DraftModel | MtpDrafts | None = None
 
 
 def load_model(
@@ -73,7 +74,7 @@ def load_model(
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
     called from this thread. `masks`: of requests with a grammar. `find_pooled`: where to look for the weights first.
     Raises ModelError, UsageError."""
-    drafts = None if draft is None else _load_draft(config, draft)
+    drafts = _drafts(config, source) if draft is None else _load_draft(config, draft)
     if config.tensor_parallel_size > 1:
         return _load_ranks(config, geometry, source, drafts, progress, masks)
     region, kv = arena(config, geometry)
@@ -98,7 +99,7 @@ def _load_ranks(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
-    drafts: DraftModel | None,
+    drafts: DraftModel | MtpDrafts | None,
     progress: Callable[[int, int], None],
     masks: Masks | None,
 ) -> LoadedModel:
@@ -130,7 +131,7 @@ def _load_experts(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
-    drafts: DraftModel | None,
+    drafts: DraftModel | MtpDrafts | None,
     progress: Callable[[int, int], None],
     masks: Masks | None,
     made: tuple[Region | DeviceRegion, Tensor],
@@ -246,6 +247,13 @@ def load_rank(
         None if join is None else Processes(join()),
     )
     return make(model, kv, geometry.block_size, device)
+
+
+def _drafts(config: Config, source: ModelSource) -> MtpDrafts | None:
+    """What drafts with a layer of the served model."""
+    if not source.config.draft_layers or "decode" not in config.roles:
+        return None
+    return MtpDrafts(config.speculative_acceptance == "rejection", source.config.max_position_embeddings)
 
 
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:

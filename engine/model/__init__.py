@@ -4,6 +4,7 @@ Files:
     decoder           One config-driven decoder for the Llama, Mistral, Qwen, Gemma, DeepSeek and gpt-oss families
     delta             A layer with a gated delta rule instead of attention (arXiv 2412.06464): its past is a state
     delta_config      The part of a ModelConfig about layers with a state
+    draft_layer       The input of the layer that drafts: multi-token prediction
     gpu               The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads
     graphs            CUDA graphs: a small step needs one launch instead of about ten per layer
     huge_pages        Memory for packed weights, which every step reads from start to end

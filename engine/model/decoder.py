@@ -9,7 +9,7 @@ matrix, gate and up in one, so a dense layer is four matrix products.
 An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
 optional parts of some families: biases, norms of q and k, windows, soft caps and sinks, norms before the additions,
 experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py), in some layers a state instead of
-attention (delta.py). Under tensor parallelism, every
+attention (delta.py), a layer that drafts (draft_layer.py). Under tensor parallelism, every
 rank has some heads and some columns of each MLP; the two results that are added to x are summed over the ranks
 (parallel.py).
 
@@ -31,6 +31,7 @@ from attention.states import StateBatch, memory_of
 from cache.layer_groups import LayerGroups
 from engine.model.delta import DeltaRule, NarrowGates
 from engine.model.delta_config import Delta
+from engine.model.draft_layer import DraftInput
 from engine.model.experts.losses import Losses
 from engine.model.experts.moe import Experts, GatedExpert
 from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
@@ -76,6 +77,15 @@ class Layer:
     latent: LatentAttention | None = None
     sinks: Tensor | None = None  # [num_heads]
     delta: DeltaRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayer:
+    """The layer that drafts."""
+
+    enter: DraftInput
+    layer: Layer
+    tail: Tail
 
 
 @dataclass(slots=True)
@@ -163,6 +173,7 @@ class Model:
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
+        self.draft = self._draft_layer(weights) if config.draft_layers else None
         self._borders: dict[int, Tail] = {}  # of layers that end a part, made when they first do
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails) if groups is None else None
         if weights:
@@ -175,7 +186,7 @@ class Model:
 
     def close(self) -> None:
         """Give the memory of the layers back at once: a tail may refer to its model. No step may run, now or later."""
-        self.layers, self.tails, self.layers_at_once, self._borders = [], [], None, {}
+        self.layers, self.tails, self.layers_at_once, self._borders, self.draft = [], [], None, {}, None
 
     # --- weights
 
@@ -227,6 +238,14 @@ class Model:
             sinks=self._take(weights, at + "sinks") if config.sinks else None,
             delta=self._delta(weights, at, index, config.delta) if config.delta is not None and has_state else None,
         )
+
+    def _draft_layer(self, weights: dict[str, Any]) -> DraftLayer:
+        index = self.config.num_layers
+        at, layer = f"layers.{index}.", self._layer(weights, index)
+        enorm, hnorm, head_norm = (self._norm(weights, at + name) for name in ("enorm", "hnorm", "head_norm"))
+        join = self.ops.linear(self._matrix(weights, at + "eh"))
+        enter = DraftInput(enorm, hnorm, join, self.ops, self.config.rms_norm_eps)
+        return DraftLayer(enter, layer, self._tail(layer, head_norm, None))
 
     def _delta(self, weights: dict[str, Any], at: str, index: int, sizes: Delta) -> DeltaRule:
         narrow = None
@@ -337,6 +356,7 @@ class Model:
         scores: Scores | None = None,
         others: Sequence[RaggedBatch] = (),
         states: StateBatch | None = None,
+        on_hidden: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Compute one step: writes its KV to the pool; returns logits [R, vocab_size] float32 of `rows`.
 
@@ -346,8 +366,10 @@ class Model:
         reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
         of its rows part by part, so that memory never contains all logits of a long prompt. `others`: the batch in the
         blocks of each further group of layers with KV of tokens; `states`: where the requests keep their states.
+        `on_hidden` gets the output [T, H] of the last norm, for `forward_draft`; then all rows pass the last layer.
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
+        left = wanted if on_hidden is None else slice(None)  # rows behind the last layer, on one rank
         step, x = self._step(batch), self.embed(token_ids)
         more = (Step(other, self.backend.plan(other), step.angles, step.local_angles) for other in others)
         steps = [step, *more]
@@ -356,15 +378,31 @@ class Model:
         if self.layers_at_once is not None and on_layer is None and before_layer is None:
             layers = self.layers_at_once
             attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
-            x, projected = self.tails[-1](attended[wanted], x[wanted])
+            x, projected = self.tails[-1](attended[left], x[left])
         else:
-            x, projected = self._layer_by_layer(x, projected, kv_pool, wanted, steps, states, on_layer, before_layer)
-        normed = projected if self.alone else projected[wanted]  # by the norm before the head
+            x, projected = self._layer_by_layer(x, projected, kv_pool, left, steps, states, on_layer, before_layer)
+        if on_hidden is not None:
+            on_hidden(projected)
+        normed = projected if self.alone and on_hidden is None else projected[wanted]  # by the norm before the head
         if scores is not None:
             for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
                 part = normed[len(rows) + begin :][:SCORED_AT_ONCE]
-                scores.take(begin, self._logits(part))
-        return self._logits(normed[: len(rows)])
+                scores.take(begin, self.logits(part))
+        return self.logits(normed[: len(rows)])
+
+    @torch.inference_mode()
+    def forward_draft(self, token_ids: Tensor, hidden: Tensor, batch: RaggedBatch, kv_pool: Tensor) -> Tensor:
+        """Compute the layer that drafts: writes its KV to the pool; returns its output [T, H], whose `logits` predict
+        the token after each of token_ids.
+
+        token_ids [T] int64: the token behind each token of the batch; hidden [T, H]: of the batch, what `forward` gave
+        to `on_hidden`, or this returned for the positions before. Only on one rank, for a model with such a layer."""
+        assert self.draft is not None
+        layer, step = self.draft.layer, self._step(batch)
+        x = self.draft.enter(self.embed(token_ids), hidden)
+        projected = layer.qkv(self.ops.rms_norm(x, layer.attn_norm, self.config.rms_norm_eps))
+        attended = self._attention(projected, layer, kv_pool[:, self.config.num_layers], step)
+        return self.draft.tail(attended, x)[1]
 
     @torch.inference_mode()
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -402,7 +440,7 @@ class Model:
                 attended, x = attended[rows], x[rows]
             inner = index == last or index != layers[-1]
             x, projected = (self.tails[index] if inner else self._border(index))(attended, x)
-        return self._logits(projected) if layers[-1] == last else x
+        return self.logits(projected) if layers[-1] == last else x
 
     def _border(self, index: int) -> Tail:
         """The layer's operations after attention, without the next layer's product, which another node computes."""
@@ -415,7 +453,8 @@ class Model:
         local = angles if self.local_rope is self.rope else self.local_rope.angles(batch.positions)
         return Step(batch, self.backend.plan(batch), angles, local)
 
-    def _logits(self, normed: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def logits(self, normed: Tensor) -> Tensor:
         """[R, vocab_size] float32 from the output [R, H] of the last norm."""
         logits = self.ranks.gather(self.head.logits(normed))[:, : self.config.vocab_size]
         return soft_cap(logits, self.config.logit_soft_cap)
@@ -425,13 +464,13 @@ class Model:
         x: Tensor,
         projected: Tensor,
         kv_pool: Tensor,
-        wanted: Tensor,
+        left: Tensor | slice,
         steps: Sequence[Step],
         states: StateBatch | None,
         on_layer: Callable[[int], None] | None,
         before_layer: Callable[[int], None] | None,
     ) -> tuple[Tensor, Tensor]:
-        """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `wanted`.
+        """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `left`.
         steps: one for each group of layers with KV of tokens."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
         memory = None if states is None else memory_of(kv_pool)
@@ -446,9 +485,9 @@ class Model:
             if on_layer is not None and self.alone:
                 on_layer(index)
             if self.alone and layer is self.layers[-1]:
-                attended, x = attended[wanted], x[wanted]  # the other rows are not needed
-                if self.experts is not None:
-                    self.experts.only(wanted)
+                attended, x = attended[left], x[left]  # the other rows are not needed
+                if self.experts is not None and not isinstance(left, slice):
+                    self.experts.only(left)
             x, projected = tail(attended, x)
             if on_layer is not None and not self.alone:
                 on_layer(index)  # after the sums over the ranks, all ranks have written

@@ -103,7 +103,9 @@ class ModelConfig:
     together: bool = False
     """Checkpoints keep all experts of a layer in one tensor, in which rows of gate and up alternate."""
     num_draft_layers: int = 0
-    """Layers of the checkpoint after the last one, which predict further tokens. They are not loaded."""
+    """Layers of the checkpoint after the last one, which predict further tokens."""
+    draft_layers: int = 0
+    """Of these, the layers that this node loads and computes: 1 with --speculative-method mtp."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "intermediate_size"):
@@ -128,6 +130,10 @@ class ModelConfig:
         if self.delta is not None:
             wrong = self.delta.problem(self.num_layers)
             check(wrong is None, str(wrong))
+        check(
+            self.draft_layers <= min(1, self.num_draft_layers),
+            f"{self.draft_layers} layers that draft, of {self.num_draft_layers} in the checkpoint",
+        )
         if self.rope_scaling is not None:
             wrong = problem(self.rope_scaling)
             check(wrong is None, str(wrong))
@@ -191,6 +197,11 @@ class ModelConfig:
         return sharing_problem(self.num_experts, ranks, least, redundant)
 
     @property
+    def kv_layers(self) -> int:
+        """Layers with KV or a state: the layer that drafts comes last."""
+        return self.num_layers + self.draft_layers
+
+    @property
     def kv_kind(self) -> str:
         """The kind of its KV blocks (cache/block.py)."""
         return "full" if self.latent is None else "latent"
@@ -212,13 +223,14 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """The number of weights, without norms and biases."""
         states = sum(self.states)
-        attention = (self.num_layers - states) * self._attention_parameters + states * self._delta_parameters
+        attention = (self.kv_layers - states) * self._attention_parameters + states * self._delta_parameters
         mlp = 3 * self.hidden_size * self.intermediate_size
         shared = 3 * self.shared_size + self.shared_gate
         experts = self.hidden_size * (self.num_experts * (3 * self.expert_size + 1) + shared)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        sparse = sum(self.has_experts(layer) for layer in range(self.num_layers))
-        return attention + sparse * experts + (self.num_layers - sparse) * mlp + embeddings
+        sparse = sum(self.has_experts(layer) for layer in range(self.kv_layers))
+        joining = self.draft_layers * 2 * self.hidden_size**2
+        return attention + sparse * experts + (self.kv_layers - sparse) * mlp + joining + embeddings
 
     @property
     def _attention_parameters(self) -> int:

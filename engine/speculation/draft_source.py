@@ -1,6 +1,8 @@
-"""Finds the draft model for the served model, and checks that their vocabularies match."""
+"""Finds what drafts for the served model: another model with its vocabulary, or its own further layer."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.config.config import Config
@@ -14,6 +16,19 @@ def draft_source(config: Config) -> ModelSource | None:
     if config.speculative_model is None or "decode" not in config.roles:
         return None
     return describe(config.speculative_model, "dummy" if config.load_format == "dummy" else "auto", config.seed)
+
+
+def with_draft_layer(config: Config, source: ModelSource) -> ModelSource:
+    """`source`; for --speculative-method mtp with the layer that drafts, whose KV is then a part of every block. Raises
+    UsageError if the model has none."""
+    if config.speculative_method != "mtp" or source.format == "none":
+        return source
+    if not source.config.num_draft_layers:
+        raise UsageError(
+            f"--speculative-method mtp: the configuration of {source.name} has no num_nextn_predict_layers, so the "
+            "model has no layer that drafts; choose another method"
+        )
+    return replace(source, config=replace(source.config, draft_layers=1))
 
 
 def check_draft(draft: ModelSource | None, served: ModelSource, tokenizer: Tokenizer) -> None:

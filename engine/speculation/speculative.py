@@ -12,7 +12,7 @@ from the logits after the true history, so y_j = x_(i+j). The kept tokens y_0 ..
 x_i .. x_(i+m): the request's tokens without speculation, for any proposer, up to the rounding of another batch shape.
 Penalties and min_tokens count the drafts before a position as output.
 
-The rejection rule (rejection.py; draft models by default) keeps the distribution, not the tokens, and accepts
+The rejection rule (rejection.py; draft models and mtp by default) keeps the distribution, not the tokens, and accepts
 with probability sum_x min(p(x), q(x)), the maximum for any rule. Compared with it, the same draw
 
     lookups       are as good: q is one token d, both accept with probability p(d);
@@ -144,7 +144,7 @@ class Lookups(Protocol):
 
 
 class Proposer(Protocol):
-    """A draft model (draft.py)."""
+    """A draft model (draft.py), or the model's own further layer (mtp.py)."""
 
     step_seconds: float  # of one draft token of every row
 
@@ -155,8 +155,8 @@ class Proposer(Protocol):
 class Speculator:
     """Plans and counts the drafts of each step.
 
-    method: the name, for /debug/state. lookups: fill the drafts here; None: this only sets the number of tokens for the
-    draft model `draft` (draft.py). verify_cost(rows, context): of a step with `rows` decodes over `context` tokens of
+    method: the name, for /debug/state. lookups: fill the drafts here; None: this only sets the number of tokens for
+    `draft`. verify_cost(rows, context): of a step with `rows` decodes over `context` tokens of
     KV in total. length: "auto", or "fixed": always the maximum."""
 
     def __init__(

@@ -42,6 +42,7 @@ class Row:
     proposals: Sequence[Tensor] = ()  # [V] each: distributions of the draft's tokens; empty = compare tokens
     scores: PromptScores | None = None
     others: Sequence[Sequence[int]] = ()  # of the other groups (cache/layer_groups.py); empty: as block_ids
+    next_token: int = 0  # after token_ids, without `sample`; only a layer that drafts reads it
 
     @property
     def num_wanted(self) -> int:

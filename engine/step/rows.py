@@ -23,8 +23,10 @@ def row_of(scheduled: ScheduledRow, eos_token_ids: tuple[int, ...], proposals: S
     known = scheduled.num_tokens - len(scheduled.draft)
     token_ids = request.token_ids[scheduled.start : scheduled.start + known] + scheduled.draft
     scores = _scores(request, scheduled.start, known) if request.scores_prompt else None
-    drafts = len(scheduled.draft)
-    return Row(token_ids, scheduled.start, request.block_table(), sample, 1 + drafts, proposals, scores, request.others)
+    drafts, end = len(scheduled.draft), scheduled.start + known
+    following = request.token_ids[end] if end < request.num_tokens else 0
+    table, others = request.block_table(), request.others
+    return Row(token_ids, scheduled.start, table, sample, 1 + drafts, proposals, scores, others, following)
 
 
 def _scores(request: Request, start: int, count: int) -> PromptScores | None:

@@ -60,13 +60,16 @@ class Runner:
         around_forward: makes a context entered around each forward pass with its rows, so that other ranks compute the
         same pass (RankProcesses.step)."""
         config = model.config
-        layers = config.num_layers if model.groups is None else model.groups.layers
+        layers = config.kv_layers if model.groups is None else model.groups.layers
         shape = (layers, PLANES[config.kv_kind], config.num_kv_heads, block_size, config.head_size)
         if kv_pool.dim() != 6 or tuple(kv_pool.shape[1:]) != shape:
             raise ValueError(f"the KV pool must be [num_blocks, {', '.join(map(str, shape))}], is {[*kv_pool.shape]}")
         self.model, self.kv_pool, self.block_size, self.device = model, kv_pool, block_size, torch.device(device)
         self.last: StepTime | None = None
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
+        self.ahead: dict[int, Tensor] = {}
+        """Of the last step's rows that sampled, with a layer that drafts: its outputs at their last num_samples tokens
+        [num_samples, H]. Those of tokens behind a wrong draft mean nothing."""
         self._forward: Callable[..., Tensor] = model.forward
         self._gpu = gpu or gpu_of(self.device)
         self._inputs = InputBuilder(block_size, self.device, self._gpu, model.groups)
@@ -84,6 +87,8 @@ class Runner:
             return "the ranks of --tensor-parallel-size compute all layers of a prompt"
         if self.model.groups is not None:
             return "with --kv-groups windows, or with states, one node computes all layers of a prompt"
+        if self.model.draft is not None:
+            return "with --speculative-method mtp one node computes all layers of a prompt"
         if self.model.experts is not None:  # a lost expert would have to be told to the other nodes
             return "the ranks of --expert-parallel-size compute all layers of a prompt"
         return None
@@ -118,7 +123,8 @@ class Runner:
         before_layer: Callable[[int], None] | None = None,
     ) -> list[list[Sampled]]:
         """Compute every row's KV and sample its tokens. Returns a list per row, in the order of `rows`: row.num_samples
-        tokens, or none without row.sample. Log probabilities of prompts go to row.scores.
+        tokens, or none without row.sample. Log probabilities of prompts go to row.scores. A layer that drafts computes
+        the same rows when the tokens after them are known.
 
         on_layer(l), before_layer(l): see Model.forward. Raises ValueError for a row without tokens or with too few
         blocks.
@@ -128,6 +134,8 @@ class Runner:
         began = time.perf_counter()
         inputs = self._inputs.build(rows)
         wanted = [(i, sampling) for i in inputs.order for sampling in _sampling_rows(rows[i])]
+        hidden: list[Tensor] = []
+        drafts: dict[str, Any] = {} if self.model.draft is None else {"on_hidden": hidden.append}
         if self._reports is not None and on_layer is not None:
             on_layer = self._reports.behind(on_layer)
         try:
@@ -141,11 +149,17 @@ class Runner:
                     before_layer,
                     self._scores(PromptScorer, rows, inputs),
                     **_of_groups(inputs),
+                    **drafts,
                 )
             if self.model.experts is not None:
                 self.losses = self.model.experts.take_losses().by_row(inputs.order, inputs.batch.q_lens)
             chosen = sample(logits, [sampling for _, sampling in wanted], self._masks)
-            if not wanted:
+            results: list[list[Sampled]] = [[] for _ in rows]
+            for (i, _), token in zip(wanted, chosen, strict=True):
+                results[i].append(token)
+            if hidden:
+                self._look_ahead(rows, inputs, results, hidden[0], on_layer, before_layer)
+            if not wanted or hidden:
                 # No code has waited for the device yet. When a step returns, its KV must be in the pool, because it is
                 # pushed and published from there.
                 self._gpu.settle(self.kv_pool)
@@ -155,10 +169,41 @@ class Runner:
             self._gpu.settle(self.kv_pool)  # its blocks are reused now: queued work must not write to them
             raise
         self.last = _step_time(inputs.batch, time.perf_counter() - began)
-        results: list[list[Sampled]] = [[] for _ in rows]
-        for (i, _), token in zip(wanted, chosen, strict=True):
-            results[i].append(token)
         return results
+
+    def _look_ahead(
+        self,
+        rows: Sequence[Row],
+        inputs: Inputs,
+        results: Sequence[Sequence[Sampled]],
+        hidden: Tensor,
+        on_layer: Callable[[int], None] | None,
+        before_layer: Callable[[int], None] | None,
+    ) -> None:
+        """The layer that drafts, for a step whose tokens are chosen. hidden [T, H]: the model's output."""
+        layer, following = self.model.config.num_layers, list[int]()
+        for i in inputs.order:
+            after = [token.token_id for token in results[i]] or [rows[i].next_token]
+            following += [*rows[i].token_ids[1 : len(rows[i].token_ids) - len(after) + 1], *after]
+        if before_layer is not None:
+            before_layer(layer)
+        tokens = torch.tensor(following, device=self.device)
+        found = self.model.forward_draft(tokens, hidden, inputs.batch, self.kv_pool)
+        if on_layer is not None:
+            on_layer(layer)
+        sampled = [i for i in inputs.order if results[i]]
+        parts = found[inputs.last_rows].split([len(results[i]) for i in sampled])
+        self.ahead = dict(zip(sampled, parts, strict=True))
+
+    def guess(self, ahead: Tensor, sampling: Sequence[SamplingRow]) -> list[Sampled]:
+        """A draft token for each row of `ahead` [R, H]: outputs of the layer that drafts."""
+        return sample(self.model.logits(ahead), sampling, None)
+
+    def guess_on(self, rows: Sequence[Row], ahead: Tensor) -> Tensor:
+        """The outputs [R, H] of the layer that drafts, behind one draft token of each row. ahead [R, H]: those from
+        which the tokens were chosen. row.start: the token's position, less one."""
+        inputs = self._inputs.build(rows)
+        return self.model.forward_draft(inputs.token_ids, ahead, inputs.batch, self.kv_pool)
 
     def step_part(
         self, row: Row, layers: range, hidden: Tensor | None, on_layer: Callable[[int], None] | None

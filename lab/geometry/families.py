@@ -20,10 +20,11 @@ MXFP4_BYTES = 4.25 / 8
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Types of stored KV, keys of cache.block.type_bytes."""
+    """What is stored of KV: its types, keys of cache.block.type_bytes."""
 
     kv: str = "bfloat16"
     state: str = "float32"
+    mtp: bool = False  # no type: whether the layer that drafts has KV too (--speculative-method mtp)
 
     @property
     def kv_bytes(self) -> int:

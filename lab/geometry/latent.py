@@ -20,6 +20,8 @@ ROWS = "num_hidden_layers num_attention_heads kv_lora_rank qk_rope_head_dim qk_n
 
 def parts(config: Json, types: Types) -> tuple[Part, ...]:
     layers, heads, rank, rope, nope, value = integers(config, ROWS)
+    if types.mtp:
+        layers += min(1, int(config.get("num_nextn_predict_layers") or 0))
     return (
         Part(
             group=Group(kind="latent", layers=layers, row_bytes=(rank + rope) * types.kv_bytes),

@@ -69,6 +69,7 @@ PUBLISHED = (
             "num_experts_per_tok": 8,
             "n_shared_experts": 1,
             "first_k_dense_replace": 3,
+            "num_nextn_predict_layers": 1,
             "vocab_size": 129280,
             "quantization_config": {"quant_method": "fp8"},
         },

@@ -1,8 +1,8 @@
 """The groups and the weights of a model, from its config.json.
 
 Families that the engine runs are read by engine/checkpoint/hf_config.py, the others by the files of FAMILIES. For
-these, every key must be known: an unknown one could change the geometry, and is refused by its name. Heads that draft
-tokens (MTP) are not counted.
+these, every key must be known: an unknown one could change the geometry, and is refused by its name. The weights of
+layers that draft tokens (MTP) are not counted; the KV of DeepSeek-V3's is if Types.mtp says so.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
   scripts/plan.py kv-bytes Kimi-K2 Qwen3-Next-80B --prompts 8192,131072
   scripts/plan.py kv-bytes path/to/model --kv-type float16 --json kv-bytes.json
   scripts/plan.py kv-bytes gpt-oss-120b --no-pool-windows       # windows are computed again after a hit
+  scripts/plan.py kv-bytes DeepSeek-V3 --mtp                    # with the layer that drafts
 
 For a prompt of n tokens: the arena at its peak, while the prompt is computed in chunks; the arena afterwards, which is
 also the transfer to a decode node; the pool; and the memory traffic of one decode step. `uniform` is the same for one
@@ -133,6 +134,9 @@ def parser() -> ArgumentParser:
     made.add_argument("--chunk-tokens", type=positive, default=8192, help="of a prompt in one step (default: 8192)")
     made.add_argument("--kv-type", choices=tuple(type_bytes), default="bfloat16", help="of stored KV")
     made.add_argument("--state-type", choices=tuple(type_bytes), default="float32", help="of the matrices of states")
+    made.add_argument(
+        "--mtp", action="store_true", help="count the layer that drafts too, if the model has one that the engine runs"
+    )
     add_pool_flags(made, 16, 256)
     made.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     return made
@@ -152,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("--block-size and --chunk-tokens must be at least 1")
         rules = Rules(args.block_size, args.chunk_tokens, pool_rule(args))
         models = [find(name) for name in args.models] or list(PUBLISHED)
-        types = Types(args.kv_type, args.state_type)
+        types = Types(args.kv_type, args.state_type, args.mtp)
         read = [(model, parts_of(model.config, types)) for model in models]
     except (OSError, ValueError) as error:
         Console(stderr=True).print(f"kv-bytes: {error}", style="red", markup=False)
@@ -170,5 +174,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 def used(args: Namespace, rules: Rules, read: Sequence[tuple[Any, Sequence[Part]]]) -> dict[str, Any]:
     """The configuration of a result file."""
     models = {model.name: {"source": model.source, "groups": [asdict(p.group) for p in parts]} for model, parts in read}
-    types = {"kv_type": args.kv_type, "state_type": args.state_type}
+    types = {"kv_type": args.kv_type, "state_type": args.state_type, "mtp": args.mtp}
     return {"benchmark": "kv-bytes", "models": models, "prompts": args.prompts, **types, **asdict(rules)}

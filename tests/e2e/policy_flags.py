@@ -91,11 +91,13 @@ DECODE = "prefill+decode-1"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`node` runs with the value; `test` asserts its effect; `not_asserted` says what of it is not, and why."""
+    """`node` runs with the value; `test` asserts its effect; `not_asserted` says what of it is not, and why. Or no node
+    of this file can run with it, because it needs another model: then `elsewhere` asserts its effect."""
 
-    node: str
+    node: str = ""
     test: str = ""
     not_asserted: str = ""
+    elsewhere: str = ""  # file::test
 
 
 _EVICTION, _ORDER, _CHUNKS = "test_eviction", "test_queue_order_and_rejection", "test_chunks_of_a_prompt"
@@ -168,6 +170,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "ngram": Row("five", _GUESSES),
         "suffix": Row("three", _GUESSES),
         "draft": Row(DECODE, _GUESSES),
+        "mtp": Row(elsewhere="test_mtp.py::test_prefill_decode_and_store_nodes"),
     },
     "speculative_length": {
         "fixed": Row("five", _GUESSES),

@@ -59,6 +59,10 @@ def test_every_value_has_a_row():
     for field, rows in ROWS.items():
         assert rows.keys() == found[field], f"--{field}: give each value a row in tests/e2e/policy_flags.py"
         for text, row in rows.items():
+            if row.elsewhere:
+                assert not row.node, f"{field} {text}"
+                assert_there(row.elsewhere, f"{field} {text}")
+                continue
             assert value(row.node, field) == text, f"{row.node} does not run with {field} {text}"
             assert row.test or row.not_asserted, f"{field} {text}"
             assert not row.test or row.test in globals(), f"{field} {text}: there is no {row.test}"
@@ -67,8 +71,12 @@ def test_every_value_has_a_row():
 def test_every_switch_has_a_test():
     assert SWITCHES.keys() == switches()
     for field, test in SWITCHES.items():
-        file, _, name = test.partition("::")
-        assert f"def {name}(" in (Path(__file__).parent / file).read_text(), f"--{field}: there is no {test}"
+        assert_there(test, f"--{field}")
+
+
+def assert_there(test: str, what: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (Path(__file__).parent / file).read_text(), f"{what}: there is no {test}"
 
 
 @pytest.fixture(scope="module")

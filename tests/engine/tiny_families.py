@@ -205,5 +205,5 @@ def ours(directory: Path, dtype: torch.dtype = torch.float32, backend: str = "to
 
 def empty_pool(source: ModelSource, dtype: torch.dtype, num_blocks: int = 64) -> Tensor:
     config = source.config
-    shape = (num_blocks, config.num_layers, PLANES[config.kv_kind], config.num_kv_heads, BLOCK_SIZE, config.head_size)
+    shape = (num_blocks, config.kv_layers, PLANES[config.kv_kind], config.num_kv_heads, BLOCK_SIZE, config.head_size)
     return torch.full(shape, torch.nan, dtype=dtype)

@@ -32,6 +32,11 @@ ALWAYS = [
     ("--prompt-lookup-min 5 --prompt-lookup-max 4", "exceeds --prompt-lookup-max"),
     ("--speculative-method draft", "go together"),
     ("--speculative-model x", "go together"),
+    ("--speculative-method mtp --speculative-model x", "go together"),
+    ("--speculative-method mtp --tensor-parallel-size 2", "does not work with --tensor-parallel-size 2"),
+    ("--speculative-method mtp --expert-parallel-size 2", "does not work with --expert-parallel-size 2"),
+    ("--speculative-method mtp --prefill-parallel cpp", "does not work with --prefill-parallel cpp"),
+    ("--speculative-method mtp --beyond-memory on", "does not work with --beyond-memory on"),
     ("--batching-policy mixed --prefill-chunk-tokens 2048", "exceeds --max-num-batched-tokens"),
     ("--weights-from-store --tensor-parallel-size 2", "use one of the two"),
     (

@@ -19,10 +19,12 @@ from engine.core.worker import Drafts, Reuse, Worker
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
+from engine.speculation.mtp import MtpDrafts
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Speculator, VerifyCost
 from engine.speculation.suffix import SuffixLookups, SuffixRules
 from engine.step.request import Request
+from engine.step.runner import Runner
 from net.metrics.events import Metrics
 from tests.engine.tiny_llama import BLOCK_SIZE, runner, tiny
 
@@ -61,14 +63,17 @@ def prompts(count: int, seed: int) -> list[list[int]]:
 class Engine:
     """Worker, batcher and runner as engine/node/engine.py wires them, without a network."""
 
-    def __init__(self, model: Any, speculator: Speculator | None = None, draft: DraftModel | None = None, blocks=64):
+    def __init__(
+        self, model: Any, speculator: Speculator | None = None, draft: DraftModel | MtpDrafts | None = None, blocks=64
+    ):
+        """model: transformers', or a runner with a pool of `blocks` blocks."""
         self.draft, self.metrics = draft, Metrics("m", "n")
         pool = BlockPool(blocks)
         self.batcher = Batcher(pool, BLOCK_SIZE, 8, 128, MAX_LEN, {2}, BatchRules(speculator=speculator))
         publisher = Publisher(pool, None, self.metrics)
         self.worker = Worker(
-            self.batcher, runner(model, num_blocks=blocks), Reuse(NoPrefix(), publisher), StepCosts(), self.metrics,
-            Drafts(speculator, draft),
+            self.batcher, model if isinstance(model, Runner) else runner(model, num_blocks=blocks),
+            Reuse(NoPrefix(), publisher), StepCosts(), self.metrics, Drafts(speculator, draft),
         )  # fmt: skip
         self.emissions: list[Emission] = []
 
@@ -83,12 +88,13 @@ class Engine:
         await self.worker.close()
         self.batcher.check_integrity()
         assert self.batcher.pool.references() == {"request": 0, "transfer": 0}
-        if self.draft is not None:
+        if isinstance(self.draft, DraftModel):
             self.draft.pool.check_integrity()
-            assert self.draft.pool.usage()["held"] == 0 and not self.draft.state()["requests"]
+            assert self.draft.pool.usage()["held"] == 0
+        assert self.draft is None or not self.draft.state()["requests"]
 
 
-def speculator(method: str, k: int, draft: DraftModel | None = None, length: str = "fixed") -> Speculator:
+def speculator(method: str, k: int, draft: DraftModel | MtpDrafts | None = None, length: str = "fixed") -> Speculator:
     lookups = {"ngram": NgramLookups(1, 4), "suffix": SuffixLookups(SuffixRules())}.get(method)
     return Speculator(method, k, lookups, length, MAX_LEN, lambda rows, context: COST, draft)
 

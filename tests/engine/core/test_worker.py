@@ -40,6 +40,7 @@ class Counting:
         self.gate.set()
         self.error: Exception | None = None
         self.losses: dict[int, Loss] = {}
+        self.ahead: dict[int, Any] = {}
         self.next_losses: dict[int, Loss] = {}  # of the next step alone
 
     def step(self, rows: Any, on_layer: Any = None, before_layer: Any = None) -> list[list[Sampled]]:

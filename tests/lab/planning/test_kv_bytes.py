@@ -56,6 +56,14 @@ def test_other_types(tmp_path):
     assert wide["Llama-3-8B, 100 tokens, all", "decode step"][0] == 100 * 2 * 131_072
 
 
+def test_the_layer_that_drafts(tmp_path):
+    for model, layers in (("DeepSeek-V3", 62), ("Kimi-K2", 61), ("Llama-3-8B", 32)):
+        without, found = (figures(tmp_path, model, "--prompts", "100", *flags) for flags in ((), ("--mtp",)))
+        row = 131_072 // 32 if layers == 32 else 1152
+        assert found[f"{model}, 100 tokens, all", "arena and transfer"][0] == -(-100 // 16) * 16 * layers * row
+        assert (found == without) == (layers != 62)
+
+
 def test_an_unknown_model_is_named(capsys):
     assert kv_bytes.main(["Llama-9"]) == 2
     assert "'Llama-9' is neither" in capsys.readouterr().err
