@@ -83,8 +83,12 @@ class Parts:
         self._waiting = [merge(torch.stack(outs), torch.stack(lses))]
         self._nbytes = self._waiting[0][0].nbytes
 
-    def merged(self) -> Tensor:
-        """[T, num_heads, head_size] float32 over all keys. There was at least one part."""
+    def part(self) -> Part:
+        """One part over all keys. There was at least one."""
         if len(self._waiting) > 1:
             self._merge()
-        return self._waiting[0][0]
+        return self._waiting[0]
+
+    def merged(self) -> Tensor:
+        """[T, num_heads, head_size] float32 over all keys."""
+        return self.part()[0]

@@ -40,6 +40,7 @@ class Room:
     window_blocks: int
     near_blocks: int  # most of them in DRAM
     far_blocks: int = 0  # and on SSD
+    held_blocks: int = 0  # and on other nodes (sched/elsewhere.py), behind those in DRAM
 
     @property
     def arena_blocks(self) -> int:
@@ -48,7 +49,7 @@ class Room:
 
     @property
     def cold_blocks(self) -> int:
-        return self.near_blocks + self.far_blocks
+        return self.near_blocks + self.held_blocks + self.far_blocks
 
     @property
     def tokens(self) -> int:
@@ -68,7 +69,7 @@ class Room:
         """Its (near, far) bytes."""
         cold = self.cold_of(tokens)
         near = min(cold, self.near_blocks)
-        return near * self.block_bytes, (cold - near) * self.block_bytes
+        return near * self.block_bytes, max(0, cold - near - self.held_blocks) * self.block_bytes
 
 
 def room_of(
@@ -134,12 +135,14 @@ def forecast(prompt: int, output: int, known: int, room: Room, steps: ColdSteps,
     return Forecast(room.cold_of(prompt + output), *cold, steps.token_s(*cold), prompt_s)
 
 
-def no_room(prompt: int, output: int, room: Room, node: str) -> str | None:
-    """Why the node cannot hold a request of these tokens at any time; None if it can."""
-    if prompt + output <= room.tokens:
+def no_room(prompt: int, output: int, room: Room, node: str, lent: int = 0) -> str | None:
+    """Why the node cannot hold a request of these tokens at any time; None if it can. lent: blocks that other nodes
+    hold for it at most."""
+    if prompt + output <= room.tokens + lent * room.block_size:
         return None
     near, far, need = room.near_blocks, room.far_blocks, room.cold_of(prompt + output)
     ssd = f", its SSD {far} ({_mb(far * room.block_bytes)})" if far else ""
+    ssd += f", and other nodes lend {lent} ({_mb(lent * room.block_bytes)})" if lent else ""
     return (
         f"{prompt} tokens of prompt and {output} to generate need {need} blocks of {room.block_bytes} bytes "
         f"({_mb(need * room.block_bytes)}) beyond the {room.hot_blocks} that the arena of {node} keeps; its DRAM share "

@@ -26,6 +26,7 @@ from cache.store.calls import HOME_ERRORS
 from cache.store.store import Store
 from cache.tiers.local_store import NoSpace
 from cache.tiers.lodging import Lodging
+from engine.beyond.elsewhere import Elsewhere, HeldBlocks, NoRoomElsewhere
 from engine.beyond.lodged import Done, Memory, RequestRoom
 from engine.beyond.messages import FORESEE, Foresee, Foreseen
 from engine.beyond.window import Reader
@@ -43,6 +44,7 @@ from net.channel.channel import Channel
 from net.transfer.common.memory import Region
 from sched.beyond import ColdSteps, Forecast, forecast, no_room, too_slow
 from sched.classes import BATCH
+from sched.elsewhere import Job, Own, Split, room_with, with_asks
 
 if TYPE_CHECKING:
     from engine.step.runner import Runner
@@ -84,13 +86,14 @@ class Host:
         costs: StepCosts,
         channel: Channel,
         check: Callable[[], None],
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """arena: the engine's, on the CPU. store: with a share whose slots are blocks of the arena. check: raises
-        RemoteError while the node takes no new request."""
+        RemoteError while the node takes no new request. elsewhere: asks other nodes."""
         found, share = beyond_room(config, geometry), store.local
         assert found is not None and share is not None, "checked when the flags were resolved"
         assert share.arena is not None
-        self.room = found
+        self.room, self._elsewhere = found, elsewhere
         self._node_id, self._classes = config.node_id, config.classes
         self._store, self._share, self._batcher, self._costs = store, share, batcher, costs
         self._fetches, self._tier = config.prefix_fetch != "never", share.arena
@@ -115,19 +118,49 @@ class Host:
         """Raises RemoteError if this node takes no new request now."""
         self._check()
         keys = split_keys(data)
-        if (reason := no_room(body.tokens, body.output, self.room, self._node_id)) is not None:
+        holders = [] if self._elsewhere is None else await self._elsewhere.holders()
+        lent = sum(holder.blocks for holder in holders)
+        if (reason := no_room(body.tokens, body.output, self.room, self._node_id, lent)) is not None:
             return Foreseen(reason)
         known = self._share.count_leading(keys) * self.room.block_size
-        found = self.forecast(body.tokens, body.output, known)
+        split = None
+        if self._elsewhere is not None:
+            split = self._elsewhere.divide(self._job(body.tokens, body.output, known), self._own(), holders)
+            if split is not None and split.held:
+                known = min(known, split.near * self.room.block_size)
+        found = self.forecast(body.tokens, body.output, known, split)
         tbt_s = self._classes[body.service_class].tbt_s
         if (reason := too_slow(found, body.service_class, tbt_s, self._node_id)) is not None:
             return Foreseen(reason)
         return Foreseen("", known, found.cold_bytes, found.token_s, self._wait_s(), found.prompt_s)
 
-    def forecast(self, tokens: int, output: int, known: int) -> Forecast:
+    def forecast(self, tokens: int, output: int, known: int, split: Split | None = None) -> Forecast:
+        """split: if blocks lie on other nodes too."""
         chunks = -(-(tokens - known) // self._chunk_tokens)
         prefill_s = self._costs.prefill.estimate(tokens - known, known, chunks)
-        return forecast(tokens, output, known, self.room, self.steps, prefill_s)
+        room = self.room if split is None else room_with(self.room, split)
+        found = forecast(tokens, output, known, room, self.steps, prefill_s)
+        if split is None:
+            return found
+        return with_asks(found, split, self.steps.read_s(found.near_bytes, found.far_bytes))
+
+    def _job(self, tokens: int, output: int, known: int) -> Job:
+        assert self._elsewhere is not None
+        heads, room = self._elsewhere.heads, self.room
+        return Job(
+            room.cold_of(tokens + output),
+            tokens - known,
+            output,
+            self._chunk_tokens,
+            self._reader.num_layers,
+            room.block_bytes,
+            heads.query_bytes + heads.part_bytes,
+            known // room.block_size,
+        )
+
+    def _own(self) -> Own:
+        near_s, far_s = self.steps.read_s(self.room.block_bytes, 0), self.steps.read_s(0, self.room.block_bytes)
+        return Own(self.room.near_blocks, self.room.far_blocks, near_s, far_s)
 
     def _wait_s(self) -> float:
         """Seconds until the requests beyond memory that are here have their prompts computed; their answers take longer
@@ -161,36 +194,54 @@ class Host:
         if self._batcher.blocks.prefix_caching and request.fetches:
             keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
         near = min(need, self.room.near_blocks)
+        split, held = Split(near, (), need - near), None
+        if self._elsewhere is not None:
+            try:
+                split, held = await self._divided(self._elsewhere, request, keys, output)
+            except NoRoomElsewhere as error:
+                reason = no_room(request.num_tokens, output, self.room, self._node_id, error.lent)
+                cold.refused = reason or str(error)
+                return
+        near = split.near
         try:
             lodging = await self._lodging(request, keys, near)
-        except NoSpace as error:
+        except BaseException as error:
+            if held is not None:
+                held.close()
+            if not isinstance(error, NoSpace):
+                raise
             cold.refused = f"no room beyond the arena of {self._node_id}: {error}; raise --dram-bytes there"
             return
-        far = self._share.lodge_on_ssd() if need > near else None
-        here = RequestRoom(lodging, far, self.memory, self.steps, self.done)
-        fetched = on_ssd = 0
+        far = self._share.lodge_on_ssd() if split.far else None
+        here = RequestRoom(lodging, far, self.memory, self.steps, self.done, held)
+        fetched = there = on_ssd = 0
         try:
             if not request.finished:
                 fetched = await self._fetch(keys[len(lodging.found) : near], lodging.fresh)
             if not request.finished and len(lodging.found) + fetched == near:
-                on_ssd = await asyncio.to_thread(here.adopt, keys[near:need])
+                there = 0 if held is None else held.known
+                if there == split.num_held:
+                    on_ssd = await asyncio.to_thread(here.adopt, keys[near + there : need])
         except BaseException:
             here.close()
             raise
         if request.finished:
             here.close()
             return
-        places = [*lodging.found, *lodging.fresh, *range(self.memory.num_slots, self.memory.num_slots + need - near)]
-        count = len(lodging.found) + fetched + on_ssd
+        there_places = range(-1, -1 - split.num_held, -1)
+        on_disk = range(self.memory.num_slots, self.memory.num_slots + split.far)
+        places = [*lodging.found, *lodging.fresh, *there_places, *on_disk]
+        count = len(lodging.found) + fetched + there + on_ssd
         self._batcher.blocks.lodge(request, here, places[:count], places[count:])
         known = count * size
-        expected = self.forecast(request.num_tokens, output, known)
+        expected = self.forecast(request.num_tokens, output, known, split if split.held else None)
         request.journal.note(
             time.monotonic(),
             "beyond_memory",
             {
                 "cold_blocks": need,
-                "far_blocks": need - near,
+                "far_blocks": split.far,
+                "held_blocks": dict(split.held),
                 "known_tokens": known,
                 "fetched_tokens": fetched * size,
                 "hot_blocks": cold.hot_blocks,
@@ -200,6 +251,14 @@ class Host:
                 "prompt_s": expected.prompt_s,
             },
         )
+
+    async def _divided(
+        self, elsewhere: Elsewhere, request: Request, keys: Sequence[BlockKey], output: int
+    ) -> tuple[Split, HeldBlocks]:
+        """Where its blocks shall lie, and room for those on other nodes. Raises NoRoomElsewhere."""
+        known = self._share.count_leading(keys) * self.room.block_size
+        named = self._batcher.blocks.prefix_caching and not request.private
+        return await elsewhere.lodge(self._job(request.num_tokens, output, known), self._own(), keys, named)
 
     async def calibrate(self, in_thread: InThread[int], runner: Runner, blocks: Sequence[int]) -> int:
         """Measure the tier, and decode steps over few and many cold blocks; returns the number of measured steps: 0 if
@@ -281,8 +340,11 @@ class Host:
             "dram_bytes_per_s": self.dram_bytes_per_s,
             "ssd_bytes_per_s": self.ssd_bytes_per_s,
             "coefficients": self.steps.regression.coefficients,
+            "elsewhere": None if self._elsewhere is None else self._elsewhere.state(),
         }
 
     def close(self) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.close()
         self._reader.close()
         del self.memory  # it keeps both arenas mapped

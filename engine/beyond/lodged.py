@@ -1,8 +1,9 @@
 """The room in the tiers of one request beyond memory, and its blocks on their way there and back.
 
-A *place* names one cold block: a slot of the DRAM tier, or, from the number of slots on, a block on SSD. DRAM blocks
-are attended where they lie: on a CPU, the tier is memory like the arena. Blocks on SSD come through the window. Parts
-of them are compared with checksums of their layers, which are kept here while the request lives.
+A *place* names one cold block: a slot of the DRAM tier; from the number of slots on, a block on SSD; below 0, a block
+on another node. DRAM blocks are attended where they lie: on a CPU, the tier is memory like the arena. Blocks on SSD
+come through the window. Parts of them are compared with checksums of their layers, which are kept here while the
+request lives. Other nodes are asked about theirs (elsewhere.py).
 
 The tier writes one thing after the other, and a batch of other blocks may be before a cold one. So the engine thread
 leaves a copy and goes on; until the block is on disk, it is read from the copy.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Lock
@@ -21,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from attention.parts import Part
 from cache.arena import UNCHECKED, checksum
 from cache.block import BlockKey
 from cache.pool.policy import PLAIN, Facts
 from cache.ssd.medium import Entry
 from cache.tiers.lodging import Lodging, SsdLodging
+from engine.beyond.elsewhere import HeldBlocks
 from engine.beyond.window import Reader, Reading, Rows
 from engine.step.cold import Places
 from sched.beyond import ColdSteps
@@ -94,11 +97,18 @@ class Memory:
 class Pass:
     """One pass over some layers of the cold blocks (engine.step.cold.Pieces), as a context."""
 
-    def __init__(self, slots: Sequence[int], reading: Reading, layers: range, memory: Memory) -> None:
-        """slots: those in DRAM; reading: of those on SSD."""
+    def __init__(
+        self,
+        slots: Sequence[int],
+        reading: Reading,
+        layers: range,
+        memory: Memory,
+        held: tuple[HeldBlocks, int] | None,
+    ) -> None:
+        """slots: those in DRAM; reading: of those on SSD; held: those on other nodes, the first n of them."""
         self._first = np.array(slots, dtype=np.int32) * memory.reader.num_layers
         self._reading, self._layer = reading, layers.start
-        self.near = memory.near
+        self.near, self._held = memory.near, held
 
     def __enter__(self) -> Pass:
         self._reading.__enter__()
@@ -108,6 +118,13 @@ class Pass:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._reading.__exit__(kind, error, where)
+
+    def ask(self, q: Any, scale: float, soft_cap: float) -> Callable[[], Iterable[Part]]:
+        """See engine.step.cold.Pieces."""
+        if self._held is None:
+            return tuple
+        blocks, count = self._held
+        return blocks.ask(self._layer, q, count, scale, soft_cap)
 
     def layer(self) -> tuple[Places, Iterator[Places]]:
         """See engine.step.cold.Pieces."""
@@ -130,10 +147,18 @@ class Far:
 
 
 class RequestRoom:
-    """An engine.step.cold.Lodged. `steps` and `done` are the node's."""
+    """An engine.step.cold.Lodged. `steps` and `done` are the node's. held: blocks on other nodes."""
 
-    def __init__(self, lodging: Lodging, far: SsdLodging | None, memory: Memory, steps: ColdSteps, done: Done) -> None:
-        self._lodging, self._ssd = lodging, far
+    def __init__(
+        self,
+        lodging: Lodging,
+        far: SsdLodging | None,
+        memory: Memory,
+        steps: ColdSteps,
+        done: Done,
+        held: HeldBlocks | None = None,
+    ) -> None:
+        self._lodging, self._ssd, self._held = lodging, far, held
         self._memory, self._steps, self._done = memory, steps, done
         self._far: list[Far] = []
         self._copied: deque[Far] = deque()  # those that may still have a copy, the oldest first
@@ -141,9 +166,11 @@ class RequestRoom:
 
     def read(self, places: Sequence[int], window: Sequence[int], layers: range) -> Pass:
         border = self._memory.num_slots
-        slots = [place for place in places if place < border]
+        slots = [place for place in places if 0 <= place < border]
         far = [place - border for place in places if place >= border]
-        return Pass(slots, self._memory.reader.read(self._fill, far, window, layers), layers, self._memory)
+        count = len(places) - len(slots) - len(far)
+        held = None if self._held is None or not count else (self._held, count)
+        return Pass(slots, self._memory.reader.read(self._fill, far, window, layers), layers, self._memory, held)
 
     def near_of(self, places: Sequence[int]) -> Any | None:
         """See engine.step.cold.Lodged."""
@@ -162,6 +189,12 @@ class RequestRoom:
             raise Damaged("a block beyond memory was removed from the SSD tier, or is damaged there")
 
     def store(self, block_id: int, slot: int, key: BlockKey) -> int:
+        if slot < 0:
+            assert self._held is not None
+            block = self._memory.block(block_id).data.cast("B")
+            found = checksum(block) if self._memory.checksums else UNCHECKED
+            self._held.store(-1 - slot, block, found, key)
+            return found
         if slot < self._memory.num_slots:
             self._done.to_dram += 1
             return self._memory.store(block_id, slot)
@@ -221,21 +254,24 @@ class RequestRoom:
         return len(keys)
 
     def name(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> None:
-        """A block on SSD has its name since it was stored."""
-        if slot < self._memory.num_slots:
+        """A block on SSD or on another node has its name since it was stored."""
+        if 0 <= slot < self._memory.num_slots:
             self._lodging.name(key, slot, block_checksum, facts)
 
     def ran(self, tokens: int, places: Sequence[int], seconds: float) -> None:
-        """Only decode steps predict others; a chunk computes more."""
-        near = sum(place < self._memory.num_slots for place in places) * self._memory.block_bytes
-        far = len(places) * self._memory.block_bytes - near
+        """Only decode steps predict others; a chunk computes more, and one that asks waits."""
+        own = [place for place in places if place >= 0]
+        near = sum(place < self._memory.num_slots for place in own) * self._memory.block_bytes
+        far = len(own) * self._memory.block_bytes - near
         self._done.tokens += tokens
         self._done.dram_bytes += near
-        if tokens == 1 and places:
+        if tokens == 1 and places and len(own) == len(places):
             self._steps.observe(near, far, seconds)
 
     def close(self) -> None:
         self._lodging.close()
+        if self._held is not None:
+            self._held.close()
         if self._ssd is not None:
             self._ssd.close()
         self._far.clear()

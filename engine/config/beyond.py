@@ -1,4 +1,5 @@
-"""Whether and how far a node takes requests whose KV exceeds its arena (--beyond-memory). Pure."""
+"""Whether and how far a node takes requests whose KV exceeds its arena (--beyond-memory), and whether other nodes hold
+some of it (--attention-elsewhere). Pure."""
 
 from __future__ import annotations
 
@@ -43,6 +44,24 @@ def beyond_room(config: Config, geometry: BlockGeometry) -> Room | None:
             f"{8 * geometry.block_bytes} or more"
         )
     return room
+
+
+def lends(config: Config, geometry: BlockGeometry) -> bool:
+    """Whether a node with this resolved config holds blocks of other nodes' requests and attends to them, and lets
+    others do so for its own. Raises UsageError if its blocks cannot be attended to in parts."""
+    given = config.attention_elsewhere
+    if given == "off":
+        return False
+    for found, what, remedy in (
+        (geometry.encoded, f"--pool-dtype {config.pool_dtype}", "a holder attends to blocks of the pool as they are"),
+        (geometry.kind != "full", "a model with a latent", "its rows have no attention in parts"),
+        (geometry.groups is not None, "--kv-groups windows", "its old KV leaves the arena anyway"),
+    ):
+        if found:
+            raise UsageError(
+                f"--attention-elsewhere {given} does not work with {what} ({remedy}); leave one of the two out"
+            )
+    return most_lodged(config.dram_bytes // geometry.pool_bytes) > 0
 
 
 def _on_ssd(config: Config, geometry: BlockGeometry) -> int:

@@ -76,7 +76,7 @@ class CacheFields(ModelFields):
         -1,
         "cache",
         "DRAM share of the pooled store; auto = 1G (at most 1/4 of free memory) with role store, --ssd-path or "
-        "--beyond-memory on, otherwise 0",
+        "--beyond-memory on or --attention-elsewhere, otherwise 0",
         least=0,
         auto=-1,
     )
@@ -87,6 +87,15 @@ class CacheFields(ModelFields):
         "blocks in its share of the pool (up to three quarters of --dram-bytes and --ssd-bytes) and reads each layer "
         "of them in every step, one such request at a time; only on CPUs",
         ("off", "on"),
+    )
+    attention_elsewhere: str = flag(
+        "off",
+        "cache",
+        "blocks of requests beyond memory on other nodes with this flag, which attend to them when asked: queries and "
+        "parts of the output travel, KV stays; off = none, and this node holds none for others; auto = where that "
+        "makes the answer faster, or the request fits at all, by measured times; always = as many as others lend; "
+        "each lends up to three quarters of its --dram-bytes",
+        ("off", "auto", "always"),
     )
     eviction: str = flag(
         "lru",

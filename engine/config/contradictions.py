@@ -72,6 +72,11 @@ def contradictions(config: Config) -> Iterator[str]:
                     f"--beyond-memory on: only one rank reads blocks of the pool, --{name}-parallel-size is {size}; "
                     "use one of the two"
                 )
+    if config.attention_elsewhere != "off" and config.model == NO_MODEL:
+        yield (
+            f"--attention-elsewhere {config.attention_elsewhere}: a node with --model none has no layers of KV to "
+            "attend to; leave it out"
+        )
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
     if config.expert_parallel_size > 1:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
 from cache.layer_groups import STATE, LayerGroups, StatePlaces, layer_groups
 from cache.tiers.lodging import LODGED_SHARE
-from engine.config.beyond import beyond_room
+from engine.config.beyond import beyond_room, lends
 from engine.config.config import NO_MODEL, Config
 from engine.config.fits import MiB, check_disk, check_memory
 from engine.config.flags import UsageError
@@ -133,6 +133,7 @@ def resolve(
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     check_memory(resolved, machine)
     check_disk(resolved, machine)
+    lends(resolved, shape)
     return replace(resolved, max_model_len=_max_model_len(resolved, model, shape))
 
 
@@ -343,7 +344,8 @@ def _dram_bytes(config: Config, machine: Machine, block_bytes: int) -> int:
     wanted = config.dram_bytes
     if wanted == -1:
         beyond = config.beyond_memory == "on" and "decode" in config.roles
-        shares = "store" in config.roles or config.ssd_path is not None or beyond
+        lent = config.attention_elsewhere != "off"
+        shares = "store" in config.roles or config.ssd_path is not None or beyond or lent
         wanted = max(block_bytes, min(DRAM_SHARE_BYTES, machine.free_bytes // 4)) if shares else 0
     must = config.ssd_path is not None or ("store" in config.roles and "mixed" not in config.role)
     if wanted < block_bytes and (wanted or must):
@@ -369,7 +371,8 @@ def _max_model_len(config: Config, model: ModelSizes, shape: BlockGeometry) -> i
             "arena anyway; leave it out"
         )
     if room is not None:
-        held = max(held, room.tokens)
+        elsewhere = wanted if config.attention_elsewhere != "off" else 0  # what others lend shows when it is asked for
+        held = max(held, room.tokens, elsewhere)
     elif config.beyond_memory == "on":
         held = max(held, most)  # it accepts them for the decode nodes
     if held < (wanted or 1):

@@ -53,7 +53,7 @@ class ModelSteps:
     ) -> None:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
-        self.unread: dict[int, str] = {}  # of the last step's rows whose cold blocks could not be read: why
+        self.unread: dict[int, Exception] = {}  # of the last step's rows whose cold blocks could not be read: why
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -89,8 +89,8 @@ class ModelSteps:
                 assert row.layers is not None, "the batcher has chosen them"
                 try:
                     sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold, row.layers)
-                except (OSError, SsdError) as error:  # of the disk: the step's other requests go on
-                    sampled[place], self.unread[place] = [], f"{type(error).__name__}: {error}"
+                except (OSError, SsdError) as error:  # of the disk, or another node: the other requests go on
+                    sampled[place], self.unread[place] = [], error
         passes = by_weights(step.rows)
         for weights, places in passes.items():
             rows = [step.rows[place] for place in places]

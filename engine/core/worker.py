@@ -34,6 +34,7 @@ from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.mtp import MtpDrafts
 from engine.speculation.speculative import Speculator, accepted
+from engine.step.cold import PartLost
 from engine.step.request import Request, RequestState
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
@@ -340,10 +341,11 @@ class Worker:
             Emission(request, None, error="its prefix arrived incomplete", incomplete=True)
             for request in await self._loads.settle(row.request for row in step.rows)
         ]
-        for place, reason in self._model.unread.items():
-            request = step.rows[place].request
+        for place, error in self._model.unread.items():
+            request, reason = step.rows[place].request, f"{type(error).__name__}: {error}"
+            damaged = not isinstance(error, PartLost)  # what other memories have of it is whole
             if self.batcher.abort(time.monotonic(), request.request_id) is not None:
-                failed.append(Emission(request, None, error=reason, incomplete=True))
+                failed.append(Emission(request, None, error=reason, incomplete=damaged))
         return failed
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:

@@ -10,8 +10,9 @@ from typing import Any
 from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool
 from cache.store.store import Store
+from engine.beyond.elsewhere import Elsewhere, Heads
 from engine.beyond.host import Host
-from engine.config.beyond import beyond_room
+from engine.config.beyond import beyond_room, lends
 from engine.config.cache_policies import eviction
 from engine.config.config import Config
 from engine.config.resolve import arena_tokens
@@ -103,7 +104,7 @@ class Engine:
                 config.max_model_len,
             ),
         )
-        self.beyond = self._beyond(geometry, cluster)
+        self.beyond = self._beyond(geometry, cluster, self._elsewhere(geometry, loaded, cluster, metrics))
         self.load = EngineLoad(config, self.batcher, self.costs, complete)
         self.load.stages = loaded.runner.why_whole is None
         reused = store if config.enable_prefix_caching else None
@@ -171,13 +172,31 @@ class Engine:
         self._transfer.register(codec.region)
         return codec
 
-    def _beyond(self, geometry: BlockGeometry, cluster: Cluster) -> Host | None:
+    def _elsewhere(
+        self, geometry: BlockGeometry, loaded: LoadedModel, cluster: Cluster, metrics: Metrics
+    ) -> Elsewhere | None:
+        """None if requests of this node keep their blocks on it."""
+        if not lends(self._config, geometry):
+            return None
+        model, always = loaded.runner.model, self._config.attention_elsewhere == "always"
+        heads = Heads(model.config.num_heads, model.config.head_size, model.dtype.itemsize)
+        return Elsewhere(geometry, heads, cluster.channel, lambda: cluster.gossip.members, metrics, always=always)
+
+    def _beyond(self, geometry: BlockGeometry, cluster: Cluster, elsewhere: Elsewhere | None) -> Host | None:
         """None if this node takes no request whose KV exceeds its arena."""
         share, config = cluster.store.local, self._config
         if beyond_room(config, geometry) is None or share is None or not isinstance(self.region, Region):
             return None
         return Host(
-            config, geometry, self.region, cluster.store, self.batcher, self.costs, cluster.channel, self._check_new
+            config,
+            geometry,
+            self.region,
+            cluster.store,
+            self.batcher,
+            self.costs,
+            cluster.channel,
+            self._check_new,
+            elsewhere,
         )
 
     def _check_new(self) -> None:

@@ -28,13 +28,11 @@ from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
 from engine.config.agreement import disagreement, identity
-from engine.config.beyond import beyond_room
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
 from engine.config.resolve import geometry
 from engine.core.engine_load import first_role
-from engine.front.beyond import BEYOND_TOKENS
 from engine.front.cluster import Cluster
 from engine.front.compiled import cheapest, choose
 from engine.handoff.arenas import Arenas
@@ -43,6 +41,7 @@ from engine.node import report as node_report
 from engine.node.front_door import FrontDoor
 from engine.node.history_recorder import HistoryRecorder
 from engine.node.leaving import Leaving
+from engine.node.lending import lend, told_beyond
 from engine.node.local_store import open_share
 from engine.node.parts import Blocks, Measures, Serving
 from engine.node.phases import Phases
@@ -137,7 +136,7 @@ class Node:
         self.gossip = Gossip(self._member(), presets[config.net], random.Random(), self._record, cluster_key)
         self._gossiping = False
         peers = self._peers = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
-        blocks = Blocks(self.geometry, self.root, self.share)
+        blocks = self._blocks = Blocks(self.geometry, self.root, self.share)
         self.leaving = Leaving(config, self.gossip, self.serving)
         may_leave(self.channel, self.gossip, self.leaving.ask)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
@@ -207,6 +206,7 @@ class Node:
                 self._role_changes = RoleChanges(self.gossip, engine.load, hold_s, config.role_policy)
                 self._role_changes.start()
             self.measures.phase("engine")
+        self.serving.holder = await lend(config, self._blocks, self.source, self._peers)
         if config.prefault:
             self._prefault = self._prefaulting()
             self._prefault.start()
@@ -248,6 +248,8 @@ class Node:
             await self._role_changes.close()
         if self.engine is not None:
             await self.engine.close()
+        if self.serving.holder is not None:
+            await self.serving.holder.close()
         if self.serving.kv_events is not None:
             await self.serving.kv_events.close()
         await self.gossip.close()
@@ -360,17 +362,11 @@ class Node:
             roles=self.config.roles,
             info=self._identity
             | {"share": self.config.dram_bytes + self._ssd_bytes}
-            | self._beyond
+            | told_beyond(self.config, self.geometry)
             | self._first_role
             | self._scaling
             | common_transport.named(self.config.transport),
         )
-
-    @property
-    def _beyond(self) -> dict[str, int]:
-        """For a node that takes requests whose KV exceeds its arena: how long they may be."""
-        found = beyond_room(self.config, self.geometry)
-        return {} if found is None else {BEYOND_TOKENS: min(found.tokens, self.config.max_model_len)}
 
     @property
     def _first_role(self) -> dict[str, list[str]]:

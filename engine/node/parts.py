@@ -18,7 +18,8 @@ from net.metrics.events import Metrics
 
 if TYPE_CHECKING:
     from engine.backends.fleet import Fleet
-    from engine.node.engine import Engine  # torch, which a store node does not load
+    from engine.beyond.holder import Holder  # torch, which a store node does not load
+    from engine.node.engine import Engine
     from engine.node.kv_events import KvEvents  # ZeroMQ
 
 
@@ -57,6 +58,7 @@ class Serving:
     fleet: Fleet | None = None  # of a node with --backend
     weights: WeightsMember | None = None
     scaler: Scaler | None = None  # of a node with --scale-command
+    holder: Holder | None = None  # of a node with --attention-elsewhere
 
     @property
     def not_ready(self) -> str | None:

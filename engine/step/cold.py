@@ -13,7 +13,7 @@ a few at a time, in several steps with other requests; between them `hidden` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,15 +23,25 @@ import numpy as np
 from cache.block import BlockKey
 from cache.pool.policy import Facts
 
+
+class PartLost(OSError):
+    """Another node does not answer for the blocks that it holds."""
+
+
 Places = np.ndarray[Any, np.dtype[np.int32]]
 """[n], counted in layers of blocks: layer l of block b is at place b * num_layers + l of the arena."""
 
 
 class Pieces(Protocol):
-    """The cold blocks of one step in the window, layer after layer."""
+    """The cold blocks of one step, layer after layer: in the window, in DRAM, and on other nodes."""
 
     near: Any
     """A tensor: the memory of the DRAM tier [slots * num_layers, planes, num_kv_heads, block_size, head_size]."""
+
+    def ask(self, q: Any, scale: float, soft_cap: float) -> Callable[[], Iterable[Any]]:
+        """Ask the nodes that hold blocks for their parts of the next layer; before `layer`. q: a tensor [T, num_heads,
+        head_size] that stays as it is until the answers are here. The result waits for them: attention.parts.Part of
+        all rows, one from each node. It raises PartLost."""
 
     def layer(self) -> tuple[Places, Iterator[Places]]:
         """The next layer's cold blocks: places in `near`, and pieces of the window: places in the arena, each until the

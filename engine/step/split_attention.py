@@ -1,11 +1,14 @@
-"""Attention of a row whose keys lie partly in a tier.
+"""Attention of a row whose keys lie partly in a tier, or on other nodes.
 
 The row attends to its blocks in the arena, among them those of its own tokens; to the cold blocks in DRAM, where they
 lie; and to those that come through the window, piece by piece (engine/step/cold.py). The last two are whole blocks
-before all of its tokens, so that each row sees all their keys. attention/parts.py merges the results.
+before all of its tokens, so that each row sees all their keys. Other nodes attend to the blocks that they hold at the
+same time. attention/parts.py merges the results.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -26,21 +29,23 @@ class SplitAttention:
         """kv_pool [num_blocks, num_layers, planes, num_kv_heads, block_size, head_size]; batch: of the one row, in its
         blocks of the arena."""
         self._backend = backend if isinstance(backend, PartBackend) else None
-        self._layers, self._pieces, self._size = kv_pool.flatten(0, 1), pieces, batch.block_size
+        self._layers, self._pieces = kv_pool.flatten(0, 1), pieces
         self._tokens = batch.kv_lens[0]
         self._blocks = batch.block_tables[0, : -(-self._tokens // batch.block_size)]
 
     def __call__(self, q: Tensor, kv: Tensor, scale: float, soft_cap: float) -> Tensor:
-        parts, (near, far) = Parts(), self._pieces.layer()
+        parts, asked, (near, far) = Parts(), self._pieces.ask(q, scale, soft_cap), self._pieces.layer()
         if len(q) == 1:
             parts.add(self._whole(q, kv, self._blocks, self._tokens, scale, soft_cap))
         else:
             self._own(parts, q, kv, scale, soft_cap)
-        most = max(1, NEAR_TOKENS // self._size) if len(q) > 1 or self._backend is None else max(1, len(near))
-        for at in range(0, len(near), most):
-            parts.add(self._at(q, self._pieces.near, near[at : at + most], scale, soft_cap))
+        for part in over_blocks(self._backend, q, self._pieces.near, near, scale, soft_cap):
+            parts.add(part)
         for places in far:
-            parts.add(self._at(q, self._layers, places, scale, soft_cap))
+            for part in over_blocks(self._backend, q, self._layers, places, scale, soft_cap):
+                parts.add(part)
+        for part in asked():
+            parts.add(part)
         return parts.merged().to(q.dtype)
 
     def _own(self, parts: Parts, q: Tensor, kv: Tensor, scale: float, soft_cap: float) -> None:
@@ -51,10 +56,6 @@ class SplitAttention:
             parts.add(attend_part(q, k[:, :past], v[:, :past], scale, soft_cap))
         parts.add(attend_part(q, k[:, past:], v[:, past:], scale, soft_cap, own=True))
 
-    def _at(self, q: Tensor, layers: Tensor, places: Places, scale: float, soft_cap: float) -> Part:
-        """Whole blocks at these places of an arena."""
-        return self._whole(q, layers, torch.from_numpy(places), len(places) * self._size, scale, soft_cap)
-
     def _whole(self, q: Tensor, kv: Tensor, blocks: Tensor, tokens: int, scale: float, soft_cap: float) -> Part:
         if len(q) == 1 and self._backend is not None:
             return self._backend.attend_part(q, kv, blocks, tokens, scale, soft_cap)
@@ -64,3 +65,19 @@ class SplitAttention:
         """K and V [num_kv_heads, tokens, head_size]."""
         found = gather(kv, blocks.long(), dtype)[:, :, :tokens]
         return found[0], found[-1]
+
+
+def over_blocks(
+    backend: PartBackend | None, q: Tensor, layers: Tensor, places: Places, scale: float, soft_cap: float
+) -> Iterator[Part]:
+    """q [T, num_heads, head_size] over the whole blocks at these places of `layers` [layers of blocks, planes,
+    num_kv_heads, block_size, head_size]. Every row sees all of their keys. backend: None = torch."""
+    size = layers.shape[-2]
+    most = max(1, NEAR_TOKENS // size) if len(q) > 1 or backend is None else max(1, len(places))
+    for at in range(0, len(places), most):
+        blocks = torch.from_numpy(places[at : at + most])
+        if len(q) == 1 and backend is not None:
+            yield backend.attend_part(q, layers, blocks, len(blocks) * size, scale, soft_cap)
+        else:
+            found = gather(layers, blocks.long(), q.dtype)
+            yield attend_part(q, found[0], found[-1], scale, soft_cap)

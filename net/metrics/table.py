@@ -200,6 +200,22 @@ CLUSTER = (
         "mooncake:beyond_memory_requests",
         "Requests placed on a node whose arena does not hold their KV, counted on their acceptor",
     ),
+    Declared(
+        Counter,
+        "mooncake:attention_asks",
+        "Layers of requests beyond memory for which this node has asked another node to attend to blocks there",
+    ),
+    Declared(
+        Counter,
+        "mooncake:attention_asked_bytes",
+        "Bytes of these asks: queries to other nodes, and parts of the output from them",
+        ("direction",),
+    ),
+    Declared(
+        Counter,
+        "mooncake:attention_fallbacks",
+        "Requests of this node whose blocks on another node were lost, and that began again",
+    ),
     Declared(Counter, "mooncake:requests_resumed", "Requests placed again after a node was lost"),
     Declared(Counter, "mooncake:requests_rejected", "Requests refused before prefill", ("reason",)),
 )

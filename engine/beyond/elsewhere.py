@@ -1,0 +1,412 @@
+"""Elsewhere: blocks of requests beyond memory on other nodes, which attend to them when asked (--attention-elsewhere).
+
+    engine thread   store a block  ──> event loop ──> holder      not waited for: the next ask finds out
+    engine thread   send queries   ──> event loop ──> holder      then it computes its own parts, and waits for theirs
+
+A holder that is lost, or does not answer in time, ends the attempt: the acceptor places the request again, and what no
+memory has is computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention.parts import Part
+from cache.block import BlockGeometry, BlockKey
+from engine.beyond import messages
+from engine.beyond.leases import LEASE_S
+from engine.beyond.messages import LENDS, Ask, LeaseNumbers, Lend, Lent, Offer, Offered, Parted, Store
+from engine.step.cold import PartLost
+from engine.step.hidden import to_bytes
+from net.bodies import answered, encode
+from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
+from net.metrics.events import Metrics
+from sched.cost import Regression
+from sched.elsewhere import Holder, Job, Own, Split, deadline_s, divide
+from sched.membership.member import Member, Status
+
+log = logging.getLogger("mooncake.engine")
+
+ERRORS = (RemoteError, PeerLost, PeerRefused, TimeoutError)
+
+OFFER_S, LEND_S, STORE_S = 1.0, 10.0, 10.0
+"""Deadlines. A node that is slow to make an offer would be slow to answer asks."""
+
+PROBES, PROBE_BYTES = 4, 1 << 20
+"""Of the way to a new holder: tries, of which the fastest counts, and the length of the long one."""
+
+MOST_BYTES = 32 << 20
+"""Of one message with queries or parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The queries of a model."""
+
+    num_heads: int
+    head_size: int
+    item_bytes: int
+
+    @property
+    def query_bytes(self) -> int:
+        """One token in one layer."""
+        return self.num_heads * self.head_size * self.item_bytes
+
+    @property
+    def part_bytes(self) -> int:
+        """Output and log-sum-exp in float32."""
+        return self.num_heads * (self.head_size + 1) * 4
+
+
+@dataclass(slots=True)
+class Done:
+    """What has been asked of other nodes so far."""
+
+    asks: int = 0
+    query_bytes: int = 0
+    part_bytes: int = 0
+    stored: int = 0  # blocks
+    fallbacks: int = 0  # requests whose holder was lost
+
+
+class Link:
+    """What is known of one holder: a line through the seconds of its asks."""
+
+    def __init__(self, ask_s: float, link_bytes_per_s: float, bytes_per_s: float) -> None:
+        self.link_bytes_per_s = link_bytes_per_s
+        self.asks = Regression((ask_s, 1 / bytes_per_s))
+
+    @property
+    def ask_s(self) -> float:
+        return self.asks.coefficients[0]
+
+    @property
+    def bytes_per_s(self) -> float:
+        return 1 / max(self.asks.coefficients[1], 1e-15)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """The blocks of one request on one holder: those from `begin` on of all that it has elsewhere."""
+
+    node: str
+    number: int
+    begin: int
+    blocks: int
+    found: int  # leading ones that were there
+    link: Link
+
+
+class Refused(Exception):
+    """A holder does not lend what it has offered."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node}: {reason}")
+        self.node = node
+
+
+class NoRoomElsewhere(Exception):
+    """No memory has room for all blocks of a request."""
+
+    def __init__(self, lent: int) -> None:
+        """lent: blocks that the holders offer."""
+        super().__init__(f"other nodes lend {lent} blocks")
+        self.lent = lent
+
+
+class Elsewhere:
+    """The asking side of one node. Use it on the event loop."""
+
+    def __init__(
+        self,
+        geometry: BlockGeometry,
+        heads: Heads,
+        channel: Channel,
+        members: Callable[[], Sequence[Member]],
+        metrics: Metrics,
+        *,
+        always: bool,
+    ) -> None:
+        """members: of the cluster. always: the holders take as many blocks as they lend."""
+        self.geometry, self.heads, self.channel, self.metrics = geometry, heads, channel, metrics
+        self.done = Done()
+        self._members, self._always = members, always
+        self._links: dict[str, Link] = {}
+        self._held: set[HeldBlocks] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        channel.on_lost(lambda node: self._links.pop(node, None))
+
+    # --- where blocks shall lie
+
+    async def holders(self) -> list[Holder]:
+        """The nodes that lend room now."""
+        nodes = [
+            member.node_id
+            for member in self._members()
+            if member.status is Status.ALIVE
+            and member.node_id != self.channel.node_id
+            and member.info.get(LENDS) is True
+        ]
+        found = await asyncio.gather(*map(self._holder, nodes))
+        return [one for one in found if one is not None]
+
+    async def _holder(self, node: str) -> Holder | None:
+        try:
+            offered = await self._offer(node)
+            if node not in self._links:
+                self._links[node] = await self._measured(node, offered.bytes_per_s)
+        except ERRORS as error:  # it is lost, hangs, or is still starting
+            log.info("no blocks on %s: %r", node, error)
+            return None
+        link = self._links[node]
+        return Holder(node, offered.blocks, link.ask_s, link.bytes_per_s, link.link_bytes_per_s)
+
+    async def _offer(self, node: str, sent: bytes = b"", answer_bytes: int = 0) -> Offered:
+        reply, _ = await self.channel.call(
+            node, messages.OFFER, encode(Offer(answer_bytes)), [sent] if sent else [], timeout_s=OFFER_S
+        )
+        offered = answered(Offered, reply)
+        if not offered.bytes_per_s > 0:
+            raise RemoteError(f"{node} attends to {offered.bytes_per_s} bytes/s", "bad_answer")
+        return offered
+
+    async def _measured(self, node: str, bytes_per_s: float) -> Link:
+        """The way there and back with a query and a part, and with a long message."""
+
+        async def fastest(sent: bytes, answer_bytes: int) -> float:
+            taken = list[float]()
+            for _ in range(PROBES):
+                begin = time.perf_counter()
+                await self._offer(node, sent, answer_bytes)
+                taken.append(time.perf_counter() - begin)
+            return min(taken)
+
+        ask_s = await fastest(bytes(self.heads.query_bytes), self.heads.part_bytes)
+        long_s = await fastest(bytes(PROBE_BYTES), 0)
+        return Link(ask_s, PROBE_BYTES / max(long_s - ask_s, long_s / 10), bytes_per_s)
+
+    def divide(self, job: Job, own: Own, holders: Sequence[Holder]) -> Split | None:
+        """See sched.elsewhere.divide."""
+        return divide(job, own, holders, always=self._always)
+
+    async def lodge(self, job: Job, own: Own, keys: Sequence[BlockKey], named: bool) -> tuple[Split, HeldBlocks]:
+        """Divide the blocks of a request, whose leading ones have these keys, and lease the room on holders. named:
+        whether others may find its blocks. Raises NoRoomElsewhere."""
+        without: set[str] = set()
+        while True:
+            holders = [one for one in await self.holders() if one.node not in without]
+            split = self.divide(job, own, holders)
+            if split is None:
+                raise NoRoomElsewhere(sum(one.blocks for one in holders))
+            try:
+                return split, await self._lease(split, keys, named)
+            except Refused as refused:
+                log.info("no blocks on %s", refused)
+                without.add(refused.node)
+
+    async def _lease(self, split: Split, keys: Sequence[BlockKey], named: bool) -> HeldBlocks:
+        """Raises Refused."""
+        leases, begin = list[HeldLease](), 0
+        held = HeldBlocks(self, leases, named)
+        self._held.add(held)
+        try:
+            for node, blocks in split.held:
+                first, number, link = split.near + begin, secrets.randbits(53), self._links.get(node)
+                if link is None:
+                    raise Refused(node, "it was lost")
+                leases.append(HeldLease(node, number, begin, blocks, 0, link))
+                try:
+                    found = await self._lend(node, Lend(number, blocks), keys[first : first + blocks])
+                except ERRORS as error:
+                    raise Refused(node, str(error)) from None
+                leases[-1] = HeldLease(node, number, begin, blocks, found, link)
+                begin += blocks
+        except BaseException:
+            held.close()
+            raise
+        self._keep()
+        return held
+
+    async def _lend(self, node: str, body: Lend, keys: Sequence[BlockKey]) -> int:
+        reply, _ = await self.channel.call(
+            node, messages.LEND, encode(body), [b"".join(keys)] if keys else [], timeout_s=LEND_S
+        )
+        return min(answered(Lent, reply).found, len(keys))
+
+    # --- while requests run
+
+    def _keep(self) -> None:
+        """Renew all leases now and then: a request may wait for long."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._held:
+            self._post(messages.KEEP, [lease for held in self._held for lease in held.leases])
+            self._timer = asyncio.get_running_loop().call_later(LEASE_S / 3, self._keep)
+
+    def _post(self, kind: str, leases: Iterable[HeldLease]) -> None:
+        numbers: dict[str, list[int]] = {}
+        for lease in leases:
+            numbers.setdefault(lease.node, []).append(lease.number)
+        for node, of_node in numbers.items():
+            self.channel.post(node, kind, encode(LeaseNumbers(of_node)))
+
+    def ended(self, held: HeldBlocks) -> None:
+        """Its request needs it no longer."""
+        if held in self._held:
+            self._held.remove(held)
+            self._post(messages.RELEASE, held.leases)
+
+    def fell_back(self, reason: str) -> None:
+        """A request lost a holder."""
+        self.done.fallbacks += 1
+        self.metrics.count("mooncake:attention_fallbacks")
+        log.warning("blocks elsewhere are lost, and their request begins again: %s", reason)
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state."""
+        links = {
+            node: {"ask_s": link.ask_s, "bytes_per_s": link.bytes_per_s, "link_bytes_per_s": link.link_bytes_per_s}
+            for node, link in self._links.items()
+        }
+        done = {name: getattr(self.done, name) for name in Done.__slots__}
+        return {"leases": sum(len(held.leases) for held in self._held), "holders": links} | done
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for held in list(self._held):
+            held.close()
+
+
+class HeldBlocks:
+    """The blocks of one request on other nodes, numbered 0, 1, ... in their order. `store` and `ask` are called in the
+    engine thread, everything else on the event loop."""
+
+    def __init__(self, elsewhere: Elsewhere, leases: Sequence[HeldLease], named: bool) -> None:
+        self.leases, self._named = leases, named
+        self._elsewhere, self._loop = elsewhere, asyncio.get_running_loop()
+        self._stores: list[Future[None]] = []
+        self._lost = False
+
+    def __len__(self) -> int:
+        return sum(lease.blocks for lease in self.leases)
+
+    @property
+    def known(self) -> int:
+        """Leading blocks that the holders had already."""
+        known = 0
+        for lease in self.leases:
+            known += lease.found
+            if lease.found < lease.blocks:
+                break
+        return known
+
+    def store(self, number: int, block: memoryview, checksum: int, key: BlockKey) -> None:
+        """Send a copy of a whole block, unless the holder has had it already; the next ask raises if it does not
+        arrive."""
+        lease = next(one for one in self.leases if one.begin <= number < one.begin + one.blocks)
+        if number - lease.begin < lease.found:
+            return
+        body = Store(lease.number, number - lease.begin, checksum, key if self._named else b"")
+        self._stores.append(self._run(self._stored(lease, body, bytes(block))))
+
+    def ask(self, layer: int, q: Tensor, count: int, scale: float, soft_cap: float) -> Callable[[], Iterable[Part]]:
+        """Send queries [T, num_heads, head_size] about the first `count` blocks; see engine.step.cold.Pieces.ask."""
+        heads = self._elsewhere.heads
+        rows = max(1, MOST_BYTES // max(heads.query_bytes, heads.part_bytes))
+        asked = list[list[Future[Part]]]()
+        for lease in self.leases:
+            blocks = min(count - lease.begin, lease.blocks)
+            if blocks > 0:
+                dtype = str(q.dtype).removeprefix("torch.")
+                asked.append(
+                    [
+                        self._run(
+                            self._part(
+                                lease,
+                                Ask(lease.number, layer, blocks, len(some), q.shape[1], dtype, scale, soft_cap),
+                                to_bytes(some),
+                            )
+                        )
+                        for some in q.split(rows)
+                    ]
+                )
+        return partial(self._answers, asked)
+
+    def _answers(self, asked: Sequence[Sequence[Future[Part]]]) -> Iterator[Part]:
+        stores, self._stores = self._stores, []
+        for store in stores:
+            _result(store)
+        for of_lease in asked:
+            outs, lses = zip(*map(_result, of_lease), strict=True)
+            yield (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _stored(self, lease: HeldLease, body: Store, block: bytes) -> None:
+        await self._call(lease, messages.STORE, body, block, STORE_S)
+        self._elsewhere.done.stored += 1
+
+    async def _part(self, lease: HeldLease, body: Ask, queries: memoryview) -> Part:
+        elsewhere = self._elsewhere
+        heads, nbytes = elsewhere.heads, body.blocks * elsewhere.geometry.layer_bytes
+        begin = time.perf_counter()
+        patience_s = deadline_s(body.rows, nbytes, lease.link.bytes_per_s)
+        reply, data = await self._call(lease, messages.PART, body, queries, patience_s)
+        seconds = time.perf_counter() - begin
+        if len(data) != body.rows * heads.part_bytes:
+            raise self._gone(lease, f"its part has {len(data)} bytes")
+        answered(Parted, reply)
+        if body.rows == 1:
+            lease.link.asks.observe((1.0, float(nbytes)), seconds)
+        elsewhere.done.asks += 1
+        elsewhere.done.query_bytes += len(queries)
+        elsewhere.done.part_bytes += len(data)
+        elsewhere.metrics.count("mooncake:attention_asks")
+        elsewhere.metrics.count("mooncake:attention_asked_bytes", len(queries), direction="queries")
+        elsewhere.metrics.count("mooncake:attention_asked_bytes", len(data), direction="parts")
+        values = torch.frombuffer(data, dtype=torch.float32)
+        border = body.rows * heads.num_heads * heads.head_size
+        out = values[:border].view(body.rows, heads.num_heads, heads.head_size)
+        return out, values[border:].view(body.rows, heads.num_heads)
+
+    async def _call(
+        self, lease: HeldLease, kind: str, body: Any, data: Any, timeout_s: float
+    ) -> tuple[dict[str, Any], memoryview]:
+        """Raises PartLost."""
+        try:
+            return await self._elsewhere.channel.call(lease.node, kind, encode(body), [data], timeout_s=timeout_s)
+        except ERRORS as error:
+            raise self._gone(lease, str(error)) from None
+
+    def _gone(self, lease: HeldLease, reason: str) -> PartLost:
+        found = f"{lease.node} does not answer for {lease.blocks} blocks that it holds: {reason}"
+        if not self._lost:
+            self._lost = True
+            self._elsewhere.fell_back(found)
+        return PartLost(found)
+
+    def close(self) -> None:
+        """Give all leases back. Idempotent."""
+        self._elsewhere.ended(self)
+
+
+def _result(future: Future[Any]) -> Any:
+    """Raises PartLost. The deadline is the call's own."""
+    try:
+        return future.result()
+    except CancelledError:
+        raise PartLost("this node is closing") from None

@@ -1,0 +1,46 @@
+"""Requests beyond memory, as the node sees them: what it tells others, and the start of its lending side.
+
+With --attention-elsewhere a node holds blocks of others' requests and attends to them (engine/beyond/holder.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cache.block import BlockGeometry
+from cache.tiers.local_store import LocalStore
+from engine.beyond.messages import LENDS
+from engine.checkpoint.model_source import ModelSource
+from engine.config.beyond import beyond_room, lends
+from engine.config.config import Config
+from engine.front.beyond import BEYOND_TOKENS
+from engine.front.cluster import Cluster
+from engine.node.parts import Blocks
+
+if TYPE_CHECKING:
+    from engine.beyond.holder import Holder  # torch, which other store nodes do not load
+
+
+def told_beyond(config: Config, geometry: BlockGeometry) -> dict[str, int | bool]:
+    """Of a node that takes requests whose KV exceeds its arena: how long they may be. Of a node that holds blocks of
+    such requests: that it does."""
+    room, lent = beyond_room(config, geometry), {LENDS: True} if lends(config, geometry) else {}
+    return lent if room is None else lent | {BEYOND_TOKENS: min(room.tokens, config.max_model_len)}
+
+
+async def lend(config: Config, blocks: Blocks, source: ModelSource, cluster: Cluster) -> Holder | None:
+    """None if this node lends nothing."""
+    share = blocks.share
+    if share is None or not lends(config, blocks.geometry):
+        return None
+
+    def make(share: LocalStore) -> Holder:
+        """In a thread: a store node imports torch now, and kernels may be compiled."""
+        from engine.beyond.holder import Holder
+
+        return Holder(config, blocks.geometry, source.config.num_heads, share, cluster.channel)
+
+    holder = await asyncio.to_thread(make, share)
+    await holder.start(cluster.gossip.on_down)
+    return holder
