@@ -9,7 +9,7 @@ Files:
     classes      Service classes: the objectives of each, and its share when they compete
     cost         Predicts the time of prefills, decode steps and transfers with small regressions, fitted online to
                  measurements
-    elsewhere    Divides the cold blocks of a request beyond memory: moved into DRAM here, streamed from SSD, or asked
+    elsewhere    Divides the cold blocks of a request beyond memory: moved into DRAM, streamed from SSD, or asked
                  elsewhere
     idle_checks  When an idle node measures its steps again, and whether its cost models are wrong
     migration    Decides which running request moves to which decode node

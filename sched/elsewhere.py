@@ -1,9 +1,9 @@
-"""Divides the cold blocks of a request beyond memory: moved into DRAM here, streamed from SSD, or asked elsewhere. Pure.
+"""Divides the cold blocks of a request beyond memory: moved into DRAM, streamed from SSD, or asked elsewhere. Pure.
 
 Every step reads each cold block of its request (sched/beyond.py). A block may also lie on another node, a *holder*:
-then no KV travels. In each layer the query goes out, the holder attends to its blocks, and a part of the output comes back
-with its log-sum-exp (attention/parts.py). The message does not grow with the context, but each layer waits for a round
-trip (Infinite-LLM, arXiv 2401.02669; Adrenaline, arXiv 2503.20552). Own reads and asks go on at the same time:
+then no KV travels. In each layer the query goes out, the holder attends to its blocks, and a part of the output comes
+back with its log-sum-exp (attention/parts.py). The message does not grow with the context, but each layer waits for a
+round trip (Infinite-LLM, arXiv 2401.02669; Adrenaline, arXiv 2503.20552). Own reads and asks go on at the same time:
 
     own        s1 (near bytes) + s2 (far bytes)
     a holder   layers x (round trip with a query and a part) + (held bytes) / (rate of its attention)

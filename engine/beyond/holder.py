@@ -209,9 +209,7 @@ class Holder:
 
     # --- in the thread
 
-    def _attend(
-        self, slots: Sequence[int], layer: int, q: Tensor, scale: float, soft_cap: float
-    ) -> tuple[Part, float]:
+    def _attend(self, slots: Sequence[int], layer: int, q: Tensor, scale: float, soft_cap: float) -> tuple[Part, float]:
         """(part over these slots, seconds)"""
         begin = time.perf_counter()
         places = np.array(slots, dtype=np.int32) * np.int32(self._geometry.num_layers) + np.int32(layer)

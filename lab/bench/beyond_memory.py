@@ -2,6 +2,7 @@
 
   scripts/bench.py beyond-memory
   scripts/bench.py beyond-memory --dram-mb 60 --ssd-mb 400 --json out.json
+  scripts/bench.py beyond-memory --elsewhere auto
 
 Two real nodes, one after the other, with the same prompts over HTTP: one with a small arena and --beyond-memory on, one
 whose arena holds everything. The limit is what reading alone allows: the bytes beyond the arena that each token reads,
@@ -10,6 +11,9 @@ A step also reads all weights, which takes longer than a short context, so the l
 With --ssd-mb and a small --dram-mb, blocks lie on SSD too. Targets: 0.7 of the limit; the node's forecast within 15 %
 of the measured time; equal tokens with --dtype float32. In bfloat16 a chunk over cold blocks is rounded as differently
 as by another attention backend, and an answer may take the other one of two tokens of nearly equal chance.
+
+With --elsewhere, the first node runs a second time beside a store node that holds blocks for it and attends to them
+(--attention-elsewhere): always = as many as it lends, auto = by the rule. Both nodes share the cores of this machine.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ class Answer:
     forecast_token_s: float  # by the node, before it began
     near_bytes: int  # that each token reads in DRAM
     far_bytes: int  # and on SSD
+    held_blocks: int = 0  # on another node
 
 
 def flags(argv: Sequence[str] | None) -> Namespace:
@@ -54,6 +59,12 @@ def flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--arena-mb", type=positive, default=44, help="of the small arena (default %(default)s)")
     parser.add_argument("--dram-mb", type=positive, default=300, help="DRAM share of its node (default %(default)s)")
     parser.add_argument("--ssd-mb", type=natural, default=0, help="its SSD tier; 0 = none (default %(default)s)")
+    parser.add_argument(
+        "--elsewhere",
+        choices=("off", "auto", "always"),
+        default="off",
+        help="also with blocks on a store node, which is asked about them (default %(default)s)",
+    )
     parser.add_argument("--times", type=positive, default=4, help="context / arena (default %(default)s)")
     parser.add_argument("--output-tokens", type=positive, default=64, help="of each answer (default %(default)s)")
     parser.add_argument("--rounds", type=positive, default=3, help="prompts (default %(default)s)")
@@ -88,16 +99,17 @@ def text_of(url: str, model: str, spec: Spec) -> str:
 
 
 async def measure_node(
-    args: Namespace, given: Sequence[str], tokens: int | None
+    args: Namespace, given: Sequence[str], tokens: int | None, nodes: str = "mixed=1"
 ) -> tuple[list[Answer], list[str], int, dict[str, Any]]:
-    """(answers, their texts, tokens of a prompt, state of the node). tokens: None = --times the arena."""
+    """(answers, their texts, tokens of a prompt, state of the node). tokens: None = --times the arena. nodes: the mixed
+    one first."""
     answers, texts = list[Answer](), list[str]()
     threads = ("--num-threads", str(args.num_threads), "--dtype", args.dtype)
     with (
         tempfile.TemporaryDirectory(prefix="beyond-") as folder,
-        LocalCluster("mixed=1", (*threads, *SLOW, *given), run_dir=Path(folder)) as cluster,
+        LocalCluster(nodes, (*threads, *SLOW, *given), run_dir=Path(folder)) as cluster,
     ):
-        url = cluster.nodes[0].url
+        url = cluster["mixed-0"].url
         state = rest.get(f"{url}/debug/state")
         if tokens is None:
             arena = state["engine"]["blocks"]["total"] * state["config"]["block_size"]
@@ -114,6 +126,7 @@ async def measure_node(
                         told.get("token_s", 0.0),
                         int(told.get("near_bytes", 0)),
                         int(told.get("far_bytes", 0)),
+                        sum(told.get("held_blocks", {}).values()),
                     )
                 )
                 texts.append(await asyncio.to_thread(text_of, url, client.server.model, spec))
@@ -134,6 +147,9 @@ async def measure(args: Namespace) -> tuple[list[Row], dict[str, Any]]:
         ssd = ("--ssd-path", folder, "--ssd-bytes", f"{args.ssd_mb}M") if args.ssd_mb else ()
         ours, texts, tokens, state = await measure_node(args, (*small, *ssd), None)
     roomy, right, _, roomy_state = await measure_node(args, ROOMY, tokens)
+    asked = None
+    if args.elsewhere != "off":
+        asked = await measure_node(args, (*small, "--attention-elsewhere", args.elsewhere), tokens, "mixed=1,store=1")
     beyond = state["engine"]["beyond_memory"]
     rates = beyond["dram_bytes_per_s"], beyond["ssd_bytes_per_s"]
     found = {
@@ -142,7 +158,14 @@ async def measure(args: Namespace) -> tuple[list[Row], dict[str, Any]]:
         "beyond_memory": beyond,
         "servers": {"beyond": state["config"], "roomy": roomy_state["config"]},
     }
-    return rows_of(args, ours, roomy, (*rates, beyond["coefficients"][0]), tokens, equal(texts, right)), found
+    rows = rows_of(args, ours, roomy, (*rates, beyond["coefficients"][0]), tokens, equal(texts, right))
+    if asked is not None:
+        answers, asked_texts, _, asked_state = asked
+        found["asked"] = [asdict(one) for one in answers]
+        found["elsewhere"] = asked_state["engine"]["beyond_memory"]["elsewhere"]
+        found["servers"] |= {"asked": asked_state["config"]}
+        rows += asked_rows(args, answers, ours, found["elsewhere"], equal(asked_texts, right))
+    return rows, found
 
 
 def equal(texts: Sequence[str], right: Sequence[str]) -> float:
@@ -184,6 +207,32 @@ def rows_of(
             note=note,
         ),
         Row("beyond memory", "answers with equal tokens", "share", same, note=note),
+    ]
+
+
+def asked_rows(
+    args: Namespace, asked: Sequence[Answer], streamed: Sequence[Answer], did: dict[str, Any], same: float
+) -> list[Row]:
+    """did: what the node has asked of the other one."""
+    token_s, alone_s = (median(one.token_s for one in some) for some in (asked, streamed))
+    per_ask = (did["query_bytes"] + did["part_bytes"]) / max(1, did["asks"])
+    note = (
+        f"--attention-elsewhere {args.elsewhere}: {median(one.held_blocks for one in asked):.0f} blocks on a store "
+        f"node on the same cores, {did['asks']} asks of {per_ask / 1e3:.1f} KB, {did['fallbacks']} fallbacks"
+    )
+    forecast_s = median(one.forecast_token_s for one in asked)
+    return [
+        Row("asked elsewhere", "decode, one stream", "1/s", 1 / token_s, {"on one node": 1 / alone_s}, note=note),
+        Row("asked elsewhere", "time per token", "ms", 1e3 * token_s, {"its forecast": 1e3 * forecast_s}, note=note),
+        Row(
+            "asked elsewhere",
+            "TTFT",
+            "s",
+            median(one.ttft_s for one in asked),
+            {"on one node": median(one.ttft_s for one in streamed)},
+            note=note,
+        ),
+        Row("asked elsewhere", "answers with equal tokens", "share", same, note=note),
     ]
 
 

@@ -1,6 +1,6 @@
 """A node that holds blocks of others, without the rest of a node; as a program it serves until its input ends.
 
-    python tests/engine/beyond/holders.py SLOTS  ──> prints its port
+python tests/engine/beyond/holders.py SLOTS  ──> prints its port
 """
 
 from __future__ import annotations

@@ -246,7 +246,10 @@ async def test_a_block_that_arrives_damaged_or_out_of_turn_is_not_computed_with(
     async with neighbours() as (ours, _, _, _):
         q, (block,) = torch.zeros(1, HEADS, HEAD_SIZE), kv_blocks(1)
         memory = block.numpy().view(np.uint8).reshape(-1).data
-        for number, found, reason in ((0, checksum(memory) ^ 1, "damaged"), (1, checksum(memory), "block 1 comes where")):
+        for number, found, reason in (
+            (0, checksum(memory) ^ 1, "damaged"),
+            (1, checksum(memory), "block 1 comes where"),
+        ):
             _, held = await ours.lodge(job(4), NOTHING, (), named=False)
             held.store(number, memory, found, b"")
             with pytest.raises(PartLost, match=reason):
