@@ -3,7 +3,8 @@
 Files:
     agreement        The facts that nodes must have in common before they share KV
     backend_address  --backend: where a worker answers, and where it tells its KV events
-    beyond           Whether and how far a node takes requests whose KV exceeds its arena
+    beyond           Whether and how far a node takes requests whose KV exceeds its arena, and whether it lends room
+                     to them
     cache            The part of Config for the cache: where KV is stored, in which format, and for how long
     cache_policies   The eviction and admission policies that the flags name, for the engine's KV arena and the
                      store's share

@@ -1,5 +1,7 @@
-"""Whether and how far a node takes requests whose KV exceeds its arena (--beyond-memory), and whether other nodes hold
-some of it (--attention-elsewhere). Pure."""
+"""Whether and how far a node takes requests whose KV exceeds its arena, and whether it lends room to them. Pure.
+
+--beyond-memory and --attention-elsewhere.
+"""
 
 from __future__ import annotations
 

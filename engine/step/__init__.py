@@ -19,7 +19,7 @@ Files:
     request          The state of one generation on one node
     rows             Converts the batcher's scheduled rows to the runner's rows
     runner           Runs one step: takes rows of tokens and returns sampled tokens
-    split_attention  Attention of a row whose keys lie partly in a tier
+    split_attention  Attention of a row whose keys lie partly in a tier, or on other nodes
     state_tables     The states in requests' tables: which places have blocks, what is given back, and what is saved
                      for others
     step             One step of the engine: the tokens that it computes, and the changes that it made

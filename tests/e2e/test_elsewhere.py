@@ -16,7 +16,7 @@ from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
 
 TOKEN_BYTES, BLOCK = 768, 16
 ARENA_TOKENS = 384
-LONG, OUTPUT = 4 * ARENA_TOKENS, 300
+LONG, OUTPUT = 4 * ARENA_TOKENS, 120
 LAYERS = 3
 EVERY = ("--calibration-ms", "300", "--num-threads", "1", "--max-num-batched-tokens", "64", "--prefix-fetch", "always")
 ASKING = (
@@ -89,7 +89,7 @@ def metric(node: Node, name: str) -> float:
 def in_the_middle(node: Node, answer: Future[Any], tokens: int = 20) -> None:
     """Wait until the holder has been asked about this many tokens of the answer."""
     prompt_asks = (LONG // 64 + 1) * LAYERS
-    wait_until(lambda: lending(node)["asks"] > prompt_asks + tokens * LAYERS, f"asks of {node.name}")
+    wait_until(lambda: lending(node)["asks"] > prompt_asks + tokens * LAYERS, f"asks of {node.name}", within_s=200)
     assert not answer.done(), "it must be lost while tokens flow"
 
 
@@ -120,9 +120,9 @@ def test_a_store_node_attends_to_a_context_four_times_the_arena(start: Start, ti
 
 
 def test_the_rule_asks_where_nothing_else_has_room_and_refusals_count_it(start: Start, tiny_model, right):
-    small = ("--dram-bytes", "300k", "--attention-elsewhere", "auto", "--max-model-len", "2048")
-    share = {"store": ("--dram-bytes", "4M")}
-    with start("mixed=1,store=1", *tiny_model, *EVERY, *ASKING, *small, role_flags=share) as cluster:
+    small = ("--attention-elsewhere", "auto", "--max-model-len", "2048")
+    shares = {"mixed-0": ("--dram-bytes", "300k")}
+    with start("mixed=1,store=1", *tiny_model, *EVERY, *ASKING, *small, role_flags=shares) as cluster:
         mixed, store = cluster["mixed-0"], cluster["store-0"]
         answer = answer_of(mixed.url, 0)
         assert text(answer) == right[0]
@@ -145,17 +145,19 @@ def test_a_prefill_node_holds_blocks_of_the_decode_node(start: Start, tiny_model
 
 
 def test_a_holder_that_is_killed_is_a_pause(start: Start, tiny_model, right):
-    with start("mixed=1,store=2", *tiny_model, *EVERY, *ASKING) as cluster, ThreadPoolExecutor(1) as client:
-        mixed, stores = cluster["mixed-0"], [cluster["store-0"], cluster["store-1"]]
+    shares = {"store-0": ("--dram-bytes", "700k"), "store-1": ("--dram-bytes", "700k")}  # both are needed
+    flags = (*tiny_model, *EVERY, *ASKING)
+    with start("mixed=1,store=2", *flags, role_flags=shares) as cluster, ThreadPoolExecutor(1) as client:
+        mixed, victim = cluster["mixed-0"], cluster["store-1"]
         answer = client.submit(answer_of, mixed.url, 0)
-        for store in stores:
-            in_the_middle(store, answer)
-        kept, victim = sorted(stores, key=lambda store: -lending(store)["asks"])  # the first blocks lie on `kept`
+        in_the_middle(victim, answer)
         cluster.kill(victim.name, signal.SIGKILL)
         assert text(answer.result()) == right[0]
         before, after = events(mixed.url, answer.result(), "beyond_memory")
-        assert list(before["held_blocks"]) == [kept.name, victim.name] and after["held_blocks"] == {kept.name: COLD}
-        assert after["known_tokens"] == before["held_blocks"][kept.name] * BLOCK, "it is not computed again"
+        lent = int(0.75 * (700 * 1024 // (BLOCK * TOKEN_BYTES)))
+        assert before["held_blocks"] == {"store-0": lent, "store-1": lent}
+        assert after["held_blocks"] == {"store-0": lent}
+        assert after["known_tokens"] >= (COLD - 2 * lent) * BLOCK, "what its own DRAM has is not computed again"
         assert asking(mixed)["fallbacks"] == metric(mixed, "attention_fallbacks_total") == 1
         idle(cluster)
 
@@ -179,7 +181,9 @@ def test_a_holder_that_hangs_is_a_pause(start: Start, tiny_model, right):
 
 def test_a_decode_node_that_is_killed_leaves_no_lease(start: Start, tiny_model, right):
     """By membership: long before a lease runs out."""
-    with start("mixed=2,store=1", *tiny_model, *EVERY, *ASKING) as cluster, ThreadPoolExecutor(1) as client:
+    shares = {"mixed-0": ("--dram-bytes", "300k"), "mixed-1": ("--dram-bytes", "300k")}
+    flags = (*tiny_model, *EVERY, *ASKING, "--max-model-len", "2048")
+    with start("mixed=2,store=1", *flags, role_flags=shares) as cluster, ThreadPoolExecutor(1) as client:
         store = cluster["store-0"]
         answer = client.submit(answer_of, store.url, 0)
         in_the_middle(store, answer)
