@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config.beyond import beyond_room
+from engine.config.beyond import beyond_room, lends
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.resolve import GiB, arena_tokens, geometry
@@ -17,6 +17,8 @@ from tests.engine.config.test_resolve import LAPTOP, MODEL, NEXT, settle
 ON = ("--beyond-memory", "on", "--kv-cache-bytes", "32M")
 WIDE = replace(MODEL, max_position_embeddings=1 << 20)
 BLOCK_BYTES = 16 * 46_080
+SIZES = Latent(rank=512, rope_size=64, nope_size=64, value_size=64)
+LATENT = replace(MODEL, num_kv_heads=1, head_size=576, latent=SIZES)
 
 
 def room(config: Config) -> Room | None:
@@ -64,11 +66,38 @@ def test_what_it_does_not_work_with(argv, model, reason):
     assert reason in str(error.value)
 
 
+def test_who_lends_and_how_long_a_context_may_be_then():
+    def lending(*argv: str) -> bool:
+        config = settle(*argv)
+        return lends(config, geometry(config, MODEL, config.kv_cache_dtype))
+
+    assert not lending("--dram-bytes", "1G")
+    for role in ("store", "prefill", "decode", "mixed"):
+        assert lending("--role", role, "--attention-elsewhere", "auto"), "a share is made for it"
+    assert not lending("--role", "prefill", "--attention-elsewhere", "auto", "--dram-bytes", "0")
+    asked = ("--dram-bytes", "64M", "--max-model-len", "8000")
+    assert settle(*ON, *asked, "--attention-elsewhere", "always", model=WIDE).max_model_len == 8000
+    auto = settle(*ON, "--dram-bytes", "64M", "--attention-elsewhere", "auto", model=WIDE)
+    assert auto.max_model_len == (22 + 68) * 16, "what this node holds itself"
+
+
+@pytest.mark.parametrize(
+    ("argv", "model", "reason"),
+    [
+        (("--pool-dtype", "int8"), MODEL, "--attention-elsewhere auto does not work with --pool-dtype int8"),
+        ((), replace(MODEL, windows=(512, 0) * 15), "--kv-groups windows"),
+        (("--role", "store"), LATENT, "a model with a latent"),
+    ],
+)
+def test_what_cannot_be_attended_to_in_parts(argv, model, reason):
+    with pytest.raises(UsageError) as error:
+        settle("--attention-elsewhere", "auto", *argv, model=model)
+    assert reason in str(error.value)
+
+
 def test_a_latent_and_a_gpu_are_refused():
-    sizes = Latent(rank=512, rope_size=64, nope_size=64, value_size=64)
-    latent = replace(MODEL, num_kv_heads=1, head_size=576, latent=sizes)
     with pytest.raises(UsageError, match="a latent"):
-        settle(*ON, model=latent)
+        settle(*ON, model=LATENT)
     from tests.engine.config.test_resolve import H100
 
     with pytest.raises(UsageError, match="--device cuda"):

@@ -54,6 +54,7 @@ ALWAYS = [
     ("--transport tcp --rdma-devices mlx5_0", "give --transport auto"),
     ("--transport shm --rdma-devices mlx5_0", "give --transport auto"),
     ("--model none --role store --dram-bytes 1M --value-bytes 2M", "--value-bytes 2097152"),
+    ("--model none --role store --attention-elsewhere auto", "--attention-elsewhere auto: a node with --model none"),
     ("--allowed-origins https://a.example,b.example", "'b.example'"),
     ("--cache-shares interactive=0.8,batch=0.8", "--cache-shares"),
     ("--cache-shares nobody=0.1", "no class nobody"),
