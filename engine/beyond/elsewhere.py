@@ -77,6 +77,7 @@ class Done:
     query_bytes: int = 0
     part_bytes: int = 0
     stored: int = 0  # blocks
+    holders_s: float = 0.0  # of computation there
     fallbacks: int = 0  # requests whose holder was lost
 
 
@@ -369,7 +370,10 @@ class HeldBlocks:
         seconds = time.perf_counter() - begin
         if len(data) != body.rows * heads.part_bytes:
             raise self._gone(lease, f"its part has {len(data)} bytes")
-        answered(Parted, reply)
+        try:
+            elsewhere.done.holders_s += answered(Parted, reply).seconds
+        except RemoteError as error:
+            raise self._gone(lease, str(error)) from None
         if body.rows == 1:
             lease.link.asks.observe((1.0, float(nbytes)), seconds)
         elsewhere.done.asks += 1
