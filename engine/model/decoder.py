@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from attention.delta_states import rule_of
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.states import StateBatch, memory_of
 from cache.layer_groups import LayerGroups
@@ -243,6 +244,7 @@ class Model:
             norm=self._take(weights, at + "delta_norm"),
             eps=self.config.rms_norm_eps,
             ops=self.ops,
+            rule=rule_of(self.backend),
             narrow=narrow,
         )
 
