@@ -5,6 +5,7 @@
                  nothing is copied
     prefill.cpp  chunks: flash attention with queries as lanes (flash.h), or AMX tiles if the CPU has them
     rotary.cpp   rotary embedding of q in place, rotated k and v straight into the pool
+    delta/       the gated delta rule, on states in the pool (delta_rule.py)
 
 bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32. So are prompts in bfloat16
 over a quantized pool (codes.h), and with tiles also decodes; its values are rounded to bfloat16 when they are loaded.
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from attention.codes import is_quantized, scales_of
+from attention.cpu.delta_rule import CpuRule
 from attention.cpu.level import best
 from attention.cpu.library import DTYPES, POOL_DTYPES, Attend, Pool, Write, library
 from attention.interface import RaggedBatch
@@ -121,6 +123,10 @@ class CpuBackend:
             kernel = self.library.mooncake_decode if are_decodes else self.library.mooncake_prefill
             kernel(ctypes.addressof(call))
         return out
+
+    def delta_rule(self) -> CpuRule:
+        """See attention/delta_states.py. Raises NotCompiled."""
+        return CpuRule(self.level)
 
     def attend_part(
         self, q: Tensor, kv: Tensor, blocks: Tensor, tokens: int, scale: float, soft_cap: float

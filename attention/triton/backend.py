@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from attention.triton.decode import decode, plan_decode
+from attention.triton.delta.rule import TritonRule
 from attention.triton.geometry import Geometry
 from attention.triton.hopper import LongWork, long, long_keys, plan_long
 from attention.triton.latent_decode import latent_decode, plan_latent_decode
@@ -168,6 +169,10 @@ class TritonBackend:
                 tiles.prefill, geometry,
             )  # fmt: skip
         return out
+
+    def delta_rule(self) -> TritonRule:
+        """See attention/delta_states.py."""
+        return TritonRule()
 
     def tiles(self, geometry: Geometry, device: torch.device) -> Tiles:
         """The row of the tile table for `geometry` on `device`. Raises ValueError if there is none."""

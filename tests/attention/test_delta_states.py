@@ -33,7 +33,9 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("point", [pytest.param(p, marks=[] if p in QUICK else [pytest.mark.heavy]) for p in GRID], ids=str)
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, marks=[] if p in QUICK else [pytest.mark.heavy]) for p in GRID], ids=str
+)
 @pytest.mark.parametrize("name", RULES)
 def test_no_further_from_the_truth_than_twice_plain_torch(name, point, threads):
     for count in (1, 2):
@@ -62,7 +64,7 @@ def test_long_prompts_with_little_decay_do_not_drift(level, by_channel):
     """A factor that is wrong by a bit, always the same way, would show after thousands of tokens."""
     point = Point("one decode", (1, 1, 16, 16), 1e-5, by_channel, torch.float32)
     case = Case(point)
-    tokens = case._tokens(4000)
+    tokens = case.tokens_of(4000)
     state = case.states[0].unflatten(0, case.matrix)
     found = {}
     for rule in (TorchRule(), CpuRule(level)):
@@ -78,7 +80,7 @@ def test_long_prompts_with_little_decay_do_not_drift(level, by_channel):
 def test_a_chunk_in_parts_is_the_whole_chunk():
     """Through a state in another block, at cuts that are no pieces."""
     case, rule = Case(Point("one decode", (2, 4, 64, 32), 0.05, True, torch.float32)), CpuRule(HERE[0])
-    tokens, place = case._tokens(100), Place(case.memory, case.slots)
+    tokens, place = case.tokens_of(100), Place(case.memory, case.slots)
     whole, parts = out_of(tokens), out_of(tokens)
     rule.chunk(tokens, place, case.read, None, case.write, whole)
     read = case.read

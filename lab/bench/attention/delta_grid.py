@@ -2,8 +2,8 @@
 
 The rule of lab/bench/attention/grid.py, for the outputs and for the states after the tokens: no further from the
 definition in float64 than twice what plain torch is in the type of the tokens. States lie in several pieces, whose
-borders cut heads and rows. All memory beside them is NaN, and must stay so; states that are read elsewhere than they are
-written must stay too.
+borders cut heads and rows. All memory beside them is NaN, and must stay so. States that are read elsewhere than they
+are written must stay too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -69,9 +70,9 @@ class Case:
     """A random step: the inputs of each request, and a pool with its states."""
 
     def __init__(self, point: Point, device: str = "cpu") -> None:
-        self.random = torch.Generator().manual_seed(hash((point.mix, point.heads, point.by_channel)) & 0xFFFF)
+        self.random = torch.Generator().manual_seed(crc32(str(point).encode()))
         self.point, self.device, mix = point, device, MIXES[point.mix]
-        key_heads, value_heads, key_size, value_size = point.heads
+        _, value_heads, key_size, value_size = point.heads
         self.matrix = value_heads, key_size, value_size
         size = value_heads * key_size * value_size
         first = size // 2 + value_size // 3  # inside a row
@@ -85,12 +86,12 @@ class Case:
         held = ~self.fresh
         self.slots.write(self.memory, self.read[held], self.states[held])
         self.states[self.fresh] = 0
-        self.tokens = [self._tokens(count) for count, _ in mix]
+        self.tokens = [self.tokens_of(count) for count, _ in mix]
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.random)
 
-    def _tokens(self, count: int) -> Tokens:
+    def tokens_of(self, count: int) -> Tokens:
         """As the engine has them: q, k and v are parts of one row."""
         key_heads, value_heads, key_size, value_size = self.point.heads
         keys, values = key_heads * key_size, value_heads * value_size
@@ -156,8 +157,7 @@ def find_delta_fault(rule: Rule, point: Point, device: str = "cpu") -> str | Non
     """The fault at this point, in one line; None = correct."""
     case = Case(point, device)
     found = [
-        defined(tokens, state.unflatten(0, case.matrix))
-        for tokens, state in zip(case.tokens, case.states, strict=True)
+        defined(tokens, state.unflatten(0, case.matrix)) for tokens, state in zip(case.tokens, case.states, strict=True)
     ]
     truth = torch.cat([out for out, _ in found]), torch.stack([state for _, state in found])
     plain, (*ours, memory) = case.run(TorchRule()), case.run(rule)
