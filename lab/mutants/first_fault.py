@@ -9,6 +9,9 @@ import torch
 
 from attention.choice.choose import made
 from attention.codes import DTYPES
+from attention.delta_states import rule_of
+from lab.bench.attention.delta_grid import find_delta_fault
+from lab.bench.attention.delta_grid import points as delta_points
 from lab.bench.attention.grid import find_fault, points
 from lab.bench.attention.quantized import find_quantized_fault
 
@@ -25,6 +28,9 @@ def first_fault() -> tuple[str, str] | None:
         for point in list(points(quick=True))[::3]:
             if fault := find_quantized_fault(backend, point, kv_dtype):
                 return f"{point}, KV in {kv_dtype}", fault
+    for delta_point in delta_points(quick=True):
+        if fault := find_delta_fault(rule_of(backend), delta_point):
+            return str(delta_point), fault
     return None
 
 

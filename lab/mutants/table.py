@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-CPU, TRITON = "cpu", "triton"
-KERNELS = (CPU, TRITON)
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One edit of one file. `old` occurs in it exactly once."""
-
-    kernel: str
-    name: str
-    file: str
-    old: str
-    new: str
-
-    def applied(self, root: Path) -> str:
-        """The file's text with the edit. Raises ValueError if the kernel has changed and the edit no longer fits."""
-        text = (root / self.file).read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)} times {self.old!r}, wanted once")
-        return text.replace(self.old, self.new)
-
+from lab.mutants.delta_table import DELTA_MUTANTS
+from lab.mutants.mutant import CPU, TRITON, Mutant
 
 DECODE, DECODE_H = "attention/cpu/decode/decode.cpp", "attention/cpu/decode/decode.h"
 SPAN, FLASH = "attention/cpu/decode/span.h", "attention/cpu/prefill/flash.h"
@@ -244,4 +222,5 @@ MUTANTS = (
         "table + token // BLOCK_SIZE",
         "table + token // KEYS",
     ),
+    *DELTA_MUTANTS,
 )

@@ -1,13 +1,13 @@
 """Many tokens of one request, in pieces of PIECE tokens: the chunkwise form of the gated delta rule with its WY
 representation (arXiv 2412.06464, section 3.3 and appendix A), for a decay of each head or of each channel of the key.
 
-The formulas are those of attention/delta_rule.py. A program has some columns of the matrix of one head in registers, and
-takes the pieces one after another:
+The formulas are those of attention/delta_rule.py. A program has some columns of the matrix of one head in registers,
+and takes the pieces one after another:
 
     V' = (I + A)^-1 b (V - (e^G K) S)      O = (e^G Q) S + (Q, K) V'      S <- e^(G_C) S + (e^(G_C - G) K)^T V'
 
-The inverse [PIECE, PIECE] is found row by row. With a decay for each channel, e^(G_ic - G_jc) is computed for one j at a
-time, because its two factors would overflow. We have not measured this kernel on a GPU yet.
+The inverse [PIECE, PIECE] is found row by row. With a decay for each channel, e^(G_ic - G_jc) is computed for one j at
+a time, because its two factors would overflow. We have not measured this kernel on a GPU yet.
 """
 
 from __future__ import annotations
