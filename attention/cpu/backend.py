@@ -59,6 +59,7 @@ class CpuBackend:
 
     name = "cpu"
     reads_codes = True
+    takes_sinks = True
 
     def __init__(self, level: str = "auto") -> None:
         """level: a name in attention.cpu.level.LEVELS; auto = the best one. Raises NotCompiled."""
@@ -111,6 +112,7 @@ class CpuBackend:
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         like = ("attend", scale, window, soft_cap, *looks(q), *looks(kv), torch.get_num_threads())
         call = plan.calls.get(like)
@@ -118,6 +120,8 @@ class CpuBackend:
             call = plan.calls[like] = attend_call(q, kv, plan, scale, window, soft_cap)
         out = torch.empty(q.shape, dtype=q.dtype)
         call.kv.data, call.q, call.out = kv.data_ptr(), q.data_ptr(), out.data_ptr()
+        of_heads = None if sinks is None else checked_sinks(sinks, q)
+        call.sinks = None if of_heads is None else of_heads.data_ptr()
         for are_decodes, first, last in plan.parts:
             call.first, call.last = first, last
             kernel = self.library.mooncake_decode if are_decodes else self.library.mooncake_prefill
@@ -203,6 +207,13 @@ def check_rows(rows: Tensor, kv: Tensor) -> None:
     check_head_size(size)
     if rows.shape[2] != size or rows.stride(2) != 1 or rows.shape[1] % num_kv_heads:
         raise ValueError(f"rows {list(rows.shape)}, strides {rows.stride()}, do not fit a pool {list(kv.shape)}")
+
+
+def checked_sinks(sinks: Tensor, q: Tensor) -> Tensor:
+    """[num_heads] float32. Raises ValueError."""
+    if sinks.shape != q.shape[1:2]:
+        raise ValueError(f"{list(sinks.shape)} sinks do not fit {q.shape[1]} heads")
+    return sinks.float().contiguous()
 
 
 def check_head_size(size: int) -> None:
