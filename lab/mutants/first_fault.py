@@ -12,7 +12,7 @@ from attention.codes import DTYPES
 from attention.delta_states import rule_of
 from lab.bench.attention.delta_grid import find_delta_fault
 from lab.bench.attention.delta_grid import points as delta_points
-from lab.bench.attention.grid import find_fault, points
+from lab.bench.attention.grid import find_fault, points, sink_points
 from lab.bench.attention.quantized import find_quantized_fault
 
 THREADS = 2  # one thread never splits a context
@@ -21,7 +21,7 @@ THREADS = 2  # one thread never splits a context
 def first_fault() -> tuple[str, str] | None:
     """(step, fault); None = right everywhere."""
     backend = made("cpu")
-    for point in points(quick=True):
+    for point in (*points(quick=True), *sink_points()):
         if fault := find_fault(backend, point):
             return str(point), fault
     for kv_dtype in DTYPES:
