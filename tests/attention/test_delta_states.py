@@ -38,9 +38,8 @@ def threads():
 )
 @pytest.mark.parametrize("name", RULES)
 def test_no_further_from_the_truth_than_twice_plain_torch(name, point, threads):
-    for count in (1, 2):
-        threads(count)
-        assert find_delta_fault(rule_named(name), point) is None, count
+    threads(1 + GRID.index(point) % 2)
+    assert find_delta_fault(rule_named(name), point) is None
 
 
 @ON_CPU
