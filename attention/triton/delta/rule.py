@@ -16,8 +16,11 @@ from attention.triton.delta.chunk import PIECE, delta_chunk_kernel
 from attention.triton.delta.places import pieces_of, width_of
 from attention.triton.delta.step import delta_step_kernel
 
-MOST_KEYS = 256
-"""Elements of a key: with more, the rows of a piece no longer fit into the registers of a program."""
+TILE, MOST_KEYS = 64, 128
+"""Rows of the state in one tile of a chunk's program, and in both: more do not fit into its registers."""
+
+COLUMNS = 16
+"""Of the state in a chunk's program: with more, its registers spill."""
 
 
 class TritonRule:
@@ -49,8 +52,8 @@ class TritonRule:
         rows, constants = _arguments(tokens, place, read, write, out)
         if len(read) != 1:
             raise ValueError(f"a chunk is of one request, not of {len(read)}")
-        columns = triton.cdiv(constants["VALUE_SIZE"], constants["COLUMNS"])
-        delta_chunk_kernel[(constants["VALUE_HEADS"], columns)](
+        constants |= {"COLUMNS": COLUMNS, "TILE": min(TILE, constants["K"])}
+        delta_chunk_kernel[(constants["VALUE_HEADS"], triton.cdiv(constants["VALUE_SIZE"], COLUMNS))](
             *rows,
             pieces_of(place.slots, out.device),
             read.contiguous(),
@@ -61,8 +64,8 @@ class TritonRule:
             place.memory.stride(0),
             BEGINS=fresh is not None,
             SIZE=PIECE,
-            PRECISION="ieee" if out.dtype == torch.float32 else "tf32x3",
-            num_warps=4,
+            PRECISION="tf32x3",  # about that of float32
+            num_warps=8,
             **constants,
         )
 

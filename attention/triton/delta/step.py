@@ -51,7 +51,7 @@ def delta_step_kernel(
     value = tl.load(v + n * v_row + head * VALUE_SIZE + j, mask=of_value, other=0.0).to(tl.float32)
     token = n * VALUE_HEADS + head
 
-    element = (head * KEY_SIZE + c).to(tl.int64)[:, None] * VALUE_SIZE + j[None, :]
+    element = (head * KEY_SIZE + c)[:, None] * VALUE_SIZE + j[None, :]
     mine = of_key[:, None] & of_value[None, :]
     goes_on = tl.load(fresh + n) == 0
     state = tl.load(places(memory, read + n * groups, pieces, block, element, PIECES), mask=mine & goes_on, other=0.0)

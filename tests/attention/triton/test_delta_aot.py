@@ -60,11 +60,12 @@ def launches(by_channel: bool, dtype: torch.dtype) -> list[aot.Launch]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.heavy)], ids=str)
 @pytest.mark.parametrize("by_channel", [False, True], ids=["head", "channel"])
 def test_delta_kernels_compile_within_their_means(by_channel: bool, dtype: torch.dtype, capability: int) -> None:
-    """No spills, shared memory within the GPU's limit; products of 16-bit tokens on tensor cores."""
+    """No spills, but a few with tokens in float32; shared memory within the GPU's limit; products of chunks on tensor
+    cores."""
     found = {one.kernel.fn.__name__: one for one in launches(by_channel, dtype)}
     assert set(found) == {"delta_step_kernel", "delta_chunk_kernel"}
     for name, launch in found.items():
         used = aot.resources(launch, capability)
-        assert used.spill_bytes == 0 and used.shared_bytes <= SHARED[capability], (name, used)
-        if name == "delta_chunk_kernel" and dtype == torch.bfloat16:
-            assert used.mma + used.wgmma > 0, (name, used)
+        spills = 0 if dtype == torch.bfloat16 else 512
+        assert used.spill_bytes <= spills and used.shared_bytes <= SHARED[capability], (name, used)
+        assert (used.mma + used.wgmma > 0) == (name == "delta_chunk_kernel"), (name, used)
