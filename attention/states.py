@@ -43,6 +43,42 @@ class StateSlots:
             memory[:, begin:end].index_copy_(0, blocks[:, part], states[:, done : done + end - begin])
             done += end - begin
 
+    def between(self, first: int, last: int) -> StateSlots:
+        """Where the elements first .. last - 1 of the state lie."""
+        found, done = [], 0
+        for part, begin, end in self.pieces:
+            low, high = max(first - done, 0), min(last - done, end - begin)
+            if low < high:
+                found.append((part, begin + low, begin + high))
+            done += end - begin
+        return StateSlots(tuple(found))
+
+    @property
+    def elements(self) -> int:
+        """Of a state."""
+        return sum(end - begin for _, begin, end in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Slots in the memory of a pool."""
+
+    memory: Tensor  # [num_blocks, elements of a block] float32
+    slots: StateSlots
+
+    def read(self, blocks: Tensor) -> Tensor:
+        """See StateSlots."""
+        return self.slots.read(self.memory, blocks)
+
+    def write(self, blocks: Tensor, states: Tensor) -> None:
+        """See StateSlots."""
+        self.slots.write(self.memory, blocks, states)
+
+    @property
+    def elements(self) -> int:
+        """Of a state."""
+        return self.slots.elements
+
 
 def memory_of(pool: Tensor) -> Tensor:
     """The same memory as rows of float32, one for each block: pool [num_blocks, ...] of any float type, contiguous."""

@@ -44,14 +44,11 @@ def choose(
     contains; 0: K and V of heads. `sinks`: whether the model's heads have sinks. On a CPU 'auto'
     measures, with the model's heads in its `dtype`, on one rank; its kernels are those of `cpu_level`
     (attention/cpu/level.py). Raises ValueError."""
-    if sinks and name == "auto":
-        log.info("attention by torch: the model has attention sinks, for which the other backends have no kernel")
-        return TorchBackend()
-    backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype, rank), cpu_level)
+    backend = named(name, device, Heads(num_heads, num_kv_heads, head_size, dtype, rank, sinks), cpu_level)
     if sinks and not takes_sinks(backend):
         raise ValueError(
             f"attention backend {backend.name!r} has no attention sinks, which this model needs: give "
-            "--attention-backend torch or auto"
+            "--attention-backend auto"
         )
     if kv_dtype in DTYPES and not reads_codes(backend):
         if name != "auto":

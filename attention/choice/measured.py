@@ -35,6 +35,7 @@ class Heads:
     head_size: int
     dtype: torch.dtype
     rank: int = 0  # elements of the value of a latent row (attention/latent.py), which head_size contains; 0: no latent
+    sinks: bool = False  # each head has one, which every candidate takes
 
 
 def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads) -> AttentionBackend:
@@ -69,6 +70,7 @@ def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: 
     kv = torch.ones(num_blocks, planes, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
     q = torch.ones(len(batch.slot_mapping), heads.num_heads, heads.head_size, dtype=heads.dtype)
     plans = [backend.plan(batch) for backend in backends]
+    options = {"sinks": torch.zeros(heads.num_heads)} if heads.sinks else {}
     best = [math.inf] * len(backends)
     for turn in range(ROUNDS + 1):
         for i, (backend, plan) in enumerate(zip(backends, plans, strict=True)):
@@ -76,7 +78,7 @@ def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: 
             if heads.rank:
                 attend_latent(backend, q, kv, batch, plan, heads.head_size**-0.5, heads.rank)
             else:
-                backend.attend(q, kv, batch, plan, heads.head_size**-0.5)
+                backend.attend(q, kv, batch, plan, heads.head_size**-0.5, **options)
             took = time.perf_counter() - began
             best[i] = min(best[i], took) if turn else math.inf
     return best

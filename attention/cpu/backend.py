@@ -5,6 +5,7 @@
                  nothing is copied
     prefill.cpp  chunks: flash attention with queries as lanes (flash.h), or AMX tiles if the CPU has them
     rotary.cpp   rotary embedding of q in place, rotated k and v straight into the pool
+    delta/       the gated delta rule, on states in the pool (delta_rule.py)
 
 bfloat16 rows over a bfloat16 pool are multiplied as bfloat16 pairs and summed in float32. So are prompts in bfloat16
 over a quantized pool (codes.h), and with tiles also decodes; its values are rounded to bfloat16 when they are loaded.
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from attention.codes import is_quantized, scales_of
+from attention.cpu.delta_rule import CpuRule
 from attention.cpu.level import best
 from attention.cpu.library import DTYPES, POOL_DTYPES, Attend, Pool, Write, library
 from attention.interface import RaggedBatch
@@ -58,6 +60,7 @@ class CpuBackend:
     name = "cpu"
     reads_codes = True
     by_address = True
+    takes_sinks = True
 
     def __init__(self, level: str = "auto") -> None:
         """level: a name in attention.cpu.level.LEVELS; auto = the best one. Raises NotCompiled."""
@@ -110,6 +113,7 @@ class CpuBackend:
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         like = ("attend", scale, window, soft_cap, *looks(q), *looks(kv), torch.get_num_threads())
         call = plan.calls.get(like)
@@ -117,11 +121,17 @@ class CpuBackend:
             call = plan.calls[like] = attend_call(q, kv, plan, scale, window, soft_cap)
         out = torch.empty(q.shape, dtype=q.dtype)
         call.kv.data, call.q, call.out = kv.data_ptr(), q.data_ptr(), out.data_ptr()
+        of_heads = None if sinks is None else checked_sinks(sinks, q)
+        call.sinks = None if of_heads is None else of_heads.data_ptr()
         for are_decodes, first, last in plan.parts:
             call.first, call.last = first, last
             kernel = self.library.mooncake_decode if are_decodes else self.library.mooncake_prefill
             kernel(ctypes.addressof(call))
         return out
+
+    def delta_rule(self) -> CpuRule:
+        """See attention/delta_states.py. Raises NotCompiled."""
+        return CpuRule(self.level)
 
     def attend_part(
         self, q: Tensor, kv: Tensor, blocks: Tensor, tokens: int, scale: float, soft_cap: float
@@ -198,6 +208,13 @@ def check_rows(rows: Tensor, kv: Tensor) -> None:
     check_head_size(size)
     if rows.shape[2] != size or rows.stride(2) != 1 or rows.shape[1] % num_kv_heads:
         raise ValueError(f"rows {list(rows.shape)}, strides {rows.stride()}, do not fit a pool {list(kv.shape)}")
+
+
+def checked_sinks(sinks: Tensor, q: Tensor) -> Tensor:
+    """[num_heads] float32. Raises ValueError."""
+    if sinks.shape != q.shape[1:2]:
+        raise ValueError(f"{list(sinks.shape)} sinks do not fit {q.shape[1]} heads")
+    return sinks.float().contiguous()
 
 
 def check_head_size(size: int) -> None:

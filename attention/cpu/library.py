@@ -41,7 +41,7 @@ class Pool(ctypes.Structure):
 class Attend(ctypes.Structure):
     _fields_ = [
         ("kv", Pool),
-        *((name, ctypes.c_void_p) for name in ("q", "out", "lse", "block_tables", "cu_q", "ctx_lens")),
+        *((name, ctypes.c_void_p) for name in ("q", "out", "lse", "sinks", "block_tables", "cu_q", "ctx_lens")),
         *((name, ctypes.c_int64) for name in ("q_row", "q_head", "table_row")),
         *((name, ctypes.c_int32) for name in ("first", "last", "num_heads", "window", "threads", "dtype")),
         *((name, ctypes.c_float) for name in ("scale", "soft_cap")),

@@ -2,6 +2,7 @@
 // library.py mirrors the structs field by field.
 #pragma once
 #include "vectors/vec.h"
+#include <cmath>
 #include <cstdint>
 
 enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3, FP8 = 4 };  // the last two: see codes.h
@@ -35,6 +36,7 @@ struct Attend {
   const void *q;  // [T, num_heads, head_size]
   void *out;      // [T, num_heads, head_size] contiguous, of q's dtype; float32 with lse
   float *lse;     // [T, num_heads] or null: ln of the sum of each row's weights; only rows of one token
+  const float *sinks;  // [num_heads] or null: one more score of every row, neither scaled nor capped, without a value
   const int32_t *block_tables, *cu_q, *ctx_lens;
   int64_t q_row, q_head, table_row;  // strides in elements
   int32_t first, last;               // the requests to compute
@@ -44,6 +46,10 @@ struct Attend {
 
   int group() const { return num_heads / kv.num_kv_heads; }
   int64_t out_at(int row, int head) const { return ((int64_t)row * num_heads + head) * kv.head_size; }
+  // The sum of a row's weights 2^(score - max), with that of the sink
+  float with_sink(float total, float max, int head) const {
+    return sinks ? total + std::exp2(sinks[head] * 1.44269504f - max) : total;
+  }
 };
 
 // Rotates q and k, and writes k and v into the pool.

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attention.interface import RaggedBatch
 from attention.triton.decode import decode, plan_decode
+from attention.triton.delta.rule import TritonRule
 from attention.triton.geometry import Geometry
 from attention.triton.hopper import LongWork, long, long_keys, plan_long
 from attention.triton.latent_decode import latent_decode, plan_latent_decode
@@ -72,6 +73,7 @@ class TritonBackend:
 
     name = "triton"
     reads_codes = True
+    takes_sinks = True
 
     def __init__(self, *, tiles: Tiles | None = None, limits: Limits | None = None) -> None:
         self._tiles, self._limits = tiles, limits
@@ -104,9 +106,14 @@ class TritonBackend:
         *,
         window: int = 0,
         soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if window < 0 or soft_cap < 0:
             raise ValueError(f"window {window} and soft_cap {soft_cap} must not be negative; 0 = none")
+        if sinks is not None:
+            if sinks.shape != q.shape[1:2]:
+                raise ValueError(f"{list(sinks.shape)} sinks do not fit {q.shape[1]} heads")
+            sinks = sinks.float().contiguous()
         geometry = Geometry.of(q, kv)
         tiles = self.tiles(geometry, q.device)
         cut = plan.cuts.get((geometry, window))
@@ -127,13 +134,16 @@ class TritonBackend:
                 tiles.decode,
                 window=window,
                 soft_cap=soft_cap,
+                sinks=sinks,
             )
         if cut.long is not None and tiles.long is not None:
-            long(q, kv, out, *chunks, cut.long, scale, tiles.long, soft_cap=soft_cap)
+            long(q, kv, out, *chunks, cut.long, scale, tiles.long, soft_cap=soft_cap, sinks=sinks)
         if cut.short is not None:
-            short(q, kv, out, *chunks, cut.short, scale, tiles.short, window=window, soft_cap=soft_cap)
+            short(q, kv, out, *chunks, cut.short, scale, tiles.short, window=window, soft_cap=soft_cap, sinks=sinks)
         if cut.prefill is not None:
-            prefill(q, kv, out, *chunks, cut.prefill, scale, tiles.prefill, window=window, soft_cap=soft_cap)
+            prefill(
+                q, kv, out, *chunks, cut.prefill, scale, tiles.prefill, window=window, soft_cap=soft_cap, sinks=sinks
+            )
         return out
 
     def write_latent(self, rows: Tensor, kv: Tensor, batch: RaggedBatch, plan: Plan) -> None:
@@ -168,6 +178,10 @@ class TritonBackend:
                 tiles.prefill, geometry,
             )  # fmt: skip
         return out
+
+    def delta_rule(self) -> TritonRule:
+        """See attention/delta_states.py."""
+        return TritonRule()
 
     def tiles(self, geometry: Geometry, device: torch.device) -> Tiles:
         """The row of the tile table for `geometry` on `device`. Raises ValueError if there is none."""

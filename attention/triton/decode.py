@@ -25,7 +25,7 @@ from torch import Tensor
 from attention.triton.codes import pointed
 from attention.triton.geometry import Geometry
 from attention.triton.merge import merge_parts
-from attention.triton.paging import attend_keys, first_key, locate
+from attention.triton.paging import attend_keys, first_key, locate, with_sink
 from attention.triton.tiles import Tile
 from attention.triton.work import METADATA, Work, cut
 
@@ -37,6 +37,7 @@ def decode_kernel(
     out: tl.tensor,  # [S, num_heads, HEAD_SIZE], written for requests of one split
     parts: tl.tensor,  # [pieces, num_heads, HEAD_SIZE] float32, written for the others
     lse: tl.tensor,  # [pieces, num_heads] float32, log2
+    sinks: tl.tensor,  # [num_heads] float32, with SINKS only
     tables: tl.tensor,  # [S, max_blocks] int32
     ctx_lens: tl.tensor,  # [S] int32
     first_piece: tl.tensor,  # [S + 1] int32
@@ -60,6 +61,7 @@ def decode_kernel(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Grid (pieces, NUM_KV_HEADS * ceil(GROUP / ROWS))."""
@@ -99,6 +101,8 @@ def decode_kernel(
         )  # fmt: skip
         at = next_at
 
+    if last - first == 1:  # the merge adds the sink to several splits
+        total = with_sink(total, top, sinks, head, member < GROUP, SINKS)
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]
     if last - first == 1:
         place = out + s.to(tl.int64) * out_row + head[:, None] * out_head + d[None, :]
@@ -114,6 +118,7 @@ def merge_kernel(
     out: tl.tensor,  # [S, num_heads, HEAD_SIZE], written for requests of several splits
     parts: tl.tensor,  # [pieces, num_heads, HEAD_SIZE] float32
     lse: tl.tensor,  # [pieces, num_heads] float32, log2
+    sinks: tl.tensor,  # [num_heads] float32, with SINKS only
     first_piece: tl.tensor,  # [S + 1] int32
     out_row: tl.tensor,
     out_head: tl.tensor,
@@ -121,6 +126,7 @@ def merge_kernel(
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,  # splits per turn
+    SINKS: tl.constexpr,
 ) -> None:
     """Grid (S, NUM_HEADS)."""
     s, head = tl.program_id(0), tl.program_id(1)
@@ -128,7 +134,7 @@ def merge_kernel(
     if last - first == 1:
         return
     d = tl.arange(0, D)
-    merged = merge_parts(parts, lse, first, last, head, NUM_HEADS, HEAD_SIZE, D, WIDTH)
+    merged = merge_parts(parts, lse, first, last, head, sinks + head, NUM_HEADS, HEAD_SIZE, D, WIDTH, SINKS)
     place = out + s.to(tl.int64) * out_row + head * out_head + d
     tl.store(place, merged.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
 
@@ -166,8 +172,10 @@ def decode(
     *,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
-    """q, out [S, num_heads, head_size]; kv [num_blocks, 2, num_kv_heads, block_size, head_size]; tables [S, blocks]."""
+    """q, out [S, num_heads, head_size]; kv [num_blocks, 2, num_kv_heads, block_size, head_size]; tables [S, blocks];
+    sinks [num_heads] float32."""
     geometry = Geometry.of(q, kv)
     rows = head_rows(geometry.group, tile.rows)
     parts = torch.empty((work.num_pieces, *q.shape[1:]), dtype=torch.float32, device=q.device)
@@ -178,6 +186,7 @@ def decode(
         out,
         parts,
         lse,
+        q if sinks is None else sinks,
         tables,
         ctx_lens,
         work.first_piece,
@@ -194,6 +203,7 @@ def decode(
         KEYS=tile.keys,
         WINDOW=window,
         SOFT_CAP=soft_cap,
+        SINKS=sinks is not None,
         PRECISION=tile.precision,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -203,6 +213,7 @@ def decode(
         out,
         parts,
         lse,
+        q if sinks is None else sinks,
         work.first_piece,
         out.stride(0),
         out.stride(1),
@@ -210,5 +221,6 @@ def decode(
         HEAD_SIZE=geometry.head_size,
         D=geometry.padded,
         WIDTH=16,
+        SINKS=sinks is not None,
         num_warps=4,
     )

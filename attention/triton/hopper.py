@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.triton.geometry import Geometry
-from attention.triton.paging import capped, unit_of, weigh
+from attention.triton.paging import capped, unit_of, weigh, with_sink
 from attention.triton.short import Chunks
 from attention.triton.tiles import Tile, Tiles
 from attention.triton.work import METADATA, UNBOUNDED, Work, cut
@@ -86,6 +86,7 @@ def long_tile(
     rows: tl.tensor,  # descriptor of q as rows of all heads, boxes [ROWS, HEAD_SIZE]
     pool: tl.tensor,  # descriptor of the pool as rows of one head, boxes [KEYS, HEAD_SIZE]
     out: tl.tensor,  # these as in long_kernel
+    sinks: tl.tensor,
     tables: tl.tensor,
     ctx_lens: tl.tensor,
     cu_q: tl.tensor,
@@ -105,6 +106,7 @@ def long_tile(
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """Computes one tile. One that does not exist makes no turn and stores nothing."""
     head = item // num_pieces
@@ -133,6 +135,7 @@ def long_tile(
         values = pool.load([row + NUM_KV_HEADS * BLOCK_SIZE, 0])
         acc = tl.dot(weights.to(q_tile.dtype), values, acc * shrink[:, None])
 
+    total = with_sink(total, top, sinks, head + position * 0, exists & (position < end), SINKS)
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]
     at = (begin + query + tl.arange(0, ROWS)).to(tl.int64)
     place = out + at[:, None] * out_row + head * out_head + tl.arange(0, HEAD_SIZE)[None, :]
@@ -144,6 +147,7 @@ def long_kernel(
     q: tl.tensor,  # [T, num_heads, HEAD_SIZE], heads dense
     kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as geometry.is_dense_within_block
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written for queries in whole tiles
+    sinks: tl.tensor,  # [num_heads] float32, with SINKS only
     tables: tl.tensor,  # [S, max_blocks] int32
     ctx_lens: tl.tensor,  # [S] int32
     cu_q: tl.tensor,  # [S + 1] int32: rows of q
@@ -166,6 +170,7 @@ def long_kernel(
     BLOCK_SIZE: tl.constexpr,  # a multiple of KEYS
     KEYS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ) -> None:
     """Grid (programs,): PERSISTENT: each computes every num_programs-th tile; otherwise one."""
@@ -179,15 +184,15 @@ def long_kernel(
     if PERSISTENT:
         for item in range(tl.program_id(0), num_pieces * NUM_KV_HEADS * GROUP, tl.num_programs(0)):
             long_tile(
-                item, num_pieces, rows, pool, out, tables, ctx_lens, cu_q, lead, first_piece, request, unit, scale,
-                out_row, out_head, block_rows, table_stride,
-                NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, BLOCK_SIZE, KEYS, SOFT_CAP,
+                item, num_pieces, rows, pool, out, sinks, tables, ctx_lens, cu_q, lead, first_piece, request, unit,
+                scale, out_row, out_head, block_rows, table_stride,
+                NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, BLOCK_SIZE, KEYS, SOFT_CAP, SINKS,
             )  # fmt: skip
     else:
         long_tile(
-            tl.program_id(0), num_pieces, rows, pool, out, tables, ctx_lens, cu_q, lead, first_piece, request, unit,
-            scale, out_row, out_head, block_rows, table_stride,
-            NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, BLOCK_SIZE, KEYS, SOFT_CAP,
+            tl.program_id(0), num_pieces, rows, pool, out, sinks, tables, ctx_lens, cu_q, lead, first_piece, request,
+            unit, scale, out_row, out_head, block_rows, table_stride,
+            NUM_KV_HEADS, GROUP, ROWS, HEAD_SIZE, BLOCK_SIZE, KEYS, SOFT_CAP, SINKS,
         )  # fmt: skip
 
 
@@ -235,6 +240,7 @@ def long(
     tile: Tile,
     *,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """The arguments of prefill.prefill; computes the queries in whole tiles only."""
     geometry = Geometry.of(q, kv)
@@ -245,6 +251,7 @@ def long(
         q,
         kv,
         out,
+        q if sinks is None else sinks,
         tables,
         ctx_lens,
         cu_q,
@@ -267,6 +274,7 @@ def long(
         BLOCK_SIZE=geometry.block_size,
         KEYS=work.keys,
         SOFT_CAP=soft_cap,
+        SINKS=sinks is not None,
         PERSISTENT=tile.persistent,
         num_warps=tile.warps,
         num_stages=tile.stages,

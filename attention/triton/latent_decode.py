@@ -152,6 +152,7 @@ def latent_decode(
         out,
         parts,
         lse,
+        lse,  # no sinks
         work.first_piece,
         out.stride(0),
         out.stride(1),
@@ -159,5 +160,6 @@ def latent_decode(
         HEAD_SIZE=geometry.rank,
         D=constants["R"],
         WIDTH=16,
+        SINKS=False,
         num_warps=4,
     )

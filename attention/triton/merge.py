@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attention.triton.paging import LOG2_E
+
 
 @triton.jit
 def merge_parts(
@@ -16,16 +18,21 @@ def merge_parts(
     first: tl.tensor,  # the row's pieces first .. last - 1
     last: tl.tensor,
     index: tl.tensor,  # of the row in a piece
+    sink: tl.tensor,  # pointer: that of the row's head, with SINKS only
     STRIDE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,  # splits per turn
+    SINKS: tl.constexpr,
 ) -> tl.tensor:
     """The row's output [D] float32 from its splits, of which one of the first WIDTH at least has a key for it."""
     d = tl.arange(0, D)
-    top = tl.full([1], float("-inf"), tl.float32)
+    top = tl.zeros([1], tl.float32) if SINKS else tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros([D], tl.float32)
+    if SINKS:  # the first part, of weight 2^sink and without a value
+        top += tl.load(sink) * LOG2_E
+        total += 1
     for start in range(first, last, WIDTH):
         piece = start + tl.arange(0, WIDTH)
         row = piece.to(tl.int64) * STRIDE + index

@@ -13,7 +13,8 @@ over a tile of keys is
     total' = total 2^(top - top') + sum_j p_j    running denominator          [ROWS] float32
     acc'   = acc 2^(top - top') + sum_j p_j v_j  running numerator            [ROWS, D] float32
 
-and acc / total is the attention of the keys seen so far, top + log2(total) their log-sum-exp.
+and acc / total is the attention of the keys seen so far, top + log2(total) their log-sum-exp. With sinks, 2^(sink -
+top) is added to the total of all keys.
 
 Keys are found through the block table: token j of a request is in block table[j // BLOCK_SIZE] at offset j %
 BLOCK_SIZE. If a tile never crosses a block (KEYS divides BLOCK_SIZE) one table entry serves the tile; otherwise every
@@ -38,6 +39,22 @@ def first_key(position: tl.tensor, KEYS: tl.constexpr, WINDOW: tl.constexpr) -> 
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS
     return first
+
+
+@triton.jit
+def with_sink(
+    total: tl.tensor,  # [ROWS] float32
+    top: tl.tensor,  # [ROWS] float32
+    sinks: tl.tensor,  # [num_heads] float32, with SINKS only
+    head: tl.tensor,  # [ROWS]
+    held: tl.tensor,  # [ROWS]: rows of heads that exist
+    SINKS: tl.constexpr,
+) -> tl.tensor:
+    """The denominator with the weight of the sink of a row's head: one more score, without a value. For a row that has
+    seen no key it is infinite, so that the row is zero."""
+    if SINKS:
+        total += tl.exp2(tl.load(sinks + head, mask=held, other=0.0) * LOG2_E - top)
+    return total
 
 
 @triton.jit

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from attention.triton.codes import pointed
 from attention.triton.geometry import Geometry
-from attention.triton.paging import attend_keys, first_key, locate
+from attention.triton.paging import attend_keys, first_key, locate, with_sink
 from attention.triton.tiles import Tile
 from attention.triton.work import METADATA, UNBOUNDED, Work, cut
 
@@ -37,6 +37,7 @@ def prefill_kernel(
     q: tl.tensor,  # [T, num_heads, HEAD_SIZE], last axis dense
     kv: tl.tensor,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_SIZE], as geometry.is_dense_within_block
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written
+    sinks: tl.tensor,  # [num_heads] float32, with SINKS only
     tables: tl.tensor,  # [S, max_blocks] int32
     ctx_lens: tl.tensor,  # [S] int32
     cu_q: tl.tensor,  # [S + 1] int32: rows of q
@@ -62,6 +63,7 @@ def prefill_kernel(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Grid (pieces, NUM_KV_HEADS * ceil(GROUP / HEADS))."""
@@ -117,6 +119,7 @@ def prefill_kernel(
         )  # fmt: skip
         at = next_at
 
+    total = with_sink(total, top, sinks, head, member < GROUP, SINKS)
     # Only rows that are not stored have seen no key.
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]
     place = out + row[:, None] * out_row + head[:, None] * out_head + d[None, :]
@@ -150,15 +153,17 @@ def prefill(
     *,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """q, out [T, num_heads, head_size]; kv [num_blocks, 2, num_kv_heads, block_size, head_size]; tables [S, blocks];
-    cu_q [S + 1] counts rows of q and out."""
+    cu_q [S + 1] counts rows of q and out; sinks [num_heads] float32."""
     geometry = Geometry.of(q, kv)
     queries, heads = tile_shape(geometry.group, tile.rows)
     prefill_kernel[(work.num_pieces, geometry.num_kv_heads * triton.cdiv(geometry.group, heads))](
         q,
         pointed(kv),
         out,
+        q if sinks is None else sinks,
         tables,
         ctx_lens,
         cu_q,
@@ -177,6 +182,7 @@ def prefill(
         KEYS=tile.keys,
         WINDOW=window,
         SOFT_CAP=soft_cap,
+        SINKS=sinks is not None,
         PRECISION=tile.precision,
         num_warps=tile.warps,
         num_stages=tile.stages,

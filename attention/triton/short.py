@@ -29,7 +29,7 @@ from torch import Tensor
 from attention.triton.codes import pointed
 from attention.triton.geometry import Geometry
 from attention.triton.merge import merge_parts
-from attention.triton.paging import attend_keys, first_key, locate
+from attention.triton.paging import attend_keys, first_key, locate, with_sink
 from attention.triton.prefill import tile_shape
 from attention.triton.tiles import Tile
 from attention.triton.work import METADATA, UNBOUNDED, Work, cut
@@ -91,6 +91,7 @@ def short_kernel(
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written for tiles of one split
     parts: tl.tensor,  # [pieces, QUERIES, num_heads, HEAD_SIZE] float32, written for the others
     lse: tl.tensor,  # [pieces, QUERIES, num_heads] float32, log2
+    sinks: tl.tensor,  # [num_heads] float32, with SINKS only
     tables: tl.tensor,  # [S, max_blocks] int32
     ctx_lens: tl.tensor,  # [S] int32
     starts: tl.tensor,  # [S] int32: the first row of q to compute
@@ -120,6 +121,7 @@ def short_kernel(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Grid (pieces, NUM_KV_HEADS * ceil(GROUP / HEADS))."""
@@ -169,6 +171,8 @@ def short_kernel(
         )  # fmt: skip
         at = next_at
 
+    if last - first == 1:  # the merge adds the sink to several splits
+        total = with_sink(total, top, sinks, head, member < GROUP, SINKS)
     total = tl.where(total == 0, 1.0, total)  # no key seen: top is -inf, and acc 0
     acc = acc / total[:, None]
     if last - first == 1:
@@ -185,6 +189,7 @@ def short_merge_kernel(
     out: tl.tensor,  # [T, num_heads, HEAD_SIZE], written for tiles of several splits
     parts: tl.tensor,  # [pieces, QUERIES, num_heads, HEAD_SIZE] float32
     lse: tl.tensor,  # [pieces, QUERIES, num_heads] float32, log2
+    sinks: tl.tensor,  # [num_heads] float32, with SINKS only
     starts: tl.tensor,  # [S] int32: the first row of q to compute
     cu_q: tl.tensor,  # [S + 1] int32: rows of q
     first_tile: tl.tensor,  # [S + 1] int32
@@ -197,6 +202,7 @@ def short_merge_kernel(
     HEAD_SIZE: tl.constexpr,
     D: tl.constexpr,
     WIDTH: tl.constexpr,  # splits per turn
+    SINKS: tl.constexpr,
 ) -> None:
     """Grid (tiles * QUERIES, NUM_HEADS)."""
     tile, i = tl.program_id(0) // QUERIES, tl.program_id(0) % QUERIES
@@ -210,7 +216,9 @@ def short_merge_kernel(
     if (last - first == 1) | (query >= tl.load(cu_q + s + 1) - begin):
         return
     d = tl.arange(0, D)
-    merged = merge_parts(parts, lse, first, last, i * NUM_HEADS + head, QUERIES * NUM_HEADS, HEAD_SIZE, D, WIDTH)
+    merged = merge_parts(
+        parts, lse, first, last, i * NUM_HEADS + head, sinks + head, QUERIES * NUM_HEADS, HEAD_SIZE, D, WIDTH, SINKS
+    )
     place = out + (begin + query).to(tl.int64) * out_row + head * out_head + d
     tl.store(place, merged.to(out.dtype.element_ty), mask=d < HEAD_SIZE)
 
@@ -270,6 +278,7 @@ def short(
     *,
     window: int = 0,
     soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """The arguments of prefill.prefill; the tile is one of decode."""
     geometry, tiles, splits = Geometry.of(q, kv), work.tiles, work.splits
@@ -282,6 +291,7 @@ def short(
         out,
         parts,
         lse,
+        q if sinks is None else sinks,
         tables,
         ctx_lens,
         work.starts,
@@ -304,6 +314,7 @@ def short(
         KEYS=tile.keys,
         WINDOW=window,
         SOFT_CAP=soft_cap,
+        SINKS=sinks is not None,
         PRECISION=tile.precision,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -313,6 +324,7 @@ def short(
         out,
         parts,
         lse,
+        q if sinks is None else sinks,
         work.starts,
         cu_q,
         tiles.first_piece,
@@ -325,5 +337,6 @@ def short(
         HEAD_SIZE=geometry.head_size,
         D=geometry.padded,
         WIDTH=16,
+        SINKS=sinks is not None,
         num_warps=4,
     )

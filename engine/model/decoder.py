@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from attention.delta_states import rule_of
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.states import StateBatch, memory_of
 from cache.layer_groups import LayerGroups
@@ -75,7 +76,7 @@ class Layer:
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens that a row sees, including itself; 0: all
     latent: LatentAttention | None = None
-    sinks: Tensor | None = None  # [num_heads]
+    sinks: Tensor | None = None  # [num_heads] float32
     delta: DeltaRule | None = None
 
 
@@ -235,7 +236,7 @@ class Model:
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
             latent=None if config.latent is None or has_state else self._latent(weights, at, config.latent),
-            sinks=self._take(weights, at + "sinks") if config.sinks else None,
+            sinks=self._take(weights, at + "sinks").float() if config.sinks else None,
             delta=self._delta(weights, at, index, config.delta) if config.delta is not None and has_state else None,
         )
 
@@ -262,6 +263,7 @@ class Model:
             norm=self._take(weights, at + "delta_norm"),
             eps=self.config.rms_norm_eps,
             ops=self.ops,
+            rule=rule_of(self.backend),
             narrow=narrow,
         )
 

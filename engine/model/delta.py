@@ -3,7 +3,7 @@
     [q | k | v | z | b | a] = x W          z, as long as v, gates the output; b and a are one number per value head
     q, k, v <- silu( conv( q, k, v ) )     causal, a kernel for each channel over the last `kernel` tokens
     g = -e^A softplus(a + dt)              the decay, of each value head          rate = sigmoid(b)
-    o = rule( q, k, v, g, rate )           attention/delta_rule.py
+    o = rule( q, k, v, g, rate )           attention/delta_rule.py, on states in the pool: attention/delta_states.py
     out = W_o ( norm(o) silu(z) )          the norm over a head's values
 
 This is Qwen3-Next. Kimi Linear (arXiv 2510.26692) has a decay for each channel of a key, and makes both gates by two
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attention import delta_rule
-from attention.states import StateBatch, StateSlots
+from attention.delta_states import Rule, Tokens
+from attention.states import Place, StateBatch, StateSlots
 from cache.layer_groups import state_pieces
 from engine.model.delta_config import STATE_ITEM, Delta
 from engine.model.ops import Linear, Ops
@@ -52,6 +52,7 @@ class DeltaRule:
     norm: Tensor  # [value_size]
     eps: float
     ops: Ops
+    rule: Rule
     narrow: NarrowGates | None = None
 
     def __call__(self, projected: Tensor, memory: Tensor, kv_dtype: torch.dtype, states: StateBatch) -> Tensor:
@@ -59,29 +60,27 @@ class DeltaRule:
         [num_blocks, elements] float32 (attention/states.py). kv_dtype: of the pool."""
         sizes, heads = self.sizes, self.sizes.value_heads
         mixed, z, decay, rate = self._gates(projected)
-        place = slots_of(self.number, sizes.state_bytes(kv_dtype.itemsize), memory.shape[1])
-        begun = place.read(memory, states.read).masked_fill(states.fresh[:, None], 0)
-        matrix, past = self._unpacked(begun, kv_dtype, projected.dtype)
+        matrices, inputs = self._places(memory, kv_dtype)
+        past = self._unpacked(inputs.read(states.read).masked_fill(states.fresh[:, None], 0), kv_dtype, projected.dtype)
         out = projected.new_empty(len(projected), heads, sizes.value_size)
         row = len(states.decodes)
         if row:
             window = torch.cat((past[:row], mixed[:row, None]), 1)  # [D, kernel, channels]
-            q, k, v = self._heads(self._convolved(window)[:, 0])
-            of_rows = matrix[:row].contiguous()
-            out[:row] = delta_rule.step(q, k, v, decay[:row], rate[:row], of_rows)
-            place.write(memory, states.decodes, self._packed(of_rows, window[:, 1:], kv_dtype))
+            tokens = Tokens(*self._heads(self._convolved(window)[:, 0]), decay[:row], rate[:row])
+            self.rule.step(tokens, matrices, states.read[:row], states.fresh[:row], states.decodes, out[:row])
+            inputs.write(states.decodes, self._packed(window[:, 1:], kv_dtype))
         for request, ends in enumerate(states.chunks, row):
-            tokens, now = slice(row, row + ends[-1][0]), matrix[request]
-            window = torch.cat((past[request], mixed[tokens]))  # [kernel - 1 + tokens, channels]
-            q, k, v = self._heads(self._convolved(window[None])[0])
-            begin = 0
+            last = row + ends[-1][0]
+            window = torch.cat((past[request], mixed[row:last]))  # [kernel - 1 + tokens, channels]
+            tokens = Tokens(*self._heads(self._convolved(window[None])[0]), decay[row:last], rate[row:last])
+            of_chunk, begin = out[row:last], 0
+            read, fresh = states.read[request : request + 1], states.fresh[request : request + 1]
             for end, blocks in ends:
-                part, of_step = slice(begin, end), slice(row + begin, row + end)
-                out[of_step], now = delta_rule.chunk(q[part], k[part], v[part], decay[of_step], rate[of_step], now)
-                last = window[end : end + sizes.kernel - 1]
-                place.write(memory, blocks[None], self._packed(now[None], last[None], kv_dtype))
-                begin = end
-            row += begin
+                write = blocks[None]
+                self.rule.chunk(tokens.part(begin, end), matrices, read, fresh, write, of_chunk[begin:end])
+                inputs.write(write, self._packed(window[None, end : end + sizes.kernel - 1], kv_dtype))
+                begin, read, fresh = end, write, None
+            row = last
         gate = z.reshape(out.shape).float()
         if self.narrow is None:
             out = self.ops.rms_norm(out, self.norm, self.eps) * F.silu(gate)
@@ -116,25 +115,30 @@ class DeltaRule:
         shape = (sizes.key_heads, sizes.key_size)
         return q.unflatten(1, shape), k.unflatten(1, shape), v.unflatten(1, (sizes.value_heads, sizes.value_size))
 
-    def _unpacked(self, states: Tensor, kv_dtype: torch.dtype, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """[N, elements] float32 -> matrices [N, value_heads, key_size, value_size] and inputs [N, kernel - 1, channels]
-        of `dtype`."""
-        sizes = self.sizes
-        matrix = states[:, : sizes.matrix].unflatten(1, (sizes.value_heads, sizes.key_size, sizes.value_size))
-        inputs = states[:, sizes.matrix :].contiguous().view(kv_dtype)[:, : (sizes.kernel - 1) * sizes.channels]
-        return matrix, inputs.unflatten(1, (sizes.kernel - 1, sizes.channels)).to(dtype)
+    def _places(self, memory: Tensor, kv_dtype: torch.dtype) -> tuple[Place, Place]:
+        """Of the rule's matrices and of the convolution's inputs."""
+        state_bytes, elements = self.sizes.state_bytes(kv_dtype.itemsize), memory.shape[1]
+        matrices, inputs = slots_of(self.number, state_bytes, self.sizes.matrix, elements)
+        return Place(memory, matrices), Place(memory, inputs)
 
-    def _packed(self, matrix: Tensor, inputs: Tensor, kv_dtype: torch.dtype) -> Tensor:
+    def _unpacked(self, states: Tensor, kv_dtype: torch.dtype, dtype: torch.dtype) -> Tensor:
+        """[N, elements] float32 -> the convolution's inputs [N, kernel - 1, channels] of `dtype`."""
+        sizes = self.sizes
+        inputs = states.contiguous().view(kv_dtype)[:, : (sizes.kernel - 1) * sizes.channels]
+        return inputs.unflatten(1, (sizes.kernel - 1, sizes.channels)).to(dtype)
+
+    def _packed(self, inputs: Tensor, kv_dtype: torch.dtype) -> Tensor:
         """The inverse of _unpacked."""
         row = inputs.to(kv_dtype).flatten(1)
         row = F.pad(row, (0, -row.shape[1] % (STATE_ITEM // kv_dtype.itemsize)))
-        return torch.cat((matrix.flatten(1), row.contiguous().view(torch.float32)), 1)
+        return row.contiguous().view(torch.float32)
 
 
 @lru_cache(maxsize=256)
-def slots_of(number: int, state_bytes: int, elements: int) -> StateSlots:
-    """Of the number-th layer with a state, in blocks of `elements` float32."""
+def slots_of(number: int, state_bytes: int, matrix: int, elements: int) -> tuple[StateSlots, StateSlots]:
+    """Of the number-th layer with a state, in blocks of `elements` float32: of its matrix, and of what follows it."""
     found = state_pieces(number, state_bytes, elements * STATE_ITEM)
-    return StateSlots(
+    whole = StateSlots(
         tuple((part, offset // STATE_ITEM, (offset + nbytes) // STATE_ITEM) for part, offset, nbytes in found)
     )
+    return whole.between(0, matrix), whole.between(matrix, whole.elements)

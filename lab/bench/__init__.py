@@ -8,6 +8,8 @@ Files:
     beyond_memory  A context several times the arena of its node: decode tokens/s, next to the limit of the memory
                    that holds the rest
     burst          How many requests of a burst are served, and how fast the others are refused
+    delta          The gated delta rule on the CPU: our C++ kernels at each level of this CPU next to torch, over
+                   states in a pool
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
     host           Host time of a decode step: the engine's work without the model, on one thread
@@ -48,6 +50,7 @@ BENCHMARKS = {
     "connect": "lab.bench.connect.command",
     "connect-vllm": "lab.bench.connect.vllm_command",
     "cpp": "lab.bench.pipeline",
+    "delta": "lab.bench.delta",
     "engine": "lab.bench.engine.command",
     "estimates": "lab.bench.estimates",
     "gossip": "lab.bench.gossip",

@@ -27,7 +27,8 @@ from typing import Any
 from rich.console import Console
 
 from lab.bench.common.results import write_result
-from lab.mutants.table import CPU, KERNELS, MUTANTS, Mutant
+from lab.mutants.mutant import CPU, KERNELS, Mutant
+from lab.mutants.table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "results", ".*_cache", ".hypothesis")
@@ -39,6 +40,7 @@ TESTS = {
     "prefill": ("prefill",),
     "short": ("short",),
     "hopper": ("long",),
+    "delta": ("delta",),
     "backend": (),
     "codes": (),
 }

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-CPU, TRITON = "cpu", "triton"
-KERNELS = (CPU, TRITON)
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One edit of one file. `old` occurs in it exactly once."""
-
-    kernel: str
-    name: str
-    file: str
-    old: str
-    new: str
-
-    def applied(self, root: Path) -> str:
-        """The file's text with the edit. Raises ValueError if the kernel has changed and the edit no longer fits."""
-        text = (root / self.file).read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)} times {self.old!r}, wanted once")
-        return text.replace(self.old, self.new)
-
+from lab.mutants.delta_table import DELTA_MUTANTS
+from lab.mutants.mutant import CPU, TRITON, Mutant
 
 DECODE, DECODE_H = "attention/cpu/decode/decode.cpp", "attention/cpu/decode/decode.h"
-SPAN, FLASH = "attention/cpu/decode/span.h", "attention/cpu/prefill/flash.h"
+PAGED, SPAN, FLASH = "attention/cpu/paged.h", "attention/cpu/decode/span.h", "attention/cpu/prefill/flash.h"
 PAGING, SPLIT, MERGE = (f"attention/triton/{name}.py" for name in ("paging", "decode", "merge"))
 CHUNK, SHORT, LONG = (f"attention/triton/{name}.py" for name in ("prefill", "short", "hopper"))
 
@@ -244,4 +222,24 @@ MUTANTS = (
         "table + token // BLOCK_SIZE",
         "table + token // KEYS",
     ),
+    Mutant(
+        CPU, "decode: every run of keys has a sink", DECODE, "merged.max, head);", "merged.max, head) + (runs > 1);"
+    ),
+    Mutant(CPU, "decode: a sink is not in units of log2", PAGED, "sinks[head] * 1.44269504f", "sinks[head]"),
+    Mutant(
+        CPU,
+        "prefill: the sinks of the first KV head serve all",
+        FLASH,
+        "a.with_sink(c.total[first + i], c.max[first + i], head)",
+        "a.with_sink(c.total[first + i], c.max[first + i], column.head)",
+    ),
+    Mutant(
+        TRITON,
+        "both: sinks have the weight of the sum's maximum",
+        PAGING,
+        "tl.exp2(tl.load(sinks + head, mask=held, other=0.0) * LOG2_E - top)",
+        "tl.exp2(tl.load(sinks + head, mask=held, other=0.0) * LOG2_E)",
+    ),
+    Mutant(TRITON, "decode: splits merge without the sink's weight", MERGE, "total += 1", "total += 0"),
+    *DELTA_MUTANTS,
 )

@@ -38,6 +38,7 @@ template <class Argument> Argument argument() {
 Attend attend() {
   Attend a = argument<Attend>();
   place(a.out);
+  place(a.sinks);
   place(a.block_tables);
   place(a.cu_q);
   place(a.ctx_lens);

@@ -52,7 +52,8 @@ class Emulated(CpuBackend):
         return super().rotate_and_write_kv(qkv, num_heads, cos, sin, kv, batch, plan)
 
     def attend(self, q: Tensor, kv: Tensor, batch: Any, plan: Any, scale: float, **options: Any) -> Tensor:
-        self._lies_in(q, kv, plan.cu_q, plan.ctx_lens, plan.block_tables)
+        given = [x for x in (options.get("sinks"),) if x is not None]
+        self._lies_in(q, kv, plan.cu_q, plan.ctx_lens, plan.block_tables, *given)
         self.out_bytes = q.numel() * q.element_size()
         return super().attend(q, kv, batch, plan, scale, **options)
 
@@ -68,7 +69,7 @@ class Emulated(CpuBackend):
     def _attend(self, kernel: bytes, address: int) -> None:
         call = Attend.from_address(address)
         self.near = sorted({*self.near, (call.out, self.out_bytes)})  # a step may make two calls
-        self._run(kernel, call, ("q", "out", "block_tables", "cu_q", "ctx_lens"))
+        self._run(kernel, call, ("q", "out", "sinks", "block_tables", "cu_q", "ctx_lens"))
 
     def _lies_in(self, *tensors: Tensor) -> None:
         storages = [tensor.untyped_storage() for tensor in tensors]

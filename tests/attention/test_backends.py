@@ -6,6 +6,7 @@ import torch
 from attention import backends
 from attention.choice import choose as choosing
 from attention.choice.choose import choose, made
+from attention.interface import takes_sinks
 from attention.reference import ReferenceBackend, tokens_of
 from attention.torch_backend import GROUP_TOKENS, TorchBackend, attend_chunk, attend_masked, group_decodes
 from lab.bench.attention.grid import (
@@ -19,6 +20,7 @@ from lab.bench.attention.grid import (
     find_fault,
     points,
     ragged_batch,
+    sink_points,
 )
 from tests.heavy import one_in
 
@@ -67,23 +69,34 @@ def test_windows_and_soft_caps(backend, mask, dtype, geometry):
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 0.0), (20, 2.0)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sinks(dtype, window, soft_cap):
-    """torch as close to the reference in float64 as plain torch is."""
+    """Every backend of the CPU as close to the reference in float64 as plain torch is."""
     sinks = torch.randn(9, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3
     for name in ("ragged decodes", "prefix and chunk", "everything"):
         case = Case([*MIXES[name], (300, 9)], 9, 3, 64, 16, dtype)
-
-        def run(backend, dtype, case=case):
-            q, kv = case.q.to(dtype), case.kv.to(dtype)
-            options = {"window": window, "soft_cap": soft_cap, "sinks": sinks.to(dtype)}
-            return backend.attend(q, kv, case.batch, backend.plan(case.batch), case.scale, **options).double()
-
-        backend = ReferenceBackend()
-        backend.write_kv(case.k, case.v, case.kv, case.batch, backend.plan(case.batch))
-        truth = run(ReferenceBackend(), torch.float64)
+        truth = case.run(ReferenceBackend(), torch.float64, window, soft_cap, sinks.to(dtype))
         without = case.run(ReferenceBackend(), torch.float64, window, soft_cap)
         assert (truth.abs() <= without.abs() + 1e-9).all() and (truth - without).abs().max() > 0.01
-        plain = (run(ReferenceBackend(), dtype) - truth).abs().max()
-        assert (run(TorchBackend(), dtype) - truth).abs().max() <= 2 * plain + SLACK
+        plain = (case.run(ReferenceBackend(), dtype, window, soft_cap, sinks).double() - truth).abs().max()
+        for backend in FAST:
+            ours = case.run(made(backend), dtype, window, soft_cap, sinks).double()
+            assert (ours - truth).abs().max() <= 2 * plain + SLACK, backend
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_the_grid_with_sinks(name):
+    for point in sink_points():
+        assert find_fault(made(name), point) is None, point
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_sink_far_above_all_scores_takes_all_weight(name):
+    """2^(sink - maximum) overflows float32."""
+    case = Case(MIXES["everything"], 4, 2, 64, 16, torch.float32)
+    sinks = torch.tensor([1e4, -1e4, 300.0, 0.0])
+    out = case.run(made(name), torch.float32, sinks=sinks)
+    without = case.run(ReferenceBackend(), torch.float32)
+    assert not out[:, [0, 2]].any() and (out[:, 3] != without[:, 3]).any()
+    torch.testing.assert_close(out[:, 1], without[:, 1])
 
 
 def test_a_sink_is_one_more_score_without_a_value():
@@ -97,12 +110,26 @@ def test_a_sink_is_one_more_score_without_a_value():
     torch.testing.assert_close(out[1], plain[1] * torch.sigmoid(scores.logsumexp(0) - sink))
 
 
-def test_a_backend_without_sinks_is_refused_by_name(caplog):
-    with pytest.raises(ValueError, match=r"'cpu' has no attention sinks.*--attention-backend torch or auto"):
-        choose("cpu", "cpu", sinks=True)
-    caplog.set_level("INFO")
-    assert choose("auto", "cpu", sinks=True).name == choose("torch", "cpu", sinks=True).name == "torch"
-    assert "attention sinks" in caplog.text
+def test_a_backend_without_sinks_is_refused_by_name(tmp_path):
+    """A user's backend whose `attend` is its own; those of the register take sinks."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from attention.reference import ReferenceBackend\n\n\n"
+        "class Mine(ReferenceBackend):\n"
+        "    name = 'mine'\n\n"
+        "    def attend(self, q, kv, batch, plan, scale, *, window=0, soft_cap=0.0):\n"
+        "        return super().attend(q, kv, batch, plan, scale, window=window, soft_cap=soft_cap)\n"
+    )
+    with pytest.raises(ValueError, match=r"'mine' has no attention sinks.*--attention-backend auto"):
+        choose(f"{file}:Mine", "cpu", sinks=True)
+    assert choose("auto", "cpu", sinks=True).name in ("cpu", "torch")
+    assert all(takes_sinks(made(name)) for name in ON_CPU)
+
+
+def test_sinks_that_do_not_fit_the_heads_are_refused():
+    case = Case(MIXES["one decode"], 4, 2, 64, 16, torch.float32)
+    with pytest.raises(ValueError, match=r"\[3\] sinks do not fit 4 heads"):
+        case.run(made("cpu"), torch.float32, sinks=torch.zeros(3))
 
 
 def test_a_window_gathers_its_blocks_only():

@@ -13,7 +13,8 @@ from attention.reference import tokens_of
 from attention.rotary import RotateThenWrite
 from attention.torch_backend import TorchBackend
 from lab.bench.attention.grid import find_fault, points
-from lab.mutants.table import MUTANTS, Mutant
+from lab.mutants.mutant import Mutant
+from lab.mutants.table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SPLIT = 256  # keys

@@ -97,9 +97,9 @@ template <class Kernel> void finish(const Attend &a, const DecodeItem &item, int
       merged.max = max;
     }
     Kernel::in_order(merged.o, size);
-    const float total = sum(load(merged.o + padded(size)));
-    const Vec inverse = splat(1 / total);
     const int head = item.head * a.group() + h;
+    const float total = a.with_sink(sum(load(merged.o + padded(size))), merged.max, head);
+    const Vec inverse = splat(1 / total);
     const int64_t at = a.out_at(row, head);
     if (a.lse) a.lse[(int64_t)row * a.num_heads + head] = (merged.max + std::log2(total)) / LOG2E;
     const Dtype dtype = a.lse ? FLOAT32 : a.dtype;

@@ -168,8 +168,11 @@ static inline void write_rows(const Attend &a, const PrefillItem &item, const Co
     const float *o = c.o + (int64_t)first / COLUMNS * size * COLUMNS + first % COLUMNS;
     const int used = std::min(WIDTH, count - first);
     int64_t at[WIDTH];
-    for (int i = 0; i < used; i++, column.advance())
-      at[i] = a.out_at(a.cu_q[item.request] + column.row, item.head * group + column.head);
+    for (int i = 0; i < used; i++, column.advance()) {
+      const int head = item.head * group + column.head;
+      at[i] = a.out_at(a.cu_q[item.request] + column.row, head);
+      c.total[first + i] = a.with_sink(c.total[first + i], c.max[first + i], head);
+    }
     const Vec inverse = 1 / load(c.total + first);
     for (int d = 0; d < size; d += WIDTH) {
       IntVec block[WIDTH];

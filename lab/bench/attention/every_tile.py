@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ class Variant:
     block_size: int
     window: int = 0
     soft_cap: float = 0.0
+    sinks: bool = False
 
 
 LLAMA = Variant(32, 8, 16)  # a tile of keys spans blocks
@@ -88,7 +90,9 @@ def backend_launches(
     shape = (4, 2, variant.num_kv_heads, variant.block_size, head_size)
     kv = quantized(*shape, kv_dtype=kv_dtype)[:, 1] if kv_dtype else meta(8, *shape, dtype=dtype)[:, 1]
     backend, window, soft_cap = TritonBackend(tiles=tiles), variant.window, variant.soft_cap
-    return aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 0.1, window=window, soft_cap=soft_cap))
+    sinks = meta(variant.num_heads, dtype=torch.float32) if variant.sinks else None
+    options: dict[str, Any] = {"window": window, "soft_cap": soft_cap, "sinks": sinks}
+    return aot.record(lambda: backend.attend(q, kv, batch, backend.plan(batch), 0.1, **options))
 
 
 def shortfall(name: str, tiles: Tiles, dtype: torch.dtype, kv_dtype: str, capability: int, used: aot.Resources) -> str:

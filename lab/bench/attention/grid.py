@@ -73,11 +73,13 @@ class Point:
     window: int = 0
     soft_cap: float = 0.0
     sharpness: float = 1.0  # factor on the scores
+    sinks: bool = False
 
     def __str__(self) -> str:
         mask = f", window {self.window}" if self.window else ""
         mask += f", soft cap {self.soft_cap:g}" if self.soft_cap else ""
         mask += f", scores x{self.sharpness:g}" if self.sharpness != 1 else ""
+        mask += ", sinks" if self.sinks else ""
         kind = str(self.dtype).removeprefix("torch.")
         heads = f"{self.heads}/{self.kv_heads} heads of {self.size}"
         return f"{self.mix}, {heads}, blocks of {self.block_size}, {kind}{mask}"
@@ -94,6 +96,14 @@ def points(quick: bool = False) -> Iterator[Point]:
     long = GEOMETRIES[5:6] if quick else GEOMETRIES[5:8:2]
     for dtype, (heads, kv_heads, size), mix, (window, sharpness) in product(DTYPES, long, LONG, LONG_MASKS):
         yield Point(mix, heads, kv_heads, size, 16, dtype, window, sharpness=sharpness)
+
+
+def sink_points() -> Iterator[Point]:
+    """Heads with sinks, for backends that take them: decodes in one split and in several, chunks with and without a
+    prefix, windows and soft caps."""
+    mixes = ("ragged decodes", "everything", "long and short")
+    for dtype, mix, (window, soft_cap) in product(DTYPES, mixes, ((0, 0.0), (40, 5.0))):
+        yield Point(mix, 9, 3, 64, 16, dtype, window, soft_cap, sinks=True)
 
 
 class Case:
@@ -129,12 +139,26 @@ class Case:
         case.scale *= point.sharpness
         return case
 
-    def run(self, backend: AttentionBackend, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0) -> Tensor:
+    def run(
+        self,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Write and attend, with the inputs and a copy of the pool in `dtype`."""
+        options: dict[str, Any] = {} if sinks is None else {"sinks": sinks.to(dtype)}
         kv = self.kv.to(dtype, copy=True)
         plan = backend.plan(self.batch)
         backend.write_kv(self.k.to(dtype), self.v.to(dtype), kv, self.batch, plan)
-        return backend.attend(self.q.to(dtype), kv, self.batch, plan, self.scale, window=window, soft_cap=soft_cap)
+        q = self.q.to(dtype)
+        return backend.attend(q, kv, self.batch, plan, self.scale, window=window, soft_cap=soft_cap, **options)
+
+    def sinks(self) -> Tensor:
+        """[num_heads]: some with most of the weight, some with little."""
+        generator = torch.Generator().manual_seed(self.q.shape[1])
+        return (3 * torch.randn(self.q.shape[1], generator=generator)).to(self.q.device, self.q.dtype)
 
 
 def ragged_batch(mix: Mix, block_size: int, generator: torch.Generator) -> RaggedBatch:
@@ -173,6 +197,8 @@ def find_fault(backend: AttentionBackend, point: Point, device: str = "cpu") -> 
     window or a soft cap, but not compute it wrongly."""
     case, reference = Case.at(point, device), ReferenceBackend()
     mask: dict[str, Any] = {"window": point.window, "soft_cap": point.soft_cap}
+    if point.sinks:
+        mask["sinks"] = case.sinks()
     if fault := _write_fault(backend, case):
         return fault
     truth = case.run(reference, torch.float64, **mask)

@@ -94,9 +94,16 @@ def make_case(
     return Case(q, pool.to(DEVICE)[:, 1], batch, head_size**-0.5)
 
 
-def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.0, backwards: bool = False) -> Tensor:
-    """The definition, in `dtype`, with window and soft cap; a request without keys gets zeros. backwards: every sum in
-    the opposite order, with other roundings."""
+def attend(
+    case: Case,
+    dtype: torch.dtype,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    backwards: bool = False,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The definition, in `dtype`, with window, soft cap and sinks; a request without keys gets zeros. backwards: every
+    sum in the opposite order, with other roundings."""
     q, out, row = case.q.to(dtype), torch.zeros(case.q.shape, dtype=dtype, device=DEVICE), 0
     for s, (q_len, kv_len) in enumerate(zip(case.batch.q_lens, case.batch.kv_lens, strict=True)):
         if kv_len:
@@ -111,7 +118,10 @@ def attend(case: Case, dtype: torch.dtype, window: int = 0, soft_cap: float = 0.
             position = torch.arange(kv_len - q_len, kv_len, device=DEVICE)[:, None]
             key = torch.arange(kv_len, device=DEVICE)[None, :]
             hidden = (key > position) | (position - key >= (window or kv_len + 1))
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.to(dtype)[:, None, None].expand(-1, q_len, 1)), -1)
+            weights = scores.softmax(-1)[..., :kv_len]
             if backwards:
                 weights, v = weights.flip(-1), v.flip(0)
             out[row : row + q_len] = torch.einsum("hqk,khd->qhd", weights, v)

@@ -53,6 +53,31 @@ def test_window_and_soft_cap_reach_both_kernels() -> None:
     assert_close(out, attend(case, torch.float64, 20, 5.0), attend(case, torch.float32, 20, 5.0))
 
 
+SINKS = torch.tensor([-3.0, 0.0, 2.0, 5.0], device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mask", [(0, 0.0), (20, 5.0)], ids=str)
+def test_sinks_reach_every_kernel(mask: tuple[int, float], dtype: torch.dtype) -> None:
+    """Decodes and short chunks of one split and of several, chunks of prefill, and a padding row of a CUDA graph."""
+    for q_lens, kv_lens in (MIXED, ([1, 1, 1], [200, 3, 0]), ([9, 5], [190, 5]), ([90], [150])):
+        case = make_case(q_lens, kv_lens, heads=(4, 2), head_size=64, block_size=16, dtype=dtype)
+        backend = TritonBackend(tiles=SMALL)
+        options = {"window": mask[0], "soft_cap": mask[1], "sinks": SINKS.to(dtype)}
+        out = backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), case.scale, **options)
+        exact, plain = (attend(case, kind, *mask, sinks=SINKS) for kind in (torch.float64, dtype))
+        assert_close(out, exact, plain)
+
+
+def test_a_sink_far_above_all_scores_takes_all_weight() -> None:
+    case = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
+    backend = TritonBackend(tiles=SMALL)
+    sinks = torch.tensor([1e4, -1e4, 300.0, 0.0], device=DEVICE)
+    out = backend.attend(case.q, case.kv, case.batch, backend.plan(case.batch), case.scale, sinks=sinks)
+    assert not out[:, [0, 2]].any()
+    assert_close(out[:, 1], attend(case, torch.float64)[:, 1], attend(case, torch.float32)[:, 1])
+
+
 def test_strided_queries() -> None:
     case = make_case(*MIXED, heads=(4, 2), head_size=64, block_size=16, dtype=torch.float32)
     wide = torch.randn(len(case.q), 8, 64, device=DEVICE)

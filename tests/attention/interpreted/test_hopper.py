@@ -30,12 +30,14 @@ def case_of(heads: tuple[int, int], head_size: int, block_size: int, dtype: torc
     return make_case(*CHUNKS, heads=heads, head_size=head_size, block_size=block_size, dtype=dtype)
 
 
-def run(case: Case, tile: Tile, soft_cap: float = 0.0) -> tuple[torch.Tensor, LongWork]:
+def run(
+    case: Case, tile: Tile, soft_cap: float = 0.0, sinks: torch.Tensor | None = None
+) -> tuple[torch.Tensor, LongWork]:
     batch, out = case.batch, torch.full_like(case.q, 7.0)
     lens = (batch.q_lens, batch.kv_lens)
     work = plan_long(batch.cu_q, batch.ctx_lens, *lens, tile, tile.keys, processors=5)
     rows = (batch.block_tables, batch.ctx_lens, batch.cu_q)
-    long(case.q, case.kv, out, *rows, work, case.scale, tile, soft_cap=soft_cap)
+    long(case.q, case.kv, out, *rows, work, case.scale, tile, soft_cap=soft_cap, sinks=sinks)
     return out, work
 
 
@@ -45,10 +47,10 @@ def leading(case: Case, tile: Tile) -> list[int]:
     return [max(0, min(q, n // tile.keys * tile.keys - (n - q))) // tile.rows * tile.rows for q, n in lens]
 
 
-def check(case: Case, tile: Tile, soft_cap: float = 0.0) -> None:
+def check(case: Case, tile: Tile, soft_cap: float = 0.0, sinks: torch.Tensor | None = None) -> None:
     """Whole tiles are right, and no other row is touched: the pool has NaN in every slot without a token."""
-    out, work = run(case, tile, soft_cap)
-    exact, plain = (attend(case, dtype, 0, soft_cap) for dtype in (torch.float64, case.q.dtype))
+    out, work = run(case, tile, soft_cap, sinks)
+    exact, plain = (attend(case, dtype, 0, soft_cap, sinks=sinks) for dtype in (torch.float64, case.q.dtype))
     counts, first = leading(case, tile), case.batch.cu_q.tolist()
     assert work.lead.tolist() == counts and sum(counts) > 0
     assert work.rest.starts.tolist() == [a + n for a, n in zip(first, counts, strict=False)]
@@ -73,6 +75,10 @@ def test_block_sizes(block_size: int) -> None:
 def test_persistent_programs_compute_every_tile() -> None:
     """Five programs for 36 tiles of four heads."""
     check(case_of((4, 2), 64, 32), replace(TILE, persistent=True))
+
+
+def test_sinks() -> None:
+    check(case_of((4, 2), 64, 64), TILE, sinks=torch.tensor([-3.0, 0.0, 2.0, 5.0], device=DEVICE))
 
 
 def test_soft_cap() -> None:

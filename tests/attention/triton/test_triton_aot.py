@@ -43,6 +43,7 @@ CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
 
 MULTI_QUERY = Variant(64, 1, 256)  # the most rows a decode program has; a tile of keys inside one block
 GEMMA = Variant(16, 8, 64, window=1024, soft_cap=50.0)
+GPT_OSS = Variant(64, 8, 16, window=128, sinks=True)
 UNEVEN = Variant(9, 3, 48)  # SmolLM2's heads; blocks that are no power of two
 
 
@@ -67,6 +68,8 @@ def rows() -> Iterator[tuple[int, torch.dtype, int, Variant]]:
         yield head_size, torch.float32, SM80, MULTI_QUERY
         yield head_size, torch.float32, SM90, GEMMA
     yield 64, torch.bfloat16, SM90, UNEVEN
+    yield 64, torch.bfloat16, SM80, GPT_OSS
+    yield 64, torch.bfloat16, SM90, GPT_OSS
     yield 128, torch.float16, SM90, LLAMA
 
 
@@ -119,12 +122,19 @@ def test_short_queries_compile_within_their_means(head_size: int, shared: int, v
     assert not shortfall("short_kernel", tiles, bf16, kv_dtype, CAPABILITY[shared], used), used
 
 
-@pytest.mark.parametrize("block_size", [128, pytest.param(64, marks=pytest.mark.heavy)])
-@pytest.mark.parametrize("head_size", [64, 128, 256])
-def test_long_chunks_have_warp_groups_and_boxes(head_size: int, block_size: int) -> None:
+@pytest.mark.parametrize(
+    ("head_size", "block_size", "sinks"),
+    [
+        *((head_size, 128, False) for head_size in (64, 128, 256)),
+        (64, 128, True),
+        *(pytest.param(head_size, 64, False, marks=pytest.mark.heavy) for head_size in (64, 128, 256)),
+    ],
+)
+def test_long_chunks_have_warp_groups_and_boxes(head_size: int, block_size: int, sinks: bool) -> None:
     """One warp group copies boxes, two multiply, and their products are not put in a row: on capability 9 only."""
     tiles = find_tiles(head_size, 2, SM90)
-    launches = attention_launches(head_size, torch.bfloat16, tiles, replace(BLOCKS, block_size=block_size))
+    variant = replace(BLOCKS, block_size=block_size, sinks=sinks)
+    launches = attention_launches(head_size, torch.bfloat16, tiles, variant)
     used = aot.resources(launches["long_kernel"], 90)
     assert not shortfall("long_kernel", tiles, torch.bfloat16, "", 90, used), used
     assert used.threads == 384 and used.boxes >= 4 and not used.serialized and used.spill_bytes == 0

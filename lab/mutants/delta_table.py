@@ -1,0 +1,205 @@
+"""The mutants of the gated delta rule: a line of a kernel, and what it becomes."""
+
+from __future__ import annotations
+
+from lab.mutants.mutant import CPU, TRITON, Mutant
+
+SHARED, STEP, CHUNK = (f"attention/cpu/delta/{name}" for name in ("delta.h", "step.cpp", "chunk.cpp"))
+PLACES, ONE, MANY = (f"attention/triton/delta/{name}.py" for name in ("places", "step", "chunk"))
+
+DELTA_MUTANTS = (
+    Mutant(
+        CPU,
+        "delta: value heads share the wrong key head",
+        SHARED,
+        "return head / (value_heads / key_heads);",
+        "return head % key_heads;",
+    ),
+    Mutant(
+        CPU,
+        "delta: the first element behind a border is looked for in the piece before it",
+        SHARED,
+        "element >= piece->end - piece->begin; piece++",
+        "element > piece->end - piece->begin; piece++",
+    ),
+    Mutant(CPU, "delta: queries and keys are not of length 1", SHARED, "std::sqrt(sum(squares) + EPS)", "1.0f"),
+    Mutant(
+        CPU,
+        "delta: all channels have the decay of the first",
+        SHARED,
+        "store(to + i, exponential(load(to + i)))",
+        "store(to + i, exponential(splat(to[0])))",
+    ),
+    Mutant(
+        CPU,
+        "delta: a decay's whole powers of two are lost",
+        SHARED,
+        "return raise_to(p * rest * rest + rest + splat(1.0f), whole, t);",
+        "return p * rest * rest + rest + splat(1.0f);",
+    ),
+    Mutant(
+        CPU,
+        "delta step: the key meets the state before its decay",
+        STEP,
+        "store(&factor[c], load(&gain[c]) * load(&k[c]))",
+        "store(&factor[c], load(&k[c]))",
+    ),
+    Mutant(
+        CPU,
+        "delta step: the state does not decay",
+        STEP,
+        "g[i] * load(from[i] + j) + key[i] * update",
+        "load(from[i] + j) + key[i] * update",
+    ),
+    Mutant(
+        CPU,
+        "delta step: the output is that of the state before the token",
+        STEP,
+        "store(to[i] + j, row);\n      sum += query[i] * row;",
+        "sum += query[i] * load(from[i] + j);\n      store(to[i] + j, row);",
+    ),
+    Mutant(
+        CPU,
+        "delta step: what the state knows is not taken off the value",
+        STEP,
+        "rate * (load(&u[j]) - load(&known[j]))",
+        "rate * load(&u[j])",
+    ),
+    Mutant(
+        CPU,
+        "delta step: a request that begins reads the pool",
+        STEP,
+        "if (d.fresh && d.fresh[request]) from.all",
+        "if (false) from.all",
+    ),
+    Mutant(CPU, "delta step: rows that a border cuts are not written back", STEP, "to.close(after, head);", ""),
+    Mutant(
+        CPU,
+        "delta step: the new state goes where the old one was",
+        STEP,
+        "after{d, d.write + request * d.groups}",
+        "after{d, d.read + request * d.groups}",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: products of pairs have no decay",
+        CHUNK,
+        "key *= load(&gain[(size_t)i * keys + c]);\n        of_k",
+        "of_k",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: the token before is missing in the system",
+        CHUNK,
+        "for (int j = 0; j < i; j++) add(own, -system",
+        "for (int j = 0; j < i - 1; j++) add(own, -system",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: a query does not see its own key",
+        CHUNK,
+        "for (int j = 0; j <= i; j++) add(out",
+        "for (int j = 0; j < i; j++) add(out",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: the state does not decay over a piece",
+        CHUNK,
+        "sum[r][i] = splat(total[r]) * load(s",
+        "sum[r][i] = load(s",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: keys do not decay until the end of the piece",
+        CHUNK,
+        "store(&late[(size_t)i * keys + c], product * load",
+        "store(&late[(size_t)i * keys + c], load",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: the rate comes after the system",
+        CHUNK,
+        "for (int j = 0; j < width; j += WIDTH) store(own + j, splat(rate) * load(own + j));\n"
+        "    for (int j = 0; j <= i; j++) add(out, scores[i][j], &v[(size_t)j * width], width);",
+        "for (int j = 0; j <= i; j++) add(out, scores[i][j], &v[(size_t)j * width], width);\n"
+        "    for (int j = 0; j < width; j += WIDTH) store(own + j, splat(rate) * load(own + j));",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: a request that begins reads the pool",
+        CHUNK,
+        "if (!d.fresh || !*d.fresh) rows(",
+        "if (true) rows(",
+    ),
+    Mutant(
+        CPU,
+        "delta chunk: every slice has the values of the first",
+        CHUNK,
+        "row, head, d.value_size) + from, own, count)",
+        "row, head, d.value_size), own, count)",
+    ),
+    Mutant(
+        TRITON,
+        "delta: the first element behind a border is looked for in the piece before it",
+        PLACES,
+        "(element >= done) & (element < done + size)",
+        "(element > done) & (element <= done + size)",
+    ),
+    Mutant(TRITON, "delta: queries and keys are not of length 1", PLACES, "x * tl.rsqrt", "x + 0.0 * tl.rsqrt"),
+    Mutant(
+        TRITON,
+        "delta: a step takes off half of what the state knows",
+        ONE,
+        "known = tl.sum(state * key[:, None], 0)",
+        "known = tl.sum(state * key[:, None], 0) * 0.5",
+    ),
+    Mutant(
+        TRITON,
+        "delta: a step of a request that begins reads the pool",
+        ONE,
+        "mask=mine & goes_on",
+        "mask=mine",
+    ),
+    Mutant(
+        TRITON,
+        "delta: the step's output has the query of the next head",
+        ONE,
+        "key = head // GROUP * KEY_SIZE + c",
+        "key = head % GROUP * KEY_SIZE + c",
+    ),
+    Mutant(
+        TRITON,
+        "delta: the system of a chunk has its diagonal",
+        MANY,
+        "before, own = i[:, None] > i[None, :]",
+        "before, own = i[:, None] >= i[None, :]",
+    ),
+    Mutant(
+        TRITON,
+        "delta: the last row of the inverse is missing",
+        MANY,
+        "for one in range(1, SIZE):",
+        "for one in range(1, SIZE - 1):",
+    ),
+    Mutant(
+        TRITON,
+        "delta: tokens behind the last one are read",
+        MANY,
+        "live = row < num_tokens",
+        "live = row < num_tokens + 1",
+    ),
+    Mutant(
+        TRITON,
+        "delta: the state does not decay over a piece",
+        MANY,
+        "state = kept * state + tl.dot",
+        "state = state + tl.dot",
+    ),
+    Mutant(
+        TRITON,
+        "delta: channels have no decay between the tokens of a piece",
+        MANY,
+        "tl.exp(between) * key_of[None, :]",
+        "tl.exp(between * 0.0) * key_of[None, :]",
+    ),
+)
