@@ -6,6 +6,7 @@ Files:
     delta_rule      The gated delta rule: linear attention whose past is one matrix per head
     interface       The attention backend protocol and the ragged batch it works on
     latent          Attention over latent rows: one row per token for all heads, whose first part is also the value
+    nibbles_torch   KV blocks in four bits per element on a CPU, for the pool (--pool-dtype int4)
     parts           Attention over a context in parts that need not be in memory together, merged by their log-sum-exp
     quantize_torch  KV blocks in one byte per element on a CPU
     reference       The definition of attention: every other backend is tested against this one
