@@ -64,6 +64,10 @@ class Prefixes:
         self._prefix = list(tokens)
         self._runner.step([Row(self._prefix, 0, range(self._blocks))])
 
+    def computed(self) -> Tensor:
+        """The blocks of the prefix [blocks, block_bytes] uint8."""
+        return self._bytes[: len(self._prefix) // BLOCK]
+
     def answer(self, window: Sequence[int], new_tokens: int, pool_dtype: str = "") -> Answer:
         """`window` begins with the prefix; pool_dtype: the type that its blocks are converted to and back, "" = no
         conversion. Its last block is computed again, because its logits are needed."""
