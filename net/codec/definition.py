@@ -4,7 +4,7 @@ An element has an exponent of 8 bits (float16: 5), and its sign and mantissa, `r
 The signs and mantissas of a tile are planes of one byte per element, the lowest byte first; the 3 bits of float16 above
 the first byte are packed like codes.
 
-The width and the base of a tile follow from every 4th exponent: the codes 0 ... 2^width - 2 stand for base + code, the
+The width and the base of a tile follow from every 8th exponent: the codes 0 ... 2^width - 2 stand for base + code, the
 highest code for a listed exponent of 8 more bits. The pair with the fewest bits is chosen, the smallest width and then
 the smallest base among equals, with widths from 1 to 6 and bases between the smallest and the largest exponent seen.
 A tile with one exponent has width 0; a tile whose codes save nothing is raw.
@@ -20,10 +20,10 @@ from xxhash import xxh3_64_intdigest
 
 from net.codec.exponents import CHECK, DAMAGE, FIELDS, HEAD_BYTES, KINDS, NAMES, CodecError, opened
 
-TILE = 4096
+TILE = 8192
 WIDTHS = range(1, 7)
 RAW = 255
-SAMPLE_EVERY = 4
+SAMPLE_EVERY = 8
 TILE_HEAD = Struct("<BBH")
 WORDS = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
 MANTISSA = {"bfloat16": 7, "float16": 10, "float32": 23}

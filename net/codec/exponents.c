@@ -11,21 +11,23 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { TILE = 4096, HEAD = 4, RAW = 255, WIDTH_MAX = 6, SAMPLE_EVERY = 4, TABLES = 4 };
+enum { TILE = 8192, HEAD = 4, RAW = 255, WIDTH_MAX = 6, SAMPLE_EVERY = 8, TABLES = 4 };
 enum { BFLOAT16 = 1, FLOAT16 = 2, FLOAT32 = 3 };
 enum { FINE = 0, TRUNCATED = 1, BAD_WIDTH = 2, BAD_ESCAPES = 3, TOO_LONG = 4, BAD_KIND = 5 };
 
 typedef uint16_t u16 __attribute__((aligned(1), may_alias));
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
 
-#define INLINE static inline __attribute__((always_inline))
+/* Each step has a function and a call of its own: inlined into one another, compilers lose what they know about aliases,
+   and with it the vector code. */
+#define STEP static __attribute__((noinline))
 
 static size_t item_bytes(int kind) { return kind == FLOAT32 ? 4 : kind == BFLOAT16 || kind == FLOAT16 ? 2 : 0; }
 
 static size_t words(size_t n) { return (n + 7) / 8; }
 
 /* Bytes of the signs and mantissas of n elements. */
-INLINE size_t rest_bytes(size_t n, int kind)
+static size_t rest_bytes(size_t n, int kind)
 {
     return kind == BFLOAT16 ? n : kind == FLOAT16 ? n + 3 * words(n) : 3 * n;
 }
@@ -35,7 +37,7 @@ size_t bound(size_t nbytes) { return nbytes + HEAD * (nbytes / (2 * TILE) + 2) +
 /* --- codes of a few bits, eight to a word: the lowest `width` bits of each byte, side by side */
 
 /* The lowest `used` bits of each lane of `lane` bits. */
-INLINE uint64_t lanes(int lane, int used)
+static uint64_t lanes(int lane, int used)
 {
     uint64_t mask = (UINT64_C(1) << used) - 1;
     for (int at = lane; at < 64; at *= 2)
@@ -43,50 +45,65 @@ INLINE uint64_t lanes(int lane, int used)
     return mask;
 }
 
-INLINE void pack(const uint8_t *codes, size_t groups, int width, uint8_t *out)
+STEP void pack(const uint8_t *restrict codes, size_t groups, int width, uint8_t *restrict out)
 {
     const int gap = 8 - width;
-    const uint64_t two = lanes(16, 2 * width), four = lanes(32, 4 * width);
+    const uint64_t one = lanes(16, width), two = lanes(32, 2 * width), four = lanes(64, 4 * width);
+    uint64_t t[TILE / 8];
+    memcpy(t, codes, 8 * groups);
     for (size_t g = 0; g < groups; g++) {
+        t[g] = (t[g] & one) | (t[g] >> gap & one << width);
+        t[g] = (t[g] & two) | (t[g] >> 2 * gap & two << 2 * width);
+        t[g] = (t[g] & four) | (t[g] >> 4 * gap & four << 4 * width);
+    }
+    for (size_t g = 0; g < groups; g++)
+        memcpy(out + width * g, &t[g], 8); /* the bytes above 8 * width bits are overwritten by what follows */
+}
+
+STEP void unpack(const uint8_t *restrict packed, size_t groups, int width, uint8_t *restrict codes)
+{
+    const int gap = 8 - width;
+    const uint64_t one = lanes(16, width), two = lanes(32, 2 * width), four = lanes(64, 4 * width);
+    const size_t safe = groups < 8 ? 0 : groups - 8; /* a load of 8 bytes stays inside the last 8 words of codes */
+    uint64_t t[TILE / 8];
+    for (size_t g = 0; g < safe; g++)
+        memcpy(&t[g], packed + width * g, 8);
+    for (size_t g = safe; g < groups; g++) {
+        t[g] = 0;
+        memcpy(&t[g], packed + width * g, width);
+    }
+    for (size_t g = 0; g < groups; g++) {
+        t[g] = (t[g] & four) | (t[g] << 4 * gap & four << 32);
+        t[g] = (t[g] & two) | (t[g] << 2 * gap & two << 16);
+        t[g] = (t[g] & one) | (t[g] << gap & one << 8);
+    }
+    memcpy(codes, t, 8 * groups);
+}
+
+/* Which codes are `escape`: bit i of flags[b] for code 64 b + i. Most words of 8 codes have none or one, which no branch
+   predicts; with 64 at a time there is one wrong guess for many of them. */
+STEP void find(const uint8_t *codes, size_t groups, int escape, uint64_t *flags)
+{
+    const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f), wanted = UINT64_C(0x0101010101010101) * escape;
+    uint64_t equal[TILE / 8 + 8];
+    for (size_t g = 0; g < groups; g++) { /* 0x80 in each byte that is the escape */
         uint64_t t;
         memcpy(&t, codes + 8 * g, 8);
-        t = (t | t >> gap) & two;
-        t = (t | t >> 2 * gap) & four;
-        t |= t >> 4 * gap;
-        memcpy(out + width * g, &t, 8); /* the bytes above 8 * width bits are overwritten by what follows */
+        t ^= wanted;
+        equal[g] = ~(((t & low) + low) | t | low);
     }
-}
-
-INLINE void unpack(const uint8_t *packed, size_t groups, int width, uint8_t *codes)
-{
-    const int gap = 8 - width;
-    const uint64_t one = lanes(8, width), two = lanes(16, 2 * width), four = lanes(32, 4 * width);
-    const uint64_t all = (UINT64_C(1) << 8 * width) - 1;
-    for (size_t g = 0; g < groups; g++) {
-        uint64_t t = 0;
-        if (width * g + 8 <= width * groups)
-            memcpy(&t, packed + width * g, 8);
-        else
-            memcpy(&t, packed + width * g, width); /* the last words: nothing behind them belongs to them */
-        t &= all;
-        t = (t | t << 4 * gap) & four;
-        t = (t | t << 2 * gap) & two;
-        t = (t | t << gap) & one;
-        memcpy(codes + 8 * g, &t, 8);
+    memset(equal + groups, 0, 8 * sizeof *equal);
+    for (size_t g = 0; g < groups; g += 8) {
+        uint64_t found = 0;
+        for (int k = 0; k < 8; k++) /* the product gathers the highest bit of each byte in the top byte */
+            found |= (equal[g + k] * UINT64_C(0x0002040810204081) >> 56) << 8 * k;
+        flags[g / 8] = found;
     }
-}
-
-/* 0x80 in each byte of t that equals the byte repeated in `wanted`. */
-INLINE uint64_t equal(uint64_t t, uint64_t wanted)
-{
-    const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f);
-    t ^= wanted;
-    return ~(((t & low) + low) | t | low);
 }
 
 /* --- exponents apart from signs and mantissas */
 
-INLINE void split(const uint8_t *raw, size_t n, int kind, uint8_t *exponents, uint8_t *rest)
+STEP void split(const uint8_t *restrict raw, size_t n, int kind, uint8_t *restrict exponents, uint8_t *restrict rest)
 {
     if (kind == FLOAT32) {
         const u32 *x = (const u32 *)raw;
@@ -120,7 +137,7 @@ INLINE void split(const uint8_t *raw, size_t n, int kind, uint8_t *exponents, ui
     pack(high, words(n), 3, rest + n);
 }
 
-INLINE void join(const uint8_t *exponents, const uint8_t *rest, size_t n, int kind, uint8_t *raw)
+STEP void join(const uint8_t *restrict exponents, const uint8_t *restrict rest, size_t n, int kind, uint8_t *restrict raw)
 {
     if (kind == FLOAT32) {
         u32 *x = (u32 *)raw;
@@ -145,7 +162,7 @@ INLINE void join(const uint8_t *exponents, const uint8_t *rest, size_t n, int ki
 /* --- one tile */
 
 /* The base and the width of the codes by every SAMPLE_EVERYth exponent. */
-INLINE int choose(const uint8_t *exponents, size_t n, int *base)
+STEP int choose(const uint8_t *exponents, size_t n, int *base)
 {
     uint16_t counts[TABLES][256] = {{0}};
     uint16_t sums[257];
@@ -195,7 +212,16 @@ INLINE int choose(const uint8_t *exponents, size_t n, int *base)
     return width;
 }
 
-INLINE size_t raw_tile(const uint8_t *raw, size_t nbytes, uint8_t *out)
+STEP void differences(const uint8_t *restrict exponents, size_t n, int base, int escape, uint8_t *restrict codes)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t code = exponents[i] - base;
+        codes[i] = code < escape ? code : escape;
+    }
+    memset(codes + n, 0, 8);
+}
+
+static size_t raw_tile(const uint8_t *raw, size_t nbytes, uint8_t *out)
 {
     out[0] = RAW;
     out[1] = out[2] = out[3] = 0;
@@ -203,23 +229,20 @@ INLINE size_t raw_tile(const uint8_t *raw, size_t nbytes, uint8_t *out)
     return HEAD + nbytes;
 }
 
-INLINE size_t encode_tile(const uint8_t *raw, size_t n, int kind, uint8_t *out)
+STEP size_t encode_tile(const uint8_t *raw, size_t n, int kind, uint8_t *out)
 {
     uint8_t exponents[TILE], codes[TILE + 8];
     const size_t whole = n * item_bytes(kind), rest = rest_bytes(n, kind), groups = words(n);
     int base = 0;
     split(raw, n, kind, exponents, out + HEAD);
     const int width = choose(exponents, n, &base), escape = (1 << width) - 1;
+    uint64_t flags[TILE / 64];
     size_t escapes = 0;
     if (width) {
-        for (size_t i = 0; i < n; i++) {
-            const uint8_t code = exponents[i] - base;
-            codes[i] = code < escape ? code : escape;
-        }
-        uint32_t found = 0;
-        for (size_t i = 0; i < n; i++)
-            found += codes[i] == escape;
-        escapes = found;
+        differences(exponents, n, base, escape, codes);
+        find(codes, groups, escape, flags);
+        for (size_t at = 0; at < n; at += 64)
+            escapes += __builtin_popcountll(flags[at / 64]);
     }
     if (rest + width * groups + escapes >= whole)
         return raw_tile(raw, whole, out);
@@ -229,23 +252,16 @@ INLINE size_t encode_tile(const uint8_t *raw, size_t n, int kind, uint8_t *out)
     out[3] = escapes >> 8;
     if (!width)
         return HEAD + rest;
-    memset(codes + n, 0, 8);
     pack(codes, groups, width, out + HEAD + rest);
     uint8_t *next = out + HEAD + rest + width * groups;
-    if (escapes) {
-        const uint64_t wanted = UINT64_C(0x0101010101010101) * escape;
-        for (size_t g = 0; g < groups; g++) {
-            uint64_t t;
-            memcpy(&t, codes + 8 * g, 8);
-            for (t = equal(t, wanted); t; t &= t - 1)
-                *next++ = exponents[8 * g + __builtin_ctzll(t) / 8];
-        }
-    }
+    for (size_t at = 0; at < n; at += 64)
+        for (uint64_t t = flags[at / 64]; t; t &= t - 1)
+            *next++ = exponents[at + __builtin_ctzll(t)];
     return next - out;
 }
 
 /* Writes n elements; *used becomes the bytes of the tile. */
-INLINE int decode_tile(const uint8_t *coded, size_t room, size_t n, int kind, uint8_t *raw, size_t *used)
+STEP int decode_tile(const uint8_t *coded, size_t room, size_t n, int kind, uint8_t *raw, size_t *used)
 {
     uint8_t exponents[TILE + 8];
     uint16_t places[TILE];
@@ -272,17 +288,15 @@ INLINE int decode_tile(const uint8_t *coded, size_t room, size_t n, int kind, ui
         memset(exponents, base, n);
     } else {
         size_t found = 0;
+        uint64_t flags[TILE / 64];
         unpack(coded + HEAD + rest, groups, width, exponents);
-        const uint64_t wanted = UINT64_C(0x0101010101010101) * escape;
-        for (size_t g = 0; g < groups; g++) {
-            uint64_t t;
-            memcpy(&t, exponents + 8 * g, 8);
-            for (t = equal(t, wanted); t; t &= t - 1) {
+        find(exponents, groups, escape, flags);
+        for (size_t at = 0; at < n; at += 64)
+            for (uint64_t t = flags[at / 64]; t; t &= t - 1) {
                 if (found == escapes)
                     return BAD_ESCAPES;
-                places[found++] = 8 * g + __builtin_ctzll(t) / 8;
+                places[found++] = at + __builtin_ctzll(t);
             }
-        }
         if (found != escapes)
             return BAD_ESCAPES;
         for (size_t i = 0; i < n; i++)
@@ -297,23 +311,32 @@ INLINE int decode_tile(const uint8_t *coded, size_t room, size_t n, int kind, ui
 
 /* --- all tiles */
 
-INLINE size_t encode_all(const uint8_t *raw, size_t nbytes, int kind, uint8_t *out)
+/* Codes `nbytes` bytes into out, which has bound(nbytes) bytes; returns the bytes written, 0 for an unknown kind. */
+size_t encode(const uint8_t *raw, size_t nbytes, int kind, uint8_t *out)
 {
-    const size_t item = kind == FLOAT32 ? 4 : 2, count = nbytes / item;
+    const size_t item = item_bytes(kind);
+    if (!item)
+        return 0;
+    const size_t count = nbytes / item, odd = nbytes - count * item;
     uint8_t *next = out;
     for (size_t i = 0; i < count; i += TILE)
         next += encode_tile(raw + i * item, count - i < TILE ? count - i : TILE, kind, next);
-    memcpy(next, raw + count * item, nbytes - count * item);
-    return next + (nbytes - count * item) - out;
+    memcpy(next, raw + count * item, odd);
+    return next + odd - out;
 }
 
-INLINE int decode_all(const uint8_t *coded, size_t nbytes, int kind, uint8_t *raw, size_t raw_bytes)
+/* Decodes `nbytes` bytes into raw, which has exactly raw_bytes bytes; returns FINE or the damage that was found. */
+int decode(const uint8_t *coded, size_t nbytes, int kind, uint8_t *raw, size_t raw_bytes)
 {
-    const size_t item = kind == FLOAT32 ? 4 : 2, count = raw_bytes / item, odd = raw_bytes - count * item;
+    const size_t item = item_bytes(kind);
+    if (!item)
+        return BAD_KIND;
+    const size_t count = raw_bytes / item, odd = raw_bytes - count * item;
     size_t at = 0;
     for (size_t i = 0; i < count; i += TILE) {
+        const size_t n = count - i < TILE ? count - i : TILE;
         size_t used = 0;
-        const int why = decode_tile(coded + at, nbytes - at, count - i < TILE ? count - i : TILE, kind, raw + i * item, &used);
+        const int why = decode_tile(coded + at, nbytes - at, n, kind, raw + i * item, &used);
         if (why != FINE)
             return why;
         at += used;
@@ -322,26 +345,4 @@ INLINE int decode_all(const uint8_t *coded, size_t nbytes, int kind, uint8_t *ra
         return nbytes - at < odd ? TRUNCATED : TOO_LONG;
     memcpy(raw + count * item, coded + at, odd);
     return FINE;
-}
-
-/* Codes `nbytes` bytes into out, which has bound(nbytes) bytes; returns the bytes written, 0 for an unknown kind. */
-size_t encode(const uint8_t *raw, size_t nbytes, int kind, uint8_t *out)
-{
-    switch (kind) {
-    case BFLOAT16: return encode_all(raw, nbytes, BFLOAT16, out);
-    case FLOAT16: return encode_all(raw, nbytes, FLOAT16, out);
-    case FLOAT32: return encode_all(raw, nbytes, FLOAT32, out);
-    }
-    return 0;
-}
-
-/* Decodes `nbytes` bytes into raw, which has exactly raw_bytes bytes; returns FINE or the damage that was found. */
-int decode(const uint8_t *coded, size_t nbytes, int kind, uint8_t *raw, size_t raw_bytes)
-{
-    switch (kind) {
-    case BFLOAT16: return decode_all(coded, nbytes, BFLOAT16, raw, raw_bytes);
-    case FLOAT16: return decode_all(coded, nbytes, FLOAT16, raw, raw_bytes);
-    case FLOAT32: return decode_all(coded, nbytes, FLOAT32, raw, raw_bytes);
-    }
-    return BAD_KIND;
 }

@@ -2,7 +2,7 @@
 
 The exponents of weights and activations take few values, while their mantissas are close to random. DFloat11 (arXiv
 2504.11651) and ZipNN (arXiv 2411.05239) code the exponents with Huffman codes. Here a code is the difference from the
-base of its tile of 4096 elements, in as many bits as pay for this tile; other exponents are listed behind. That is a
+base of its tile of 8192 elements, in as many bits as pay for this tile; other exponents are listed behind. That is a
 little longer than Huffman codes, but needs no table per element, so every loop is vector code on any CPU.
 
 A frame of coded bytes, little endian:
