@@ -1,9 +1,9 @@
 """KV blocks in one byte per element on a CPU, or in four bits (attention/nibbles_torch.py). It encodes the blocks that
 leave the arena for the pool or another node, and decodes them.
 
-The formats of a byte are fp8 (e4m3) and int8, with one scale per head and layer of K and of V: scale = max |x| / LARGEST, so that
-|x - x'| <= scale / 2 for int8 and <= max(|x| / 16, scale / 1024) for fp8. An encoded block is one span of bytes, layer
-after layer, so a layer can be moved and decoded by itself:
+The formats of a byte are fp8 (e4m3) and int8, with one scale per head and layer of K and of V: scale = max |x| /
+LARGEST, so that |x - x'| <= scale / 2 for int8 and <= max(|x| / 16, scale / 1024) for fp8. An encoded block is one span
+of bytes, layer after layer, so a layer can be moved and decoded by itself:
 
     codes [2, num_kv_heads, block_size, head_size] one byte each | scales [2, num_kv_heads] float32
 

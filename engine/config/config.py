@@ -195,8 +195,8 @@ class Config(ScalingFields):
         "none",
         "transfer",
         "lossless coder of KV that this node sends and takes over TCP, if the other node has one too: exponent = code "
-        "the exponents of its floats, about a third fewer bytes of bfloat16; auto = the same, where the measured link "
-        "is so slow that this saves time; none = KV travels as it is",
+        "the exponents of its floats in fewer bits; auto = the same, where the measured link is so slow that this "
+        "saves time; none = KV travels as it is",
         ("none", "exponent", "auto"),
     )
     kv_transfer: str = flag(

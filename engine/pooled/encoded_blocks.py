@@ -1,5 +1,5 @@
-"""Pooled blocks with a byte or less per element (--pool-dtype): encoded when they leave the arena, decoded when they
-return. What moves, what a home keeps and what checksums cover are the encoded bytes.
+"""Pooled blocks in a smaller type (--pool-dtype): encoded when they leave the arena, decoded when they return.
+What moves, what a home keeps and what checksums cover are the encoded bytes.
 
 Two staging areas, one per direction. A prefix that comes layer by layer needs room there for two layers of each block:
 one is decoded while the next arrives. The conversion runs in one thread of its own.

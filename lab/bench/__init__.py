@@ -9,7 +9,6 @@ Files:
                    that holds the rest
     burst          How many requests of a burst are served, and how fast the others are refused
     codec          KV in fewer bytes: the lossless coder of slow links (--wire-codec), and four bits in the pool
-                   (--pool-dtype int4)
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
     gossip         Gossip at scale: the real cores on a virtual network
     host           Host time of a decode step: the engine's work without the model, on one thread

@@ -7,9 +7,9 @@ The KV is that of the model after a text, in an arena of each 16-bit type and of
 transport cuts them. All coders get the same frames, on one thread.
 
   ratio, encode, decode   of each coder; bytes per second are those of the KV. memcpy is the limit of any coder
-  at N Gbit/s             KV per second over a link of that rate, next to the link's rate: by formula from the measured
-                          ratio and rates. `in turns`: a frame is coded, moved and decoded before the next; `overlapped`:
-                          the slowest of the three decides
+  over N Gbit/s           KV per second over a link of that rate, next to the link's rate: by formula from the measured
+                          ratio and rates. `in turns`: a frame is coded, moved and decoded before the next;
+                          `overlapped`: the slowest of the three decides
   pool TYPE               bytes of a block in the pool, and the rates of its conversion, for every --pool-dtype
 
 zlib at level 1 is always there; lz4 and zstd (level 1) where their Python packages are installed.

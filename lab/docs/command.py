@@ -22,7 +22,16 @@ from lab.docs.rooms import ROOMS as HOUSE
 from lab.docs.rooms import folders, package, tree, with_uses
 from lab.docs.summary import SUMMARY, summary
 from net.metrics.events import Metrics
-from net.metrics.watched import of_coder, of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers, of_traces
+from net.metrics.watched import (
+    of_coder,
+    of_experts,
+    of_gossip,
+    of_load_words,
+    of_store,
+    of_tenants,
+    of_tiers,
+    of_traces,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,8 +1,8 @@
 """Coded frames (net/codec/): the C decoder against the definition, over the same bytes.
 
 A mutation behind the check would only show that the check works. So the check is made right again first, and the
-decoder has to find out by itself that the bytes are no frame. Both must write the same bytes, or refuse both. The memory
-around the decoder's output must stay as it is.
+decoder has to find out by itself that the bytes are no frame. Both must write the same bytes, or refuse both. The
+memory around the decoder's output must stay as it is.
 """
 
 from __future__ import annotations

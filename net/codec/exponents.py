@@ -1,4 +1,4 @@
-"""Codes the exponents of floats, and leaves signs and mantissas as they are: a third of bfloat16 KV less.
+"""Codes the exponents of floats, and leaves signs and mantissas as they are.
 
 The exponents of weights and activations take few values, while their mantissas are close to random. DFloat11 (arXiv
 2504.11651) and ZipNN (arXiv 2411.05239) code the exponents with Huffman codes. Here a code is the difference from the

@@ -5,7 +5,8 @@ Without overlap of coder and link, a byte that is coded takes 1 / encode + ratio
 
     1 - link (1 / encode + 1 / decode)
 
-which is the higher the slower the link. Frames of a long transfer do overlap, so the rule errs on the side of raw bytes.
+which is the higher the slower the link. Frames of a long transfer do overlap, so the rule errs on the side of raw
+bytes.
 """
 
 from __future__ import annotations

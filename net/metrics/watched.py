@@ -97,8 +97,8 @@ def of_coder(coded: Callable[[], Mapping[str, Mapping[str, float]]]) -> list[Wat
 
     counter = CounterMetricFamily
     return [
-        Watched(counter, "mooncake:wire_codec_bytes", "Bytes of coded frames (--wire-codec): raw, and as they went over "
-                "the wire",
+        Watched(counter, "mooncake:wire_codec_bytes", "Bytes of coded frames (--wire-codec): raw, and as they went "
+                "over the wire",
                 ("direction", "form"), moved),
         Watched(counter, "mooncake:wire_codec_frames", "Frames sent to peers with a coder, coded, and raw because "
                 "coding them would not pay",

@@ -11,8 +11,8 @@
 More than HEADER_RUNS_MAX runs are the payload of the request instead of part of its header. Each node dials
 `connections` data connections for the bulk that it submits (net.transfer.tcp.bundle), and as many at the first urgent
 submission: urgent bytes must not wait behind bulk in the socket's buffers. They also carry bulk calls
-(net/transfer/tcp/bulk_call.py). Bytes may travel coded (net/transfer/tcp/coding.py). Frames have at most FRAME_BYTES, so concurrent transfers share a connection, and a
-cancelled one stops at the next frame.
+(net/transfer/tcp/bulk_call.py). Bytes may travel coded (net/transfer/tcp/coding.py). Frames have at most FRAME_BYTES,
+so concurrent transfers share a connection, and a cancelled one stops at the next frame.
 """
 
 from __future__ import annotations
