@@ -50,7 +50,7 @@ class CodedTarget:
         memory = np.full(nbytes + 2 * GUARD, PATTERN, np.uint8)
 
         def decode() -> bytes:
-            self._coder.decode(memoryview(frame), [memoryview(memory)[GUARD : GUARD + nbytes]])
+            self._coder.decode(memoryview(frame), [memory.data[GUARD : GUARD + nbytes]])
             return memory[GUARD : GUARD + nbytes].tobytes()
 
         found = _result(decode)

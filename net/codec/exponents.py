@@ -71,7 +71,7 @@ class Exponents:
         raw = np.frombuffer(views[0] if len(views) == 1 else b"".join(views), np.uint8)
         out = np.empty(HEAD_BYTES + self._bound(len(raw)), np.uint8)
         size = HEAD_BYTES + self._encode(raw.ctypes.data, len(raw), self._kind, out.ctypes.data + HEAD_BYTES)
-        frame = memoryview(out)[:size]
+        frame = out.data[:size]
         FIELDS.pack_into(frame, CHECK.size, len(raw), self._kind)
         CHECK.pack_into(frame, 0, xxh3_64_intdigest(frame[CHECK.size :]))
         return frame
@@ -93,11 +93,12 @@ class Exponents:
         """Raw bytes per second of encoding and of decoding here, on made-up values: the best of TRIALS."""
         name = NAMES[self._kind]
         values = np.random.default_rng(0).standard_normal(TRIAL_BYTES // 4, np.float32)
-        wide = {"float32": np.uint32, "bfloat16": np.uint32, "float16": np.float16}[name]
-        raw = values.astype(np.float16) if name == "float16" else values.view(wide)
-        if name == "bfloat16":
-            raw = (raw >> 16).astype(np.uint16)
-        source, target = memoryview(raw.view(np.uint8)), memoryview(np.empty(raw.nbytes, np.uint8))
+        raw = (
+            (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+            if name == "bfloat16"
+            else values.astype(name).view(np.uint8)
+        )
+        source, target = raw.data, np.empty(raw.nbytes, np.uint8).data
         best = [float("inf"), float("inf")]
         for _ in range(TRIALS):
             began = time.perf_counter()
@@ -126,7 +127,7 @@ def opened(frame: memoryview, room: int) -> int:
 
 def scatter(data: Bytes, views: Sequence[memoryview]) -> None:
     """Write data into the views, in order."""
-    source, at = memoryview(data), 0
+    source, at = data.data, 0
     for view in views:
         view[:] = source[at : at + len(view)]
         at += len(view)

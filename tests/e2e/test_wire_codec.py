@@ -6,7 +6,7 @@ import urllib.request
 
 from tests.e2e.conftest import Start, complete, settled, timeline
 
-PROMPT = list(range(100, 500))
+PROMPT, OTHER = list(range(100, 500)), list(range(3000, 3400))
 COUNT = 24
 BFLOAT16 = ("--kv-cache-dtype", "bfloat16")
 BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 2  # of the tiny model, in bfloat16
@@ -27,15 +27,16 @@ def coded(url: str) -> dict[str, dict[str, float]]:
 
 def test_equal_tokens_from_fewer_bytes(start: Start, tiny_model):
     with start("mixed=1", *tiny_model, *BFLOAT16) as cluster:
-        alone = complete(cluster.nodes[0].url, PROMPT, COUNT, ignore_eos=True)["choices"][0]["text"]
+        node = cluster.nodes[0].url
+        alone = [complete(node, ids, COUNT, ignore_eos=True)["choices"][0]["text"] for ids in (PROMPT, OTHER)]
     flags = ("--transport", "tcp", "--prefix-fetch", "always", "--wire-codec", "exponent")
     with start("prefill=1,decode=1,store=1", *tiny_model, *BFLOAT16, *flags) as cluster:
         url, prefill = cluster["decode-0"].url, cluster["prefill-0"].url
 
-        def answer() -> dict[str, dict[str, object]]:
+        def answer(prompt: list[int] = PROMPT) -> dict[str, dict[str, object]]:
             """The details of its events by name; the text is that of one node."""
-            body = complete(url, PROMPT, COUNT, ignore_eos=True)
-            assert body["choices"][0]["text"] == alone
+            body = complete(url, prompt, COUNT, ignore_eos=True)
+            assert body["choices"][0]["text"] == alone[prompt is OTHER]
             settled(cluster)
             return {event["event"]: event["detail"] for event in timeline(url, body["id"])["events"]}
 
@@ -51,7 +52,8 @@ def test_equal_tokens_from_fewer_bytes(start: Start, tiny_model):
         assert fetched["bytes"] == (len(PROMPT) - 1) // 16 * BLOCK_BYTES
         assert coded(prefill)["received"]["raw"] >= 0.9 * fetched["bytes"], "what comes from the pool is coded"
         assert coded(prefill)["received"]["wire"] < 0.8 * coded(prefill)["received"]["raw"]
-        assert coded(prefill)["sent"]["raw"] > 0, "and what the decode node pulls"
+        assert answer(OTHER)["kv_moved"]["how"] == "pull"
+        assert coded(prefill)["sent"]["raw"] >= 0.9 * BLOCKS * BLOCK_BYTES, "and what the decode node pulls"
 
         prefill = cluster.restart("prefill-0", "--wire-codec", "none").url
         before = coded(url)
