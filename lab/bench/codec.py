@@ -3,7 +3,7 @@
   scripts/bench.py codec --json codec.json            # about a minute on two cores
   scripts/bench.py codec --model DIRECTORY --tokens 2000
 
-The KV is that of the model after a text, in an arena of each 16-bit type and of float32, cut into frames as the TCP
+The KV is that of the model after a text, computed and kept in bfloat16 and in float32, cut into frames as the TCP
 transport cuts them. All coders get the same frames, on one thread.
 
   ratio, encode, decode   of each coder; bytes per second are those of the KV. memcpy is the limit of any coder
@@ -36,10 +36,11 @@ from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.bench.quantization.command import pool_rows, text_tokens
 from lab.bench.quantization.prefixes import BLOCK, POOL_ENCODINGS, Prefixes, load_model
 from lab.flag_types import positive
-from net.codec.exponents import KINDS, Exponents
+from net.codec.exponents import Exponents
 from net.compiled import NotCompiled
 from net.transfer.tcp.coding import CODED_FRAME_BYTES
 
+DTYPES = ("bfloat16", "float32")
 GIGABITS = (1, 10, 25)
 ROUNDS = 5
 SLOW_FRAMES = 4  # of a general coder, which is many times slower
@@ -73,7 +74,7 @@ def best(work: Callable[[], object]) -> float:
 def exponent(frames: Sequence[memoryview], dtype: str) -> Measured:
     coder = Exponents(dtype)
     coded = [coder.encode([frame]) for frame in frames]
-    outs = [memoryview(np.empty(len(frame), np.uint8)) for frame in frames]
+    outs = [np.empty(len(frame), np.uint8).data for frame in frames]
     total = sum(map(len, frames))
     encode_s = best(lambda: [coder.encode([frame]) for frame in frames])
     decode_s = best(lambda: [coder.decode(one, [out]) for one, out in zip(coded, outs, strict=True)])
@@ -137,12 +138,12 @@ def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
     """Returns the configuration and the rows."""
     source = describe(args.model)
     tokens = text_tokens(Tokenizer.load(source, "auto"), args.tokens // BLOCK * BLOCK)
-    model = load_model(source)
     rows: list[Row] = []
-    for dtype in KINDS:
-        prefixes = Prefixes(model, len(tokens), dtype)
+    pooled: list[Row] = []
+    for dtype in DTYPES:
+        prefixes = Prefixes(load_model(source, dtype=getattr(torch, dtype)), len(tokens), dtype)
         prefixes.compute(tokens)
-        kv = memoryview(prefixes.computed().flatten().numpy())
+        kv = prefixes.computed().flatten().numpy().data
         frames = [kv[at : at + CODED_FRAME_BYTES] for at in range(0, len(kv), CODED_FRAME_BYTES)]
         rows += coder_rows(dtype, frames)
         if dtype == "bfloat16":

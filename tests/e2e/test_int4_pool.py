@@ -13,12 +13,12 @@ from lab.launch import rest
 from lab.launch.nodes import Node
 from tests.e2e.conftest import Start, complete, settled, timeline
 
-CONTEXT = 512
+CONTEXT = 320
 GEOMETRY = BlockGeometry(30, 3, 64, 16, "float32", "int4")  # of the embedded model
 FLAGS = ("--dtype", "float32", "--max-model-len", str(CONTEXT), "--calibration-ms", "100", "--pool-dtype", "int4")
 ARENA = ("--kv-cache-bytes", str(CONTEXT // 16 * GEOMETRY.block_bytes))
 SHARES = {"mixed": ["--dram-bytes", "0"], "store": ["--dram-bytes", "64M"]}
-PROMPT = "Question: What is the capital of France? Answer: Paris. " * 16
+PROMPT = "Question: What is the capital of France? Answer: Paris. " * 12
 FILL = [2000 + i for i in range(CONTEXT - 8)]
 
 

@@ -33,10 +33,11 @@ POOL_ENCODINGS = pool_encodings
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def load_model(source: ModelSource, weight_dtype: str = "wide") -> Model:
-    """Load the model in bfloat16, with a backend that reads every kind of arena; `weight_dtype` as --weight-dtype."""
+def load_model(source: ModelSource, weight_dtype: str = "wide", dtype: torch.dtype = torch.bfloat16) -> Model:
+    """Load the model to compute in `dtype`, with a backend that reads every kind of arena; `weight_dtype` as
+    --weight-dtype."""
     backend = choose("auto", "cpu", source.config.head_size, encodings[0])
-    dtype, wide = torch.bfloat16, weight_dtype == "wide"
+    wide = weight_dtype == "wide"
     weights: dict[str, Any] = load(source, dtype) if wide else load_quantized(source, weight_dtype, dtype)
     ops = choose_ops(backend.name, "cpu", dtype, products=products_of(weights.values()))
     return Model(source.config, weights, backend, "cpu", ops)
