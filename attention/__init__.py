@@ -6,8 +6,9 @@ Files:
     delta_rule      The gated delta rule: linear attention whose past is one matrix per head
     interface       The attention backend protocol and the ragged batch it works on
     latent          Attention over latent rows: one row per token for all heads, whose first part is also the value
+    nibbles_torch   KV blocks in four bits per element on a CPU, for the pool
     parts           Attention over a context in parts that need not be in memory together, merged by their log-sum-exp
-    quantize_torch  KV blocks in one byte per element on a CPU
+    quantize_torch  KV blocks in one byte per element on a CPU, or in four bits
     reference       The definition of attention: every other backend is tested against this one
     rotary          Rotary position embedding, half-split: element i of a head is rotated with element i + head_size /
                     2

@@ -26,7 +26,12 @@ encodings = ("fp8", "int8")
 """Types of one byte per element with float32 scales: one per token and head in the arena; one per head in blocks that
 are converted on their way to the pool or to a decode node."""
 
+pool_encodings = (*encodings, "int4")
+"""Types of blocks that are converted on their way to the pool. int4: attention/nibbles_torch.py."""
+
 SCALE_BYTES = 4
+GROUP_MAX = 32
+"""Elements of int4 that share a smallest value and a step, at most."""
 
 BlockKey = bytes
 """16 bytes."""
@@ -45,8 +50,8 @@ class BlockGeometry:
     head_size: int
     block_size: int  # tokens
     dtype: str  # in the arena: a key of type_bytes, or one of `encodings`
-    pool_dtype: str = ""  # in the pool: one of `encodings`; any other value = as in the arena
-    wire_dtype: str = ""  # the same for the way from a prefill node to a decode node
+    pool_dtype: str = ""  # in the pool: one of `pool_encodings`; any other value = as in the arena
+    wire_dtype: str = ""  # from a prefill node to a decode node: one of `encodings`; any other value = the same
     kind: str = "full"  # a key of PLANES
     groups: LayerGroups | None = None  # None: all layers of the model are one group
 
@@ -105,7 +110,7 @@ class BlockGeometry:
     @property
     def encoded(self) -> bool:
         """Whether blocks are converted between the arena and the pool."""
-        return self.pool_dtype in encodings and self.dtype not in encodings
+        return self.pool_dtype in pool_encodings and self.dtype not in encodings
 
     @property
     def wire_encoded(self) -> bool:
@@ -123,11 +128,31 @@ class BlockGeometry:
         return self.num_layers * self.encoded_layer_bytes
 
     @property
+    def pool_layer_bytes(self) -> int:
+        """Bytes of one layer of a block that is converted for the pool."""
+        return self._int4_layer_bytes if self.pool_dtype == "int4" else self.encoded_layer_bytes
+
+    @property
+    def _int4_layer_bytes(self) -> int:
+        """Half a byte per element, and 4 bytes for each group: a channel of some tokens, for keys; some channels of a
+        token, for values and latent rows."""
+        tokens, channels = self.block_size, self.head_size
+        groups = tokens * (channels // group_size(channels))
+        if self.planes == 2:
+            groups += tokens // group_size(tokens) * channels
+        return self.num_kv_heads * (self.planes * tokens * channels // 2 + 4 * groups)
+
+    @property
     def pool_bytes(self) -> int:
         """Bytes of one block in the pool."""
-        return self.encoded_bytes if self.encoded else self.block_bytes
+        return self.num_layers * self.pool_layer_bytes if self.encoded else self.block_bytes
 
     @property
     def wire_bytes(self) -> int:
         """Bytes of one block on the way from a prefill node to a decode node."""
         return self.encoded_bytes if self.wire_encoded else self.block_bytes
+
+
+def group_size(length: int) -> int:
+    """Elements of a group of int4 along an axis of `length`: its largest divisor up to GROUP_MAX."""
+    return next(size for size in range(min(length, GROUP_MAX), 0, -1) if length % size == 0)

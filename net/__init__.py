@@ -9,6 +9,7 @@ Files:
     user_file     Loads a class from a user's file: `--eviction mine.py:NAME`, and every other flag that takes
                   FILE.py:NAME
     channel/      Control messages between nodes: frames, connections, calls and posts
+    codec/        Codes floats without loss for slow links
     collectives/  Collectives of several processes on raw memory: over shared memory on one host, over sockets between
                   hosts
     gossip/       The shell of gossip: one UDP socket, and load words read over the transfer engine

@@ -192,6 +192,14 @@ class Config(ScalingFields):
         "congestion control of the TCP connections that carry KV; auto = reno within a host, the kernel's default "
         "between hosts",
     )
+    wire_codec: str = flag(
+        "none",
+        "transfer",
+        "lossless coder of KV that this node sends and takes over TCP, if the other node has one too: exponent = code "
+        "the exponents of its floats in fewer bits; auto = the same, where the measured link is so slow that this "
+        "saves time; none = KV travels as it is",
+        ("none", "exponent", "auto"),
+    )
     kv_transfer: str = flag(
         "push",
         "transfer",

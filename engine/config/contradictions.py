@@ -105,6 +105,11 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if config.transport in ("shm", "tcp") and config.rdma_devices != "auto":
         yield f"--rdma-devices {config.rdma_devices}: --transport {config.transport} uses none; give --transport auto"
+    if config.transport in ("shm", "rdma") and config.wire_codec == "exponent":
+        yield (
+            f"--wire-codec exponent codes what goes over TCP, and --transport {config.transport} uses none; give "
+            "--transport auto or tcp, or --wire-codec none"
+        )
     if config.model == NO_MODEL and 0 <= config.dram_bytes < config.value_bytes:
         yield f"--dram-bytes {config.dram_bytes} holds no value of --value-bytes {config.value_bytes}; give more"
     if config.kv_events_config is not None:

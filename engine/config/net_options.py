@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ from engine.config.config import Config
 from engine.config.flags import UsageError
 from net.channel import congestion
 from net.channel.cluster_key import ClusterKey, KeyFileError
+from net.codec.exponents import KINDS, Exponents
+from net.compiled import NotCompiled
 from net.http.common.keys import ApiKeyFileError, ApiKeys, key_to_send
 from net.transfer.engine import transports
 from net.transfer.rdma import places
+from net.transfer.tcp.coding import Coding
+
+log = logging.getLogger(__name__)
 
 TRANSPORTS = {"auto": tuple(transports)} | {name: (name,) for name in transports}
 
@@ -28,8 +34,8 @@ def sealed_only(config: Config) -> bool:
 
 
 def transport_options(config: Config) -> dict[str, dict[str, Any]]:
-    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file or
-    --tcp-congestion."""
+    """The arguments of each transport's constructor. Raises UsageError for a wrong --topology-file, --tcp-congestion
+    or --wire-codec."""
     try:
         overrides = places.overrides(config.topology_file)
         congestion.check(config.tcp_congestion)
@@ -46,8 +52,25 @@ def transport_options(config: Config) -> dict[str, dict[str, Any]]:
         "connections": config.tcp_connections,
         "busy_poll_us": config.tcp_busy_poll_us,
         "congestion": config.tcp_congestion,
+        "coding": _coding(config),
     }
     return {"rdma": rdma, "tcp": tcp}
+
+
+def _coding(config: Config) -> Coding | None:
+    """The coder of --wire-codec. Raises UsageError where `exponent` cannot be."""
+    dtype, always = config.kv_cache_dtype, config.wire_codec == "exponent"
+    if config.wire_codec == "none":
+        return None
+    if dtype not in KINDS and always:
+        raise UsageError(f"--wire-codec exponent: KV in {dtype} has no exponents to code; give --wire-codec none")
+    try:
+        return Coding(Exponents(dtype), always, config.rail_limit) if dtype in KINDS else None
+    except NotCompiled as error:
+        if always:
+            raise UsageError(f"--wire-codec exponent: {error}; or give --wire-codec none") from None
+        log.warning("--wire-codec auto codes nothing: %s", error)
+        return None
 
 
 def open_cluster_key(config: Config) -> ClusterKey | None:

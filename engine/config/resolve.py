@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Protocol
 
-from cache.block import SCALE_BYTES, BlockGeometry, encodings, type_bytes
+from cache.block import SCALE_BYTES, BlockGeometry, encodings, pool_encodings, type_bytes
 from cache.layer_groups import STATE, LayerGroups, StatePlaces, layer_groups
 from cache.tiers.lodging import LODGED_SHARE
 from engine.config.beyond import beyond_room, lends
@@ -179,7 +179,7 @@ def _check_states(config: Config, kv_dtype: str) -> None:
         ("--pool-dtype", config.pool_dtype),
         ("--wire-dtype", config.wire_dtype),
     ):
-        if dtype in encodings:
+        if dtype in pool_encodings:
             raise UsageError(f"{flag} {dtype}: the states of this model have no such encoding; leave it on auto")
     if config.speculative_method != "none":
         raise UsageError(

@@ -78,6 +78,7 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
         "lending": None if serving.holder is None else serving.holder.state(),
         "kv_events": None if serving.kv_events is None else serving.kv_events.state(),
         "paths": cluster.transfer.snapshot(),
+        "wire_codec": cluster.transfer.coded(),
         "regions": cluster.transfer.regions(),
         "event_loop": stalls.state(),
         "gossip": cluster.gossip.counters,

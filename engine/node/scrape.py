@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.front.cluster import Cluster
 from engine.node.parts import Blocks
 from net.metrics.events import Metrics
-from net.metrics.watched import of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers
+from net.metrics.watched import of_coder, of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers
 
 if TYPE_CHECKING:
     from engine.node.engine import Engine
@@ -21,6 +21,7 @@ def watch(metrics: Metrics, cluster: Cluster, blocks: Blocks) -> None:
         return max((record.age_s for record in gossip.records.values()), default=0.0)
 
     metrics.watch_transfers(cluster.transfer.snapshot)
+    metrics.watch(of_coder(cluster.transfer.coded))
     metrics.watch(of_load_words(cluster.words.counters))
     metrics.watch(of_gossip(gossip.traffic, lambda: gossip.counters, gossip.lost, oldest_record_s))
     metrics.watch(of_store(cluster.store.stats))

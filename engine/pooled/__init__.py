@@ -3,8 +3,8 @@
 Files:
     conversion      A thread that encodes and decodes KV blocks while the event loop goes on
     device_blocks   Moves pooled blocks between the store and an arena in GPU memory
-    encoded_blocks  Pooled blocks with one byte per element (--pool-dtype): encoded when they leave the arena, decoded
-                    when they return
+    encoded_blocks  Pooled blocks in a smaller type (--pool-dtype): encoded when they leave the arena, decoded when
+                    they return
     pool_blocks     Blocks of the engine's KV arena on their way to and from the pooled store, unchanged
     prefetch        How long a request waits for a prefix that is on its way from lower tiers and other nodes
 """

@@ -1,4 +1,4 @@
-"""Pooled blocks with one byte per element (--pool-dtype): encoded when they leave the arena, decoded when they return.
+"""Pooled blocks in a smaller type (--pool-dtype): encoded when they leave the arena, decoded when they return.
 What moves, what a home keeps and what checksums cover are the encoded bytes.
 
 Two staging areas, one per direction. A prefix that comes layer by layer needs room there for two layers of each block:
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attention.codes import DTYPES
+from attention.codes import POOL_DTYPES
 from attention.quantize_torch import chunks, decode_block, decode_layers, encode_block
 from cache.block import BlockGeometry, BlockKey
 from cache.pool.policy import Facts
@@ -33,9 +33,9 @@ class EncodedBlocks:
     def __init__(self, store: Store, arena: Region, geometry: BlockGeometry, staging_bytes: int) -> None:
         self._store = store
         self._geometry = geometry
-        self._dtype = DTYPES[geometry.pool_dtype]
+        self._dtype = POOL_DTYPES[geometry.pool_dtype]
         self._blocks = torch.frombuffer(arena.memory, dtype=getattr(torch, geometry.dtype)).view(-1, *geometry.shape)
-        self._out, self._in = (Staging(geometry.encoded_bytes, staging_bytes, name) for name in ("kv-out", "kv-in"))
+        self._out, self._in = (Staging(geometry.pool_bytes, staging_bytes, name) for name in ("kv-out", "kv-in"))
         self._codes_out, self._codes_in = (self._codes(staging) for staging in (self._out, self._in))
         self._window = self._in.num_slots // 2  # so that two calls have room
         self._conversion = Conversion("kv-codec")
@@ -45,7 +45,7 @@ class EncodedBlocks:
     def _codes(self, staging: Staging) -> Tensor:
         """[layers that have room, encoded bytes of a layer] uint8"""
         codes = torch.frombuffer(staging.region().memory, dtype=torch.uint8)
-        return codes.view(-1, self._geometry.encoded_layer_bytes)
+        return codes.view(-1, self._geometry.pool_layer_bytes)
 
     async def put(self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts]) -> int:
         stored = 0
@@ -76,7 +76,7 @@ class EncodedBlocks:
     async def layers(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> AsyncIterator[LayerRead | None]:
         """The same as PlainBlocks.layers. Also yields None if the blocks need more than half of the staging area."""
         geometry = self._geometry
-        nbytes, count = geometry.encoded_layer_bytes, len(keys)
+        nbytes, count = geometry.pool_layer_bytes, len(keys)
         num_slots = -(-2 * count // geometry.num_layers)
         if num_slots > self._window:
             yield None
@@ -108,13 +108,13 @@ class EncodedBlocks:
 
     def _of_block(self, codes: Tensor, offset: int) -> Tensor:
         """[encoded bytes of a block]"""
-        first = offset // self._geometry.encoded_layer_bytes
+        first = offset // self._geometry.pool_layer_bytes
         return codes[first : first + self._geometry.num_layers].view(-1)
 
     def _decode_layer(self, layer: int, block_ids: Sequence[int], offsets: Sequence[int]) -> None:
         """Of each block, from offsets[i] of the staging area."""
         ids = torch.tensor(block_ids)
-        rows = torch.tensor(offsets) // self._geometry.encoded_layer_bytes
+        rows = torch.tensor(offsets) // self._geometry.pool_layer_bytes
         shape = self._geometry.shape[1:]
         for part in chunks(len(ids), shape):
             values = decode_layers(self._codes_in[rows[part]], self._dtype, shape)

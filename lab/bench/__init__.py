@@ -8,6 +8,7 @@ Files:
     beyond_memory  A context several times the arena of its node: decode tokens/s, next to the limit of the memory
                    that holds the rest
     burst          How many requests of a burst are served, and how fast the others are refused
+    codec          KV in fewer bytes: the lossless coder of slow links (--wire-codec), and four bits in the pool
     delta          The gated delta rule on the CPU: our C++ kernels at each level of this CPU next to torch, over
                    states in a pool
     estimates      How far the estimates of placements are from the measured times, on real nodes under load
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "batches": "lab.bench.batches",
     "beyond-memory": "lab.bench.beyond_memory",
     "burst": "lab.bench.burst",
+    "codec": "lab.bench.codec",
     "collectives": "lab.bench.collectives.command",
     "experts": "lab.bench.experts.command",
     "connect": "lab.bench.connect.command",

@@ -5,6 +5,7 @@ Files:
     api       Fuzzes the API of a small cluster from its own OpenAPI document, with schemathesis, and judges every
               answer
     claims    Messages in which nodes claim blocks that they compute (sched/gossip/intents.py) and work in flight
+    coded     Coded frames (net/codec/): the C decoder against the definition, over the same bytes
     decoders  Fuzzes every decoder of foreign bytes: wire frames, gossip, HTTP bodies, GGUF and trace files, and more
     forge     Gossip packets of a stranger who knows the protocol and the names of the nodes
     gossip    Two gossip cores exchange packets, which are the corpus; one of them gets fuzzed packets

@@ -20,12 +20,14 @@ from cache.ssd.medium import Damaged
 from engine.checkpoint.gguf_file import GGUFFile
 from engine.model.model_error import ModelError
 from lab.fuzz.claims import ClaimsTarget, IntentsTarget
+from lab.fuzz.coded import CodedTarget
 from lab.fuzz.gossip import GossipTarget
 from lab.fuzz.leases import LeasesTarget
 from lab.fuzz.messages import bodies_corpus, read_body, read_updates, updates_corpus
 from lab.loads.trace import TraceRow, read_trace, write_trace
 from net.bodies import BodyError
 from net.channel import keyring, wire
+from net.codec.exponents import CodecError
 from net.errors import RemoteError, TransferError
 from net.gossip.sealed_packets import PacketSeal, SealError
 from net.http.anthropic.schema import CountBody, MessagesBody
@@ -54,6 +56,7 @@ def targets(folder: Path) -> list[Target]:
     page = LoadWord().pack() + bytes(64)
     return [
         Target("wire frames", _frames, (wire.FrameError,), _wire_corpus()),
+        Target("coded frames", CodedTarget().feed, (CodecError,), CodedTarget.corpus()),
         Target("gossip datagrams", GossipTarget().feed, (), GossipTarget.corpus()),
         Target("updates of requests", read_updates, UNREADABLE, updates_corpus()),
         Target("bodies of messages", read_body, UNREADABLE, bodies_corpus()),

@@ -85,6 +85,29 @@ def of_load_words(counters: Mapping[str, int]) -> list[Watched]:
     return [Watched(CounterMetricFamily, "mooncake:load_words", text, ("operation", "way"), rows)]
 
 
+def of_coder(coded: Callable[[], Mapping[str, Mapping[str, float]]]) -> list[Watched]:
+    """coded: net.transfer.engine.TransferEngine.coded."""
+
+    def rows(name: str) -> Callable[[], Rows]:
+        return lambda: [((label,), value) for label, value in coded().get(name, {}).items()]
+
+    def moved() -> Rows:
+        for direction in ("sent", "received"):
+            yield from (((direction, form), value) for form, value in coded().get(direction, {}).items())
+
+    counter = CounterMetricFamily
+    return [
+        Watched(counter, "mooncake:wire_codec_bytes", "Bytes of coded frames (--wire-codec): raw, and as they went "
+                "over the wire",
+                ("direction", "form"), moved),
+        Watched(counter, "mooncake:wire_codec_frames", "Frames sent to peers with a coder, coded, and raw because "
+                "coding them would not pay",
+                ("form",), rows("frames")),
+        Watched(counter, "mooncake:wire_codec_seconds", "Time of this node in the coder, by work: encode, decode",
+                ("work",), rows("seconds")),
+    ]  # fmt: skip
+
+
 def of_gossip(
     traffic: Mapping[str, tuple[int, int]],
     counters: Callable[[], Mapping[str, int]],

@@ -159,7 +159,8 @@ class TransferEngine:
             if path is None or self._finder.closed or not self._transports[path.transport].is_open(peer_id):
                 path = await self.open(peer_id)
             if nbytes and self._limit is not None:
-                await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
+                on_wire = round(nbytes * self._share(peer_id, path))
+                await self._clock.until(started + self._limit.hold_s(started, on_wire, priority > BULK))
                 if path is not LOCAL and peer.path is not path:  # lost and found again: its memory may be reused
                     raise PeerLost(f"lost {peer_id!r} before a transfer began: {self._channel.links.why_lost(peer_id)}")
             region = self._region(local)  # check again, because this call has waited
@@ -274,8 +275,18 @@ class TransferEngine:
         peer, path = self._peers.get(peer_id), self.path_of(peer_id)
         if peer is None:
             return {}
-        most = None if self._limit is None else self._limit.bytes_per_s
+        most = None if self._limit is None else self._limit.bytes_per_s / self._share(peer_id, path)
         return rates(peer, path, self._rails(peer_id, path), most)
+
+    def _share(self, peer_id: str, path: Path | None) -> float:
+        """Bytes on the wire for each byte that moves over the path; below 1 only over TCP with a coder."""
+        tcp = self._transports.get("tcp")
+        return tcp.share(peer_id) if isinstance(tcp, Tcp) and path is not None and path.transport == "tcp" else 1.0
+
+    def coded(self) -> dict[str, dict[str, float]]:
+        """What a coder has done for transfers over TCP (net.transfer.tcp.coding.Coding.row); empty without one."""
+        tcp = self._transports.get("tcp")
+        return tcp.coding.row() if isinstance(tcp, Tcp) and tcp.coding is not None else {}
 
     def bandwidths(self) -> dict[str, float]:
         """Sum of `bandwidth` over all rails, for every peer with a known bandwidth."""

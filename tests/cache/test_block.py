@@ -26,6 +26,8 @@ def test_what_is_encoded_moves_fewer_bytes():
     wire, pool = replace(GEOMETRY, wire_dtype="int8"), replace(GEOMETRY, pool_dtype="fp8")
     assert (wire.wire_bytes, wire.pool_bytes) == (encoded, GEOMETRY.block_bytes)
     assert (pool.wire_bytes, pool.pool_bytes) == (GEOMETRY.block_bytes, encoded)
+    quarter = replace(GEOMETRY, pool_dtype="int4")
+    assert quarter.wire_bytes == GEOMETRY.block_bytes and quarter.pool_bytes < encoded
     quantized = replace(GEOMETRY, dtype="int8", wire_dtype="int8", pool_dtype="int8")
     assert quantized.wire_bytes == quantized.pool_bytes == quantized.block_bytes, "blocks move as they are"
 
@@ -55,6 +57,7 @@ def test_geometry_of_an_unknown_type():
         {"dtype": "float16"},
         {"pool_dtype": "fp8"},
         {"pool_dtype": "int8"},
+        {"pool_dtype": "int4"},
         {"wire_dtype": "fp8"},
         {"wire_dtype": "int8"},
         {"kind": "latent"},

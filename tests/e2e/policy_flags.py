@@ -193,6 +193,7 @@ OTHERS = {
     "kv_cache_dtype": "a number format: test_quantized_arena.py, test_speculation.py",
     "pool_dtype": "a number format: test_pool_contents.py",
     "wire_dtype": "a number format: test_wire_dtype.py",
+    "wire_codec": "how bytes travel: test_wire_codec.py",
     "device": "a machine",
     "collectives": "an implementation: tests/e2e/test_tensor_parallel.py, tests/net/collectives",
     "beyond_memory": "where KV of one long request lies: test_beyond.py",

@@ -42,7 +42,7 @@ from engine.model.decoder import Model
 from engine.text.tokenizer import Tokenizer
 from lab.bench.common.results import Row, add_result_flags, report
 from lab.bench.quantization.decodes import Decodes
-from lab.bench.quantization.prefixes import BLOCK, ENCODINGS, Prefixes, load_model
+from lab.bench.quantization.prefixes import BLOCK, ENCODINGS, POOL_ENCODINGS, Prefixes, load_model
 from lab.bench.quantization.quality import Answer, judged
 from lab.flag_types import positive
 
@@ -74,21 +74,23 @@ def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
     forms = (*(["stored"] if source.format == "gguf" else []), "int8", "int4", "fp8", "mxfp4")
     quantized = {f"weights {form}": Prefixes(load_model(source, form), most) for form in forms}
     exact: list[Answer] = []
-    others: dict[str, list[Answer]] = {f"{what} {name}": [] for what in ("pool", "wire", "arena") for name in ENCODINGS}
+    others: dict[str, list[Answer]] = {f"pool {name}": [] for name in POOL_ENCODINGS}
+    others |= {f"{what} {name}": [] for what in ("wire", "arena") for name in ENCODINGS}
     others |= {case: [] for case in quantized}
     for number, window in enumerate(windows, 1):
         for arena in (*arenas.values(), *quantized.values()):
             arena.compute(window[: args.window_tokens // 2])
         exact.append(arenas[AS_IS].answer(window, args.new_tokens))
-        for name in ENCODINGS:
+        for name in POOL_ENCODINGS:
             others[f"pool {name}"].append(arenas[AS_IS].answer(window, args.new_tokens, name))
+        for name in ENCODINGS:
             others[f"wire {name}"].append(arenas[AS_IS].answer_elsewhere(window, args.new_tokens, name, exact[-1]))
             others[f"arena {name}"].append(arenas[name].answer(window, args.new_tokens))
         for case, prefixes in quantized.items():
             others[case].append(prefixes.answer(window, args.new_tokens))
         print(f"window {number} of {len(windows)}", file=sys.stderr)
     rows = [row for name, answers in others.items() for row in quality_rows(name, answers, exact)]
-    for name in ENCODINGS:
+    for name in POOL_ENCODINGS:
         rows += pool_rows(arenas[AS_IS], name)
     rows += size_rows({name: arena.geometry() for name, arena in arenas.items()})
     rows += step_rows(model, windows[0][: args.window_tokens // 2], args.requests)

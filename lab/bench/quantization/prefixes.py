@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from attention.choice.choose import choose
-from attention.codes import DTYPES, pool_in
+from attention.codes import POOL_DTYPES, pool_in
 from attention.quantize_torch import decode_block, encode_block
-from cache.block import BlockGeometry, encodings
+from cache.block import BlockGeometry, encodings, pool_encodings
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.weights import load
@@ -29,13 +29,15 @@ from lab.bench.quantization.quality import Answer
 
 BLOCK = 16
 ENCODINGS = encodings
+POOL_ENCODINGS = pool_encodings
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def load_model(source: ModelSource, weight_dtype: str = "wide") -> Model:
-    """Load the model in bfloat16, with a backend that reads every kind of arena; `weight_dtype` as --weight-dtype."""
+def load_model(source: ModelSource, weight_dtype: str = "wide", dtype: torch.dtype = torch.bfloat16) -> Model:
+    """Load the model to compute in `dtype`, with a backend that reads every kind of arena; `weight_dtype` as
+    --weight-dtype."""
     backend = choose("auto", "cpu", source.config.head_size, encodings[0])
-    dtype, wide = torch.bfloat16, weight_dtype == "wide"
+    wide = weight_dtype == "wide"
     weights: dict[str, Any] = load(source, dtype) if wide else load_quantized(source, weight_dtype, dtype)
     ops = choose_ops(backend.name, "cpu", dtype, products=products_of(weights.values()))
     return Model(source.config, weights, backend, "cpu", ops)
@@ -63,6 +65,10 @@ class Prefixes:
         self._prefix = list(tokens)
         self._runner.step([Row(self._prefix, 0, range(self._blocks))])
 
+    def computed(self) -> Tensor:
+        """The blocks of the prefix [blocks, block_bytes] uint8."""
+        return self._bytes[: len(self._prefix) // BLOCK]
+
     def answer(self, window: Sequence[int], new_tokens: int, pool_dtype: str = "") -> Answer:
         """`window` begins with the prefix; pool_dtype: the type that its blocks are converted to and back, "" = no
         conversion. Its last block is computed again, because its logits are needed."""
@@ -70,7 +76,7 @@ class Prefixes:
         blocks = range(self._blocks, 2 * self._blocks)
         for source, target in zip(range(found), blocks, strict=False):
             if pool_dtype:
-                self._converted(self._kv[source], pool_dtype, self._kv[target])
+                self._converted(self._kv[source], self.geometry(pool_dtype), self._kv[target])
             else:
                 self._bytes[target] = self._bytes[source]
         losses, best = self._score(window, found * BLOCK, blocks)
@@ -81,15 +87,15 @@ class Prefixes:
         `exact`, because the prefill node computes it before the conversion."""
         start, blocks = len(self._prefix), range(self._blocks, 2 * self._blocks)
         for source, target in zip(range(start // BLOCK), blocks, strict=False):
-            self._converted(self._kv[source], wire_dtype, self._kv[target])
+            self._converted(self._kv[source], self.geometry(wire_dtype), self._kv[target])
         losses, best = self._score(window, start, blocks)
         generated = self._generate(exact.generated[:1], start, blocks, new_tokens)
         return Answer(exact.losses[:1] + losses, exact.best[:1] + best, generated)
 
-    def _converted(self, block: Tensor, dtype: str, out: Tensor) -> None:
-        encoded = torch.empty(self._shape.encoded_bytes, dtype=torch.uint8)
-        encode_block(block, DTYPES[dtype], encoded)
-        decode_block(encoded, DTYPES[dtype], out)
+    def _converted(self, block: Tensor, pooled: BlockGeometry, out: Tensor) -> None:
+        encoded, dtype = torch.empty(pooled.pool_bytes, dtype=torch.uint8), POOL_DTYPES[pooled.pool_dtype]
+        encode_block(block, dtype, encoded)
+        decode_block(encoded, dtype, out)
 
     def _score(self, window: Sequence[int], start: int, blocks: Sequence[int]) -> tuple[list[float], list[int]]:
         """Losses and best tokens of window[len(prefix):], from one step over the tokens from `start` on, with the KV
@@ -114,7 +120,7 @@ class Prefixes:
 
     def conversion_seconds(self, pool_dtype: str, rounds: int = 5) -> tuple[float, float]:
         """Seconds per block for encoding and for decoding: the best of `rounds` rounds over the prefix's blocks."""
-        dtype, count = DTYPES[pool_dtype], max(1, len(self._prefix) // BLOCK)
+        dtype, count = POOL_DTYPES[pool_dtype], max(1, len(self._prefix) // BLOCK)
         codes = torch.empty(count, self.geometry(pool_dtype).pool_bytes, dtype=torch.uint8)
         times = []
         for _ in range(rounds):

@@ -8,6 +8,8 @@ Files:
     bulk_server     The answering end of bulk calls (net/transfer/tcp/bulk_call.py) on one data connection
     bundle          The data connections to one peer: slices are striped over them and resent on another one if a
                     connection breaks
+    coding          Coded frames: bytes that a data connection carries as a frame of net/codec/exponents.py, if that
+                    pays
     pushing         Sends the bytes of a transfer over a data connection: frames in turns, as fast as the peer reads
     rail            The submitting end of one data connection: its transfers and the peer's answers
     server          The serving end of a data connection: answers READ with bytes of its regions, and stores the bytes

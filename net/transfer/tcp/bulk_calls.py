@@ -83,7 +83,8 @@ class BulkCalls:
         started = self._clock.now()
         peer = self._peer(peer_id)
         if self._limit is not None:
-            await self._clock.until(started + self._limit.hold_s(started, call.expected, priority > BULK))
+            nbytes = round(call.expected * self._tcp.share(peer_id))
+            await self._clock.until(started + self._limit.hold_s(started, nbytes, priority > BULK))
         deadline = self._deadlines.start(timeout_s)
         call.limit(deadline, silence_s)
         try:

@@ -11,11 +11,12 @@ from typing import Any
 
 from net.bodies import BodyError
 from net.channel.connection import Connection
-from net.channel.wire import FrameError, Header, nowhere
+from net.channel.wire import Frame, FrameError, Header, nowhere
 from net.errors import PeerLost, RemoteError
 from net.loop.tasks import spawn
 from net.transfer.tcp.bulk_call import Answer, Receiving, Services, Views
-from net.transfer.tcp.pushing import at_once, push
+from net.transfer.tcp.coding import RAW_BYTES, Coding, Encode, land, place_coded
+from net.transfer.tcp.pushing import at_once, push, send_frame
 
 log = logging.getLogger("mooncake.net")
 
@@ -26,9 +27,12 @@ SENT_CHECK_S = 0.002  # between two checks whether the socket has an answer's by
 class BulkServer:
     """Frames of the connection that belong to bulk calls."""
 
-    def __init__(self, connection: Connection, services: Services, cut_short: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: Connection, services: Services, cut_short: Callable[[], None], coding: Coding | None = None
+    ) -> None:
         """`cut_short` ends the connection and this server."""
         self._connection = connection
+        self._coding = coding
         self._services = services
         self._cut_short = cut_short
         self._arriving: dict[int, tuple[Receiving, asyncio.TimerHandle]] = {}
@@ -48,6 +52,8 @@ class BulkServer:
         arriving, _ = self._arriving.get(number, (None, None))
         if arriving is None:
             return nowhere(nbytes)
+        if RAW_BYTES in header:
+            return place_coded(header, nbytes)
         if nbytes > arriving.target.left:
             raise FrameError(f"{nbytes} bytes arrived, but {arriving.target.left} were announced")
         return arriving.target.take(nbytes)
@@ -56,9 +62,17 @@ class BulkServer:
         """Whether `number` is a question whose bytes are arriving."""
         return number in self._arriving
 
-    def asked(self, header: Header) -> None:
+    def arrived(self, frame: Frame) -> None:
+        """A complete frame of a question's bytes."""
+        arriving, _ = self._arriving.get(frame.header["id"], (None, None))
+        if arriving is not None and RAW_BYTES in frame.header:
+            land(self._coding, self._connection.peer_id, frame, arriving.target)
+
+    def asked(self, frame: Frame) -> None:
         """A complete frame `bulk`. A question without bytes is answered now."""
+        header = frame.header
         if header.get("n"):  # `place` has begun it
+            self.arrived(frame)
             if header.get("w"):
                 self.tail({"id": header["id"]})
             return
@@ -72,15 +86,17 @@ class BulkServer:
             self._fail(number, kind, error)
             return
         if not isinstance(answer, Answer):
-            task = self._spawn(number, self._later(number, kind, answer))
+            task = self._spawn(number, self._later(header, answer))
             task.add_done_callback(lambda _: answer.close())  # it may have been cancelled before it began
-        elif at_once(self._connection, answer.nbytes):
+            return
+        encode = self._encoder(header, answer)
+        if at_once(self._connection, answer.nbytes, encode):
             try:
-                self._send(number, answer)
+                self._send(number, answer, encode)
             finally:
                 self._when_sent(answer)
         else:
-            task = self._spawn(number, self._send_in_turns(number, answer), answer.regions)
+            task = self._spawn(number, self._send_in_turns(number, answer, encode), answer.regions)
             task.add_done_callback(lambda _: self._when_sent(answer))
 
     def tail(self, header: Header) -> None:
@@ -162,28 +178,35 @@ class BulkServer:
         if self._answering.get(number, (None, ()))[0] is done:
             del self._answering[number]
 
-    async def _later(self, number: int, kind: str, answering: Coroutine[Any, Any, Answer]) -> None:
+    def _encoder(self, header: Header, answer: Answer) -> Encode | None:
+        if self._coding is None:
+            return None
+        return self._coding.asked(self._connection.peer_id, header, answer.nbytes)
+
+    async def _later(self, header: Header, answering: Coroutine[Any, Any, Answer]) -> None:
+        """Answers the question with this header."""
+        number = header["id"]
         try:
             answer = await answering
         except Exception as error:
-            self._fail(number, kind, error)
+            self._fail(number, header["k"], error)
             return
         try:
-            await self._send_in_turns(number, answer)
+            await self._send_in_turns(number, answer, self._encoder(header, answer))
         finally:
             self._when_sent(answer)
 
-    def _send(self, number: int, answer: Answer) -> None:
+    def _send(self, number: int, answer: Answer, encode: Encode | None) -> None:
         header = {"op": "answer", "id": number, "b": answer.body, "n": answer.nbytes}
-        self._connection.send_views(header, answer.views, answer.nbytes)
+        send_frame(self._connection, header, answer.views, answer.nbytes, encode)
 
-    async def _send_in_turns(self, number: int, answer: Answer) -> None:
+    async def _send_in_turns(self, number: int, answer: Answer, encode: Encode | None) -> None:
         with suppress(PeerLost):
             if answer.nbytes:
                 header = {"op": "answer", "id": number, "b": answer.body, "n": answer.nbytes}
-                await push(self._connection, number, Views(answer.views), lambda: False, header)
+                await push(self._connection, number, Views(answer.views), lambda: False, header, encode)
             else:
-                self._send(number, answer)
+                self._send(number, answer, None)
 
     def _fail(self, number: int, kind: str, error: Exception) -> None:
         reason, code = f"internal error in {kind}", "internal"

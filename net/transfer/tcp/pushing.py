@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from net.channel.connection import Connection
 from net.channel.wire import Header
 from net.transfer.tcp.bulk_call import Source
+from net.transfer.tcp.coding import CODED_FRAME_BYTES, CODED_MIN, RAW_BYTES, Encode
 
 FRAME_BYTES = 4 << 20  # the largest data frame
 SMALL_FRAME_BYTES = 64 << 10  # the largest frame that needs no turn
 
 
+def frame_bytes(encode: Encode | None) -> int:
+    """Raw bytes of the largest data frame."""
+    return FRAME_BYTES if encode is None else CODED_FRAME_BYTES
+
+
+def send_frame(
+    connection: Connection, header: Header, views: Sequence[memoryview], nbytes: int, encode: Encode | None
+) -> None:
+    """Send `nbytes` as one frame, coded if that pays. Raises PeerLost."""
+    coded = encode(views) if encode is not None and nbytes >= CODED_MIN else None
+    if coded is None:
+        connection.send_views(header, views, nbytes)
+    else:
+        connection.send_views(header | {RAW_BYTES: nbytes}, [coded], len(coded))
+
+
 async def push(
-    connection: Connection, transfer_id: int, source: Source, stopped: Callable[[], bool], first: Header | None = None
+    connection: Connection,
+    transfer_id: int,
+    source: Source,
+    stopped: Callable[[], bool],
+    first: Header | None = None,
+    encode: Encode | None = None,
 ) -> None:
     """Send all of `source` as data frames, in turns, as fast as the peer reads; `first`: another header for the first
     frame. Ends early if `stopped`. Raises PeerLost; the connection cuts off a peer that stops reading."""
+    most = frame_bytes(encode)
     header = first or {"op": "data", "id": transfer_id}
     while source.left and not stopped():
         await connection.drain()
         await connection.turns.wait()
         if not connection.congested and not stopped():
-            nbytes = min(FRAME_BYTES, source.left)
-            connection.send_views(header, source.take(nbytes), nbytes)
+            nbytes = min(most, source.left)
+            send_frame(connection, header, source.take(nbytes), nbytes, encode)
             header = {"op": "data", "id": transfer_id}
 
 
-def at_once(connection: Connection, nbytes: int) -> bool:
+def at_once(connection: Connection, nbytes: int, encode: Encode | None = None) -> bool:
     """Whether `nbytes` may be sent now: the peer keeps up, and it is not another transfer's turn."""
-    free = nbytes <= FRAME_BYTES and not connection.congested
+    free = nbytes <= frame_bytes(encode) and not connection.congested
     return free and (nbytes <= SMALL_FRAME_BYTES or connection.turns.take())

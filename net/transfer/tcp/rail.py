@@ -16,7 +16,8 @@ from net.errors import PeerLost, RemoteError, TransferError
 from net.transfer.common.spans import Cursor, Run, pack
 from net.transfer.common.transport import Op
 from net.transfer.tcp.bulk_call import NOTHING, BulkCall, Source
-from net.transfer.tcp.pushing import FRAME_BYTES, at_once, push
+from net.transfer.tcp.coding import ACCEPTS, RAW_BYTES, Coding, Encode, land, place_coded
+from net.transfer.tcp.pushing import at_once, frame_bytes, push, send_frame
 from net.transfer.tcp.server import HEADER_RUNS_MAX
 
 CANCEL_S = 5.0  # a peer that does not confirm a cancelled WRITE within this time is given up
@@ -47,8 +48,9 @@ class _Transfer:
 class TcpRail:
     """One data connection that this node has dialed."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, coding: Coding | None = None) -> None:
         self.connection = connection
+        self._coding = coding
         self.rail_id = next(rail_ids)
         self.ended = False
         self._on_end: Callable[[str | None], None] = lambda reason: None
@@ -66,7 +68,7 @@ class TcpRail:
         """Raises TransferError, RailBroken, PeerLost."""
         transfer_id, transfer = self._begin(Op.READ, ours)
         try:
-            self._request("read", transfer_id, region, theirs)
+            self._request("read", transfer_id, region, theirs, self._accepts())
             self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
@@ -83,13 +85,14 @@ class TcpRail:
         afterwards."""
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
-            nbytes = min(ours.left, FRAME_BYTES)
-            if len(theirs) <= HEADER_RUNS_MAX and at_once(self.connection, nbytes):
+            encode = self._encoder(ours.left)
+            nbytes = min(ours.left, frame_bytes(encode))
+            if len(theirs) <= HEADER_RUNS_MAX and at_once(self.connection, nbytes, encode):
                 header = {"op": "write", "id": transfer_id, "region": region, "runs": theirs}
-                self.connection.send_views(header, ours.take(nbytes), nbytes)
+                send_frame(self.connection, header, ours.take(nbytes), nbytes, encode)
             else:
                 self._request("write", transfer_id, region, theirs)
-            await push(self.connection, transfer_id, ours, transfer.done.done)
+            await push(self.connection, transfer_id, ours, transfer.done.done, encode=encode)
             self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
@@ -111,6 +114,8 @@ class TcpRail:
         transfer_id, transfer = self._begin(Op.WRITE if nbytes else Op.READ, NOTHING)
         transfer.call = call
         header: Header = {"op": "bulk", "id": transfer_id, "k": call.kind, "b": call.body}
+        if not nbytes:
+            header |= self._accepts()
         try:
             if nbytes and call.is_whole:
                 await self._ask_with(data, header | {"n": nbytes, "w": True}, transfer)
@@ -137,12 +142,13 @@ class TcpRail:
         """Send the question's bytes, then its tail, which is computed while the first bytes are in flight."""
         assert transfer.call is not None
         whole = transfer.call.is_whole
-        if at_once(self.connection, data.left):
-            self.connection.send_views(header, data.take(data.left), header["n"])
+        encode = self._encoder(data.left)
+        if at_once(self.connection, data.left, encode):
+            send_frame(self.connection, header, data.take(data.left), header["n"], encode)
             if not whole:
                 await asyncio.sleep(0)  # the loop passes them to the socket
         else:
-            await push(self.connection, header["id"], data, transfer.done.done, header)
+            await push(self.connection, header["id"], data, transfer.done.done, header, encode)
         if not whole and not transfer.done.done():
             self.connection.send({"op": "tail", "id": header["id"], "b": transfer.call.tail()})
 
@@ -155,8 +161,21 @@ class TcpRail:
                 self._send({"op": "cut", "id": rail_id})
         await asyncio.shield(answer)
 
-    def _request(self, op: str, transfer_id: int, region: str, theirs: Sequence[Run]) -> None:
-        header: Header = {"op": op, "id": transfer_id, "region": region}
+    def _encoder(self, nbytes: int) -> Encode | None:
+        if self._coding is None:
+            return None
+        peer_id = self.connection.peer_id
+        return self._coding.encoder(peer_id, self._coding.ratio_to(peer_id), nbytes)
+
+    def _accepts(self) -> Header:
+        """What a request says about coded frames in its answer."""
+        ratio = 0.0 if self._coding is None else self._coding.ratio_from(self.connection.peer_id)
+        return {ACCEPTS: ratio} if ratio > 0.0 else {}
+
+    def _request(
+        self, op: str, transfer_id: int, region: str, theirs: Sequence[Run], more: Header | None = None
+    ) -> None:
+        header: Header = {"op": op, "id": transfer_id, "region": region} | (more or {})
         if len(theirs) <= HEADER_RUNS_MAX:
             header["runs"] = theirs
             self.connection.send(header)
@@ -243,6 +262,10 @@ class TcpRail:
             return nowhere(nbytes)
         if transfer.call is not None and not self._follow(transfer, header):
             return nowhere(nbytes)
+        if RAW_BYTES in header:
+            return place_coded(header, nbytes)
+        if self._coding is not None:
+            self._coding.went_raw(connection.peer_id, nbytes)
         if nbytes > transfer.ours.left:
             raise FrameError(f"{nbytes} bytes arrived, but {transfer.ours.left} were requested")
         return transfer.ours.take(nbytes)
@@ -261,8 +284,9 @@ class TcpRail:
                 return False
             if transfer.ours.left != header["n"]:
                 raise FrameError(f"{header['n']} bytes arrived, but there is room for {transfer.ours.left}")
-        decoder = self.connection.decoder
-        self.connection.watch(lambda: call.received(transfer.nbytes - transfer.ours.left - decoder.missing))
+        if RAW_BYTES not in header:
+            decoder = self.connection.decoder
+            self.connection.watch(lambda: call.received(transfer.nbytes - transfer.ours.left - decoder.missing))
         return True
 
     def frame(self, connection: Connection, frame: Frame) -> None:
@@ -275,6 +299,8 @@ class TcpRail:
         if transfer is None:
             return  # the transfer was given up
         done = transfer.done
+        if RAW_BYTES in frame.header and transfer.op is Op.READ and not done.done():
+            land(self._coding, connection.peer_id, frame, transfer.ours)
         if transfer.call is not None and not done.done() and op in ("answer", "data"):
             self._answered(transfer, transfer.call, frame.header)
         if done.done():

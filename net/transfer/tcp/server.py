@@ -15,7 +15,8 @@ from net.transfer.common.memory import Region
 from net.transfer.common.spans import Cursor, Run, check, unpack
 from net.transfer.tcp.bulk_call import Services
 from net.transfer.tcp.bulk_server import BulkServer
-from net.transfer.tcp.pushing import at_once, push
+from net.transfer.tcp.coding import RAW_BYTES, Coding, Encode, land, place_coded
+from net.transfer.tcp.pushing import at_once, push, send_frame
 
 HEADER_RUNS_MAX = 64  # runs in the header of a request
 RUNS_BYTES_MAX = 16 << 20  # of the list of runs in one request
@@ -35,10 +36,12 @@ class Served:
         everyone: set[Served],
         cut: Cut,
         services: Services,
+        coding: Coding | None = None,
     ) -> None:
         """`cut`: rails that their dialers have given up: none of their bytes may be received any more."""
         self.connection = connection
-        self.bulk = BulkServer(connection, services, self.cut_short)
+        self.bulk = BulkServer(connection, services, self.cut_short, coding)
+        self._coding = coding
         self.rail_id = 0  # the dialer's number of this connection
         self._cut = cut
         self._regions = regions
@@ -80,6 +83,8 @@ class Served:
         _, target = self._writes.get(header["id"], ("", None))
         if target is None:
             return nowhere(nbytes)
+        if RAW_BYTES in header:
+            return place_coded(header, nbytes)
         if nbytes > target.left:
             raise FrameError(f"{nbytes} bytes arrived, but {target.left} were announced")
         return target.take(nbytes)
@@ -89,17 +94,19 @@ class Served:
         transfer_id = header["id"]
         match header["op"]:
             case "bulk":
-                self.bulk.asked(header)
+                self.bulk.asked(frame)
             case "tail":
                 self.bulk.tail(header)
             case "read":
                 self._begin_read(transfer_id, header, _runs(frame))
             case "write" if "runs" in header and frame.payload:  # begun by `place`
-                self._landed(transfer_id)
+                self._landed(frame)
             case "write":
                 self._begin_write(transfer_id, header, _runs(frame))
+            case "data" if self.bulk.knows(transfer_id):
+                self.bulk.arrived(frame)
             case "data":
-                self._landed(transfer_id)
+                self._landed(frame)
             case "cancel":
                 self._stop(transfer_id)
                 self.bulk.stop(transfer_id)
@@ -142,16 +149,18 @@ class Served:
         except TransferError as error:
             self._fail(transfer_id, str(error))
             return
-        if at_once(self.connection, nbytes := source.left):
-            self.connection.send_views({"op": "data", "id": transfer_id}, source.take(nbytes), nbytes)
+        nbytes, peer_id = source.left, self.connection.peer_id
+        encode = None if self._coding is None else self._coding.asked(peer_id, header, nbytes)
+        if at_once(self.connection, nbytes, encode):
+            send_frame(self.connection, {"op": "data", "id": transfer_id}, source.take(nbytes), nbytes, encode)
             return
-        task = spawn(self._answer(transfer_id, source), "answering a read")
+        task = spawn(self._answer(transfer_id, source, encode), "answering a read")
         self._reads[transfer_id] = (header["region"], task)
 
-    async def _answer(self, transfer_id: int, source: Cursor) -> None:
+    async def _answer(self, transfer_id: int, source: Cursor, encode: Encode | None) -> None:
         try:
             with suppress(PeerLost):
-                await push(self.connection, transfer_id, source, lambda: False)
+                await push(self.connection, transfer_id, source, lambda: False, encode=encode)
         finally:
             self._reads.pop(transfer_id, None)
 
@@ -161,8 +170,12 @@ class Served:
         except TransferError as error:
             self._fail(transfer_id, str(error))
 
-    def _landed(self, transfer_id: int) -> None:
+    def _landed(self, frame: Frame) -> None:
+        """A complete frame of a write."""
+        transfer_id = frame.header["id"]
         _, target = self._writes.get(transfer_id, ("", None))
+        if target is not None and RAW_BYTES in frame.header:
+            land(self._coding, self.connection.peer_id, frame, target)
         if target is not None and target.left == 0:
             del self._writes[transfer_id]
             self.connection.send({"op": "done", "id": transfer_id})

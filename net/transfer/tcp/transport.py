@@ -11,8 +11,8 @@
 More than HEADER_RUNS_MAX runs are the payload of the request instead of part of its header. Each node dials
 `connections` data connections for the bulk that it submits (net.transfer.tcp.bundle), and as many at the first urgent
 submission: urgent bytes must not wait behind bulk in the socket's buffers. They also carry bulk calls
-(net/transfer/tcp/bulk_call.py). Frames have at most FRAME_BYTES, so concurrent transfers share a connection, and a
-cancelled one stops at the next frame.
+(net/transfer/tcp/bulk_call.py). Bytes may travel coded (net/transfer/tcp/coding.py). Frames have at most FRAME_BYTES,
+so concurrent transfers share a connection, and a cancelled one stops at the next frame.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from net.transfer.common.spans import Span
 from net.transfer.common.transport import BULK, Op
 from net.transfer.tcp.bulk_call import BulkCall, Services
 from net.transfer.tcp.bundle import Bundle
+from net.transfer.tcp.coding import Coding
 from net.transfer.tcp.rail import TcpRail
 from net.transfer.tcp.server import Cut, Served
 
@@ -53,9 +54,11 @@ class Tcp:
         connections: int = 2,
         busy_poll_us: int = BUSY_POLL_US,
         congestion: str = "auto",
+        coding: Coding | None = None,
     ) -> None:
         """busy_poll_us: microseconds for which the event loop may poll for expected bytes; 0: never
-        (net/loop/polling.py). congestion: see net.channel.congestion.chosen. Raises ValueError."""
+        (net/loop/polling.py). congestion: see net.channel.congestion.chosen. coding: of this node alone. Raises
+        ValueError."""
         if connections < 1:
             raise ValueError(f"a peer needs at least one data connection, got {connections}: see --tcp-connections")
         self._links = links
@@ -65,6 +68,9 @@ class Tcp:
         self._congestion = congestion
         check(congestion)
         self.services = Services()
+        self.coding = coding
+        if coding is not None:
+            coding.link = self._goodput
         self._bundles: dict[tuple[str, str], Bundle] = {}  # by peer id and purpose
         self._dialed: dict[Connection, TcpRail] = {}  # no bundle has them yet
         self._served: set[Served] = set()
@@ -79,10 +85,10 @@ class Tcp:
         if self._busy_poll_us:
             connection.polling = Polling(self._busy_poll_us / 1e6)
         if connection.dialed:
-            rail = self._dialed[connection] = TcpRail(connection)
+            rail = self._dialed[connection] = TcpRail(connection, self.coding)
             return rail
         connection.expects = ("the next request",)
-        return Served(connection, self._regions, self._served, self._cut, self.services)
+        return Served(connection, self._regions, self._served, self._cut, self.services, self.coding)
 
     @property
     def sealed(self) -> bool:
@@ -90,9 +96,11 @@ class Tcp:
         return self._links.sealed
 
     def offer(self) -> dict[str, Any]:
-        return {}
+        return {} if self.coding is None else self.coding.offer()
 
     async def open(self, peer_id: str, offer: dict[str, Any]) -> str:
+        if self.coding is not None:
+            self.coding.met(peer_id, offer)
         bundle = await self._bundle(peer_id, BULK_PURPOSE)
         host = bundle.connections()[0].connection.remote_host
         return f"TCP to {host}, {self._connections} connections" if self._connections > 1 else f"TCP to {host}"
@@ -165,6 +173,20 @@ class Tcp:
             raise PeerLost(f"lost {peer_id!r} while opening: {self._links.why_lost(peer_id)}")
         await work(bundle)
 
+    def share(self, peer_id: str) -> float:
+        """Bytes on the wire for each byte that moves, by what was coded lately."""
+        return 1.0 if self.coding is None else self.coding.share(peer_id)
+
+    def _goodput(self, peer_id: str) -> float | None:
+        """Bytes per second of the faster bundle; None: not measured yet."""
+        bundles = [self._bundles.get((peer_id, purpose)) for purpose in PURPOSES]
+        rates = [
+            sum(rail.bytes_per_s for rail in bundle.rails if rail.measured and rail.up)
+            for bundle in bundles
+            if bundle is not None
+        ]
+        return max(rates, default=0.0) or None
+
     def rails(self, peer_id: str) -> list[dict[str, Any]]:
         return [
             rail.row() | {"lane": purpose}
@@ -179,6 +201,8 @@ class Tcp:
 
     def drop(self, peer_id: str) -> None:
         """Cut the peer's connections: nothing more is received from it."""
+        if self.coding is not None:
+            self.coding.lost(peer_id)
         for purpose in PURPOSES:
             if (bundle := self._bundles.pop((peer_id, purpose), None)) is not None:
                 bundle.end(self._links.why_lost(peer_id), abort=True)

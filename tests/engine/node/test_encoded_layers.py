@@ -96,7 +96,7 @@ async def pair(request):
 EVERY_WAY = [
     (order, dtype, staging)
     for order in (("shm", "tcp"), ("tcp",))
-    for dtype, staging in (("int8", 16), ("fp8", 16), ("int8", 10), ("bfloat16", 16))
+    for dtype, staging in (("int8", 16), ("fp8", 16), ("int8", 10), ("int4", 16), ("bfloat16", 16))
 ]
 
 
@@ -127,7 +127,7 @@ async def test_a_layer_that_is_damaged_at_its_home_makes_the_load_none(pair, lay
     """All layers may have landed by then: the load's end says no, the home drops the block, and the next get misses
     it and what is behind it."""
     a, b = pair.a, pair.b
-    nbytes = b.geometry.encoded_layer_bytes
+    nbytes = b.geometry.pool_layer_bytes
     async with b.pool.layers(KEYS, LAYERED) as found:
         victim = a if "a" in found.pinned.sources else b
         lease = next(one for one in found.pinned._leases if one.home == victim.name)

@@ -52,7 +52,7 @@ def make(pool_dtype, staging_bytes=1 << 20):
     return geometry, arena, store, view, pool_blocks(store, arena, geometry, staging_bytes)
 
 
-@pytest.mark.parametrize("pool_dtype", ["bfloat16", "fp8", "int8"])
+@pytest.mark.parametrize("pool_dtype", ["bfloat16", "fp8", "int8", "int4"])
 async def test_blocks_come_back_as_they_went(pool_dtype):
     """More blocks than one staging area holds, to other places than they came from, and one that is missing."""
     geometry, arena, store, view, pool = make(pool_dtype, 2500)

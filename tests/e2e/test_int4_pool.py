@@ -1,0 +1,66 @@
+"""The embedded model's prefix comes back from the pool in four bits per element: the answer goes on as before. Blocks
+with a flipped byte are misses."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from pathlib import Path
+
+from cache.block import BlockGeometry
+from engine.node.local_store import DRAM_REGION
+from lab.launch import rest
+from lab.launch.nodes import Node
+from tests.e2e.conftest import Start, complete, settled, timeline
+
+CONTEXT = 320
+GEOMETRY = BlockGeometry(30, 3, 64, 16, "float32", "int4")  # of the embedded model
+FLAGS = ("--dtype", "float32", "--max-model-len", str(CONTEXT), "--calibration-ms", "100", "--pool-dtype", "int4")
+ARENA = ("--kv-cache-bytes", str(CONTEXT // 16 * GEOMETRY.block_bytes))
+SHARES = {"mixed": ["--dram-bytes", "0"], "store": ["--dram-bytes", "64M"]}
+PROMPT = "Question: What is the capital of France? Answer: Paris. " * 12
+FILL = [2000 + i for i in range(CONTEXT - 8)]
+
+
+def flip_pooled_bytes(node: Node) -> None:
+    """Change one bit in every 4096 bytes of the node's share, without its knowledge."""
+    names = {}
+    for file in Path(f"/proc/{node.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the node closes others meanwhile
+            names[file] = str(file.readlink())
+    (path,) = [file for file, name in names.items() if name.startswith(f"/memfd:{DRAM_REGION} ")]
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        for at in range(7, len(memory), 4096):
+            memory[at] ^= 0x10
+
+
+def test_a_prefix_in_four_bits_and_a_flipped_byte(start: Start):
+    with start("mixed=1,store=1", *FLAGS, *ARENA, "--prefix-fetch", "always", role_flags=SHARES) as cluster:
+        url, store = cluster["mixed-0"].url, cluster["store-0"]
+
+        def answer() -> tuple[str, int, list[dict[str, object]]]:
+            """(text, cached tokens, details of the fetched prefix)"""
+            body = complete(url, PROMPT, 8, ignore_eos=True)
+            settled(cluster)
+            events = timeline(url, body["id"])["events"]
+            fetched = [event["detail"] for event in events if event["event"] == "prefix_fetched"]
+            return body["choices"][0]["text"], body["usage"]["prompt_tokens_details"]["cached_tokens"], fetched
+
+        def forget() -> None:
+            complete(url, FILL, 1)  # the whole arena
+            settled(cluster)
+
+        first, cached, fetched = answer()
+        assert (cached, fetched) == (0, []) and first.strip()
+        forget()
+        again, cached, (detail,) = answer()
+        assert cached > 100 and cached % 16 == 0
+        assert (detail["tiers"], detail["bytes"]) == ({"dram": cached // 16}, cached // 16 * GEOMETRY.pool_bytes)
+        assert again == first, "a prompt that leaves no doubt how it goes on"
+        forget()
+        before = rest.get(f"{store.url}/debug/state")["store"]["dram"]["corrupt"]
+        flip_pooled_bytes(store)
+        text, cached, _ = answer()
+        assert (text, cached) == (first, 0)
+        settled(cluster)
+        assert rest.get(f"{store.url}/debug/state")["store"]["dram"]["corrupt"] > before
