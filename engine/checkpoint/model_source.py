@@ -30,7 +30,7 @@ HUB_SKIPPED = ("original/*", "consolidated*", "onnx/*")
 
 ADDED = (
     "latent", "routing", "shared_size", "num_draft_layers", "sinks", "gate_limit", "expert_biases", "together",
-    "rotary_size", "gated", "delta", "shared_gate", "draft_layers"
+    "rotary_size", "gated", "delta", "shared_gate", "draft_layers", "eagle"
 )  # fmt: skip
 """Fields of ModelConfig that count only if a model has them, so that other models keep their fingerprints, and the KV
 that an earlier version has stored."""
@@ -51,6 +51,7 @@ class ModelSource:
     files: tuple[Path, ...] = ()  # files with weights
     seed: int = 0  # of dummy weights
     quantization: AnyQuantization | None = None  # of safetensors files
+    head_files: tuple[Path, ...] = ()  # with the weights of a head that drafts (engine/checkpoint/eagle_head.py)
 
 
 def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool = False) -> ModelSource:
@@ -215,6 +216,12 @@ def _fingerprint(config: ModelConfig, files: Iterable[Path], seed: int = 0) -> s
         if not shape[key]:
             del shape[key]
     hasher.update(json.dumps([shape, seed], sort_keys=True).encode())
+    hash_files(hasher, files)
+    return hasher.hexdigest()
+
+
+def hash_files(hasher: blake2b, files: Iterable[Path]) -> None:
+    """Size and samples of each file."""
     for path in sorted(files, key=lambda path: path.name):
         size = path.stat().st_size
         hasher.update(size.to_bytes(8, "little"))
@@ -222,4 +229,3 @@ def _fingerprint(config: ModelConfig, files: Iterable[Path], seed: int = 0) -> s
             for sample in range(NUM_SAMPLES):
                 file.seek(max(size - SAMPLE_BYTES, 0) * sample // (NUM_SAMPLES - 1))
                 hasher.update(file.read(SAMPLE_BYTES))
-    return hasher.hexdigest()

@@ -150,8 +150,8 @@ class SafetensorsWeights:
 
 def _skipped(config: ModelConfig) -> tuple[str, ...]:
     """The beginnings of names of weights that are not loaded: of layers that draft, if this node does not use them."""
-    used = range(config.num_layers, config.kv_layers)
-    unused = range(config.kv_layers, config.num_layers + config.num_draft_layers)
+    used = range(config.num_layers, config.loaded_layers)
+    unused = range(config.loaded_layers, config.num_layers + config.num_draft_layers)
     skipped = [f"model.layers.{layer}." for layer in unused]
     skipped += [f"model.layers.{layer}.{name}" for layer in used for name in SHARED]
     if config.gated:

@@ -204,12 +204,12 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         sparse["shared_router"] = (1, hidden)
     layers = {
         f"layers.{i}.{name}": shape
-        for i in range(config.kv_layers)
+        for i in range(config.loaded_layers)
         for name, shape in (
             (with_state if config.has_state(i) else layer) | (sparse if config.has_experts(i) else dense)
         ).items()
     }
-    for i in range(config.num_layers, config.kv_layers):
+    for i in range(config.num_layers, config.loaded_layers):
         norms = {f"layers.{i}.{name}": (hidden,) for name in ("enorm", "hnorm", "head_norm")}
         layers |= {f"layers.{i}.eh": (hidden, 2 * hidden), **norms}
     head = {} if config.tie_word_embeddings else {"lm_head": (vocab, hidden)}

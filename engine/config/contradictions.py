@@ -39,9 +39,9 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if config.prompt_lookup_min > config.prompt_lookup_max:
         yield f"--prompt-lookup-min {config.prompt_lookup_min} exceeds --prompt-lookup-max {config.prompt_lookup_max}"
-    if (config.speculative_method == "draft") != (config.speculative_model is not None):
-        yield "--speculative-method draft and --speculative-model go together: give both or neither"
-    if config.speculative_method == "mtp":
+    if (config.speculative_method in ("draft", "eagle")) != (config.speculative_model is not None):
+        yield "--speculative-method draft or eagle and --speculative-model go together: give both or neither"
+    if config.speculative_method in ("mtp", "eagle"):
         for flag, given in (
             (f"--tensor-parallel-size {config.tensor_parallel_size}", config.tensor_parallel_size > 1),
             (f"--expert-parallel-size {config.expert_parallel_size}", config.expert_parallel_size > 1),
@@ -50,8 +50,8 @@ def contradictions(config: Config) -> Iterator[str]:
         ):
             if given:
                 yield (
-                    f"--speculative-method mtp does not work with {flag}: one node and one rank compute the layer that "
-                    "drafts, from KV in the arena; use one of the two"
+                    f"--speculative-method {config.speculative_method} does not work with {flag}: one node and one "
+                    "rank compute the layer that drafts, from KV in the arena; use one of the two"
                 )
     if config.batching_policy == "mixed" and config.prefill_chunk_tokens > config.max_num_batched_tokens:
         yield (

@@ -263,8 +263,9 @@ class ModelFields:
         "engine",
         "guess tokens and verify them in one step: ngram = the tokens that followed the same words before; suffix = "
         "the tokens that mostly followed them, here and in earlier answers; draft = a small model; mtp = a further "
-        "layer of the model itself (DeepSeek-V3), whose KV is a part of every block: give it to all nodes",
-        ("none", "ngram", "suffix", "draft", "mtp"),
+        "layer of the model itself (DeepSeek-V3), eagle = a head in the manner of EAGLE-3: their KV is a part of every "
+        "block, so give them to all nodes",
+        ("none", "ngram", "suffix", "draft", "mtp", "eagle"),
     )
     num_speculative_tokens: int = flag(
         4, "engine", "maximum number of guessed tokens per request and step", unit="tokens", least=1, most=64
@@ -277,7 +278,10 @@ class ModelFields:
         ("auto", "fixed"),
     )
     speculative_model: str | None = flag(
-        None, "engine", "the draft model, in the same form as --model; it must have the same tokenizer"
+        None,
+        "engine",
+        "the draft model, in the same form as --model; it must have the same tokenizer. With eagle, the directory of "
+        "the head",
     )
     speculative_kv_bytes: int = flag(
         -1,

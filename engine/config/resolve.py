@@ -158,6 +158,11 @@ def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
         groups = layer_groups(model.windows, model.states, model.state_bytes(item), layer_bytes.layer_bytes)
     else:
         groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
+    if groups is not None and config.speculative_method == "eagle":
+        raise UsageError(
+            "--speculative-method eagle: the layers of this model are in groups, and the head's would be one more; "
+            "give --kv-groups uniform"
+        )
     if groups is not None and config.prefill_parallel != "none":
         states = any(model.states)
         why, remedy = ("states", "none") if states else ("--kv-groups windows", "--kv-groups uniform")

@@ -20,7 +20,7 @@ from engine.core.layered_load import Arriving, LayerGate
 from engine.model.experts.losses import Loss
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
-from engine.speculation.mtp import MtpDrafts
+from engine.speculation.layer_drafts import LayerDrafts
 from engine.step.exchange import Exchange, ExchangeEnded
 from engine.step.hidden import HiddenQueue
 from engine.step.layer_blocks import read_layer, write_layer
@@ -46,7 +46,7 @@ class ModelSteps:
     def __init__(
         self,
         weights: HeldWeights[Runner],
-        draft: DraftModel | MtpDrafts | None,
+        draft: DraftModel | LayerDrafts | None,
         eos_token_ids: tuple[int, ...],
         arriving: Arriving,
         transfers: Mapping[str, KvTransfer],
@@ -69,7 +69,7 @@ class ModelSteps:
 
     def kept(self, place: int, request: Request, right: int) -> None:
         """Of a row of the last step, the first `right` draft tokens were accepted. On the event loop."""
-        if isinstance(self._draft, MtpDrafts) and place in self._ahead:
+        if isinstance(self._draft, LayerDrafts) and place in self._ahead:
             runner, outputs = self._ahead[place]
             self._draft.goes_on(request, request.num_tokens + right + 1, runner, outputs[right])
 

@@ -32,7 +32,7 @@ from engine.core.priority import step_back
 from engine.core.step_recorder import StepRecorder
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
-from engine.speculation.mtp import MtpDrafts
+from engine.speculation.layer_drafts import LayerDrafts
 from engine.speculation.speculative import Speculator, accepted
 from engine.step.cold import PartLost
 from engine.step.request import Request, RequestState
@@ -66,7 +66,7 @@ class Drafts:
     """Speculative decoding: the planner of drafts, and what proposes them, if they are not looked up."""
 
     speculator: Speculator | None = None
-    model: DraftModel | MtpDrafts | None = None
+    model: DraftModel | LayerDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)

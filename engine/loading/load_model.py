@@ -18,6 +18,7 @@ from attention.choice.choose import choose
 from attention.codes import pool_in
 from attention.interface import AttentionBackend
 from cache.block import BlockGeometry
+from engine.checkpoint.eagle_weights import load_head
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.pooled_weights import PooledWeights
 from engine.checkpoint.quantized_weights import load_quantized
@@ -35,6 +36,7 @@ from engine.loading.rank_processes import RankProcesses
 from engine.loading.shared_memory import shared_memory
 from engine.loading.weight_type import weight_type
 from engine.model.decoder import Model, Processes
+from engine.model.eagle import eagle_layer
 from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
@@ -44,7 +46,7 @@ from engine.model.parallel import Ranks, Shard
 from engine.model.quantized import Products, products_of
 from engine.sampling.logit_rules import Masks
 from engine.speculation.draft import DraftModel
-from engine.speculation.mtp import MtpDrafts
+from engine.speculation.layer_drafts import LayerDrafts
 from engine.step.runner import Runner
 from net.compiled import NotCompiled
 from net.transfer.common.memory import Region
@@ -59,7 +61,7 @@ class LoadedModel:
     region: Region | DeviceRegion  # the KV arena
     eos_token_ids: tuple[int, ...]
     processes: RankProcesses | ExpertProcesses | None  # of the other ranks
-    draft: DraftModel | MtpDrafts | None = None
+    draft: DraftModel | LayerDrafts | None = None
 
 
 def load_model(
@@ -99,7 +101,7 @@ def _load_ranks(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
-    drafts: DraftModel | MtpDrafts | None,
+    drafts: DraftModel | LayerDrafts | None,
     progress: Callable[[int, int], None],
     masks: Masks | None,
 ) -> LoadedModel:
@@ -131,7 +133,7 @@ def _load_experts(
     config: Config,
     geometry: BlockGeometry,
     source: ModelSource,
-    drafts: DraftModel | MtpDrafts | None,
+    drafts: DraftModel | LayerDrafts | None,
     progress: Callable[[int, int], None],
     masks: Masks | None,
     made: tuple[Region | DeviceRegion, Tensor],
@@ -246,14 +248,17 @@ def load_rank(
         geometry.groups,
         None if join is None else Processes(join()),
     )
+    if source.config.eagle is not None:
+        head = load_head(source, dtype, device)
+        model.draft = eagle_layer(source.config.eagle, head, source.config, model.ops, model.device)
     return make(model, kv, geometry.block_size, device)
 
 
-def _drafts(config: Config, source: ModelSource) -> MtpDrafts | None:
-    """What drafts with a layer of the served model."""
-    if not source.config.draft_layers or "decode" not in config.roles:
+def _drafts(config: Config, source: ModelSource) -> LayerDrafts | None:
+    """What drafts with a layer whose KV is in the blocks of the served model."""
+    if source.config.kv_layers == source.config.num_layers or "decode" not in config.roles:
         return None
-    return MtpDrafts(config.speculative_acceptance == "rejection", source.config.max_position_embeddings)
+    return LayerDrafts(config.speculative_acceptance == "rejection", source.config.max_position_embeddings)
 
 
 def _load_draft(config: Config, source: ModelSource) -> DraftModel:

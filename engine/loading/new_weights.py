@@ -73,4 +73,6 @@ def load_new_weights(config: Config, source: ModelSource, opened: NamedWeights, 
         model = Model(
             source.config, weights, running.model.backend, config.device, running.model.ops, groups=running.model.groups
         )
+    if source.config.eagle is not None:
+        model.draft = running.model.draft  # the head stays as it is
     return NewWeights(opened.key(), running.with_model(model), nbytes, read - begun, time.monotonic() - begun)

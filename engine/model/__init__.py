@@ -5,6 +5,8 @@ Files:
     delta             A layer with a gated delta rule instead of attention (arXiv 2412.06464): its past is a state
     delta_config      The part of a ModelConfig about layers with a state
     draft_layer       The input of the layer that drafts: multi-token prediction
+    eagle             A head that drafts from inner layers of the model: EAGLE-3
+    eagle_config      The part of a ModelConfig about a head that drafts
     gpu               The operations of a device beyond those on tensors: streams, events, page-locked memory, uploads
     graphs            CUDA graphs: a small step needs one launch instead of about ten per layer
     huge_pages        Memory for packed weights, which every step reads from start to end

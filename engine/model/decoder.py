@@ -9,7 +9,7 @@ matrix, gate and up in one, so a dense layer is four matrix products.
 An addition and the following norm are one operation, so a layer ends with the next layer's norm. ModelConfig names the
 optional parts of some families: biases, norms of q and k, windows, soft caps and sinks, norms before the additions,
 experts instead of the MLP (experts/moe.py), a latent instead of K and V (latent.py), in some layers a state instead of
-attention (delta.py), a layer that drafts (draft_layer.py). Under tensor parallelism, every
+attention (delta.py), a layer that drafts (draft_layer.py, eagle.py). Under tensor parallelism, every
 rank has some heads and some columns of each MLP; the two results that are added to x are summed over the ranks
 (parallel.py).
 
@@ -40,7 +40,7 @@ from engine.model.latent import LatentAttention, halves_of
 from engine.model.latent_config import Latent
 from engine.model.layers_cpu import all_in_one
 from engine.model.model_config import ModelConfig
-from engine.model.ops import Linear, Ops, Tail, TorchOps
+from engine.model.ops import Linear, Ops, Tail, TorchOps, Vocabulary
 from engine.model.parallel import Alone, Ranks
 from engine.model.quantized import Weight, stacked, widened
 from engine.model.rope import Rope
@@ -82,11 +82,20 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class DraftLayer:
-    """The layer that drafts."""
+    """The layer that drafts: the model's own (draft_layer.py), or of a head (eagle.py)."""
 
-    enter: DraftInput
+    enter: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(embeddings [T, H] of the next tokens, hidden [T, H]) -> (x [T, H], layer.qkv's output)."""
     layer: Layer
-    tail: Tail
+    leave: Tail  # ends with a norm
+    rope: Rope
+    taps: tuple[int, ...] = ()
+    """Its hidden [T, H] follows from the inputs of these layers of the model; empty: it is the output of the last norm.
+    """
+    fuse: Linear | None = None  # of the inputs of `taps`, [H, len(taps) * H]
+    embedding: Vocabulary | None = None  # None: the model's
+    logits: Callable[[Tensor], Tensor] | None = None
+    """Of x behind the layer, which is then its output; None: the model's, and the output is the norm of x."""
 
 
 @dataclass(slots=True)
@@ -174,8 +183,8 @@ class Model:
         self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
-        self.draft = self._draft_layer(weights) if config.draft_layers else None
         self._borders: dict[int, Tail] = {}  # of layers that end a part, made when they first do
+        own = self._draft_layer(weights) if config.draft_layers else None
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails) if groups is None else None
         if weights:
             raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
@@ -184,6 +193,9 @@ class Model:
         self.local_rope = self.rope
         if config.local_rope_theta:
             self.local_rope = Rope(config.head_size, config.local_rope_theta, None, self.device)
+        self.draft: DraftLayer | None = None  # of a head: eagle.py
+        if own is not None:
+            self.draft = DraftLayer(*own, self.rope)
 
     def close(self) -> None:
         """Give the memory of the layers back at once: a tail may refer to its model. No step may run, now or later."""
@@ -240,13 +252,13 @@ class Model:
             delta=self._delta(weights, at, index, config.delta) if config.delta is not None and has_state else None,
         )
 
-    def _draft_layer(self, weights: dict[str, Any]) -> DraftLayer:
+    def _draft_layer(self, weights: dict[str, Any]) -> tuple[DraftInput, Layer, Tail]:
         index = self.config.num_layers
         at, layer = f"layers.{index}.", self._layer(weights, index)
         enorm, hnorm, head_norm = (self._norm(weights, at + name) for name in ("enorm", "hnorm", "head_norm"))
         join = self.ops.linear(self._matrix(weights, at + "eh"))
-        enter = DraftInput(enorm, hnorm, join, self.ops, self.config.rms_norm_eps)
-        return DraftLayer(enter, layer, self._tail(layer, head_norm, None))
+        enter = DraftInput(enorm, hnorm, join, layer.attn_norm, layer.qkv, self.ops, self.config.rms_norm_eps)
+        return enter, layer, self._tail(layer, head_norm, None)
 
     def _delta(self, weights: dict[str, Any], at: str, index: int, sizes: Delta) -> DeltaRule:
         narrow = None
@@ -368,24 +380,30 @@ class Model:
         reads the pool, and may wait for KV that is still loading; the other ranks do not wait. `scores` gets the logits
         of its rows part by part, so that memory never contains all logits of a long prompt. `others`: the batch in the
         blocks of each further group of layers with KV of tokens; `states`: where the requests keep their states.
-        `on_hidden` gets the output [T, H] of the last norm, for `forward_draft`; then all rows pass the last layer.
+        `on_hidden` gets what `forward_draft` needs of these tokens, [T, H].
         """
         wanted = rows if scores is None else torch.cat((rows, scores.rows))
-        left = wanted if on_hidden is None else slice(None)  # rows behind the last layer, on one rank
+        tapped: dict[int, Tensor] = {}
+        if on_hidden is not None and self.draft is not None:
+            tapped = dict.fromkeys(self.draft.taps, token_ids)
+        every = on_hidden is not None and not tapped  # rows are needed behind the last layer
+        left = slice(None) if every else wanted
         step, x = self._step(batch), self.embed(token_ids)
         more = (Step(other, self.backend.plan(other), step.angles, step.local_angles) for other in others)
         steps = [step, *more]
         first = self.layers[0]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
-        if self.layers_at_once is not None and on_layer is None and before_layer is None:
+        if self.layers_at_once is not None and on_layer is None and before_layer is None and not tapped:
             layers = self.layers_at_once
             attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
             x, projected = self.tails[-1](attended[left], x[left])
         else:
-            x, projected = self._layer_by_layer(x, projected, kv_pool, left, steps, states, on_layer, before_layer)
+            x, projected = self._layer_by_layer(
+                x, projected, kv_pool, left, steps, states, on_layer, before_layer, tapped
+            )
         if on_hidden is not None:
-            on_hidden(projected)
-        normed = projected if self.alone and on_hidden is None else projected[wanted]  # by the norm before the head
+            on_hidden(self._fused(tapped) if tapped else projected)
+        normed = projected[wanted] if every or not self.alone else projected  # by the norm before the head
         if scores is not None:
             for begin in range(0, len(scores.rows), SCORED_AT_ONCE):
                 part = normed[len(rows) + begin :][:SCORED_AT_ONCE]
@@ -394,17 +412,29 @@ class Model:
 
     @torch.inference_mode()
     def forward_draft(self, token_ids: Tensor, hidden: Tensor, batch: RaggedBatch, kv_pool: Tensor) -> Tensor:
-        """Compute the layer that drafts: writes its KV to the pool; returns its output [T, H], whose `logits` predict
-        the token after each of token_ids.
+        """Compute the layer that drafts: writes its KV to the pool; returns its output [T, H], whose `draft_logits`
+        predict the token after each of token_ids.
 
         token_ids [T] int64: the token behind each token of the batch; hidden [T, H]: of the batch, what `forward` gave
         to `on_hidden`, or this returned for the positions before. Only on one rank, for a model with such a layer."""
+        draft = self.draft
+        assert draft is not None
+        angles = draft.rope.angles(batch.positions)
+        step = Step(batch, self.backend.plan(batch), angles, angles)
+        embedding = self.embed(token_ids) if draft.embedding is None else draft.embedding.embed(token_ids)
+        x, projected = draft.enter(embedding, hidden)
+        x, normed = draft.leave(self._attention(projected, draft.layer, kv_pool[:, -1], step), x)
+        return normed if draft.logits is None else x
+
+    @torch.inference_mode()
+    def draft_logits(self, output: Tensor) -> Tensor:
+        """[R, vocab_size] float32 from outputs [R, H] of `forward_draft`."""
         assert self.draft is not None
-        layer, step = self.draft.layer, self._step(batch)
-        x = self.draft.enter(self.embed(token_ids), hidden)
-        projected = layer.qkv(self.ops.rms_norm(x, layer.attn_norm, self.config.rms_norm_eps))
-        attended = self._attention(projected, layer, kv_pool[:, self.config.num_layers], step)
-        return self.draft.tail(attended, x)[1]
+        return self.logits(output) if self.draft.logits is None else self.draft.logits(output)
+
+    def _fused(self, tapped: dict[int, Tensor]) -> Tensor:
+        assert self.draft is not None and self.draft.fuse is not None
+        return self.draft.fuse(torch.cat([tapped[layer] for layer in self.draft.taps], 1))
 
     @torch.inference_mode()
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -471,13 +501,16 @@ class Model:
         states: StateBatch | None,
         on_layer: Callable[[int], None] | None,
         before_layer: Callable[[int], None] | None,
+        tapped: dict[int, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """x [T, H] and the first layer's `projected` -> both after the last layer; on one rank only rows `left`.
-        steps: one for each group of layers with KV of tokens."""
+        steps: one for each group of layers with KV of tokens. tapped: gets the inputs [T, H] of its layers."""
         pools = kv_pool.unbind(1)  # a view for each layer, in one call
         memory = None if states is None else memory_of(kv_pool)
         for index, (layer, tail) in enumerate(zip(self.layers, self.tails, strict=True)):
             group, place = (0, index) if self.groups is None else self.groups.places[index]
+            if index in tapped:
+                tapped[index] = x.clone()  # tails reuse its memory
             if before_layer is not None:
                 before_layer(index)
             if layer.delta is not None and memory is not None and states is not None:

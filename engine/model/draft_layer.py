@@ -24,14 +24,21 @@ from engine.model.ops import Linear, Ops
 
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """Called with embed(t_(i+1)) and h_i, [T, H] each; returns x_i [T, H]."""
+    """See DraftLayer.enter (engine/model/decoder.py): of embed(t_(i+1)) and h_i."""
 
     enorm: Tensor  # [H]
     hnorm: Tensor  # [H]
     join: Linear  # [H, 2 H]: eh
+    attn_norm: Tensor  # [H]: of the layer
+    first: Linear  # the layer's
     ops: Ops
     eps: float
 
-    def __call__(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+    def __call__(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.joined(embedded, hidden)
+        return x, self.first(self.ops.rms_norm(x, self.attn_norm, self.eps))
+
+    def joined(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """x_i [T, H]."""
         halves = self.ops.rms_norm(embedded, self.enorm, self.eps), self.ops.rms_norm(hidden, self.hnorm, self.eps)
         return self.join(torch.cat(halves, 1))

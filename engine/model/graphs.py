@@ -204,7 +204,7 @@ def obstacle(model: Model) -> str | None:
     if model.groups is not None:
         return "CUDA graphs are for one block table: this model's layers are in groups (--kv-groups)"
     if model.draft is not None:
-        return "CUDA graphs are for models without a layer that drafts (--speculative-method mtp)"
+        return "CUDA graphs are for models without a layer that drafts (--speculative-method mtp or eagle)"
     if not isinstance(model.ranks, Alone):
         return "CUDA graphs are for one GPU: recording the ranks' collectives is untried"
     return None

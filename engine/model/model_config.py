@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.model.delta_config import Delta
+from engine.model.eagle_config import Eagle
 from engine.model.experts.routing_config import Routing
 from engine.model.experts.shares import problem as sharing_problem
 from engine.model.latent_config import Latent
@@ -106,6 +107,8 @@ class ModelConfig:
     """Layers of the checkpoint after the last one, which predict further tokens."""
     draft_layers: int = 0
     """Of these, the layers that this node loads and computes: 1 with --speculative-method mtp."""
+    eagle: Eagle | None = None
+    """A head that drafts, from a checkpoint of its own."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "intermediate_size"):
@@ -197,9 +200,14 @@ class ModelConfig:
         return sharing_problem(self.num_experts, ranks, least, redundant)
 
     @property
+    def loaded_layers(self) -> int:
+        """Layers whose weights this node reads from the model's checkpoint."""
+        return self.num_layers + self.draft_layers
+
+    @property
     def kv_layers(self) -> int:
         """Layers with KV or a state: the layer that drafts comes last."""
-        return self.num_layers + self.draft_layers
+        return self.loaded_layers + (self.eagle is not None)
 
     @property
     def kv_kind(self) -> str:
@@ -223,14 +231,17 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """The number of weights, without norms and biases."""
         states = sum(self.states)
-        attention = (self.kv_layers - states) * self._attention_parameters + states * self._delta_parameters
+        attention = (self.loaded_layers - states) * self._attention_parameters + states * self._delta_parameters
         mlp = 3 * self.hidden_size * self.intermediate_size
         shared = 3 * self.shared_size + self.shared_gate
         experts = self.hidden_size * (self.num_experts * (3 * self.expert_size + 1) + shared)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        sparse = sum(self.has_experts(layer) for layer in range(self.kv_layers))
-        joining = self.draft_layers * 2 * self.hidden_size**2
-        return attention + sparse * experts + (self.kv_layers - sparse) * mlp + joining + embeddings
+        sparse = sum(self.has_experts(layer) for layer in range(self.loaded_layers))
+        drafting = self.draft_layers * 2 * self.hidden_size**2
+        if self.eagle is not None:
+            heads = self.num_heads, self.num_kv_heads, self.head_size
+            drafting += self.eagle.parameters(self.hidden_size, *heads, self.vocab_size)
+        return attention + sparse * experts + (self.loaded_layers - sparse) * mlp + drafting + embeddings
 
     @property
     def _attention_parameters(self) -> int:

@@ -12,8 +12,8 @@ from the logits after the true history, so y_j = x_(i+j). The kept tokens y_0 ..
 x_i .. x_(i+m): the request's tokens without speculation, for any proposer, up to the rounding of another batch shape.
 Penalties and min_tokens count the drafts before a position as output.
 
-The rejection rule (rejection.py; draft models and mtp by default) keeps the distribution, not the tokens, and accepts
-with probability sum_x min(p(x), q(x)), the maximum for any rule. Compared with it, the same draw
+The rejection rule (rejection.py; draft models, mtp and eagle by default) keeps the distribution, not the tokens, and
+accepts with probability sum_x min(p(x), q(x)), the maximum for any rule. Compared with it, the same draw
 
     lookups       are as good: q is one token d, both accept with probability p(d);
     greedy        is as good: both accept if the argmax agrees;
@@ -144,7 +144,7 @@ class Lookups(Protocol):
 
 
 class Proposer(Protocol):
-    """A draft model (draft.py), or the model's own further layer (mtp.py)."""
+    """A draft model (draft.py), or a further layer of the target (layer_drafts.py)."""
 
     step_seconds: float  # of one draft token of every row
 

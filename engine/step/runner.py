@@ -88,7 +88,7 @@ class Runner:
         if self.model.groups is not None:
             return "with --kv-groups windows, or with states, one node computes all layers of a prompt"
         if self.model.draft is not None:
-            return "with --speculative-method mtp one node computes all layers of a prompt"
+            return "with --speculative-method mtp or eagle one node computes all layers of a prompt"
         if self.model.experts is not None:  # a lost expert would have to be told to the other nodes
             return "the ranks of --expert-parallel-size compute all layers of a prompt"
         return None
@@ -181,7 +181,7 @@ class Runner:
         before_layer: Callable[[int], None] | None,
     ) -> None:
         """The layer that drafts, for a step whose tokens are chosen. hidden [T, H]: the model's output."""
-        layer, following = self.model.config.num_layers, list[int]()
+        layer, following = self.model.config.kv_layers - 1, list[int]()
         for i in inputs.order:
             after = [token.token_id for token in results[i]] or [rows[i].next_token]
             following += [*rows[i].token_ids[1 : len(rows[i].token_ids) - len(after) + 1], *after]
@@ -197,7 +197,7 @@ class Runner:
 
     def guess(self, ahead: Tensor, sampling: Sequence[SamplingRow]) -> list[Sampled]:
         """A draft token for each row of `ahead` [R, H]: outputs of the layer that drafts."""
-        return sample(self.model.logits(ahead), sampling, None)
+        return sample(self.model.draft_logits(ahead), sampling, None)
 
     def guess_on(self, rows: Sequence[Row], ahead: Tensor) -> Tensor:
         """The outputs [R, H] of the layer that drafts, behind one draft token of each row. ahead [R, H]: those from

@@ -170,7 +170,8 @@ ROWS: dict[str, dict[str, Row]] = {
         "ngram": Row("five", _GUESSES),
         "suffix": Row("three", _GUESSES),
         "draft": Row(DECODE, _GUESSES),
-        "mtp": Row(elsewhere="test_mtp.py::test_prefill_decode_and_store_nodes"),
+        "mtp": Row(elsewhere="test_layer_drafts.py::test_prefill_decode_and_store_nodes"),
+        "eagle": Row(elsewhere="test_layer_drafts.py::test_prefill_decode_and_store_nodes"),
     },
     "speculative_length": {
         "fixed": Row("five", _GUESSES),

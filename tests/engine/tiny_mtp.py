@@ -20,8 +20,11 @@ from transformers.modeling_layers import MtpModel
 
 from attention.choice.choose import choose
 from engine.checkpoint import weights
+from engine.checkpoint.eagle_head import with_head
+from engine.checkpoint.eagle_weights import load_head
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.model.decoder import Model
+from engine.model.eagle import eagle_layer
 from engine.step.runner import Runner
 from tests.engine.tiny_families import empty_pool, save
 from tests.engine.tiny_llama import BLOCK_SIZE
@@ -92,8 +95,10 @@ def _published(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def source_of(directory: Path, drafts: bool = True) -> ModelSource:
-    """The saved model, with the layer that drafts or without."""
+    """The saved model, with the layer that drafts or without. A head lies in the folder `head` (tiny_eagle.py)."""
     source = describe(str(directory))
+    if (directory / "head").is_dir():
+        return with_head(source, str(directory / "head")) if drafts else source
     return replace(source, config=replace(source.config, draft_layers=int(drafts)))
 
 
@@ -101,4 +106,6 @@ def runner_of(directory: Path, drafts: bool = True, backend: str = "torch", num_
     """The saved model by our loader; its KV pool starts as NaN."""
     source = source_of(directory, drafts)
     model = Model(source.config, weights.load(source, torch.float32), choose(backend, "cpu"))
+    if (sizes := source.config.eagle) is not None:
+        model.draft = eagle_layer(sizes, load_head(source, torch.float32), source.config, model.ops, model.device)
     return Runner(model, empty_pool(source, torch.float32, num_blocks), BLOCK_SIZE)

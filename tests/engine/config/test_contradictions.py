@@ -33,6 +33,11 @@ ALWAYS = [
     ("--speculative-method draft", "go together"),
     ("--speculative-model x", "go together"),
     ("--speculative-method mtp --speculative-model x", "go together"),
+    ("--speculative-method eagle", "go together"),
+    (
+        "--speculative-method eagle --speculative-model x --beyond-memory on",
+        "eagle does not work with --beyond-memory on",
+    ),
     ("--speculative-method mtp --tensor-parallel-size 2", "does not work with --tensor-parallel-size 2"),
     ("--speculative-method mtp --expert-parallel-size 2", "does not work with --expert-parallel-size 2"),
     ("--speculative-method mtp --prefill-parallel cpp", "does not work with --prefill-parallel cpp"),

@@ -19,7 +19,7 @@ from engine.core.worker import Drafts, Reuse, Worker
 from engine.handoff.reuse import Publisher
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
-from engine.speculation.mtp import MtpDrafts
+from engine.speculation.layer_drafts import LayerDrafts
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Speculator, VerifyCost
 from engine.speculation.suffix import SuffixLookups, SuffixRules
@@ -64,7 +64,7 @@ class Engine:
     """Worker, batcher and runner as engine/node/engine.py wires them, without a network."""
 
     def __init__(
-        self, model: Any, speculator: Speculator | None = None, draft: DraftModel | MtpDrafts | None = None, blocks=64
+        self, model: Any, speculator: Speculator | None = None, draft: DraftModel | LayerDrafts | None = None, blocks=64
     ):
         """model: transformers', or a runner with a pool of `blocks` blocks."""
         self.draft, self.metrics = draft, Metrics("m", "n")
@@ -94,7 +94,7 @@ class Engine:
         assert self.draft is None or not self.draft.state()["requests"]
 
 
-def speculator(method: str, k: int, draft: DraftModel | MtpDrafts | None = None, length: str = "fixed") -> Speculator:
+def speculator(method: str, k: int, draft: DraftModel | LayerDrafts | None = None, length: str = "fixed") -> Speculator:
     lookups = {"ngram": NgramLookups(1, 4), "suffix": SuffixLookups(SuffixRules())}.get(method)
     return Speculator(method, k, lookups, length, MAX_LEN, lambda rows, context: COST, draft)
 

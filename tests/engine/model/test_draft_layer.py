@@ -20,6 +20,7 @@ from engine.checkpoint.quantized_weights import load_quantized
 from engine.config.flags import UsageError, parse
 from engine.config.resolve import geometry
 from engine.model.decoder import Model
+from engine.model.draft_layer import DraftInput
 from engine.model.model_error import ModelError
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
@@ -73,7 +74,7 @@ def test_outputs_and_logits_equal_transformers(saved: Saved, backend, chunks):
     found = our_outputs(ours, ids, chunks)
     truth = their_outputs(layer, ids[1:], their_hidden(model, ids)[:-1])
     torch.testing.assert_close(found, truth, **TOLERANCE)
-    torch.testing.assert_close(ours.model.logits(found), model.lm_head(truth), **TOLERANCE)
+    torch.testing.assert_close(ours.model.draft_logits(found), model.lm_head(truth), **TOLERANCE)
 
 
 def test_against_the_formula(saved: Saved):
@@ -89,7 +90,8 @@ def test_against_the_formula(saved: Saved):
 
     joined = torch.cat((norm(embedded, part.enorm.weight), norm(hidden, part.hnorm.weight)), 1)
     truth = joined @ part.eh_proj.weight.double().T
-    found = ours.model.draft.enter(embedded.float(), hidden.float())
+    assert isinstance(ours.model.draft.enter, DraftInput)
+    found = ours.model.draft.enter.joined(embedded.float(), hidden.float())
     torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-5)
 
 

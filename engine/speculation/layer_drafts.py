@@ -1,11 +1,11 @@
-"""Drafts by the served model's own further layer: multi-token prediction (engine/model/draft_layer.py).
+"""Drafts by a layer whose KV is a part of the target's blocks: multi-token prediction and EAGLE-3.
 
-The layer's KV is a further layer of the target's blocks. Every step computes it for the step's own tokens, on prefill
-nodes too (Runner.step), so it moves, is pooled and is restored with the rest, and no node computes a prompt again to
-draft for it. What stays here is the layer's output behind a request's last token. From this output comes the first
-token of the next draft, and from each token of the draft another output. The layer then reads its own output in place
-of the model's, so later tokens are right less often. The KV of draft tokens is written behind that of known tokens, and
-the step that verifies the draft writes over it.
+The layer is the model's own (engine/model/draft_layer.py) or that of a head (engine/model/eagle.py). Every step
+computes its KV for the step's own tokens, on prefill nodes too (Runner.step), so it moves, is pooled and is restored
+with the rest, and no node computes a prompt again to draft for it. What stays here is the layer's output behind a
+request's last token. From this output comes the first token of the next draft, and from each token of the draft another
+output. The layer then reads its own output in place of the model's, so later tokens are right less often. The KV of
+draft tokens is written behind that of known tokens, and the step that verifies the draft writes over it.
 
 A request without such an output has no draft in its next step: it has just come from another node.
 
@@ -75,7 +75,7 @@ class _Draft:
         return Row(self.tokens[-1:], start, self.row.request.block_table())
 
 
-class MtpDrafts:
+class LayerDrafts:
     """`propose` runs in the engine thread; all other methods run on the event loop."""
 
     def __init__(self, rejection: bool, max_tokens: int) -> None:

@@ -1,48 +1,55 @@
-"""Drafts by the model's own further layer through the real engine loop: the same tokens as without, the layer's KV
+"""Drafts by a layer in the target's blocks through the real engine loop: the same tokens as without, the layer's KV
 exact whatever way it came, and nothing left held.
 
-`guessing` is a constructed checkpoint whose layer is mostly right, `random` one whose layer is mostly wrong
-(tests/engine/tiny_mtp.py)."""
+`guessing` is a constructed checkpoint whose layer is mostly right, `random` one whose layer is mostly wrong: the
+model's own layer (tests/engine/tiny_mtp.py), or that of a head (tests/engine/tiny_eagle.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import random as rnd
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.speculation.mtp import MtpDrafts
+from engine.speculation.layer_drafts import LayerDrafts
 from engine.speculation.speculative import Speculator
 from engine.step.request import Request
 from engine.step.runner import Row, Runner
+from tests.engine import tiny_eagle, tiny_mtp
 from tests.engine.core.test_speculation import Engine, outputs, requests, speculator
 from tests.engine.tiny_llama import BLOCK_SIZE
-from tests.engine.tiny_mtp import runner_of, save_agreeing, save_random
+from tests.engine.tiny_mtp import runner_of
 
 COUNT = 8
 
 
 @pytest.fixture(scope="module")
-def random(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("random")
-    save_random(directory)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """(mtp or eagle, random or guessing) -> the directory of the checkpoint."""
+    made: dict[str, Path] = {}
+
+    def directory(method: str, kind: str) -> Path:
+        if method + kind not in made:
+            made[method + kind] = tmp_path_factory.mktemp(kind)
+            makers = {"mtp": tiny_mtp, "eagle": tiny_eagle}[method]
+            (makers.save_random if kind == "random" else makers.save_agreeing)(made[method + kind])
+        return made[method + kind]
+
     return directory
 
 
-@pytest.fixture(scope="module")
-def guessing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("guessing")
-    save_agreeing(directory)
-    return directory
+@pytest.fixture(params=["mtp", "eagle"])
+def guessing(request: pytest.FixtureRequest, saved: Callable[[str, str], Path]) -> Path:
+    return saved(request.param, "guessing")
 
 
-@pytest.fixture(params=["random", "guessing"])
-def directory(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue(request.param)
-    return found
+@pytest.fixture(params=[(method, kind) for method in ("mtp", "eagle") for kind in ("random", "guessing")], ids="-".join)
+def directory(request: pytest.FixtureRequest, saved: Callable[[str, str], Path]) -> Path:
+    return saved(*request.param)
 
 
 def texts(seed: int, count: int = COUNT) -> list[list[int]]:
@@ -54,7 +61,7 @@ def texts(seed: int, count: int = COUNT) -> list[list[int]]:
 def drafting(
     directory: Path, k: int, rejection: bool = True, blocks: int = 96, length: str = "fixed"
 ) -> tuple[Engine, Speculator]:
-    drafts = MtpDrafts(rejection, 400)
+    drafts = LayerDrafts(rejection, 400)
     own = speculator("mtp", k, drafts, length)
     return Engine(runner_of(directory, num_blocks=blocks), own, drafts, blocks), own
 
@@ -65,8 +72,8 @@ def plain(directory: Path, blocks: int = 96) -> Engine:
 
 def rows_of_draft_layer(runner: Runner, block_ids: list[int], count: int) -> Tensor:
     """The layer's KV of the first `count` tokens in these blocks."""
-    pool = runner.kv_pool[block_ids, runner.model.config.num_layers]
-    return pool[:, 0, 0].flatten(0, 1)[:count]
+    pool = runner.kv_pool[block_ids, runner.model.config.num_layers]  # [blocks, planes, heads, tokens, head size]
+    return pool.permute(0, 3, 1, 2, 4).flatten(0, 1)[:count]
 
 
 def exact_rows(directory: Path, tokens: list[int], count: int) -> Tensor:

@@ -1,11 +1,13 @@
-"""--speculative-method mtp on real processes, on every way of test_same_tokens.py: a constructed tiny DeepSeek-V3 whose
-layer that drafts is mostly right as long as it has the KV of the tokens before (tests/engine/tiny_mtp.py). The tokens
-are those of transformers without speculation."""
+"""--speculative-method mtp and eagle on real processes, on every way of test_same_tokens.py: a constructed tiny
+DeepSeek-V3 whose layer that drafts is mostly right as long as it has the KV of the tokens before
+(tests/engine/tiny_mtp.py), and a Mistral with such a head (tests/engine/tiny_eagle.py). The tokens are those of
+transformers without speculation."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +24,43 @@ from tests.e2e.test_latent import events
 from tests.e2e.test_only_node import half_way, streams
 from tests.e2e.test_speculation import accepted
 from tests.e2e.test_start import run
+from tests.engine import tiny_eagle, tiny_mtp
 from tests.engine.model.test_model import their_greedy
-from tests.engine.tiny_mtp import save_agreeing
 
-GEOMETRY = BlockGeometry(2, 1, 48, 16, "float32", kind="latent")
-"""One layer of the model, and the one that drafts."""
+GEOMETRIES = {
+    "mtp": BlockGeometry(2, 1, 48, 16, "float32", kind="latent"),
+    "eagle": BlockGeometry(4, 2, 32, 16, "float32"),
+}
+"""The layers of the model, and the one that drafts."""
 
 PROMPTS = {"short": list(range(100, 105)), "page": list(range(300, 450)), "chapter": list(range(2000, 2331))}
 NEW_TOKENS = 24
-MTP = ("--speculative-method", "mtp", "--speculative-length", "fixed", "--speculative-acceptance", "same-draw")
+FIXED = ("--speculative-length", "fixed", "--speculative-acceptance", "same-draw")
 SEED = 6
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, str]]:
-    """Flags of a node, and the answers of transformers."""
-    folder: Path = tmp_path_factory.mktemp("mtp")
-    theirs = save_agreeing(folder, vocab_size=49152)
+@dataclass(frozen=True)
+class Model:
+    flags: list[str]
+    drafting: list[str]
+    geometry: BlockGeometry
+    expected: dict[str, str]  # the answers of transformers
+
+
+@pytest.fixture(scope="module", params=["mtp", "eagle"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    theirs = {"mtp": tiny_mtp, "eagle": tiny_eagle}[request.param].save_agreeing(folder, vocab_size=49152)
     tokenizer = Tokenizer.load(describe("smollm2-135m-instruct"))
     tokenizer.save(folder / "tokenizer.json")
     expected = {
         name: tokenizer.decode(their_greedy(theirs, ids, NEW_TOKENS), skip_special_tokens=True)
         for name, ids in PROMPTS.items()
     }
-    return ["--model", str(folder), "--dtype", "float32", *SMALL], expected
+    head = ["--speculative-model", str(folder / "head")] if request.param == "eagle" else []
+    drafting = ["--speculative-method", request.param, *FIXED, *head]
+    flags = ["--model", str(folder), "--dtype", "float32", *SMALL]
+    return Model(flags, drafting, GEOMETRIES[request.param], expected)
 
 
 def answer(url: str, name: str, expected: dict[str, str]) -> dict[str, Any]:
@@ -58,22 +73,22 @@ def rate(cluster: LocalCluster) -> float:
     """Of accepted draft tokens on the decode node, which /metrics counts too, since its start."""
     assert accepted(cluster, "decode-0") > 0
     speculation = settled(cluster)["decode-0"]["engine"]["speculation"]
-    assert speculation["method"] == "mtp"
+    assert speculation["method"] in ("mtp", "eagle")
     found: float = speculation["acceptance_rate"]
     return found
 
 
-def test_prefill_decode_and_store_nodes(start: Start, model, tmp_path):
+def test_prefill_decode_and_store_nodes(start: Start, model: Model, tmp_path):
     """Chunks, a push, the store's DRAM, its SSD: the layer's KV comes every way, because drafts are right. Then the
     decode node is killed with -9 under streams, greedy and drawn, and started again."""
-    flags, expected = model
+    flags, expected, geometry = model.flags, model.expected, model.geometry
     ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
     with start(
-        "prefill=1,decode=1,store=1", *flags, *MTP, "--max-num-batched-tokens", "100", role_flags=ssd
+        "prefill=1,decode=1,store=1", *flags, *model.drafting, "--max-num-batched-tokens", "100", role_flags=ssd
     ) as cluster:
         url = cluster["store-0"].url
         (moved,) = events(url, answer(url, "page", expected), "kv_moved")
-        assert moved["bytes"] == -(-len(PROMPTS["page"]) // 16) * GEOMETRY.block_bytes
+        assert moved["bytes"] == -(-len(PROMPTS["page"]) // 16) * geometry.block_bytes
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(lambda name: answer(url, name, expected), PROMPTS))
         assert rate(cluster) > 0.5
@@ -85,7 +100,7 @@ def test_prefill_decode_and_store_nodes(start: Start, model, tmp_path):
             url = cluster["decode-0"].url
             (load,) = events(url, answer(url, name, expected), "prefix_fetched")
             assert load["tiers"] == {tier: (len(PROMPTS[name]) - 1) // 16}
-            assert load["bytes"] == (len(PROMPTS[name]) - 1) // 16 * GEOMETRY.pool_bytes
+            assert load["bytes"] == (len(PROMPTS[name]) - 1) // 16 * geometry.pool_bytes
             assert rate(cluster) > 0.5
 
         print(f"seed {SEED}")
@@ -99,10 +114,16 @@ def test_prefill_decode_and_store_nodes(start: Start, model, tmp_path):
         assert rate(cluster) > 0.3  # of requests that went on there
 
 
-def test_preemption_in_a_small_arena(start: Start, model):
+def test_preemption_in_a_small_arena(start: Start, model: Model):
     """Four requests of 8 blocks in 16; and the same tokens as each gets alone without speculation."""
-    flags, _ = model
-    small = ("--kv-cache-bytes", str(16 * GEOMETRY.block_bytes), "--max-model-len", "128", "--no-enable-prefix-caching")
+    flags = model.flags
+    small = (
+        "--kv-cache-bytes",
+        str(16 * model.geometry.block_bytes),
+        "--max-model-len",
+        "128",
+        "--no-enable-prefix-caching",
+    )
     prompts = [list(range(1000 * i, 1000 * i + 64)) for i in range(1, 5)]
 
     def ask(url: str, prompt: list[int]) -> str:
@@ -111,7 +132,7 @@ def test_preemption_in_a_small_arena(start: Start, model):
 
     with start("mixed=1", *flags) as cluster:
         alone = [ask(cluster.nodes[0].url, prompt) for prompt in prompts]
-    with start("mixed=1", *flags, *MTP, *small) as cluster:
+    with start("mixed=1", *flags, *model.drafting, *small) as cluster:
         url = cluster.nodes[0].url
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(lambda prompt: ask(url, prompt), prompts)) == alone
@@ -119,12 +140,12 @@ def test_preemption_in_a_small_arena(start: Start, model):
         assert state["preemptions"] > 0 and state["speculation"]["accepted_tokens"] > 0
 
 
-def test_all_nodes_have_it_or_none(start: Start, model):
-    flags, _ = model
-    with start("store=1", *flags, *MTP) as cluster:
+def test_all_nodes_have_it_or_none(start: Start, model: Model):
+    flags = model.flags
+    with start("store=1", *flags, *model.drafting) as cluster:
         door = cluster.nodes[0].url.removeprefix("http://")
         code, told = run(*flags, "--role", "store", "--port", "0", "--join", door)
-        assert code == 2 and "--speculative-method mtp only if the cluster has it" in told.splitlines()[-1]
+        assert code == 2 and "--speculative-method mtp or eagle only if the cluster has it" in told.splitlines()[-1]
 
 
 def test_a_model_without_the_layer_is_refused(tiny_model):
