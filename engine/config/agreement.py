@@ -9,7 +9,6 @@ from typing import Any
 from cache.block import BlockGeometry
 from engine.config.config import Config
 
-
 KV = "kv"
 """The entry of identity() about a node's own blocks: KvBlocks as a dict. A process without an arena has none."""
 

@@ -26,8 +26,8 @@ class CacheFields(ModelFields):
     cluster_block_size: int = flag(
         -1,
         "cache",
-        "tokens per block of the pool and per block key, the same on all nodes of a cluster: the smallest --block-size; "
-        "auto = that of the cluster to join, otherwise --block-size",
+        "tokens per block of the pool and per block key, the same on all nodes of a cluster; it divides every "
+        "--block-size; auto = that of the cluster to join, otherwise --block-size",
         unit="tokens",
         least=1,
         most=4096,

@@ -29,5 +29,5 @@ def copy_rows(source: Tensor, first: int, target: Tensor, start: int, count: int
 
 
 def _parts(kv: Tensor) -> tuple[Tensor, ...]:
-    """The memory of kv [..., block_size, head_size] as tensors [..., block_size, n]: its floats, or codes and scales."""
+    """The memory of kv [..., block_size, head_size] as tensors [..., block_size, n]: floats, or codes and scales."""
     return (codes_of(kv), scales_of(kv)) if is_quantized(kv) else (kv,)
