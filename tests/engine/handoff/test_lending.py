@@ -182,7 +182,7 @@ async def test_a_part_of_the_arena_is_never_lent():
         assert len(reply["blocks"]) == int(MAX_LENT_SHARE * 4) and pool.num_free == 4 - len(reply["blocks"])
         reply, _ = await reader.call("d", messages.BORROW, body | {"loan": 2}, [b"".join(KEYS)])
         assert reply["blocks"] == []
-        with pytest.raises(RemoteError, match="4096 bytes here"):
+        with pytest.raises(RemoteError, match="4096 bytes of float32 here, not 7"):
             await reader.call("d", messages.BORROW, body | {"loan": 3, "block_bytes": 7}, [KEYS[0]])
         with pytest.raises(RemoteError, match="of float32 here, not 4096 of int8"):
             await reader.call("d", messages.BORROW, body | {"loan": 3, "dtype": "int8"}, [KEYS[0]])
