@@ -196,8 +196,9 @@ class Outgoing:
             "intervals": report.intervals.before(now),
         }
         if transfer.encoder is not None:
-            detail |= transfer.encoder.notes(report)
-            self._metrics.count("mooncake:wire_saved_bytes", detail.get("saved_bytes", 0))
+            notes = transfer.encoder.notes(report)
+            detail |= notes
+            self._metrics.count("mooncake:wire_saved_bytes", notes.get("saved_bytes", 0))
         request.journal.note(now, "kv_moved", detail)
 
     async def _failed(self, request: Request, transfer: KvTransfer, acceptor: str, error: Exception) -> None:

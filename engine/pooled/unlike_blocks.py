@@ -1,6 +1,6 @@
-"""Pooled blocks of a node whose own blocks differ from the cluster's: converted when they leave the arena, and when
-they return. A block of the arena may have the tokens of several blocks of the pool: it comes back when all of them are
-found.
+"""Pooled blocks of a node whose own blocks differ: converted when they leave the arena, and when they return.
+
+A block of the arena may have the tokens of several blocks of the pool: it comes back when all of them are found.
 
 Staging areas, windows and layers are those of encoded blocks; only the conversion is another one.
 """
