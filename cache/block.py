@@ -16,7 +16,7 @@ number of bytes in the system follows from BlockGeometry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache.layer_groups import STATE, LayerGroups, state_pieces
 
@@ -54,6 +54,10 @@ class BlockGeometry:
     wire_dtype: str = ""  # from a prefill node to a decode node: one of `encodings`; any other value = the same
     kind: str = "full"  # a key of PLANES
     groups: LayerGroups | None = None  # None: all layers of the model are one group
+
+    def like(self, dtype: str, block_size: int) -> BlockGeometry:
+        """Of the blocks of a node whose blocks differ."""
+        return replace(self, dtype=dtype, block_size=block_size)
 
     @property
     def num_groups(self) -> int:

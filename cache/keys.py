@@ -56,6 +56,28 @@ def salted_root(root: BlockKey, salt: str) -> BlockKey:
     return blake2b(root + salt.encode(), digest_size=KEY_BYTES, person=b"mooncake-salt").digest()
 
 
+class WideKey(bytes):
+    """The key of a block in a node whose blocks have the tokens of several blocks of the pool: the key of the last of
+    these. `parts`: the keys of all of them, in order."""
+
+    parts: tuple[BlockKey, ...]
+
+
+def extend_wide(wide: list[BlockKey], keys: Sequence[BlockKey], each: int) -> list[BlockKey]:
+    """Append to `wide` the keys, WideKey, of blocks that have `each` blocks of the pool, whose keys are `keys`; returns
+    `wide`."""
+    for end in range((len(wide) + 1) * each, len(keys) + 1, each):
+        key = WideKey(keys[end - 1])
+        key.parts = tuple(keys[end - each : end])
+        wide.append(key)
+    return wide
+
+
+def pooled_keys(keys: Sequence[BlockKey]) -> list[BlockKey]:
+    """The keys, in the pool, of a node's blocks."""
+    return [part for key in keys for part in (key.parts if isinstance(key, WideKey) else (key,))]
+
+
 def weights_root(root: BlockKey, weights: bytes) -> BlockKey:
     """Root of the keys of a request that is computed with replaced weights (engine/update/): `weights` identifies their
     content; b"" = those with which the cluster began. `root` may be salted."""

@@ -28,6 +28,7 @@ Files:
     speculation/    Speculative decoding: how drafts are proposed and verified
     step/           One step: requests, blocks, rows and tensors
     text/           Converts between text and token ids: tokenizers, chat templates, and output cut at stop strings
+    unlike/         KV between a node and others whose blocks differ: in tokens, in element type, or in both
     update/         New weights for a running cluster: every node prepares them next to the old ones, then all switch
 """
 

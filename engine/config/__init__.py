@@ -15,6 +15,8 @@ Files:
     fits             Whether the memory and the disk that the flags name exist on this machine
     flag_values      One field of Config as text: its flag's name, and how its value is parsed and formatted
     flags            The command line of a node, generated from the fields of Config: parse it, show it
+    forms            The form of this node's KV blocks and that of the cluster's: what the pool keeps and block keys
+                     cover
     machine          The facts about this machine from which `engine.config.resolve` resolves every 'auto'
     model            The first half of Config: the node, its model, and the computation of steps
     net_options      Converts a Config to the options of net/: transports, the cluster key, the API keys

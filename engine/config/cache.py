@@ -17,18 +17,36 @@ class CacheFields(ModelFields):
     block_size: int = flag(
         16,
         "cache",
-        "tokens per KV block, the unit of allocation, hashing, transfer and storage; all nodes of a cluster use the "
-        "same size; on an H100 or H200, blocks of 64 or 128 are copied whole when long prompts are computed",
+        "tokens per block of this node's KV arena, the unit of allocation and transfer: a multiple of "
+        "--cluster-block-size; on an H100 or H200, blocks of 64 or 128 are copied whole when long prompts are computed",
         unit="tokens",
         least=1,
         most=4096,
     )
+    cluster_block_size: int = flag(
+        -1,
+        "cache",
+        "tokens per block of the pool and per block key, the same on all nodes of a cluster; it divides every "
+        "--block-size; auto = that of the cluster to join, otherwise --block-size",
+        unit="tokens",
+        least=1,
+        most=4096,
+        auto=-1,
+    )
     kv_cache_dtype: str = flag(
         "auto",
         "cache",
-        "KV element type in the arena, in transfers between nodes and in the pool; auto = the cluster's type if it "
-        "is quantized, otherwise --dtype; fp8 (e4m3) and int8 have one scale per token and head, hold nearly twice "
+        "KV element type in this node's arena, and of KV that it is sent; auto = the cluster's type if that is "
+        "quantized, otherwise --dtype; fp8 (e4m3) and int8 have one scale per token and head, hold nearly twice "
         "the tokens of bfloat16, and lose precision",
+        ("auto", "float32", "bfloat16", "float16", *encodings),
+    )
+    cluster_kv_dtype: str = flag(
+        "auto",
+        "cache",
+        "KV element type of the pool, unless --pool-dtype encodes it, the same on all nodes of a cluster; a node with "
+        "another --kv-cache-dtype converts what it sends and reads, and puts nothing into the pool if its type is "
+        "less precise; auto = that of the cluster to join, otherwise --kv-cache-dtype",
         ("auto", "float32", "bfloat16", "float16", *encodings),
     )
     kv_groups: str = flag(
@@ -133,7 +151,8 @@ class CacheFields(ModelFields):
         "cache",
         "KV element type in transfers from prefill to decode nodes; auto = the cluster's type, otherwise as in the KV "
         "arena; fp8 (e4m3) and int8 have one scale per head and block, move half the bytes of bfloat16, and lose as "
-        "much precision as a quantized pool; all nodes of a cluster use the same type",
+        "much precision as a quantized pool; all nodes of a cluster use the same type, and nodes whose blocks differ "
+        "do not encode for each other",
         ("auto", *encodings),
     )
     kv_staging_bytes: int = flag(

@@ -351,3 +351,8 @@ class Config(ScalingFields):
     def classes(self) -> dict[str, ServiceClass]:
         """The service classes with the objectives of --slo; `engine.config.flags` has checked them."""
         return with_objectives(self.slo)
+
+    @property
+    def pooled_per_block(self) -> int:
+        """Blocks of the pool in a block of this node's arena; `cluster_block_size` may still be auto."""
+        return max(1, self.block_size // self.cluster_block_size)

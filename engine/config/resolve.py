@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Protocol
 
-from cache.block import SCALE_BYTES, BlockGeometry, encodings, pool_encodings, type_bytes
+from cache.block import BlockGeometry, encodings, pool_encodings, type_bytes
 from cache.layer_groups import STATE, LayerGroups, StatePlaces, layer_groups
 from cache.tiers.lodging import LODGED_SHARE
 from engine.config.beyond import beyond_room, lends
 from engine.config.config import NO_MODEL, Config
 from engine.config.fits import MiB, check_disk, check_memory
 from engine.config.flags import UsageError
+from engine.config.forms import check_conversion, differs, with_cluster_form
 from engine.config.machine import Gpu, Machine
 from sched.beyond import Room
 
@@ -103,17 +104,20 @@ def resolve(
         _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
         _check_experts(config, model)
     dtype = _dtype(config, machine, device, cluster)
-    kv_dtype = _kv_dtype(config, model, dtype, cluster)
+    kv_dtype = _kv_dtype(config, dtype, cluster)
+    config = with_cluster_form(config, kv_dtype, model.head_size, _runs_model(config), cluster)
+    kv_dtype, cluster_dtype = config.kv_cache_dtype, config.cluster_kv_dtype
     config = replace(
         config,
-        pool_dtype=_encoding("--pool-dtype", config.pool_dtype, kv_dtype, cluster),
-        wire_dtype=_encoding("--wire-dtype", config.wire_dtype, kv_dtype, cluster),
+        pool_dtype=_encoding("--pool-dtype", config.pool_dtype, cluster_dtype, cluster),
+        wire_dtype=_encoding("--wire-dtype", config.wire_dtype, cluster_dtype, cluster),
         weight_dtype=_weight_dtype(config, machine, device, dtype),
     )
     for flag, encoding in (("--pool-dtype", config.pool_dtype), ("--wire-dtype", config.wire_dtype)):
-        if device == "cuda" and encoding != kv_dtype:
+        if device == "cuda" and encoding != cluster_dtype:
             raise UsageError(f"{flag} {encoding}: only a CPU encodes blocks; use --device cpu, or leave it on auto")
-    shape = geometry(config, model, kv_dtype)
+    shape, pooled = geometry(config, model, kv_dtype), cluster_geometry(config, model)
+    check_conversion(config, device, shape.groups is not None)
     block_bytes = shape.block_bytes
     weight_bytes = _weight_bytes(config, model, dtype, weight_file_bytes)
     kv_bytes = _kv_cache_bytes(config, model, machine, device, weight_bytes) // block_bytes * block_bytes
@@ -123,12 +127,11 @@ def resolve(
         served_model_name=_model_name(config, cluster),
         device=device,
         dtype=dtype,
-        kv_cache_dtype=kv_dtype,
         num_threads=config.num_threads or machine.num_cpus,
         max_connections=_max_connections(config, machine),
         kv_cache_bytes=kv_bytes,
-        dram_bytes=_dram_bytes(config, machine, shape.pool_bytes),
-        kv_staging_bytes=_kv_staging_bytes(config, shape),
+        dram_bytes=_dram_bytes(config, machine, pooled.pool_bytes),
+        kv_staging_bytes=_kv_staging_bytes(config, shape, pooled),
     )
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
     check_memory(resolved, machine)
@@ -173,6 +176,11 @@ def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
     layers = model.kv_layers if groups is None else groups.layers
     sizes = layers, model.num_kv_heads, model.head_size, config.block_size
     return BlockGeometry(*sizes, kv_dtype, config.pool_dtype, config.wire_dtype, model.kv_kind, groups)
+
+
+def cluster_geometry(config: Config, model: ModelSizes) -> BlockGeometry:
+    """Shape of the cluster's KV blocks, for a resolved Config: those that keys name and the pool keeps."""
+    return geometry(replace(config, block_size=config.cluster_block_size), model, config.cluster_kv_dtype)
 
 
 def _check_states(config: Config, kv_dtype: str) -> None:
@@ -247,17 +255,11 @@ def _weight_dtype(config: Config, machine: Machine, device: str, dtype: str) -> 
     return "wide"
 
 
-def _kv_dtype(config: Config, model: ModelSizes, dtype: str, cluster: Mapping[str, Any] | None) -> str:
+def _kv_dtype(config: Config, dtype: str, cluster: Mapping[str, Any] | None) -> str:
     """The given dtype; or the cluster's if that is quantized; or the model's compute dtype."""
-    wanted = config.kv_cache_dtype
-    if wanted == "auto":
-        wanted = str(cluster["dtype"]) if cluster is not None and cluster["dtype"] in encodings else dtype
-    if wanted in encodings and model.head_size * config.block_size % SCALE_BYTES:
-        raise UsageError(
-            f"--kv-cache-dtype {wanted}: a block has {config.block_size} tokens of {model.head_size} elements, not a "
-            f"multiple of {SCALE_BYTES}, so its scales are not aligned; give --block-size {SCALE_BYTES} or a multiple"
-        )
-    return wanted
+    if config.kv_cache_dtype != "auto":
+        return config.kv_cache_dtype
+    return str(cluster["dtype"]) if cluster is not None and cluster["dtype"] in encodings else dtype
 
 
 def _encoding(flag: str, wanted: str, kv_dtype: str, cluster: Mapping[str, Any] | None) -> str:
@@ -277,15 +279,18 @@ def _encoding(flag: str, wanted: str, kv_dtype: str, cluster: Mapping[str, Any] 
     return kv_dtype if cluster is None else str(cluster.get(name, kv_dtype))
 
 
-def _kv_staging_bytes(config: Config, shape: BlockGeometry) -> int:
+def _kv_staging_bytes(config: Config, shape: BlockGeometry, pooled: BlockGeometry) -> int:
     """Room for two concurrent calls of at least one block each, and the same again."""
-    least, wanted = 4 * shape.encoded_bytes, config.kv_staging_bytes
+    each, kind = shape.encoded_bytes, "encoded"
+    if differs(config):
+        each, kind = shape.block_size // pooled.block_size * max(pooled.pool_bytes, pooled.encoded_bytes), "converted"
+    least, wanted = 4 * each, config.kv_staging_bytes
     if wanted == -1:
         return max(KV_STAGING_BYTES, least)
-    if wanted < least and (shape.encoded or shape.wire_encoded):
+    if wanted < least and (pooled.encoded or shape.wire_encoded or differs(config)):
         raise UsageError(
-            f"--kv-staging-bytes {wanted} holds fewer than 4 encoded blocks of {shape.encoded_bytes} bytes; leave it "
-            f"on auto or give {least} or more"
+            f"--kv-staging-bytes {wanted} holds fewer than 4 {kind} blocks of {each} bytes; leave it on auto or give "
+            f"{least} or more"
         )
     return wanted
 

@@ -98,6 +98,7 @@ class EngineLoad:
     def _record(self, counted: Counted) -> NodeRecord:
         usage, soon, running = self._batcher.pool.usage(), self._soon(counted, SOON_S), len(self._batcher.running)
         a0, a1, a2 = self._costs.prompt_coefficients
+        each = self._config.pooled_per_block  # nodes count each other's memory in blocks of the pool
         record = NodeRecord(
             running=running,
             running_soon=soon,
@@ -106,9 +107,9 @@ class EngineLoad:
             waiting_batch=counted.waiting["batch"],
             max_running=self._config.max_num_seqs,
             queued_tokens=counted.queued_tokens,
-            blocks_used=usage["held"],
-            blocks_soon=usage["held"] * soon // max(1, counted.begun),
-            blocks_total=usage["total"],
+            blocks_used=each * usage["held"],
+            blocks_soon=each * usage["held"] * soon // max(1, counted.begun),
+            blocks_total=each * usage["total"],
             work_s=self._costs.queued_s(counted.queued, counted.left, self._clock()),
             prefill_a0=a0,
             prefill_a1=a1,

@@ -36,6 +36,8 @@ class KvTarget:
     epoch: str  # of the decode node's hold on the prefill node: see TransferEngine.epoch_of
     others: Sequence[Sequence[int]] = ()  # the same for each further group; GONE = not needed there
     epochs: Sequence[str] = ()  # the same for each node of a group, if several nodes compute the prompt
+    dtype: str = ""  # of that node's blocks; "": they are like those of the prefill node
+    block_size: int = 0
 
 
 class Piece(NamedTuple):

@@ -1,7 +1,8 @@
 """Moves one prompt's KV from the prefill node to the decode node while the prefill node computes the rest.
 
 kv_ready.py decides which bytes may leave. A Mover moves them: push.py writes them into the decode node's slots; pull.py
-asks the decode node to read them; with --wire-dtype, wire.py encodes them first. One batch of bounded size is in flight
+asks the decode node to read them; with --wire-dtype, wire.py encodes them first, and for a node with other blocks
+converting.py converts them. One batch of bounded size is in flight
 at a time. Pieces that become ready meanwhile form the next batch, so a slow network gets fewer, larger batches.
 """
 
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from cache.pool.block_pool import BlockPool
 from engine.core.kv_ready import KvReady, Piece
@@ -37,6 +38,9 @@ class Encoder(Protocol):
 
     async def move(self, pieces: Sequence[Piece], mover: Mover) -> Completion:
         """Returns when the decode node has the KV of all pieces. Raises the mover's errors."""
+
+    def notes(self, report: KvReport) -> dict[str, Any]:
+        """For the timeline of the request, after its last piece."""
 
 
 @dataclass(slots=True)
@@ -66,7 +70,7 @@ class KvTransfer:
         self.node = node
         self.report = KvReport()
         self._mover = mover
-        self._encoder = encoder
+        self.encoder = encoder
         self._ready = ready
         self._pool = pool
         self._waiting: deque[Piece] = deque()
@@ -120,7 +124,7 @@ class KvTransfer:
             self.report.saved += sum(piece.nbytes for piece in batch) - done.nbytes
             self.report.seconds += done.seconds
             self.report.batches += 1
-            self.report.transport = done.transport
+            self.report.transport = done.transport or self.report.transport
             self._landed += len(batch)
             self._tell()
 
@@ -131,8 +135,8 @@ class KvTransfer:
                 self._on_landed(tokens)
 
     async def _move(self, batch: Sequence[Piece]) -> Completion:
-        if self._encoder is not None:
-            return await self._encoder.move(batch, self._mover)
+        if self.encoder is not None:
+            return await self.encoder.move(batch, self._mover)
         return await self._mover.move([(piece.local, piece.remote, piece.nbytes) for piece in batch])
 
     def _next_batch(self) -> list[Piece]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cache.block import BlockKey
+from cache.block import BlockGeometry, BlockKey
 from engine.front.placed import ProbeAnswer
+from engine.front.unlike import UnlikeNodes
 from net.gossip.driver import Gossip
 from sched.gossip.intents import Ring, ring_of
 from sched.gossip.load_word import DRAINING
@@ -19,8 +20,9 @@ from sched.gossip.record import RECORD
 from sched.gossip.state import Records
 from sched.membership.member import Member, Rng, Status
 from sched.placement.arrivals import ArrivalRate
-from sched.placement.links import Links, Vector
+from sched.placement.links import Vector
 from sched.placement.match import Matcher
+from sched.placement.measured_links import MeasuredLinks
 from sched.placement.view import View
 
 MAX_STRANGERS = 4
@@ -112,7 +114,12 @@ def _have_record(records: Records) -> npt.NDArray[np.bool_]:
 class Neighbours:
     """Keeps the newest `Known`."""
 
-    def __init__(self, gossip: Gossip, links: Links, max_waiting: int, rng: Rng) -> None:
+    def __init__(
+        self, gossip: Gossip, links: MeasuredLinks, max_waiting: int, rng: Rng, geometry: BlockGeometry
+    ) -> None:
+        """geometry: of the cluster's blocks."""
+        self.unlike = UnlikeNodes((), geometry)
+        self._geometry = geometry
         self.arrivals = ArrivalRate()
         self._gossip, self._links, self._max_waiting, self._rng = gossip, links, max_waiting, rng
         self._matcher = Matcher(lambda: gossip.core.digests.holders)
@@ -130,6 +137,8 @@ class Neighbours:
         layout = self._layout
         if layout is None or not layout.holds(self._gossip, ids, records):
             layout = self._layout = _lay_out(self._gossip, ids, records)
+            self.unlike = UnlikeNodes((*layout.mates, self._gossip.me), self._geometry)
+            self._links.forms = self.unlike if self.unlike.any else None
         chosen = records[layout.rows]
         age_s = float(chosen["age_s"].mean()) if layout.here else 0.0
         expected = self.arrivals.per_s(now) * len(layout.here) * age_s
@@ -139,7 +148,7 @@ class Neighbours:
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
         """Leading tokens that each node of the view holds, according to its digest. Do not modify the result."""
-        depths = self._matcher.depths(keys, block_size, known.places) if keys else None
+        depths = self._matcher.depths(keys, block_size, known.places, self.unlike.each) if keys else None
         return known.view.none if depths is None else depths
 
     def answered(self, now: float, known: Known, answers: Mapping[str, ProbeAnswer], asked: bool) -> View:

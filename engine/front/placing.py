@@ -68,7 +68,7 @@ class Placer:
         self._demands = Demands(geometry)
         self._prefix_caching = rules.prefix_caching
         self._rejection = rules.rejection
-        self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng)
+        self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng, geometry)
         self._prober = Prober(cluster, self.clocks, rules.rejection.forecasts, self.links)
         self._bursts = Bursts(cluster.channel, gossip)
         self._intents = rules.intents and rules.prefix_caching
@@ -111,6 +111,8 @@ class Placer:
         if asked or not known.members:
             matched = _held_tokens(view, answers, gossiped)
             held = max(held, int(matched.max(initial=0.0)))
+        if self._neighbours.unlike.any:  # arenas of unlike nodes cannot be read
+            held = 0
         choice = Choice(self._policy, now, self._demands.of(request, pooled, held, view), view, matched, avoid)
         decision = choice.decide()
         # A node that has just started has told gossip no load yet, so only its answer says how small its arena is. Few

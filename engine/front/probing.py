@@ -129,7 +129,9 @@ class Prober:
         load = probed.load
         same_host = load.boot_id == self._boot_id
         self._clocks.observe(member.node_id, sent, time.time(), load.unix_s, same_host)
-        self._links.reported(member.node_id, probed.rates.fetch_bytes_per_s, probed.rates.bytes_per_s)
+        rates = probed.rates
+        converts = rates.converted_bytes_per_s
+        self._links.reported(member.node_id, rates.fetch_bytes_per_s, rates.bytes_per_s, converts)
         gossiped = known.of(member.node_id, begun)
         return ProbeAnswer(
             member=member,

@@ -3,6 +3,8 @@
 Files:
     arenas          Finds arenas that hold more of a prompt than this node's arena
     borrowing       A part of a prompt out of another node's KV arena: the reader's side of lending.py
+    converting      KV of a prompt for a decode node whose blocks differ: converted here, layer by layer, while the
+                    next layers compute
     incoming        The decode node's side of a prompt that another node computes: it reserves blocks, and releases or
                     uses them
     items           Builds the updates (engine/handoff/updates.py) that an engine node sends to an acceptor about one

@@ -1,6 +1,7 @@
 """A part of a prompt out of another node's KV arena: the reader's side of lending.py.
 
-Both nodes have the same root (nodes with another root cannot connect), so a key names the same bytes in both arenas.
+Both nodes have the same root (nodes with another root cannot connect) and blocks of the same form (others are not
+asked, and refuse), so a key names the same bytes in both arenas.
 This node reads blocks unchanged, directly into blocks of its own arena.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 
-from cache.block import BlockKey
+from cache.block import BlockGeometry, BlockKey
 from cache.protocol import join_keys
 from cache.results import GetResult
 from cache.store.calls import HOME_ERRORS
@@ -34,14 +35,17 @@ ARENA = "arena"
 
 
 class Borrowing:
-    """Reads blocks of other nodes into `region`, this node's arena with blocks of `block_bytes`."""
+    """Reads blocks of other nodes into `region`, this node's arena with blocks of `geometry`, each of which has the
+    tokens of `each` blocks of the pool."""
 
-    def __init__(self, channel: Channel, transfer: TransferEngine, region: str, block_bytes: int) -> None:
+    def __init__(
+        self, channel: Channel, transfer: TransferEngine, region: str, geometry: BlockGeometry, each: int = 1
+    ) -> None:
         self._channel = channel
         self._transfer = transfer
         self._region = region
-        self._block_bytes = block_bytes
-        self._window = max(1, WINDOW_BYTES // block_bytes)
+        self._block_bytes, self._dtype, self._each = geometry.block_bytes, geometry.dtype, each
+        self._window = max(1, WINDOW_BYTES // self._block_bytes)
         self._numbers = count(random.getrandbits(40) << 12)  # differ from those before a restart of this node
 
     async def get(self, node: str, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
@@ -64,13 +68,14 @@ class Borrowing:
                 break
         if not blocks:
             return GetResult(0, 0)
-        return GetResult(blocks, blocks * self._block_bytes, {node: blocks}, dict(transports), {ARENA: blocks})
+        pooled = blocks * self._each  # sources and tiers count blocks of the pool
+        return GetResult(blocks, blocks * self._block_bytes, {node: pooled}, dict(transports), {ARENA: pooled})
 
     async def _borrow(self, node: str, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> Completion | None:
         """None when the node has no leading part of `keys`, or did not keep it until the end of the read."""
         loan, size, open_there = next(self._numbers), self._block_bytes, True
         try:
-            body = encode(Borrow(loan, size))
+            body = encode(Borrow(loan, size, self._dtype))
             reply, _ = await self._channel.call(node, BORROW, body, [join_keys(keys)], ANSWER_S)
             there = answered(Borrowed, reply)
             if not there.blocks:

@@ -46,6 +46,8 @@ class KvForm:
 
     block_bytes: int  # of a block of the arena
     decoder: Decoder | None = None  # None: it arrives in the arena's own format
+    dtype: str = ""  # of its blocks, for prefill nodes whose blocks differ
+    block_size: int = 0
 
 
 @dataclass(slots=True)
@@ -140,7 +142,14 @@ class Incoming:
     def _target(self, request: Request, nodes: Sequence[str], first_missing: int) -> KvTarget:
         epochs = [self._transfer.epoch_of(node) for node in nodes]
         target = KvTarget(
-            self._channel.node_id, KV_REGION, request.block_ids, first_missing, epochs[-1], request.others
+            self._channel.node_id,
+            KV_REGION,
+            request.block_ids,
+            first_missing,
+            epochs[-1],
+            request.others,
+            dtype=self._form.dtype,
+            block_size=self._form.block_size,
         )
         return target if len(epochs) == 1 else replace(target, epochs=epochs)
 
@@ -241,7 +250,7 @@ class Incoming:
     async def _on_pull(self, peer: str, body: Pull, data: memoryview) -> Pulled:
         pull = self._pull(body.id, peer)
         try:
-            done = await pull.read(body.region, unpack_spans(data), body.timeout_s)
+            done = await pull.read(body.region, unpack_spans(data), body.timeout_s, body.encoded)
         except (ConnectionError, TimeoutError, TransferError) as error:
             raise RemoteError(f"reading the KV failed: {error}", code="transfer") from None
         self._metrics.count_transfer("read", done.transport, done.nbytes, done.seconds)

@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool
 from cache.protocol import split_keys
 from engine.handoff.messages import BORROW, RETURN, Borrow, Borrowed, Return, Returned
@@ -42,12 +43,12 @@ class Lending:
     """All loans of a node, by reader and by the number that the reader chose."""
 
     def __init__(
-        self, channel: Channel, pool: BlockPool, region: str, block_bytes: int, loan_s: float = LOAN_S
+        self, channel: Channel, pool: BlockPool, region: str, geometry: BlockGeometry, loan_s: float = LOAN_S
     ) -> None:
         """region: the name of the arena of `pool` for peers."""
         self._pool = pool
         self._region = region
-        self._block_bytes = block_bytes
+        self._form = geometry.block_bytes, geometry.dtype
         self._loan_s = loan_s
         self._loans: dict[tuple[str, int], Loan] = {}
         self.expired = 0  # loans that ended by their deadline
@@ -68,8 +69,9 @@ class Lending:
         name = peer, body.loan
         if name in self._loans:
             raise RemoteError(f"loan {body.loan} is in use", "bad_request")
-        if body.block_bytes != self._block_bytes:
-            raise RemoteError(f"blocks have {self._block_bytes} bytes here, not {body.block_bytes}", "layout")
+        if (body.block_bytes, body.dtype) != self._form:
+            (nbytes, dtype), (theirs, other) = self._form, (body.block_bytes, body.dtype)
+            raise RemoteError(f"blocks have {nbytes} bytes of {dtype} here, not {theirs} of {other}", "layout")
         room = int(MAX_LENT_SHARE * self._pool.num_blocks) - sum(len(loan.block_ids) for loan in self._loans.values())
         found = self._pool.match(split_keys(data))[: max(0, room)]
         if found:

@@ -154,6 +154,7 @@ class Pull:
     id: str
     region: str  # on the prefill node
     timeout_s: float
+    encoded: bool = True  # if the cluster has a --wire-dtype; else the bytes are those of the decode node's blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class Borrow:
 
     loan: int  # the reader's own number
     block_bytes: int
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,7 @@ class Rates:
 
     fetch_bytes_per_s: float  # reading blocks from the pool; 0 = not measured yet
     bytes_per_s: dict[str, float]  # to each decode node with a measurement
+    converted_bytes_per_s: float = 0.0  # of KV for nodes whose blocks differ; 0 = not measured yet
 
 
 @dataclass(slots=True)
@@ -302,11 +305,16 @@ def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, lis
 
 
 def unpack_request(
-    wire: WireRequest, data: memoryview, now: float, handover: bool = False, part: Part | None = None
+    wire: WireRequest,
+    data: memoryview,
+    now: float,
+    handover: bool = False,
+    part: Part | None = None,
+    key_tokens: int = 0,
 ) -> Request:
     """The request, with `arrival` = now - age_s on this node's clock, so that queue orders use the time since
-    acceptance. `handover`: it decodes on another node; `part`: what to compute of it. Raises BodyError if the data has
-    too few or partial tokens."""
+    acceptance. `handover`: it decodes on another node; `part`: what to compute of it; `key_tokens`: as in Request.
+    Raises BodyError if the data has too few or partial tokens."""
     if not data or len(data) % 4 or not 0 < wire.num_prompt_tokens <= len(data) // 4:
         raise BodyError(f"{len(data)} bytes of data do not hold a prompt of {wire.num_prompt_tokens} tokens")
     tokens = array("I")
@@ -324,6 +332,7 @@ def unpack_request(
         first_output_index=len(tokens) - wire.num_prompt_tokens,
         handover=handover,
         part=part,
+        key_tokens=key_tokens,
     )
 
 

@@ -37,6 +37,7 @@ from net.metrics.events import Metrics
 from net.transfer.engine import TransferEngine
 
 if TYPE_CHECKING:
+    from engine.handoff.converting import Converted, Converter
     from engine.handoff.wire import WireCodec
 
 log = logging.getLogger("mooncake.engine")
@@ -55,6 +56,13 @@ class KvMoves:
     overlap: str = "layer"  # --kv-overlap
     arenas: Arenas | None = None  # remembers the decode nodes of prompts
     wire: WireCodec | None = None  # encodes KV for the wire and decodes it; None: KV moves as it is
+    unlike: Converter | None = None  # converts KV for nodes whose blocks differ; None: it cannot be converted here
+    key_tokens: int = 0  # as in Request
+
+    @property
+    def pooled_per_block(self) -> int:
+        """Blocks of the pool in one of this node's."""
+        return self.geometry.block_size // self.key_tokens if self.key_tokens else 1
 
 
 Tell = Callable[[str, Request, Update], None]
@@ -93,14 +101,30 @@ class Outgoing:
         """The transfer of a prompt, or of its part in a group, from blocks of `pool`."""
         part = request.part
         layers = None if part is None else range(part.begin, part.end)
-        ready = KvReady(self._moves.geometry, target, request.num_tokens, self._moves.overlap, layers)
-        made = KvTransfer(target.node, self.mover(request.request_id, target), ready, pool, self._moves.wire)
+        converted = self._converted(target)
+        seen = target if converted is None else converted.target(request.num_tokens)
+        ready = KvReady(self._moves.geometry, seen, request.num_tokens, self._moves.overlap, layers)
+        encoder = self._moves.wire if converted is None else converted
+        made = KvTransfer(target.node, self.mover(request.request_id, target, converted), ready, pool, encoder)
         if part is not None:
             made.watch(partial(self._part_landed, request, part, target.node))
         return made
 
-    def mover(self, request_id: str, target: KvTarget) -> Mover:
+    def _converted(self, target: KvTarget) -> Converted | None:
+        """None: the blocks of that node are like those of this one."""
+        unlike, own = self._moves.unlike, self._moves.geometry
+        if not target.dtype or (target.dtype, target.block_size) == (own.dtype, own.block_size):
+            return None
+        if unlike is None:
+            raise RemoteError(f"{self._channel.node_id} cannot convert its KV for {target.node}", code="layout")
+        return unlike.onto(target)
+
+    def mover(self, request_id: str, target: KvTarget, converted: Converted | None = None) -> Mover:
         """Moves KV of this node's arena into the blocks of `target`."""
+        if converted is not None:
+            if self._moves.how == "pull":
+                return PullOffer(self._channel, converted.region, request_id, target, MOVE_TIMEOUT_S, encoded=False)
+            return Push(self._transfer, converted.region, target, MOVE_TIMEOUT_S)
         wire = self._moves.wire
         region = KV_REGION if wire is None else wire.region.name
         if self._moves.how == "pull":
@@ -171,9 +195,10 @@ class Outgoing:
             "exposed_seconds": now - begin,  # from the end of the prefill until all KV had landed
             "intervals": report.intervals.before(now),
         }
-        if (wire := self._moves.wire) is not None:
-            detail |= {"wire_dtype": wire.dtype, "saved_bytes": report.saved}
-            self._metrics.count("mooncake:wire_saved_bytes", report.saved)
+        if transfer.encoder is not None:
+            notes = transfer.encoder.notes(report)
+            detail |= notes
+            self._metrics.count("mooncake:wire_saved_bytes", notes.get("saved_bytes", 0))
         request.journal.note(now, "kv_moved", detail)
 
     async def _failed(self, request: Request, transfer: KvTransfer, acceptor: str, error: Exception) -> None:

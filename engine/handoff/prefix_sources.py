@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cache.block import BlockGeometry, BlockKey
+from cache.keys import pooled_keys
 from cache.results import GetResult
 from cache.store.store import Store
 from engine.core.costs import StepCosts
@@ -64,7 +65,11 @@ class PrefixSources:
         geometry: BlockGeometry,
         prices: Prices,
         policy: str,
+        pooled: BlockGeometry | None = None,
     ) -> None:
+        """pooled: the blocks of the pool, if they are not like those of `geometry`."""
+        self._pooled = pooled or geometry
+        self._each = geometry.block_size // self._pooled.block_size
         self._store = store
         self._pool_blocks = pool_blocks
         self._arenas = arenas
@@ -91,10 +96,11 @@ class PrefixSources:
     async def _pool(self, keys: Sequence[BlockKey], first: int) -> list[Source]:
         if self._store is None:
             return []
-        found = await self._store.find(keys, self._geometry.groups)
-        sources = []
-        runs = {found.dram_blocks: 0.0, found.blocks: found.ssd_s}  # number of blocks -> seconds until they are in DRAM
-        size = self._geometry.pool_bytes
+        found = await self._store.find(pooled_keys(keys), self._geometry.groups)
+        sources, each = [], self._each
+        # number of blocks -> seconds until they are in DRAM
+        runs = {found.dram_blocks // each: 0.0, found.blocks // each: found.ssd_s}
+        size = each * self._pooled.pool_bytes
         for count, ssd_s in runs.items():
             if count:
                 nbytes = (count + self._geometry.state_blocks) * size

@@ -47,8 +47,12 @@ class Decoder(Protocol):
 class PullOffer:
     """The prefill node's side: a Mover (engine/core/kv_transfer.py)."""
 
-    def __init__(self, channel: Channel, region: str, request_id: str, target: KvTarget, timeout_s: float) -> None:
-        """region: this node's KV blocks, or the staging area of their encoded bytes."""
+    def __init__(
+        self, channel: Channel, region: str, request_id: str, target: KvTarget, timeout_s: float, encoded: bool = True
+    ) -> None:
+        """region: this node's KV blocks, or the staging area of their encoded or converted bytes; encoded: as in
+        Pull."""
+        self._encoded = encoded
         self._channel = channel
         self._region = region
         self._request_id = request_id
@@ -56,7 +60,7 @@ class PullOffer:
         self._timeout_s = timeout_s
 
     async def move(self, spans: Sequence[Span]) -> Completion:
-        body = encode(Pull(self._request_id, self._region, self._timeout_s))
+        body = encode(Pull(self._request_id, self._region, self._timeout_s, self._encoded))
         reply, _ = await self._channel.call(
             self._target.node, messages.PULL, body, [pack_spans(spans)], self._timeout_s + REPLY_MARGIN_S
         )
@@ -87,24 +91,25 @@ class KvPull:
         self._writes: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
-    async def read(self, region: str, spans: Sequence[Span], timeout_s: float) -> Completion:
-        """Read spans of (offset in `region` there, offset here, length). Raises RemoteError if the request has ended or
-        a span is outside its blocks, and the errors of TransferEngine.submit."""
-        self._check(spans)
-        return await self._until_stopped(self._fetch(region, spans, timeout_s))
+    async def read(self, region: str, spans: Sequence[Span], timeout_s: float, encoded: bool = True) -> Completion:
+        """Read spans of (offset in `region` there, offset here, length); encoded: as in Pull. Raises RemoteError if the
+        request has ended or a span is outside its blocks, and the errors of TransferEngine.submit."""
+        decoder = self._decoder if encoded else None
+        self._check(spans, decoder)
+        return await self._until_stopped(self._fetch(region, spans, timeout_s, decoder))
 
     async def decode(self, spans: Sequence[Span]) -> None:
         """Decode the bytes that the prefill node has written to `spans`. Raises RemoteError as `read` does."""
         if self._decoder is None:
             raise RemoteError("this node expects KV without encoding (--wire-dtype)", code="bad_request")
-        self._check(spans)
+        self._check(spans, self._decoder)
         await self._until_stopped(self._decoder.decode(spans))
 
-    async def _fetch(self, region: str, spans: Sequence[Span], timeout_s: float) -> Completion:
+    async def _fetch(self, region: str, spans: Sequence[Span], timeout_s: float, decoder: Decoder | None) -> Completion:
         swapped = [(here, there, nbytes) for there, here, nbytes in spans]
         done = await self._transfer.submit(self._node, Op.READ, self._region, region, swapped, timeout_s, URGENT)
-        if self._decoder is not None:
-            await self._decoder.decode(spans)
+        if decoder is not None:
+            await decoder.decode(spans)
         return done
 
     def allow(self, block_ids: Collection[int]) -> None:
@@ -123,14 +128,14 @@ class KvPull:
         finally:
             self._writes.discard(task)
 
-    def _check(self, spans: Sequence[Span]) -> None:
+    def _check(self, spans: Sequence[Span], decoder: Decoder | None) -> None:
         if self._stopped:
             raise RemoteError("the request has ended on the decode node", code="gone")
         for _, here, nbytes in spans:
             block, offset = divmod(here, self._block_bytes)
             if block not in self._block_ids or offset + nbytes > self._block_bytes:
                 raise RemoteError(f"bytes {here}..{here + nbytes} lie outside the request's blocks", code="bad_request")
-            if self._decoder is not None and not self._decoder.fits(here, nbytes):
+            if decoder is not None and not decoder.fits(here, nbytes):
                 raise RemoteError(f"bytes {here}..{here + nbytes} are not whole encoded layers", code="bad_request")
 
     async def stop(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import harmonic_mean
+from typing import Protocol
 
 from cache.block import BlockKey
 from engine.handoff.messages import Rates
@@ -23,11 +24,23 @@ MAX_SAMPLED_KEYS = 16
 probe."""
 
 
+class Converts(Protocol):
+    """See engine.handoff.converting.Converter."""
+
+    @property
+    def bytes_per_s(self) -> float: ...
+
+
 class RailNews:
     """Rates of one node's transfer engine; `homes(key)`: nodes that hold the block if the pool has it."""
 
-    def __init__(self, transfer: TransferEngine, homes: Callable[[BlockKey], Sequence[str]] = lambda key: ()) -> None:
-        self._transfer, self._homes = transfer, homes
+    def __init__(
+        self,
+        transfer: TransferEngine,
+        homes: Callable[[BlockKey], Sequence[str]] = lambda key: (),
+        converter: Converts | None = None,
+    ) -> None:
+        self._transfer, self._homes, self._converter = transfer, homes, converter
         self._rates: dict[str, float] = {}
         self._mean = 0.0
         self._uneven = False
@@ -38,7 +51,8 @@ class RailNews:
         measurement."""
         self._look()
         known = {peer: rate for peer in peers if (rate := self._rates.get(peer)) is not None}
-        return Rates(self._from_homes(keys), known)
+        converts = 0.0 if self._converter is None else self._converter.bytes_per_s
+        return Rates(self._from_homes(keys), known, converts)
 
     def fetch_s(self, keys: Sequence[BlockKey], nbytes: int) -> float:
         """Minimum seconds to read `nbytes` of these blocks from the pool; 0 = not known."""

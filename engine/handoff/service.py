@@ -73,14 +73,14 @@ class EngineService:
         self._moves = moves
         self._max_waiting = max_waiting
         self._own_load = own_load
-        self._lending = Lending(channel, worker.batcher.pool, KV_REGION, moves.geometry.block_bytes)
+        self._lending = Lending(channel, worker.batcher.pool, KV_REGION, moves.geometry)
         self._acceptors: dict[str, str] = {}  # request id -> node
         self._fenced: OrderedDict[str, None] = OrderedDict()  # ids of requests that may no longer start here
         self._incoming = Incoming(
             channel,
             transfer,
             worker,
-            KvForm(moves.geometry.block_bytes, moves.wire),
+            KvForm(moves.geometry.block_bytes, moves.wire, moves.geometry.dtype, moves.geometry.block_size),
             max_waiting,
             metrics,
             lambda request_id: request_id in self._fenced,
@@ -104,16 +104,16 @@ class EngineService:
 
     async def _on_probe(self, peer: str, body: Probe, data: memoryview) -> Probed:
         self._worker.check()
-        keys = split_keys(data)
+        keys, each = split_keys(data), self._moves.pooled_per_block
         blocks = self._worker.batcher.blocks
-        matched = blocks.match_keys(keys) if blocks.prefix_caching else []
+        matched = blocks.match_keys(keys[each - 1 :: each]) if blocks.prefix_caching else []
         load = await self._own_load.answer(body.horizon_s)
         return Probed(load, self._moves.rails.tell(body.to, keys), len(matched) * self._moves.geometry.block_size)
 
     # --- decode side
 
     async def _on_reserve(self, peer: str, body: Reserve, data: memoryview) -> KvTarget:
-        request = unpack_request(body.request, data, time.monotonic())
+        request = unpack_request(body.request, data, time.monotonic(), key_tokens=self._moves.key_tokens)
         self._worker.check(request)
         self._incoming.check_room(self._own_load.blocks_in_s)
         self._acceptors[request.request_id] = peer
@@ -136,7 +136,8 @@ class EngineService:
 
     async def _on_prefill(self, peer: str, body: Prefill, data: memoryview) -> None:
         part = None if body.place is None else self._members.part_of(body.place)
-        request = unpack_request(body.request, data, time.monotonic(), body.target is not None, part)
+        hands_over, tokens = body.target is not None, self._moves.key_tokens
+        request = unpack_request(body.request, data, time.monotonic(), hands_over, part, tokens)
         self._worker.check(request)
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
@@ -221,6 +222,11 @@ class EngineService:
                 self._tell(acceptor, request, Failed(f"prefill node {node} was lost", self._report(request)))
 
     # --- running requests that move between decode nodes (engine/migration/)
+
+    @property
+    def key_tokens(self) -> int:
+        """As in Request."""
+        return self._moves.key_tokens
 
     @property
     def incoming(self) -> Incoming:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ from attention.quantize_torch import chunks, decode_layers, encode_layers
 from cache.block import BlockGeometry
 from cache.staging import Staging
 from engine.core.kv_ready import Piece
-from engine.core.kv_transfer import Mover
+from engine.core.kv_transfer import KvReport, Mover
 from engine.pooled.conversion import Conversion
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
@@ -72,6 +73,9 @@ class WireCodec:
                 done = await mover.move([(at, piece.remote, self._encoded_bytes(piece)) for piece, at in placed])
             nbytes, seconds, transport = nbytes + done.nbytes, seconds + done.seconds, done.transport
         return Completion(nbytes, seconds, transport)
+
+    def notes(self, report: KvReport) -> dict[str, Any]:
+        return {"wire_dtype": self.dtype, "saved_bytes": report.saved}
 
     def _placed(self, window: Sequence[Sequence[Piece]], offsets: Sequence[int]) -> Iterator[Placed]:
         for pieces, offset in zip(window, offsets, strict=True):

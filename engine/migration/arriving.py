@@ -34,7 +34,7 @@ class Arriving:
         channel.handle(messages.MOVE_COMMIT, typed(MoveCommit, self._on_commit))
 
     async def _on_move_in(self, peer: str, body: MoveIn, data: memoryview) -> KvTarget:
-        request = unpack_request(body.request, data, time.monotonic())
+        request = unpack_request(body.request, data, time.monotonic(), key_tokens=self._service.key_tokens)
         self._worker.check(request)
         if not self._takes():
             raise RemoteError(f"{self._node_id} takes no running requests", code="no_room")

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 
+from engine.config.agreement import kv_of
 from engine.config.config import Config
 from engine.core.engine_load import EngineLoad
 from engine.core.worker import Worker
@@ -112,7 +113,8 @@ class Migrator:
 
     def _balance(self, now: float, requests: list[Movable]) -> None:
         others = self._others(now)
-        found = in_need(requests, self._worker.batcher.pool.num_free, others)
+        free = self._worker.batcher.pool.num_free * self._config.pooled_per_block
+        found = in_need(requests, free, others)
         if found is not None:
             self._begin(found[0], found[1].node_id, "pressure")
             return
@@ -141,7 +143,7 @@ class Migrator:
 
     def _movable(self) -> list[Movable]:
         """Requests that decode here and belong to a living acceptor."""
-        moving, size = self._outgoing.ids(), self._config.block_size
+        moving, size = self._outgoing.ids(), self._config.cluster_block_size
         return [
             Movable(request.request_id, -(-request.num_tokens // size) + 1, self._left(request))
             for request in self._worker.batcher.requests.values()
@@ -163,13 +165,15 @@ class Migrator:
         )
 
     def _others(self, now: float) -> list[DecodeNode]:
-        """Living decode nodes that take requests, without those that refused one a moment ago."""
-        records = self._gossip.records
+        """Living decode nodes that take requests, without those that refused one a moment ago. A move copies blocks as
+        they are, so nodes with other blocks are no destination."""
+        records, own = self._gossip.records, kv_of(self._gossip.me.info)
         return [
             _decode_node(member.node_id, record)
             for member in self._gossip.members
             if member.status is Status.ALIVE
             and member.node_id != self._config.node_id
+            and kv_of(member.info) == own
             and (record := records.get(member.node_id)) is not None
             and record.flags & ROLE_BITS["decode"]
             and not record.flags & DRAINING

@@ -15,6 +15,7 @@ from engine.beyond.host import Host
 from engine.config.beyond import beyond_room, lends
 from engine.config.cache_policies import eviction
 from engine.config.config import Config
+from engine.config.forms import differs, feeds_pool
 from engine.config.resolve import arena_tokens
 from engine.config.step_policies import batching_policy, queue_order, refusals
 from engine.core.batcher import Batcher, BatchRules
@@ -29,6 +30,7 @@ from engine.experts.processes import ExpertProcesses
 from engine.front.cluster import Cluster
 from engine.handoff.arenas import Arenas
 from engine.handoff.borrowing import Borrowing
+from engine.handoff.converting import UNLIKE_REGION, Converter
 from engine.handoff.outgoing import KvMoves
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.prefix_sources import PrefixSources, Prices
@@ -42,6 +44,7 @@ from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
+from engine.pooled.unlike_blocks import UnlikeBlocks
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Lookups, Speculator
 from engine.speculation.suffix import SuffixLookups, SuffixRules
@@ -61,14 +64,17 @@ class Engine:
     def __init__(
         self,
         config: Config,
-        geometry: BlockGeometry,
+        shapes: tuple[BlockGeometry, BlockGeometry],
         loaded: LoadedModel,
         cluster: Cluster,
         metrics: Metrics,
         arenas: Arenas,
         complete: Complete,
     ) -> None:
-        """arenas: the known contents of other nodes' arenas; complete: see EngineLoad."""
+        """shapes: of blocks of this arena, and of the pool; arenas: the known contents of other nodes' arenas;
+        complete: see EngineLoad."""
+        geometry, pooled = shapes
+        unlike, each = differs(config), config.pooled_per_block
         store, transfer = cluster.store, cluster.transfer
         self._config = config
         self._transfer = transfer
@@ -106,14 +112,19 @@ class Engine:
         )
         self.beyond = self._beyond(geometry, cluster, self._elsewhere(geometry, loaded, cluster, metrics))
         self.load = EngineLoad(config, self.batcher, self.costs, complete)
-        self.load.stages = loaded.runner.why_whole is None
+        self.load.stages = loaded.runner.why_whole is None and not unlike
         reused = store if config.enable_prefix_caching else None
-        self._pool_blocks = pool_blocks(store, self.region, geometry, config.kv_staging_bytes)
-        self.publisher = Publisher(self.pool, self._pool_blocks if reused else None, metrics)
-        rails = RailNews(transfer, store.router.homes)
-        borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry.block_bytes)
+        self._pool_blocks = pool_blocks(
+            store, self.region, geometry, config.kv_staging_bytes, pooled if unlike else None
+        )
+        published = self._pool_blocks if reused and feeds_pool(config) else None
+        self.publisher = Publisher(self.pool, published, metrics)
+        self._converter = self._make_converter(geometry)
+        rails = RailNews(transfer, store.router.homes, self._converter)
+        borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry, each)
         prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
-        sources = PrefixSources(reused, self._pool_blocks, arenas, borrowing, geometry, prices, config.prefix_fetch)
+        ways = arenas, borrowing
+        sources = PrefixSources(reused, self._pool_blocks, *ways, geometry, prices, config.prefix_fetch, pooled)
         prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
         one_group = geometry.groups is None  # the layers of a prefix arrive group by group, not in the model's order
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and one_group  # ranks do not wait
@@ -141,7 +152,16 @@ class Engine:
             StepThread(config.engine_nice, step_recorder(config)),
         )
         rejection = refusals(config)
-        moves = KvMoves(geometry, rails, config.kv_transfer, config.kv_overlap, arenas, self._wire)
+        moves = KvMoves(
+            geometry,
+            rails,
+            config.kv_transfer,
+            config.kv_overlap,
+            arenas,
+            self._wire,
+            self._converter,
+            pooled.block_size if each > 1 else 0,
+        )
         self.service = EngineService(
             cluster.channel,
             transfer,
@@ -181,6 +201,12 @@ class Engine:
         model, always = loaded.runner.model, self._config.attention_elsewhere == "always"
         heads = Heads(model.config.num_heads, model.config.head_size, model.dtype.itemsize)
         return Elsewhere(geometry, heads, cluster.channel, lambda: cluster.gossip.members, metrics, always=always)
+
+    def _make_converter(self, geometry: BlockGeometry) -> Converter | None:
+        """For KV sent to nodes whose blocks differ; None: nodes with such blocks do not connect to this one."""
+        if not isinstance(self.region, Region) or geometry.groups is not None:
+            return None
+        return Converter(self.region, geometry, self._config.kv_staging_bytes, self._transfer.register)
 
     def _beyond(self, geometry: BlockGeometry, cluster: Cluster, elsewhere: Elsewhere | None) -> Host | None:
         """None if this node takes no request whose KV exceeds its arena."""
@@ -283,6 +309,10 @@ class Engine:
         if self._wire is not None:
             self._transfer.unregister(self._wire.region.name)
             self._wire.close()
+        if self._converter is not None:
+            if self._converter.used:
+                self._transfer.unregister(UNLIKE_REGION)
+            self._converter.close()
         if self._processes is not None:
             await asyncio.to_thread(self._processes.close)  # on GPUs, this also frees their parts of the region
 
@@ -337,10 +367,19 @@ class Engine:
         return None
 
 
-def pool_blocks(store: Store, arena: Region | DeviceRegion, geometry: BlockGeometry, staging_bytes: int) -> PoolBlocks:
-    """Moves blocks between `arena` and the pool; staging_bytes: size of each area in which they are encoded."""
+def pool_blocks(
+    store: Store,
+    arena: Region | DeviceRegion,
+    geometry: BlockGeometry,
+    staging_bytes: int,
+    pooled: BlockGeometry | None = None,
+) -> PoolBlocks:
+    """Moves blocks between `arena` and the pool; staging_bytes: size of each area in which they are encoded or
+    converted; pooled: the blocks of the pool, if they are not like those of `geometry`."""
     if isinstance(arena, DeviceRegion):
         return DeviceBlocks(store, arena, geometry)
+    if pooled is not None:
+        return UnlikeBlocks(store, arena, geometry, pooled, staging_bytes)
     if geometry.encoded:
         return EncodedBlocks(store, arena, geometry, staging_bytes)
     return PlainBlocks(store, arena.name, geometry)

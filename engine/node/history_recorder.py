@@ -50,13 +50,13 @@ class HistoryRecorder:
 
     def _tiers(self) -> dict[str, tuple[int, int]]:
         """(used, capacity) in bytes."""
-        engine, geometry, share = self._serving.engine, self._blocks.geometry, self._blocks.share
+        engine, blocks, share = self._serving.engine, self._blocks, self._blocks.share
         found: dict[str, tuple[int, int]] = {}
         if engine is not None:
-            usage, size = engine.pool.usage(), geometry.block_bytes
+            usage, size = engine.pool.usage(), blocks.own.block_bytes
             found["kv"] = (usage["total"] - usage["free"]) * size, usage["total"] * size
         if share is not None:
-            slot = geometry.pool_bytes
+            slot = blocks.geometry.pool_bytes
             found |= {name: (tier["blocks"] * slot, tier["capacity"] * slot) for name, tier in share.stats().items()}
         return found
 

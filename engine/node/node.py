@@ -27,11 +27,11 @@ from cache.store.store import Store
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.progress import Progress
-from engine.config.agreement import disagreement, identity
+from engine.config.agreement import disagreement, identity, kv_of, unlike
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
-from engine.config.resolve import geometry
+from engine.config.resolve import cluster_geometry, geometry
 from engine.core.engine_load import first_role
 from engine.front.cluster import Cluster
 from engine.front.compiled import cheapest, choose
@@ -98,21 +98,22 @@ class Node:
         self.source = source
         self._draft = draft
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)
-        self.root = root_key(source.fingerprint, self.geometry)
+        self.pooled = cluster_geometry(config, source.config)
+        self.root = root_key(source.fingerprint, self.pooled)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
             raise UsageError(f"--join {config.join}: {reason}")
         metrics = Metrics(config.served_model_name, config.node_id)
         history = History(config.node_id, time.time())
         self.measures = Measures(metrics, StallMonitor(metrics.observe_stall), phases, history)
         cluster_key = open_cluster_key(config)
-        self._identity = identity(config, self.geometry, self.root.hex())
+        self._identity = identity(config, self.pooled, self.root.hex())
         self.serving = Serving()
         self.channel = Channel(config.node_id, self._identity, self._check_peer, cluster_key)
         self.transfer = DeviceTransferEngine(
             self.channel, TRANSPORTS[config.transport], transport_options(config), config.rail_limit
         )
         self.words = LoadWords(self.channel, self.transfer)
-        self.share = open_share(config, self.geometry, self.root) if config.dram_bytes else None
+        self.share = open_share(config, self.pooled, self.root) if config.dram_bytes else None
         self.use = NodeUse(dict if self.share is None else self.share.stats)
         self.store = Store(
             config.node_id,
@@ -121,7 +122,7 @@ class Node:
             self.share,
             self._homes,
             StoreOptions(
-                block_bytes=self.geometry.pool_bytes,
+                block_bytes=self.pooled.pool_bytes,
                 deadlines=Deadlines.answered_within(config.store_timeout_ms / 1e3),
                 replicas=config.replicas,
                 repair_limit=config.repair_limit_bytes,
@@ -136,7 +137,7 @@ class Node:
         self.gossip = Gossip(self._member(), presets[config.net], random.Random(), self._record, cluster_key)
         self._gossiping = False
         peers = self._peers = Cluster(self.channel, self.gossip, self.transfer, self.words, self.store)
-        blocks = self._blocks = Blocks(self.geometry, self.root, self.share)
+        blocks = self._blocks = Blocks(self.pooled, self.geometry, self.root, self.share)
         self.leaving = Leaving(config, self.gossip, self.serving)
         may_leave(self.channel, self.gossip, self.leaving.ask)
         self.door = FrontDoor(config, source, peers, blocks, self.serving, self.leaving, self.measures)
@@ -320,8 +321,9 @@ class Node:
             finally:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.measures.phase("weights")
-        arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._is_alive)
-        return engine(self.config, self.geometry, loaded, self._peers, self.measures.metrics, arenas, self.use.onto)
+        arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._lends)
+        shapes = self.geometry, self.pooled
+        return engine(self.config, shapes, loaded, self._peers, self.measures.metrics, arenas, self.use.onto)
 
     def _tell_kv_events(self, engine: Engine) -> None:
         """--kv-events-config. Other nodes do not load ZeroMQ."""
@@ -351,7 +353,8 @@ class Node:
     # --- this node and its peers
 
     def _check_peer(self, theirs: dict[str, Any]) -> str | None:
-        return disagreement(self.config, self.root.hex(), theirs)
+        found = disagreement(self.config, self.root.hex(), theirs)
+        return found or unlike(kv_of(self._identity), kv_of(theirs))
 
     def _member(self) -> Member:
         """This node; `Gossip.start` fills in the control address."""
@@ -389,16 +392,19 @@ class Node:
         host, port = self._http_socket.getsockname()[:2]
         return f"{self.config.host}:{port}" if ":" not in host else f"[{self.config.host}]:{port}"
 
-    def _is_alive(self, node_id: str) -> bool:
+    def _lends(self, node_id: str) -> bool:
+        """Whether this node may read blocks in the arena of that one."""
         member = self.gossip.core.membership.get(node_id)
-        return member is not None and member.status is Status.ALIVE
+        if member is None or member.status is not Status.ALIVE:
+            return False
+        return kv_of(member.info) == kv_of(self._identity)
 
     def _homes(self) -> dict[str, int]:
         """Members that store pooled blocks, with the bytes of their shares."""
         return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
 
     async def _pool_members(self, peer: str, body: Nothing, data: memoryview) -> PoolMembers:
-        return node_report.pool_members(self.gossip, self.geometry.pool_bytes, self.config.replicas)
+        return node_report.pool_members(self.gossip, self.pooled.pool_bytes, self.config.replicas)
 
     def _member_up(self, member: Member) -> None:
         self.channel.introduce(member.node_id, member.address)

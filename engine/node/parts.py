@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The KV blocks of the cluster: their shape, the root of their keys, and this node's share of the pool."""
+    """The KV blocks of the cluster: their shape, that of this node's own, the root of their keys, and this node's share
+    of the pool."""
 
     geometry: BlockGeometry
+    own: BlockGeometry
     root: BlockKey
     share: LocalStore | None
 

@@ -7,4 +7,6 @@ Files:
                     they return
     pool_blocks     Blocks of the engine's KV arena on their way to and from the pooled store, unchanged
     prefetch        How long a request waits for a prefix that is on its way from lower tiers and other nodes
+    unlike_blocks   Pooled blocks of a node whose own blocks differ: converted when they leave the arena, and when
+                    they return
 """

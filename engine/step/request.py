@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cache.block import BlockKey
-from cache.keys import extend_keys, weights_root
+from cache.keys import extend_keys, extend_wide, weights_root
 from cache.layer_groups import GONE
 from engine.sampling.params import SamplingParams
 from engine.sampling.token_logprobs import PromptLogprobs
@@ -62,6 +62,8 @@ class Request:
     block_ids: list[int] = field(default_factory=list)  # of group 0 (cache/layer_groups.py)
     others: list[list[int]] = field(default_factory=list)  # of the other groups, each as long; GONE = given back
     keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of token_ids, filled as needed
+    key_tokens: int = 0  # of each of `keys`, if a block of this node has the tokens of several; 0: one
+    wide_keys: list[BlockKey] = field(default_factory=list)  # then: those of this node's blocks
     num_named: int = 0  # full blocks already named in the prefix cache
     num_cached: int = 0  # prompt tokens not computed here, but found in HBM, a lower tier or the pool
     looked_up: bool = False  # the prefix has been looked up in the lower tiers and the pool
@@ -162,8 +164,11 @@ class Request:
         return weights_root(self.root, self.weights)
 
     def block_keys(self, block_size: int) -> list[BlockKey]:
-        """Keys of all full blocks of the known tokens."""
-        return extend_keys(self.key_root, self.keys, self.token_ids, block_size)
+        """Keys of all full blocks of the known tokens; `block_size` is the same at each call."""
+        if self.key_tokens in (0, block_size):
+            return extend_keys(self.key_root, self.keys, self.token_ids, block_size)
+        keys = extend_keys(self.key_root, self.keys, self.token_ids, self.key_tokens)
+        return extend_wide(self.wide_keys, keys, block_size // self.key_tokens)
 
     def block_table(self) -> np.ndarray:
         """block_ids as int32; the returned view is valid until the next call."""

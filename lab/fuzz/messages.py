@@ -101,12 +101,12 @@ BODIES: tuple[Any, ...] = (
     handoff.Adopted("a/r#0", [["a/r#0", 0, 5]]),
     handoff.Probe(0.5, ["d"]),
     handoff.Probed(
-        handoff.LoadNow(b"\x00\x01", 1, 2, 0.1, 0.2, 0.3, 1.5e9, "boot"), handoff.Rates(1e9, {"d": 2e9}), 32
+        handoff.LoadNow(b"\x00\x01", 1, 2, 0.1, 0.2, 0.3, 1.5e9, "boot"), handoff.Rates(1e9, {"d": 2e9}, 3e8), 32
     ),
     handoff.Intend("p", 0.5),
     handoff.Intended({"p": Coming(2, 0.5)}),
     handoff.ScoredPrompt("a/r#0", 3, 1),
-    handoff.Borrow(5, 4096),
+    handoff.Borrow(5, 4096, "int8"),
     handoff.Borrowed("kv", [3, 1]),
     handoff.Return(5),
     handoff.Returned(True),

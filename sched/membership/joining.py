@@ -128,7 +128,7 @@ def _cache_of(member: Member) -> str:
 
 def _remedy(me: Member, joiner: Member) -> str:
     """The flags that the joiner must change; if the visible ones agree, the other inputs of the root."""
-    flags = {"model": "--model", "dtype": "--dtype and --kv-cache-dtype", "block_size": "--block-size"}
+    flags = {"model": "--model", "dtype": "--cluster-kv-dtype", "block_size": "--cluster-block-size"}
     differing = [flag for name, flag in flags.items() if me.info.get(name) != joiner.info.get(name)]
     if differing:
         return f"the same {' and '.join(differing)}"

@@ -32,11 +32,12 @@ class Matcher:
         self._places: Places | None = None  # the nodes of the cached results
         self._kept: dict[tuple[object, ...], Vector] = {}
 
-    def depths(self, keys: Sequence[Key], block_size: int, places: Places) -> Vector | None:
+    def depths(self, keys: Sequence[Key], block_size: int, places: Places, each: int = 1) -> Vector | None:
         """Leading tokens of the prompt that each node holds: float64 [len(places)], or None if no node holds any.
-        `places`: the nodes' indices in the holders, -1 = none; pass a new array for other nodes. Do not modify the
-        result."""
+        `places`: the nodes' indices in the holders, -1 = none; pass a new array for other nodes. `each`: some nodes
+        have the keys only at multiples of so many. Do not modify the result."""
         stride = max(1, -(-len(keys) // ANCHORS))
+        stride = -(-stride // each) * each
         holders = self._holders()
         levels = tuple(holders.levels(keys[stride - 1 :: stride]))
         if not levels:

@@ -10,16 +10,26 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from sched.cost import TransferModel
 from sched.placement.links import Lines, Paths, columns
 
 
+class Forms(Protocol):
+    """Knows in which form the KV of a request moves, if the nodes of a cluster have unlike blocks."""
+
+    def between(self, source: str, target: str) -> tuple[float, bool]:
+        """(bytes that move between two nodes, for a byte in the form of the cluster; whether they are converted)"""
+
+
 class MeasuredLinks:
-    """One model per path, and the last reported bytes/s of its rails."""
+    """One model per path, and the last reported bytes/s of its rails. `forms`: None while all nodes have like blocks;
+    else a byte of a hand-over costs as many bytes as move, and the seconds in which the source converts them."""
 
     def __init__(self) -> None:
+        self.forms: Forms | None = None
+        self._conversions: dict[str, float] = {}  # seconds per converted byte, by source
         self._fetch, self._handover = TransferModel(), TransferModel()
         self._fetches: dict[str, TransferModel] = {}
         self._handovers: dict[str, dict[str, TransferModel]] = {}  # by source and target
@@ -39,12 +49,21 @@ class MeasuredLinks:
 
     def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
         models, rails = self._handovers.get(source, {}), self._handover_rails.get(source, {})
-        return _lines(nodes, models, rails, self._handover)
+        lines = _lines(nodes, models, rails, self._handover)
+        if self.forms is not None:
+            for i, node in enumerate(nodes):
+                factor, converts = self.forms.between(source, node)
+                added_s = self._conversions.get(source, 0.0) if converts else 0.0
+                lines[2 * i + 1] = factor * (lines[2 * i + 1] + added_s)
+        return lines
 
     # --- measurements
 
-    def reported(self, node: str, fetch: float, to: Mapping[str, float]) -> None:
-        """`node` reports the bytes/s of its rails: the mean over its peers (0 = unknown), and to single peers."""
+    def reported(self, node: str, fetch: float, to: Mapping[str, float], converts: float = 0.0) -> None:
+        """`node` reports the bytes/s of its rails: the mean over its peers (0 = unknown), and to single peers; and of
+        the KV that it converts."""
+        if converts > 0:
+            self._conversions[node] = 1 / converts
         if fetch > 0:
             self._fetch_rails[node] = fetch
         if to:
@@ -73,6 +92,7 @@ class MeasuredLinks:
         """Forget a node that is gone; a different node may return under its name."""
         self._fetches.pop(node, None)
         self._fetch_rails.pop(node, None)
+        self._conversions.pop(node, None)
         self._handovers.pop(node, None)
         self._handover_rails.pop(node, None)
         for models in self._handovers.values():

@@ -192,6 +192,7 @@ OTHERS = {
     "weight_dtype": "a number format: test_weight_dtype.py",
     "kv_groups": "which bytes move and stay: test_windows.py",
     "kv_cache_dtype": "a number format: test_quantized_arena.py, test_speculation.py",
+    "cluster_kv_dtype": "a number format: test_unlike_nodes.py",
     "pool_dtype": "a number format: test_pool_contents.py",
     "wire_dtype": "a number format: test_wire_dtype.py",
     "wire_codec": "how bytes travel: test_wire_codec.py",

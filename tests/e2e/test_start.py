@@ -60,11 +60,14 @@ def test_what_an_existing_cluster_does_not_allow(start: Start, tiny_model, tmp_p
     with start("store=1", *tiny_model, "--transport", "tcp") as running:
         door = running.nodes[0].url.removeprefix("http://")
         join = [*tiny_model, "--role", "store", "--port", "0", "--join", door]
+        computes = [*tiny_model, "--role", "decode", "--port", "0", "--join", door]
         for flags, remedy in [
-            ([*join, "--block-size", "32"], "--block-size 16"),
+            ([*join, "--cluster-block-size", "32"], "--cluster-block-size 16"),
             ([*join, "--seed", "1"], "same model"),
             ([*join, "--served-model-name", "mine"], "pass --served-model-name"),
-            ([*join, "--kv-cache-dtype", "int8"], "pass --kv-cache-dtype float32"),
+            ([*join, "--cluster-kv-dtype", "int8"], "--cluster-kv-dtype float32, not int8"),
+            ([*computes, "--block-size", "24"], "give --block-size 16"),
+            ([*computes, "--block-size", "8"], "a --cluster-block-size that divides both"),
             (
                 [*join, "--transport", "shm"],
                 "--transport shm: no transport to 'store-0': shm: the peer does not offer it",

@@ -243,8 +243,8 @@ def test_peers_must_agree_on_what_kv_means():
     assert disagreement(config, "aa", same) is None
     other = str(disagreement(config, "aa", same | {"model": "m"}))
     assert "serves its model as m, not smollm2-135m-instruct; pass --served-model-name m" in other
-    assert "--block-size 32" in str(disagreement(config, "aa", same | {"block_size": 32}))
-    assert "--dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
+    assert "--cluster-block-size 32, not 16" in str(disagreement(config, "aa", same | {"block_size": 32}))
+    assert "--cluster-kv-dtype bfloat16" in str(disagreement(config, "aa", same | {"dtype": "bfloat16"}))
     assert "--pool-dtype int8" in str(disagreement(config, "aa", same | {"pool_dtype": "int8"}))
     assert "--wire-dtype fp8, not float32" in str(disagreement(config, "aa", same | {"wire_dtype": "fp8"}))
     assert "same model" in str(disagreement(config, "bb", same))
@@ -331,8 +331,9 @@ def test_a_joiner_adopts_a_quantized_arena_and_computes_as_it_can():
     assert disagreement(config, "aa", theirs) is None
     for wish in ("int8", "bfloat16"):
         other = settle("--kv-cache-dtype", wish, cluster=cluster)
-        assert "--kv-cache-dtype fp8" in str(disagreement(other, "bb", theirs))
-    assert "--kv-cache-dtype float32" in str(disagreement(config, "aa", theirs | {"dtype": "float32"}))
+        assert (other.kv_cache_dtype, other.cluster_kv_dtype) == (wish, "fp8")
+        assert disagreement(other, "aa", theirs) is None
+    assert "--cluster-kv-dtype float32" in str(disagreement(config, "aa", theirs | {"dtype": "float32"}))
 
 
 def test_quantized_arenas_that_cannot_be():

@@ -8,12 +8,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from cache.block import BlockGeometry
 from engine.front.known import Known, Neighbours
 from sched.gossip.holders import Holders
 from sched.gossip.load_word import DRAINING
 from sched.gossip.record import RECORD, NodeRecord
 from sched.membership.member import Member, Status
 from sched.placement.measured_links import MeasuredLinks
+
+GEOMETRY = BlockGeometry(2, 2, 8, 16, "float32")
 
 
 class World:
@@ -25,7 +28,7 @@ class World:
         self.holders = Holders()
         self.core = SimpleNamespace(digests=SimpleNamespace(holders=self.holders), mates=lambda: self.mates)
         self.records = {member.node_id: NodeRecord(version=1, blocks_total=100) for member in members}
-        self.neighbours = Neighbours(cast(Any, self), MeasuredLinks(), 256, cast(Any, None))
+        self.neighbours = Neighbours(cast(Any, self), MeasuredLinks(), 256, cast(Any, None), GEOMETRY)
         self.now = 0.0
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool
 from engine.handoff import messages
 from engine.handoff.borrowing import Borrowing
@@ -18,7 +19,8 @@ from net.transfer.common.memory import Region
 from net.transfer.engine import TransferEngine
 from tests.net.peers import channels, until
 
-SIZE, BLOCKS = 4096, 16
+GEOMETRY, BLOCKS = BlockGeometry(4, 2, 8, 8, "float32"), 16
+SIZE = GEOMETRY.block_bytes
 KEYS = [bytes([i]) * 16 for i in range(6)]
 
 
@@ -49,8 +51,8 @@ class Side:
         self.region = Region.shared("kv", BLOCKS * SIZE)
         self.transfer.register(self.region)
         self.pool = BlockPool(BLOCKS)
-        self.lending = Lending(channel, self.pool, "kv", SIZE, loan_s)
-        self.borrowing = Borrowing(channel, self.transfer, "kv", SIZE)
+        self.lending = Lending(channel, self.pool, "kv", GEOMETRY, loan_s)
+        self.borrowing = Borrowing(channel, self.transfer, "kv", GEOMETRY)
         blocks = self.pool.allocate(named)
         for key, block in zip(KEYS, blocks, strict=False):
             self.block(block)[:] = key[:1] * SIZE
@@ -170,18 +172,20 @@ async def test_a_reader_that_gives_up_ends_its_loan():
 async def test_a_part_of_the_arena_is_never_lent():
     async with channels("d", "p") as (lender, reader):
         pool = BlockPool(4)
-        Lending(lender, pool, "kv", SIZE)
+        Lending(lender, pool, "kv", GEOMETRY)
         blocks = pool.allocate(4)
         for key, block in zip(KEYS, blocks, strict=False):
             pool.name(block, key)
         pool.release(blocks)
-        body = {"loan": 1, "block_bytes": SIZE}
+        body = {"loan": 1, "block_bytes": SIZE, "dtype": "float32"}
         reply, _ = await reader.call("d", messages.BORROW, body, [b"".join(KEYS)])
         assert len(reply["blocks"]) == int(MAX_LENT_SHARE * 4) and pool.num_free == 4 - len(reply["blocks"])
         reply, _ = await reader.call("d", messages.BORROW, body | {"loan": 2}, [b"".join(KEYS)])
         assert reply["blocks"] == []
-        with pytest.raises(RemoteError, match="4096 bytes here"):
-            await reader.call("d", messages.BORROW, {"loan": 3, "block_bytes": 7}, [KEYS[0]])
+        with pytest.raises(RemoteError, match="4096 bytes of float32 here, not 7"):
+            await reader.call("d", messages.BORROW, body | {"loan": 3, "block_bytes": 7}, [KEYS[0]])
+        with pytest.raises(RemoteError, match="of float32 here, not 4096 of int8"):
+            await reader.call("d", messages.BORROW, body | {"loan": 3, "dtype": "int8"}, [KEYS[0]])
         answer, _ = await reader.call("d", messages.RETURN, {"loan": 1})
         assert answer["whole"] and pool.num_free == 4
         answer, _ = await reader.call("d", messages.RETURN, {"loan": 1})

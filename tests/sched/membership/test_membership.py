@@ -194,9 +194,9 @@ def test_a_joiner_with_another_root_is_refused_with_the_reason_on_both_sides():
     [refused] = [effect for _, effect in stranger.log if isinstance(effect, Refused)]
     seen = [effect for _, effect in net.nodes["n0"].log if isinstance(effect, Refused)]
     assert seen and all(effect == refused for effect in seen)
-    for word in ("toy", "other-model", "block size 16", "block size 32", "--block-size"):
+    for word in ("toy", "other-model", "block size 16", "block size 32", "--cluster-block-size"):
         assert word in refused.reason
-    assert "--model and --block-size" in refused.reason and "--dtype" not in refused.reason
+    assert "--model and --cluster-block-size" in refused.reason and "--cluster-kv-dtype" not in refused.reason
     assert stranger.sees() == {"stranger"}
     assert all(node.sees() == {"n0", "n1", "n2"} for node in net.nodes.values() if node is not stranger)
 
