@@ -22,7 +22,16 @@ from lab.docs.rooms import ROOMS as HOUSE
 from lab.docs.rooms import folders, package, tree, with_uses
 from lab.docs.summary import SUMMARY, summary
 from net.metrics.events import Metrics
-from net.metrics.watched import of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers, of_traces
+from net.metrics.watched import (
+    of_experts,
+    of_gossip,
+    of_load_words,
+    of_offload,
+    of_store,
+    of_tenants,
+    of_tiers,
+    of_traces,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +65,8 @@ def metrics() -> str:
     registry.watch_transfers(list)
     gossip = of_gossip({}, dict, {}, float)
     share = (of_tiers(dict, 1), of_tenants(dict), of_store(dict))
-    for watched in (of_load_words({}), gossip, *share, of_experts(dict), of_traces(int, int)):
+    engine = (of_experts(dict), of_offload(dict))
+    for watched in (of_load_words({}), gossip, *share, *engine, of_traces(int, int)):
         registry.watch(watched)
     registry.read()
     registry.set_cache_config({"block_size": 16})
