@@ -18,6 +18,8 @@ Files:
                     several ranks
     node/           One node, assembled: how it starts, reports and leaves
     observe/        Reports on requests and nodes: timelines, explain, top, OpenTelemetry
+    offload/        Weights that exceed memory: some layers stay, the others are read from disk in every pass, ahead
+                    of their use
     pooled/         Blocks of the engine's arena on their way to the pooled store and back: plain, encoded, or through
                     host memory
     prefill_group/  Prefill groups: several nodes compute one long prompt, as a pipeline over its layers or with its

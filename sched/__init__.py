@@ -13,6 +13,8 @@ Files:
                  elsewhere
     idle_checks  When an idle node measures its steps again, and whether its cost models are wrong
     migration    Decides which running request moves to which decode node
+    offload      Plans a model whose weights exceed the memory that they may use: which layers stay, and what a pass
+                 costs
     part_turns   Turns of a node that computes a part of a long prompt and gets other prompts as well, by seconds
     queueing     Orders of the prompt queue: which prompt is prefilled next
     rejection    Decides which requests are refused under load: the variants of the paper

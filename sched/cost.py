@@ -45,6 +45,7 @@ class Regression:
             raise ValueError(f"prior coefficients must be positive, got {list(prior)}")
         self.observations = 0
         self.error = 0.0  # moving average of |predicted - measured| / measured, before learning from it
+        self.least = 0.0  # of the first coefficient, in its unit, whatever the fit says
         self._prior: Vector = np.asarray(prior, dtype=np.float64)
         self._coefficients = tuple(float(c) for c in prior)
         self._window = window
@@ -68,13 +69,17 @@ class Regression:
         """The coefficients, fitted again if an eighth of the window (at most 16 observations) is new."""
         if self._unseen > min(self.observations, self._window) // 8:
             self.refit()
-        return self._coefficients
+        return self._bounded()
 
     def refit(self) -> tuple[float, ...]:
         """Fit to all observations in the window now, and return the coefficients."""
         if self._unseen:
             self._coefficients, self._unseen = tuple(float(c) for c in self._fit()), 0
-        return self._coefficients
+        return self._bounded()
+
+    def _bounded(self) -> tuple[float, ...]:
+        found = self._coefficients
+        return found if found[0] >= self.least else (self.least, *found[1:])
 
     def estimate(self, features: Sequence[float]) -> float:
         """Seconds."""

@@ -38,6 +38,7 @@ class StepModel:
     def coefficients(self) -> tuple[float, ...]:
         """c0 .. c4"""
         if self.regression is not None:
+            self.regression.least = self.decode.regression.least
             return self.regression.coefficients
         return *self.decode.coefficients, *self.prefill.coefficients[1:]
 

@@ -12,6 +12,7 @@ Files:
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     joined_experts       gpt-oss' experts in floats: all of a layer in one tensor, matrices [in, out], columns of gate
                          and up in turns
+    layered_weights      A model's weights, read from their files only when the model takes them
     loop_calls           Runs coroutines on an event loop for threads that wait for their results
     model_source         describe(): resolves the value of --model to local files, a ModelConfig and a fingerprint
     mxfp4_weights        A Hugging Face directory with matrices in MXFP4

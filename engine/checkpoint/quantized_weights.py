@@ -19,7 +19,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
 
 import gguf
 import numpy as np
@@ -58,6 +60,15 @@ class StoredReader(Reader, Protocol):
         """A matrix as it is stored, for products in `dtype`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the weights of a model are read, one by one, for --weight-dtype."""
+
+    opened: AbstractContextManager[Any]  # -> a Reader
+    take: Callable[[Any, str], Weight]  # (reader, name) -> a matrix as Quantized or Scaled, or a tensor
+    kinds: Mapping[str, str]  # of the matrices that are Quantized or Scaled
+
+
 def load_quantized(
     source: ModelSource,
     weight_dtype: str,
@@ -68,10 +79,8 @@ def load_quantized(
     """All weights on the CPU: matrices as Quantized or Scaled for products in `dtype`, others in `dtype`. `progress`
     and `opened` as weights.load has them; nothing is `stored` in the latter. Raises ModelError, also for a model or a
     file that --weight-dtype cannot serve."""
-    if weight_dtype == "stored":
-        weights = _as_stored(source, dtype, progress)
-    else:
-        weights = _quantize_all(source, weight_dtype, dtype, progress, opened or open_weights(source, dtype, None))
+    reading = reading_of(source, weight_dtype, dtype, opened)
+    weights = read_all(source, reading.opened, reading.take, dtype, progress)
     found = [weight for weight in weights.values() if isinstance(weight, Quantized | Scaled)]
     log.info(
         "%d weight matrices in %s: %d MB, %d MB in %s",
@@ -84,9 +93,22 @@ def load_quantized(
     return weights
 
 
-def _as_stored(
-    source: ModelSource, dtype: torch.dtype, progress: Callable[[int, int], None] | None
-) -> dict[str, Weight]:
+def reading_of(
+    source: ModelSource,
+    weight_dtype: str,
+    dtype: torch.dtype,
+    opened: AbstractContextManager[Reader] | None = None,
+) -> Reading:
+    """`weight_dtype` also wide: everything in `dtype`. Other arguments and errors as load_quantized has them."""
+    if weight_dtype == "stored":
+        return _as_stored(source, dtype)
+    opened = opened or open_weights(source, dtype, None)
+    if weight_dtype == "wide":
+        return Reading(opened, partial(_widened, dtype=dtype), {})
+    return _quantize_all(source, weight_dtype, dtype, opened)
+
+
+def _as_stored(source: ModelSource, dtype: torch.dtype) -> Reading:
     file = open_stored(source)
     if file is None:
         raise ModelError(
@@ -98,11 +120,13 @@ def _as_stored(
     _report({name: found[name] for name in matrices(found) if name not in kinds}, dtype)
 
     def take(reader: StoredReader, name: str) -> Weight:
-        if name in kinds:
-            return reader.stored(name, dtype)
-        return reader.read(name).to(type_of(name, dtype)).contiguous()
+        return reader.stored(name, dtype) if name in kinds else _widened(reader, name, dtype)
 
-    return read_all(source, file, take, dtype, progress)
+    return Reading(file, take, {name: found[name] for name in kinds})
+
+
+def _widened(reader: Reader, name: str, dtype: torch.dtype) -> Tensor:
+    return reader.read(name).to(type_of(name, dtype)).contiguous()
 
 
 def open_stored(source: ModelSource) -> StoredReader | None:
@@ -113,12 +137,8 @@ def open_stored(source: ModelSource) -> StoredReader | None:
 
 
 def _quantize_all(
-    source: ModelSource,
-    weight_dtype: str,
-    dtype: torch.dtype,
-    progress: Callable[[int, int], None] | None,
-    opened: AbstractContextManager[Reader],
-) -> dict[str, Weight]:
+    source: ModelSource, weight_dtype: str, dtype: torch.dtype, opened: AbstractContextManager[Reader]
+) -> Reading:
     wanted = shapes(source.config)
     of_layers, of_vocabulary = WHILE_LOADING[weight_dtype]
     to = {name: of_vocabulary if name in VOCABULARY else of_layers for name in matrices(wanted)}
@@ -126,10 +146,9 @@ def _quantize_all(
     _report({name: f"{wanted[name][1]} inputs" for name, kind in to.items() if kind and name not in kinds}, dtype)
 
     def take(reader: Reader, name: str) -> Weight:
-        values = reader.read(name)
-        return quantized(values, kinds[name], dtype) if name in kinds else values.to(type_of(name, dtype)).contiguous()
+        return quantized(reader.read(name), kinds[name], dtype) if name in kinds else _widened(reader, name, dtype)
 
-    return read_all(source, opened, take, dtype, progress)
+    return Reading(opened, take, kinds)
 
 
 def matrices(names: Mapping[str, object]) -> list[str]:

@@ -165,7 +165,7 @@ def read_all(
     it. Raises ModelError."""
     wanted, weights = shapes(source.config), {}
     with opened as reader, ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as threads:
-        _check(source, wanted, reader.shapes())
+        check(source, wanted, reader.shapes())
         wanted = {name: shape for name, shape in wanted.items() if only(name)}
         done, total = 0, dtype.itemsize * sum(math.prod(shape) for shape in wanted.values())
         for name, weight in zip(wanted, threads.map(lambda name: take(reader, name), wanted), strict=True):
@@ -347,7 +347,7 @@ def open_quantized(source: ModelSource) -> PackedWeights | ByteWeights | Mxfp4We
     return None
 
 
-def _check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+def check(source: ModelSource, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse missing, unknown and misshapen weights: ignoring an unknown weight is as wrong as lacking one."""
     if missing := [name for name in wanted if name not in found]:
         last = source.config.num_layers

@@ -77,6 +77,17 @@ def contradictions(config: Config) -> Iterator[str]:
             f"--attention-elsewhere {config.attention_elsewhere}: a node with --model none has no layers of KV to "
             "attend to; leave it out"
         )
+    if config.offload == "auto":
+        for flag, given in (
+            (f"--tensor-parallel-size {config.tensor_parallel_size}", config.tensor_parallel_size > 1),
+            (f"--expert-parallel-size {config.expert_parallel_size}", config.expert_parallel_size > 1),
+            ("--weights-from-store", config.weights_from_store),
+            ("--beyond-memory on", config.beyond_memory == "on"),
+        ):
+            if given:
+                yield f"--offload auto reads all layers of a model in each step, not with {flag}; use one of the two"
+    elif config.offload_path is not None or config.weight_memory_bytes != -1:
+        yield "--offload-path and --weight-memory-bytes are about the layers of --offload auto: give it too"
     if config.weights_from_store and config.tensor_parallel_size > 1:
         yield "--weights-from-store: the ranks of --tensor-parallel-size load from disk; use one of the two"
     if config.expert_parallel_size > 1:

@@ -19,6 +19,9 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 FILES, MOST_FILES = resource.RLIMIT_NOFILE, 1 << 20
 NO_LIMIT = 1 << 62
 
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+"""File systems on which what is written stays in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -137,3 +140,21 @@ def _cpu_quota(cpu_max: str) -> int | None:
     if len(parts) != 2 or parts[0] == "max":
         return None
     return math.ceil(int(parts[0]) / int(parts[1]))
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the file system that `folder`, or its nearest parent that exists, lies on; empty if unknown."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        words = line.split()
+        if words[2] == wanted and "-" in words:
+            return words[words.index("-") + 1]
+    return ""

@@ -103,6 +103,30 @@ class ModelFields:
         "scale for each output",
         ("auto", "wide", "stored", "int8", "int4", "fp8", "mxfp4"),
     )
+    offload: str = flag(
+        "none",
+        "model",
+        "weights that exceed memory: none = no weight leaves it; auto = if they exceed --weight-memory-bytes, as many "
+        "layers as fit stay, and the others are read from --offload-path in every step, ahead of the layers that "
+        "compute; large steps share the reads; only on CPUs and for dense models",
+        ("none", "auto"),
+    )
+    weight_memory_bytes: int = flag(
+        -1,
+        "model",
+        "memory for weights with --offload auto, together with the buffers for layers that are read; auto = what is "
+        "free when the node starts, without its arenas and 1G",
+        least=1,
+        auto=-1,
+    )
+    offload_path: str | None = flag(
+        None,
+        "model",
+        "folder on a disk for the layers that --offload auto reads; they are written there when the node starts, as "
+        "this CPU computes with them, in a file without a name, which goes with the node; none = the folder of "
+        "--weight-cache",
+        unit="folder",
+    )
     max_model_len: int = flag(
         0,
         "model",

@@ -35,6 +35,9 @@ DRAM_SHARE_BYTES = GiB
 
 KV_STAGING_BYTES = 16 * MiB
 
+WEIGHTS_RESERVE_BYTES = GiB
+"""Reserved for activations and the process itself when the memory of weights follows from free memory."""
+
 GPU_RESERVE_BYTES = GiB
 """Reserved for activations and the allocator's slack when the KV arena is sized from GPU memory."""
 
@@ -134,6 +137,7 @@ def resolve(
         kv_staging_bytes=_kv_staging_bytes(config, shape, pooled),
     )
     resolved = replace(resolved, speculative_kv_bytes=_speculative_kv_bytes(resolved, draft, machine, block_bytes))
+    resolved = replace(resolved, weight_memory_bytes=_weight_memory_bytes(resolved, machine))
     check_memory(resolved, machine)
     check_disk(resolved, machine)
     lends(resolved, shape)
@@ -333,6 +337,24 @@ def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device:
             f"{weights // MiB} MiB of weights; raise --gpu-memory-utilization or free memory"
         )
     return left * min(ranks, model.num_kv_heads)  # with more ranks than KV heads, some ranks keep the same KV
+
+
+def _weight_memory_bytes(config: Config, machine: Machine) -> int:
+    """--weight-memory-bytes of a config whose arenas are resolved. Raises UsageError where no layer is streamed."""
+    if config.offload == "auto" and config.device != "cpu" and _runs_model(config):
+        raise UsageError(
+            f"--offload auto reads layers into the memory of a CPU, not with --device {config.device}; give --device "
+            "cpu, or leave it out"
+        )
+    if config.weight_memory_bytes > machine.total_bytes:
+        raise UsageError(
+            f"--weight-memory-bytes {config.weight_memory_bytes}: this machine (or its cgroup) has "
+            f"{machine.total_bytes // MiB} MiB; give less, or leave it on auto"
+        )
+    if config.weight_memory_bytes != -1:
+        return config.weight_memory_bytes
+    others = config.kv_cache_bytes, config.speculative_kv_bytes, config.dram_bytes, config.kv_staging_bytes
+    return max(1, machine.free_bytes - sum(others) - WEIGHTS_RESERVE_BYTES)
 
 
 def _speculative_kv_bytes(config: Config, draft: ModelSizes | None, machine: Machine, block_bytes: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.core.served import Served
 from engine.speculation.speculative import VerifyCost
@@ -32,8 +32,19 @@ class StepCosts:
         self.mixed = StepModel(self.prefill, self.decode)
         self.verify = Regression(VERIFY_PRIOR)
         self.served = Served()
+        self._least_s: Callable[[], float] | None = None
         self._log_ratio = 0.0
         self._started, self._step_s, self._prompts_s = 0.0, 0.0, 0.0  # of the running step: begin and estimates
+
+    def take_least(self, least_s: Callable[[], float]) -> None:
+        """`least_s()`: the seconds that a pass of the model takes at least, because it reads weights from disk. From
+        now on no estimate of a step, or of a chunk of a prompt, is lower."""
+        self._least_s = least_s
+        self._bound()
+
+    def _bound(self) -> None:
+        if self._least_s is not None:
+            self.prefill.regression.least = self.decode.regression.least = self._least_s()
 
     @property
     def residual(self) -> float:
@@ -46,6 +57,7 @@ class StepCosts:
         self.prefill.regression, self.decode.regression = measured.prefill.regression, measured.decode.regression
         self.mixed.regression, self.verify, self._log_ratio = None, Regression(VERIFY_PRIOR), 0.0
         self.served.forget_prompts()
+        self._bound()
 
     def _compare(self, predicted: float, seconds: float) -> None:
         if predicted > 0:
@@ -55,6 +67,7 @@ class StepCosts:
         """Learn from a step. In a step with prefill, a draft counts as a decode; other steps with drafts update only
         the cost of drafts. A stage of a long prompt takes its share of the layers; a step with one and decodes teaches
         nothing. The caller leaves out steps that waited for other nodes, or read cold blocks."""
+        self._bound()
         if step.has_parts:
             if not any(row.decodes for row in step.rows):
                 self.prefill.regression.observe(_of_parts(step), seconds)

@@ -9,6 +9,6 @@ Files:
              directly
     rdma     Library, devices, ports, addresses, and the memory that they may pin
     run      Reports what this machine offers to a node, what is missing, and which path KV would take to a peer
-    storage  The directory of the SSD tier
+    storage  The folders of the SSD tier and of layers that are read
     tcp      The limits of a connection between two hosts
 """

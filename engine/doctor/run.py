@@ -39,6 +39,7 @@ def checks(config: Config) -> dict[str, Check]:
         "/dev/shm": memory.shm,
         "huge pages": memory.huge_pages,
         "LMDB": partial(storage.lmdb_path, ssd_path=config.ssd_path, ssd_bytes=config.ssd_bytes),
+        "offload": partial(storage.offload_path, offload=config.offload, folder=config.offload_path),
         "TCP buffers": tcp.buffers,
         "congestion control": tcp.congestion,
         "network": tcp.interfaces,

@@ -1,12 +1,14 @@
-"""The directory of the SSD tier."""
+"""The folders of the SSD tier and of layers that are read."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
+from engine.config.machine import IN_MEMORY, file_system
 from engine.doctor.finding import FAIL, OK, WARN, Finding, System, size
 
 
@@ -33,3 +35,29 @@ def lmdb_path(system: System, ssd_path: str | None, ssd_bytes: int) -> list[Find
     if free + has < ssd_bytes:
         return [Finding("LMDB", FAIL, found, f"--ssd-bytes {ssd_bytes} does not fit: give less, or make room")]
     return [Finding("LMDB", OK, found)]
+
+
+def offload_path(system: System, offload: str, folder: str | None) -> list[Finding]:
+    """--offload-path: a disk, not memory, and one that is read past the page cache. Nothing without --offload auto."""
+    if offload == "none":
+        return []
+    if folder is None:
+        return [Finding("offload", OK, "layers that do not fit into memory go to the folder of --weight-cache")]
+    place = Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
+    kind = file_system(place, system.root / "proc/self/mountinfo")
+    if kind in IN_MEMORY:
+        return [Finding("offload", FAIL, f"{place} lies in memory ({kind})", "give an --offload-path on a disk")]
+    try:
+        with tempfile.NamedTemporaryFile(dir=place) as file:
+            file_name = Path(file.name)
+            try:
+                os.close(os.open(file_name, os.O_RDONLY | os.O_DIRECT))
+            except OSError:
+                remedy = "give an --offload-path on a file system with O_DIRECT"
+                return [Finding("offload", WARN, f"{place} ({kind}) is read through the page cache", remedy)]
+    except OSError as error:
+        remedy = "chown it, or another --offload-path"
+        return [Finding("offload", FAIL, f"cannot write to {place}: {error.strerror}", remedy)]
+    return [Finding("offload", OK, f"{place} ({kind}) is writable, {size(shutil.disk_usage(place).free)} free")]

@@ -5,6 +5,7 @@ Files:
                     separate stream
     load_model      Builds a runner over an empty KV arena from a model source and a Config
     new_weights     Builds a runner with other weights over the arena of a running one
+    offload_model   Builds a model whose weights exceed the memory that they may use
     rank_arenas     KV arenas of ranks on several GPUs: each rank has its KV heads on its own GPU, and rank 0 sees all
                     of them
     rank_processes  Rank 0's side of tensor parallelism

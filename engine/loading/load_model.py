@@ -32,6 +32,7 @@ from engine.experts.loading import load_rest
 from engine.experts.processes import ExpertProcesses
 from engine.loading import rank_arenas
 from engine.loading.cuda_memory import CudaMemory
+from engine.loading.offload_model import load_offloaded
 from engine.loading.rank_processes import RankProcesses
 from engine.loading.shared_memory import shared_memory
 from engine.loading.weight_type import weight_type
@@ -227,6 +228,11 @@ def load_rank(
     weight_dtype = config.weight_dtype
     if weight_dtype == "auto":
         weight_dtype = weight_type(source, backend.name, dtype, config.cpu_level)
+    if config.offload == "auto":
+        folder, tell = offload_folder(config), progress or (lambda done, total: None)
+        offloaded = load_offloaded(config, geometry, source, backend, weight_dtype, folder, tell)
+        if offloaded is not None:
+            return make(offloaded, kv, geometry.block_size, device)
     if weight_dtype != "wide":
         weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype, progress)
     else:
@@ -303,12 +309,19 @@ def _ops(config: Config, backend: AttentionBackend, dtype: torch.dtype, products
 
 def weight_cache(config: Config) -> WeightCache | None:
     """The cache that --weight-cache names."""
-    if config.weight_cache == "off":
-        return None
-    if config.weight_cache != "auto":
-        return WeightCache(Path(config.weight_cache).expanduser())
+    return None if config.weight_cache == "off" else WeightCache(_cache_folder(config))
+
+
+def offload_folder(config: Config) -> Path:
+    """--offload-path, or the folder of the weight cache."""
+    return _cache_folder(config) if config.offload_path is None else Path(config.offload_path).expanduser()
+
+
+def _cache_folder(config: Config) -> Path:
+    if config.weight_cache not in ("auto", "off"):
+        return Path(config.weight_cache).expanduser()
     user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return WeightCache(Path(user).expanduser() / "mooncake" / "weights")
+    return Path(user).expanduser() / "mooncake" / "weights"
 
 
 def weights_of(config: Config, source: ModelSource) -> AbstractContextManager[Reader]:

@@ -51,6 +51,10 @@ def obstacle(config: Config) -> str | None:
             f"weights are replaced on one rank only, not with --expert-parallel-size {config.expert_parallel_size}: "
             "start it with another --model"
         )
+    if config.offload != "none":
+        return (
+            f"weights are replaced in memory only, not with --offload {config.offload}: start it with another --model"
+        )
     return None
 
 

@@ -18,7 +18,7 @@ The order of casts follows transformers, so that bfloat16 rounds at the same pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -44,6 +44,7 @@ from engine.model.ops import Linear, Ops, Tail, TorchOps, Vocabulary
 from engine.model.parallel import Alone, Ranks
 from engine.model.quantized import Weight, stacked, widened
 from engine.model.rope import Rope
+from sched.offload import Plan
 
 SCORED_AT_ONCE = 64
 """Rows of logits per part: 12 MiB at a vocabulary of 49,152 tokens."""
@@ -126,6 +127,42 @@ class ExpertRanks(Protocol):
         """The tokens of the last step whose experts were lost."""
 
 
+class Weights(Protocol):
+    """Weights by name, taken one by one: a dict, or one that reads them from files only then."""
+
+    def __contains__(self, name: object, /) -> bool: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def pop(self, name: str, /) -> Any: ...
+
+
+class Offload(Protocol):
+    """Keeps the weights of some layers on disk (engine/offload/streamed.py)."""
+
+    def layers(self, make: Callable[[int], Layer], count: int) -> list[Layer]:
+        """`count` layers, made in order; the weights of each leave memory before the one after the next is made."""
+
+    def tail(self, index: int, tail: Tail) -> Tail:
+        """The same operations, after a wait for the weights that they read: those of layer `index` behind attention,
+        and the first product of the layer after it."""
+
+    @property
+    def plan(self) -> Plan:
+        """Which layers they are."""
+
+    def least_s(self) -> float:
+        """Seconds that a pass takes at least, by the reads so far."""
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state."""
+
+    def close(self) -> None:
+        """No step runs, now or later."""
+
+
 class Scores(Protocol):
     """Takes the logits of prompt positions, in addition to the logits for sampling."""
 
@@ -151,18 +188,20 @@ class Model:
     def __init__(
         self,
         config: ModelConfig,
-        weights: dict[str, Any],
+        weights: Weights,
         backend: AttentionBackend,
         device: str = "cpu",
         ops: Ops | None = None,
         groups: LayerGroups | None = None,
         processes: Processes | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
         Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
-        `groups`: how the KV pool has the layers; None = all in each block. `processes`: others that compute a part."""
+        `groups`: how the KV pool has the layers; None = all in each block. `processes`: others that compute a part.
+        `offload`: where layers are that do not stay in memory; only for whole passes on one rank."""
         if config.delta is not None and (groups is None or not groups.num_states):
             raise ValueError("a model whose layers keep a state needs groups for its states")
         self.groups = groups
@@ -180,9 +219,13 @@ class Model:
         tied = config.tie_word_embeddings
         self.head = self.embedding if tied else self.ops.vocabulary(self._matrix(weights, "lm_head"))
         self.norm = self._norm(weights, "norm")
-        self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
+        self.offload, make = offload, partial(self._layer, weights)
+        count = config.num_layers
+        self.layers = list(map(make, range(count))) if offload is None else offload.layers(make, count)
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
+        if offload is not None:
+            self.tails = [offload.tail(index, tail) for index, tail in enumerate(self.tails)]
         self._borders: dict[int, Tail] = {}  # of layers that end a part, made when they first do
         own = self._draft_layer(weights) if config.draft_layers else None
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails) if groups is None else None
@@ -200,14 +243,16 @@ class Model:
     def close(self) -> None:
         """Give the memory of the layers back at once: a tail may refer to its model. No step may run, now or later."""
         self.layers, self.tails, self.layers_at_once, self._borders, self.draft = [], [], None, {}, None
+        if self.offload is not None:
+            self.offload.close()
 
     # --- weights
 
-    def _take(self, weights: dict[str, Any], *names: str) -> Tensor:
+    def _take(self, weights: Weights, *names: str) -> Tensor:
         """The named weights stacked along the output axis, on the device."""
         return widened(self._matrix(weights, *names))
 
-    def _matrix(self, weights: dict[str, Any], *names: str) -> Weight:
+    def _matrix(self, weights: Weights, *names: str) -> Weight:
         """As _take, and quantized weights remain so."""
         missing = [name for name in names if name not in weights]
         if missing:
@@ -215,11 +260,11 @@ class Model:
         parts = [weights.pop(name) for name in names]
         return stacked([part.to(self.device) for part in parts])
 
-    def _norm(self, weights: dict[str, Any], name: str) -> Tensor:
+    def _norm(self, weights: Weights, name: str) -> Tensor:
         weight = self._take(weights, name)
         return weight.float() + 1 if self.config.norm_plus_one else weight
 
-    def _layer(self, weights: dict[str, Any], index: int) -> Layer:
+    def _layer(self, weights: Weights, index: int) -> Layer:
         config, at = self.config, f"layers.{index}."
 
         def linear(*names: str, bias: bool = False) -> Linear:
@@ -252,7 +297,7 @@ class Model:
             delta=self._delta(weights, at, index, config.delta) if config.delta is not None and has_state else None,
         )
 
-    def _draft_layer(self, weights: dict[str, Any]) -> tuple[DraftInput, Layer, Tail]:
+    def _draft_layer(self, weights: Weights) -> tuple[DraftInput, Layer, Tail]:
         index = self.config.num_layers
         at, layer = f"layers.{index}.", self._layer(weights, index)
         enorm, hnorm, head_norm = (self._norm(weights, at + name) for name in ("enorm", "hnorm", "head_norm"))
@@ -260,7 +305,7 @@ class Model:
         enter = DraftInput(enorm, hnorm, join, layer.attn_norm, layer.qkv, self.ops, self.config.rms_norm_eps)
         return enter, layer, self._tail(layer, head_norm, None)
 
-    def _delta(self, weights: dict[str, Any], at: str, index: int, sizes: Delta) -> DeltaRule:
+    def _delta(self, weights: Weights, at: str, index: int, sizes: Delta) -> DeltaRule:
         narrow = None
         if sizes.by_channel:
             decay, output = (self.ops.linear(self._matrix(weights, at + name)) for name in ("f_b", "g_b"))
@@ -279,7 +324,7 @@ class Model:
             narrow=narrow,
         )
 
-    def _latent(self, weights: dict[str, Any], at: str, sizes: Latent) -> LatentAttention:
+    def _latent(self, weights: Weights, at: str, sizes: Latent) -> LatentAttention:
         to_latent, to_value = halves_of(self._take(weights, at + "kv_b"), sizes, self.config.num_heads)
         return LatentAttention(
             sizes=sizes,
@@ -294,13 +339,13 @@ class Model:
             backend=self.backend,
         )
 
-    def _mlp(self, weights: dict[str, Any], at: str) -> Mlp:
+    def _mlp(self, weights: Weights, at: str) -> Mlp:
         return Mlp(
             gate_up=self.ops.gated_linear(self._matrix(weights, at + "gate", at + "up"), self.config.activation),
             down=self.ops.linear(self._matrix(weights, at + "down")),
         )
 
-    def _experts(self, weights: dict[str, Any], at: str, index: int) -> Experts | Linear:
+    def _experts(self, weights: Weights, at: str, index: int) -> Experts | Linear:
         if self.experts is not None:
             return self.experts.layer(index, self._router(weights, at), self._shared(weights, at))
         each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
@@ -319,7 +364,7 @@ class Model:
             biases=biases,
         )
 
-    def _shared(self, weights: dict[str, Any], at: str) -> Linear | None:
+    def _shared(self, weights: Weights, at: str) -> Linear | None:
         """The expert of all tokens."""
         if not self.config.shared_size:
             return None
@@ -332,7 +377,7 @@ class Model:
             return partial(self.ops.clamped_mul, limit=self.config.gate_limit)
         return {"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation]
 
-    def _router(self, weights: dict[str, Any], at: str) -> Router:
+    def _router(self, weights: Weights, at: str) -> Router:
         weight, routing = self._take(weights, at + "router"), self.config.routing
         chosen = self.config.experts_per_token, self.config.normalize_experts
         if routing is None:
@@ -460,7 +505,8 @@ class Model:
         without a latent, a window and sinks.
 
         The other arguments are those of `forward`. The values between two stages are those between the same two layers
-        of `forward`, so a pipeline computes what one node computes. Only on one rank."""
+        of `forward`, so a pipeline computes what one node computes. Only on one rank, and without `offload`."""
+        assert self.offload is None, "config/contradictions.py and Runner.why_whole keep such passes away"
         step, x, last = self._step(batch), hidden, len(self.layers) - 1
         first = self.layers[layers[0]]
         projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))

@@ -132,7 +132,7 @@ class Packed:
         self.half = self.outputs // 2
         block = ops.block
         n = -(-self.half // (block // 2)) * block if gated else self.outputs
-        self.parts: ctypes.Array[PackedWeight] | None = None  # of a Mixed weight
+        self.parts: ctypes.Array[PackedWeight] | None = None  # of a Mixed weight, with one more behind the last
         self.order = None if isinstance(weight, Tensor) else weight.order
         if isinstance(weight, Tensor):
             self.step, weight = ops.step, weight.contiguous()
@@ -151,6 +151,21 @@ class Packed:
         address = None if self.bias is None else self.bias.data_ptr()
         self.struct = PackedWeight(packed, address, n, self.k, kind)
         self.address = ctypes.addressof(self.struct)
+        self.structs = [self.struct] if self.parts is None else self.parts[:-1]
+        self.offsets = [each.packed - self.memory.data_ptr() for each in self.structs]  # in the memory
+        self.nbytes = self.memory.nbytes
+
+    @property
+    def bytes(self) -> Tensor:
+        """[nbytes] uint8: the packed weight in its memory."""
+        return self.memory.flatten().view(torch.uint8)
+
+    def move(self, memory: Tensor | None) -> None:
+        """From now on the weight is in `memory` [nbytes] uint8, at a multiple of 64, which has its `bytes`. None: it is
+        nowhere, and must not be used until it is moved again. A tail that has it must be told (CpuTail.renew)."""
+        for struct, offset in zip(self.structs, self.offsets, strict=True):
+            struct.packed = None if memory is None else memory.data_ptr() + offset
+        self.memory = torch.empty(0, dtype=torch.uint8) if memory is None else memory
 
     def _pack_groups(self, ops: CpuOps, weight: Quantized | Mixed, n: int, gated: bool) -> tuple[int, int]:
         """`packed` and `kind` of the struct; all parts are in self.memory."""
@@ -260,6 +275,13 @@ class CpuTail:
         norms = norm.data_ptr(), next_norm.data_ptr()
         self.struct = PackedTail(o.struct, gate_up.struct, down.struct, *norms, eps, gate_up.activation, next_struct)
         self.address = ctypes.addressof(self.struct)
+
+    def renew(self) -> None:
+        """Its weights have moved."""
+        o, _, gate_up, down, _, following = self.parts
+        self.struct.o, self.struct.gate_up, self.struct.down = o.struct, gate_up.struct, down.struct
+        if following is not None:
+            self.struct.next = following.struct
 
     def __call__(self, attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         attended, x = attended.contiguous(), x.contiguous()

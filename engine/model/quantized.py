@@ -8,6 +8,7 @@ engine/model/cpu/groups.h has the layouts and the values. Scaled has one byte pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -142,6 +143,24 @@ class Mixed:
 
 Weight = Tensor | Quantized | Scaled | Mixed
 """A matrix of a model."""
+
+
+def stored_bytes(shape: Sequence[int], kind: str | None, item_bytes: int) -> int:
+    """Of a weight of this shape, in a kind of KINDS or, with None, in elements of `item_bytes`."""
+    count = math.prod(shape)
+    if kind in BLOCKS:
+        inputs, nbytes = BLOCKS[kind]
+        return count // inputs * nbytes
+    if kind in SHARED:
+        scales = -(-shape[1] // SHARED[kind]) if SHARED[kind] else 1
+        return count + 4 * shape[0] * scales
+    return count * item_bytes
+
+
+def products_of_kinds(kinds: Iterable[str]) -> Products:
+    """The same as products_of, for a model whose quantized matrices are of these kinds."""
+    found = set(kinds)
+    return "bytes" if found & SHARED.keys() else "groups" if found else "elements"
 
 
 def products_of(weights: Iterable[Weight]) -> Products:

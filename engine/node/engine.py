@@ -52,7 +52,8 @@ from net.errors import RemoteError
 from net.metrics.events import Metrics
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
-from sched.batching import BoundedSteps, Tuning
+from sched.batching import BatchingPolicy, BoundedSteps, Tuning
+from sched.offload import FilledSteps
 
 FORGET_BATCH = 512
 """Keys forgotten in one turn of the event loop."""
@@ -90,6 +91,11 @@ class Engine:
         self.costs = StepCosts()
         tuning = Tuning(config.prefill_chunk_tokens, config.tbt_budget_ms / 1000, self.costs.mixed, config.classes)
         policy = batching_policy(config, tuning)
+        steps: BatchingPolicy = BoundedSteps(policy, config.max_step_ms / 1000, self.costs.mixed)
+        self.offload = loaded.runner.model.offload
+        if self.offload is not None:
+            self.costs.take_least(self.offload.least_s)
+            steps = FilledSteps(steps, self.offload.plan.fill_rows)
         self.draft = loaded.draft
         self.speculator = self._speculator()
         self.batcher = Batcher(
@@ -101,7 +107,7 @@ class Engine:
             loaded.eos_token_ids,
             BatchRules(
                 config.enable_prefix_caching,
-                BoundedSteps(policy, config.max_step_ms / 1000, self.costs.mixed),
+                steps,
                 queue_order(config),
                 self.speculator,
                 self.costs.prefill.estimate,
@@ -304,6 +310,8 @@ class Engine:
         await self.publisher.close()
         if self.beyond is not None:
             self.beyond.close()
+        if self.offload is not None:
+            await asyncio.to_thread(self.offload.close)
         self._pool_blocks.close()
         self._transfer.unregister(self.region.name)
         if self._wire is not None:
@@ -350,6 +358,7 @@ class Engine:
             },
             "idle_checks": self._checks.state(),
             "beyond_memory": None if self.beyond is None else self.beyond.state(),
+            "offload": None if self.offload is None else self.offload.state(),
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
         }

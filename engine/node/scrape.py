@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 from engine.front.cluster import Cluster
 from engine.node.parts import Blocks
 from net.metrics.events import Metrics
-from net.metrics.watched import of_coder, of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers
+from net.metrics.watched import (
+    of_coder,
+    of_experts,
+    of_gossip,
+    of_load_words,
+    of_offload,
+    of_store,
+    of_tenants,
+    of_tiers,
+)
 
 if TYPE_CHECKING:
     from engine.node.engine import Engine
@@ -34,3 +43,5 @@ def watch_engine(metrics: Metrics, engine: Engine) -> None:
     """The same for the parts of the engine, once it has loaded."""
     if engine.experts is not None:
         metrics.watch(of_experts(lambda: engine.experts or {}))
+    if engine.offload is not None:
+        metrics.watch(of_offload(engine.offload.state))

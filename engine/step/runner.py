@@ -91,6 +91,8 @@ class Runner:
             return "with --speculative-method mtp or eagle one node computes all layers of a prompt"
         if self.model.experts is not None:  # a lost expert would have to be told to the other nodes
             return "the ranks of --expert-parallel-size compute all layers of a prompt"
+        if self.model.offload is not None:
+            return "with --offload auto, a pass reads the weights of all layers"
         return None
 
     def with_model(self, model: Model) -> Runner:

@@ -18,6 +18,8 @@ Files:
                    nodes
     latent         A latent instead of K and V: steps of a random model, and the bytes of its KV, next to the same
                    model with K and V
+    offload        A model of which most layers are read from disk in every pass: decode tokens/s, next to all layers
+                   in memory
     pipeline       One long prompt on two prefill nodes of one core each, next to one of them alone: as a pipeline,
                    and by tokens
     requests       How long the largest allowed API requests block the event loop of a serving node for others
@@ -59,6 +61,7 @@ BENCHMARKS = {
     "host": "lab.bench.host",
     "interference": "lab.bench.interference",
     "latent": "lab.bench.latent",
+    "offload": "lab.bench.offload",
     "ops": "lab.bench.ops.command",
     "quantization": "lab.bench.quantization.command",
     "requests": "lab.bench.requests",

@@ -27,6 +27,7 @@ from net.metrics.watched import (
     of_experts,
     of_gossip,
     of_load_words,
+    of_offload,
     of_store,
     of_tenants,
     of_tiers,
@@ -65,7 +66,8 @@ def metrics() -> str:
     registry.watch_transfers(list)
     gossip = of_gossip({}, dict, {}, float)
     share = (of_tiers(dict, 1), of_tenants(dict), of_store(dict))
-    for watched in (of_coder(dict), of_load_words({}), gossip, *share, of_experts(dict), of_traces(int, int)):
+    engine = (of_experts(dict), of_offload(dict))
+    for watched in (of_coder(dict), of_load_words({}), gossip, *share, *engine, of_traces(int, int)):
         registry.watch(watched)
     registry.read()
     registry.set_cache_config({"block_size": 16})

@@ -237,6 +237,25 @@ def of_experts(state: Callable[[], Mapping[str, Any]]) -> list[Watched]:
     ]  # fmt: skip
 
 
+def of_offload(state: Callable[[], Mapping[str, Any]]) -> list[Watched]:
+    """state: StreamedLayers.state (engine/offload/streamed.py) of a node that reads weights in every pass."""
+
+    def one(field: str) -> Callable[[], Rows]:
+        return lambda: [((), state().get(field, 0))]
+
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    return [
+        Watched(gauge, "mooncake:offload_layers", "Layers whose weights are read from disk in every pass", (),
+                one("streamed_layers")),
+        Watched(gauge, "mooncake:offload_memory_bytes", "Memory of weights, and of buffers for those that are read", (),
+                one("memory_bytes")),
+        Watched(counter, "mooncake:offload_passes", "Passes of the model that read weights", (), one("passes")),
+        Watched(counter, "mooncake:offload_read_bytes", "Weights read from disk", (), one("bytes_read")),
+        Watched(counter, "mooncake:offload_wait_seconds", "Time for which layers waited for their weights", (),
+                one("waited_s")),
+    ]  # fmt: skip
+
+
 def of_traces(lost: Callable[[], int], sent: Callable[[], int]) -> list[Watched]:
     """Metrics of --otlp-traces-endpoint."""
     counter = CounterMetricFamily

@@ -200,6 +200,7 @@ OTHERS = {
     "collectives": "an implementation: tests/e2e/test_tensor_parallel.py, tests/net/collectives",
     "beyond_memory": "where KV of one long request lies: test_beyond.py",
     "attention_elsewhere": "where KV of one long request lies: test_elsewhere.py",
+    "offload": "where weights lie: test_offload.py",
     "expert_loss": "what a lost rank means: tests/engine/experts, test_experts.py",
     "expert_dispatch_dtype": "a number format: tests/engine/experts",
     "attention_backend": "an implementation: tests/attention",

@@ -118,3 +118,16 @@ def test_nonsense_is_refused_with_a_message():
         TransferModel().observe(100, 0)
     with pytest.raises(ValueError, match="positive"):
         Regression((1.0, 0.0))
+
+
+def test_a_least_first_coefficient_holds_whatever_was_measured():
+    """A pass that reads weights takes a time that short steps, right after a pause, do not show."""
+    model = PrefillModel((1e-3, 1e-4, 1e-9))
+    model.regression.least = 0.5
+    assert model.estimate(100, chunks=3) >= 1.5
+    for n in (10, 100, 1000) * 20:
+        model.observe(n, 0, 1e-3 + 1e-4 * n)
+    assert model.coefficients[0] == 0.5 and model.estimate(10) >= 0.5
+    assert model.coefficients[1] == pytest.approx(1e-4, rel=0.2)
+    model.regression.least = 0.0
+    assert model.estimate(10) == pytest.approx(2e-3, rel=0.2)

@@ -180,6 +180,15 @@ def test_model_name_is_the_last_part():
     assert settle("--model", "HuggingFaceTB/SmolLM2-1.7B").served_model_name == "SmolLM2-1.7B"
 
 
+def test_weights_get_the_memory_that_the_arenas_leave():
+    config = settle("--offload", "auto")
+    others = config.kv_cache_bytes + config.dram_bytes + config.kv_staging_bytes
+    assert config.weight_memory_bytes == LAPTOP.free_bytes - others - GiB
+    assert settle("--offload", "auto", "--weight-memory-bytes", "2G").weight_memory_bytes == 2 * GiB
+    tight = replace(LAPTOP, free_bytes=GiB)
+    assert settle("--offload", "auto", machine=tight).weight_memory_bytes == 1  # refused with arithmetic when it loads
+
+
 def test_a_small_arena_shortens_auto_and_refuses_an_explicit_length():
     assert settle("--kv-cache-bytes", "32M").max_model_len == 45 * 16  # whole blocks of 46,080 B per token
     with pytest.raises(UsageError, match="give --kv-cache-bytes"):

@@ -138,3 +138,18 @@ def test_the_residual_shows_a_machine_that_became_slow():
     for _ in range(RESIDUAL_STEPS):
         costs.observe(Step(rows), 3 * costs.decode.estimate(4, 256))
     assert costs.residual > 1.5
+
+
+def test_estimates_know_the_time_in_which_a_pass_reads_weights():
+    """Of prompts, of decodes and of both in one step, before and after steps; and they follow the disk."""
+    disk, costs, machine = [0.2], StepCosts(), Machine()
+    costs.take_least(lambda: disk[0])
+    assert costs.prefill.estimate(10) >= 0.2 and costs.prefill.estimate(10, chunks=4) >= 0.8
+    assert costs.decode.estimate(1, 10) >= 0.2 and costs.mixed.estimate(1, 10, 16, 0) >= 0.2
+    calibrate(machine, costs, ROOM, 5.0, machine.clock)
+    assert costs.decode.estimate(1, 10) >= 0.2 and costs.prompt_coefficients[0] >= 0.2
+    disk[0] = 0.4
+    request = SimpleNamespace(part=None, apart=False)
+    rows = [ScheduledRow(request, 100, 1, True)]
+    costs.observe(SimpleNamespace(rows=rows, has_parts=False), 0.4)
+    assert costs.decode.estimate(1, 10) >= 0.4 and costs.mixed.estimate(1, 10, 16, 0) >= 0.4

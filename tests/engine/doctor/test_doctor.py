@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -141,6 +142,21 @@ def test_the_path_of_lmdb(machine, tmp_path):
     assert status(tmp_path, 1 << 60) == FAIL
     assert status(tmp_path / "file") == FAIL
     assert status(Path("/proc/mooncake")) == FAIL
+
+
+def test_the_folder_of_layers_that_are_read(machine, tmp_path):
+    def found(folder, offload="auto", kind="ext4"):
+        device = tmp_path.stat().st_dev
+        mounts = f"22 1 {os.major(device)}:{os.minor(device)} / / rw shared:1 - {kind} /dev/sda1 rw"
+        return storage.offload_path(machine({"proc/self/mountinfo": mounts}), offload, folder and str(folder))
+
+    assert found(tmp_path, "none") == []
+    assert found(None)[0].status == OK
+    assert found(tmp_path / "new" / "deeper")[0].status in (OK, WARN)  # whether it is read past the page cache
+    assert (
+        found(tmp_path, kind="tmpfs")[0].status == FAIL and "lies in memory" in found(tmp_path, kind="tmpfs")[0].found
+    )
+    assert found(Path("/proc/mooncake"))[0].status == FAIL
 
 
 def test_what_limits_tcp(machine):

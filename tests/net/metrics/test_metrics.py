@@ -11,7 +11,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from net.metrics.events import Metrics
 from net.metrics.table import declared, size_buckets
-from net.metrics.watched import Watched, of_experts, of_gossip, of_load_words, of_store, of_tenants, of_tiers, of_traces
+from net.metrics.watched import (
+    Watched,
+    of_experts,
+    of_gossip,
+    of_load_words,
+    of_offload,
+    of_store,
+    of_tenants,
+    of_tiers,
+    of_traces,
+)
 
 LABELS = {"model_name": "tiny", "engine": "node-1"}
 
@@ -148,6 +158,7 @@ def test_what_others_count_is_as_of_the_last_read(metrics):
     counts = {"times_masked": 3, "dropped_pairs": 5, "moved_experts": 8, "waited_s": 0.5}
     experts = {"ranks": 2, "masked": {"1": "why"}, "pairs_by_rank": [10, 11], "choices_by_expert": [4, 17]}
     metrics.watch(of_experts(lambda: experts | counts))
+    metrics.watch(of_offload(lambda: {"streamed_layers": 12, "memory_bytes": 90, "bytes_read": 70, "waited_s": 0.25}))
     assert value(metrics, "mooncake:gossip_packets_total", direction="sent") is None
     metrics.read()
     lost["dead"] += 1
@@ -172,6 +183,9 @@ def test_what_others_count_is_as_of_the_last_read(metrics):
     assert value(metrics, "mooncake:expert_pairs_total", rank="1") == 11
     assert value(metrics, "mooncake:expert_choices_total", expert="1") == 17
     assert value(metrics, "mooncake:expert_dropped_pairs_total") == 5
+    assert value(metrics, "mooncake:offload_layers") == 12 and value(metrics, "mooncake:offload_memory_bytes") == 90
+    assert value(metrics, "mooncake:offload_read_bytes_total") == 70
+    assert value(metrics, "mooncake:offload_wait_seconds_total") == 0.25
 
 
 OF_VLLM = {  # what vLLM's own dashboard asks for (examples/observability/prometheus_grafana, of 2026), without labels
