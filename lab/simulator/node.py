@@ -89,6 +89,7 @@ class Node:
         self.batch, self.costs, self._noise = Batch(model, knows.lengths), knows.costs, knows.noise
         self._factor = 1.0  # of the running step, by a slow node
         self.busy_s = 0.0
+        self.prompts_s = 0.0  # of it, in steps with prompts
         self.steps = 0
         self.down = False
         self.known_slowness = 1.0
@@ -277,6 +278,7 @@ class Node:
         computed, self._computing = self._computing, []
         seconds = self._loop.now - begun
         self._stepped(seconds, 1)
+        self.prompts_s += seconds
         if not self.batch.running or self._policy.decodes_wait:
             chunks = [(tokens, job.computed) for job, tokens, attempt in computed if job.retries == attempt]
             if len(chunks) == len(computed):
