@@ -18,6 +18,7 @@ from lab.simulator.failures import Failures, Parts
 from lab.simulator.job import Job
 from lab.simulator.lengths import Lengths
 from lab.simulator.links import SimLinks
+from lab.simulator.migration import Migration
 from lab.simulator.models.contention import Contention
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
@@ -73,6 +74,9 @@ class Cluster:
         self.failures = Failures(config, self.loop, parts, self.jobs, self.changed, self.place, self.slowness)
         self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
         self.scaling = Scaling(config, self.loop, parts, self.changed, lambda: self.unfinished)
+        self.migration = Migration(
+            config, self.model, self.loop, self.network, self.by_name, self.lengths, self.changed, lambda: self._left
+        )
         self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
 
     # --- a run
@@ -88,6 +92,7 @@ class Cluster:
         self.failures.schedule(max((job.arrival for job in self.jobs), default=0.0))
         self.scaling.schedule(min((job.arrival for job in self.jobs), default=0.0))
         self.roles.schedule(min((job.arrival for job in self.jobs), default=0.0))
+        self.migration.schedule(min((job.arrival for job in self.jobs), default=0.0))
         if not self.placing.policy.asks_everybody:
             self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)
         while self._left and self.loop.step():

@@ -37,7 +37,8 @@ class Job:
     placed: float = float("nan")  # the same, after the probes
     begun: float = float("nan")  # start of prefill
     first_token: float = float("nan")
-    joined: float = float("nan")  # when it joined the decode batch
+    joined: float = float("nan")  # when it joined its first decode batch
+    paused: float = float("nan")  # when it left a node for another one, until its next token
     finished: float = float("nan")
     longest_gap: float = 0.0
     gaps: list[tuple[int, float]] = field(default_factory=list)  # (number of gaps between tokens, seconds of each)
@@ -54,7 +55,7 @@ class Job:
         self.output_tokens -= self.decoded
         self.broken = self.broken if math.isnan(self.prefilled) and not math.isnan(self.broken) else crashed
         self.computed = self.decoded = self.prefix_tokens = self.split = 0
-        self.sent = self.begun = self.prefilled = self.joined = math.nan
+        self.sent = self.begun = self.prefilled = self.joined = self.paused = math.nan
         self.log = []
 
     @property

@@ -57,6 +57,8 @@ def figures(
         "pool_model": cluster.pool.kind,
         "gossip_model": cluster.placing.told.kind,
         "digest_answers": _digests(cluster),
+        "moves": sum(cluster.migration.begun.values()) - cluster.migration.given_up,
+        "move_pause_s": spread(cluster.migration.pauses),
         "role_changes": len(cluster.roles.changes),
         "estimate_mape": _mape(placed),
         "prefill_busy": _prefill_busy(cluster, begin, begin + span, paid),

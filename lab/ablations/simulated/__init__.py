@@ -38,6 +38,7 @@ from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.common.evidence import saturated
 from lab.ablations.common.metrics import BUSY, COSTS
+from lab.ablations.decoding.moves import MOVES
 from lab.ablations.fleet.autoscaling import AUTOSCALING
 from lab.ablations.fleet.prices import PRICES
 from lab.ablations.groups.long_prompts import LONG_PROMPTS
@@ -96,6 +97,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         FAILURE,
         SIGNALS,
         ROLES,
+        MOVES,
         AUTOSCALING,
         PRICES,
         SPLIT,

@@ -18,6 +18,8 @@ Files:
     prefill_group  Long prompts on a group of prefill nodes, and short prompts: as a pipeline, with divided tokens, or
                    on one
     presets        Step models by name, from a file, or by formula: the values of --model and --model-geometry
+    segment        Decode steps that are not simulated one by one. Between two changes of a batch, the step time is
+                   linear in its context
     shares         The pooled store and the nodes' own caches by the classes of production, in virtual time
     speculation    A step model whose decode steps verify drafts
     step_models    Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run
