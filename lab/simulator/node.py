@@ -18,8 +18,8 @@ from lab.simulator.lengths import Lengths
 from lab.simulator.models.costs import NodeCosts
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.noise import Noise
-from lab.simulator.models.step_models import StepModel
 from lab.simulator.models.segment import Segment
+from lab.simulator.models.step_models import StepModel
 from sched.batching import BatchingPolicy, StepLoad
 from sched.queueing import QueueOrder
 from sched.stretch import Waiting

@@ -51,9 +51,11 @@ def fewest(values: Values) -> str:
     most = label(DECODE[-1], "none")
     enough = [one for one in DECODE if sign(values, GOOD, label(one, "balance"), most) >= 0]
     if not enough:
-        return f"With moves every number of decode nodes is shown to keep fewer effective requests than {DECODE[-1]} without"
+        return (
+            f"With moves every number of decode nodes keeps fewer effective requests than {DECODE[-1]} without, shown"
+        )
     return (
-        f"With moves {enough[0]} decode nodes are not shown to keep fewer effective requests than {DECODE[-1]} without; "
+        f"With moves {enough[0]} decode nodes are not shown to keep fewer effective ones than {DECODE[-1]} without; "
         f"their cost per million good tokens: {relative(values, COST, label(enough[0], 'balance'), most)}"
     )
 
@@ -66,9 +68,9 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         said.append(f"{decode} decode nodes: {', '.join(words)}, effective requests {points(values, GOOD, on, off)}")
     pause = told(values[label(DECODE[0], "balance")]["p99 pause, ms"], ".0f", " ms")
     return (
-        f"Moves against none: {'; '.join(said)}. {fewest(values)}. The p99 of a pause with {DECODE[0]} nodes is {pause}. "
-        "Llumnix's figures are for all of its mechanisms, of which moves for balance and before preemption are two: "
-        "priorities and scaling are not in this ablation."
+        f"Moves against none: {'; '.join(said)}. {fewest(values)}. The p99 of a pause with {DECODE[0]} nodes is "
+        f"{pause}. Llumnix's figures are for all of its mechanisms, of which moves for balance and before preemption "
+        "are two: priorities and scaling are not in this ablation."
     )
 
 

@@ -14,7 +14,6 @@ from lab.simulator.config import SimConfig
 from lab.simulator.migration import BLOCK_TOKENS
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.result import figures
-from tests.lab.simulator.test_cluster import check
 
 MODEL = StepModel(
     name="round", prefill=(0.0, 1e-5, 0.0), decode=(0.0, 0.0, 1e-2, 1e-3, 0.0), token_bytes=1000, kv_tokens=16_000,
@@ -22,7 +21,13 @@ MODEL = StepModel(
 )  # fmt: skip
 """A decode step takes 10 ms and 1 ms per request; 1,000 tokens of KV move in a millisecond."""
 BASE = SimConfig(
-    prefill=1, decode=2, placement="round-robin", step_models="exact", step_noise=0.0, intents=False, migration="balance"
+    prefill=1,
+    decode=2,
+    placement="round-robin",
+    step_models="exact",
+    step_noise=0.0,
+    intents=False,
+    migration="balance",
 )
 
 
@@ -33,6 +38,15 @@ def ran(config: SimConfig, rows: list[TraceRow], model: StepModel = MODEL) -> Cl
     return cluster
 
 
+def ended(cluster: Cluster) -> None:
+    """Nothing is left behind, also after preemptions."""
+    for job in cluster.jobs:
+        assert job.arrival <= job.first_token <= job.finished and job.decoded == job.output_tokens
+    for node in cluster.nodes:
+        assert not node.queue and not node.coming and not node.batch.running and not node.batch.joining
+        assert node.batch.promised_tokens == node.batch.held_tokens == node.batch.context == 0
+
+
 def uneven(count: int = 16, long: int = 600, short: int = 4) -> list[TraceRow]:
     """Every second answer, and so every one on one of two nodes in turn, is long."""
     return [TraceRow(10.0 * i, 700, long if i % 2 else short, [2 * i, 2 * i + 1]) for i in range(count)]
@@ -41,7 +55,7 @@ def uneven(count: int = 16, long: int = 600, short: int = 4) -> list[TraceRow]:
 def test_the_busy_node_gives_to_the_idle_one():
     still, moving = (ran(replace(BASE, migration=way), uneven()) for way in ("none", "balance"))
     for cluster in (still, moving):
-        check(cluster)
+        ended(cluster)
         assert all(job.decoded == job.output_tokens for job in cluster.jobs)
     assert not still.migration.pauses and figures(still)["moves"] == 0
     told = figures(moving)
@@ -68,7 +82,7 @@ def test_moves_under_pressure_save_preemptions():
     rows = [TraceRow(10.0 * i, 700, 1200 if i % 2 else 4, [2 * i, 2 * i + 1]) for i in range(24)]
     still, moving = (ran(replace(BASE, migration=way), rows) for way in ("none", "balance"))
     for cluster in (still, moving):
-        check(cluster)
+        ended(cluster)
     assert figures(still)["preemptions"] > figures(moving)["preemptions"]
 
 
@@ -100,7 +114,7 @@ def test_whatever_comes_every_request_ends_once(requests, decode, lengths):
         at += gap_ms
         rows.append(TraceRow(at, tokens, answer, [10 * i + k for k in range(-(-tokens // 512))]))
     cluster = ran(replace(BASE, decode=decode, output_lengths=lengths), rows)
-    check(cluster)
+    ended(cluster)
     for job, (_, _, answer) in zip(cluster.jobs, requests, strict=True):
         assert job.resumed + job.decoded == answer
         assert sum(count for count, _ in job.gaps) == answer - 1
