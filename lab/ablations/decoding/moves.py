@@ -12,8 +12,8 @@ from lab.loads.trace import TraceRow
 from lab.simulator.config import SimConfig
 from lab.simulator.models.step_models import PAPER_NODE
 
-PREFILL = 12
-DECODE = (2, 3, 4)
+PREFILL = 8
+DECODE = (8, 10, 12)
 KV_TOKENS = 400_000
 """Of a decode node: less than the node of the paper has, so that bursts fill it."""
 ANSWERS = 4
@@ -36,7 +36,7 @@ def label(decode: int, way: str) -> str:
 
 
 def cases(requests: int | None) -> list[Case]:
-    work = Workload("conversation", min(requests or 3000, 3000), change=bursts)
+    work = Workload("conversation", min(requests or 2000, 2000), change=bursts)
     model = replace(PAPER_NODE, kv_tokens=KV_TOKENS)
     base = SimConfig(prefill=PREFILL, pool_blocks=6000)
     return [
@@ -66,7 +66,7 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
         on, off = label(decode, "balance"), label(decode, "none")
         words = [f"{name} {relative(values, name, on, off)}" for name in (GAP, PREEMPTED, "mean TPOT, ms", COST)]
         said.append(f"{decode} decode nodes: {', '.join(words)}, effective requests {points(values, GOOD, on, off)}")
-    pause = told(values[label(DECODE[0], "balance")]["p99 pause, ms"], ".0f", " ms")
+    pause = told(values[label(DECODE[0], "balance")]["p99 pause, ms"], ".2g", " ms")
     return (
         f"Moves against none: {'; '.join(said)}. {fewest(values)}. The p99 of a pause with {DECODE[0]} nodes is "
         f"{pause}. Llumnix's figures are for all of its mechanisms, of which moves for balance and before preemption "
