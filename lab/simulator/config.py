@@ -44,6 +44,7 @@ class SimConfig:
     prefill: int = 8  # nodes that compute prompts
     decode: int = 8  # nodes that decode
     mixed: int = 0  # nodes that do both
+    store: int = 0  # nodes that only keep the pool, all of it; 0 = the other nodes have equal shares of it
     placement: str = "mooncake"  # see sched/placement/table.py
     queue_order: str = "fcfs"  # fcfs, edf, srpt or weighted-fair (sched/queueing.py)
     eviction: str = "lru"  # see cache/pool/policies/
@@ -122,6 +123,8 @@ class SimConfig:
             raise ValueError(f"--slo {self.slo}: {error}") from None
         if self.autoscale:
             _check_autoscale(self)
+        if self.store and (self.faults or self.crash_every_s or self.autoscale):
+            raise ValueError("--store does not work with --faults, --crash-every-s or --autoscale: give --store 0")
         if self.migration != "none" and (self.faults or self.crash_every_s or self.autoscale or self.role_changes):
             others = "--faults, --crash-every-s, --autoscale or --role-changes"
             raise ValueError(f"--migration {self.migration} does not work with {others}: give --migration none")

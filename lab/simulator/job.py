@@ -22,6 +22,8 @@ class Job:
     decode: str = ""
     source: str = "none"  # source of the prefix: local, pool, none
     prefix_tokens: int = 0  # tokens of the prompt that were not computed
+    fetched_tokens: int = 0  # of these, those fetched from the pool
+    ssd_tokens: int = 0  # of these, those read from SSD
     computed: int = 0  # tokens of the prompt, including the prefix
     split: int = 0  # the decode node computes the prompt from this token on (rivals/dynaserve.py); 0 = it does not
     decoded: int = 0

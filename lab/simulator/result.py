@@ -51,6 +51,8 @@ def figures(
         "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
         "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
         "pool_fetches": sum(job.source == "pool" for job in placed),
+        "fetched_tokens": sum(job.fetched_tokens for job in placed),
+        "ssd_tokens": sum(job.ssd_tokens for job in placed),
         "bytes_moved": cluster.network.bytes_moved,
         "retries": sum(job.retries - job.preemptions for job in jobs),
         "preemptions": sum(job.preemptions for job in jobs),

@@ -13,7 +13,7 @@ from lab.simulator.config import SimConfig
 from lab.simulator.models.step_models import PAPER_NODE
 
 PREFILL = 8
-DECODE = (8, 10, 12)
+DECODE = (12, 16, 20)
 KV_TOKENS = 400_000
 """Of a decode node: less than the node of the paper has, so that bursts fill it."""
 ANSWERS = 4

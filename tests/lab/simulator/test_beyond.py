@@ -27,7 +27,9 @@ FAST = Tiers(near_bytes_s=1e15, far_bytes_s=1e15, latency_s=0.0)
 
 def test_without_cold_blocks_a_step_is_the_models():
     assert context_step_s(MODEL, LAYERS, ROOM, 1000, FAST) == pytest.approx(MODEL.decode_s(1, 1000))
-    assert context_step_s(MODEL, LAYERS, ROOM, 9000, FAST) == pytest.approx(MODEL.decode_s(1, 9000)), "reads cost nothing"
+    assert context_step_s(MODEL, LAYERS, ROOM, 9000, FAST) == pytest.approx(MODEL.decode_s(1, 9000)), (
+        "reads cost nothing"
+    )
 
 
 def test_dram_is_read_where_it_lies_and_the_tier_ahead():
