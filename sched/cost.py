@@ -83,7 +83,10 @@ class Regression:
 
     def estimate(self, features: Sequence[float]) -> float:
         """Seconds."""
-        return sum(c * x for c, x in zip(self.coefficients, features, strict=True))
+        seconds = 0.0
+        for c, x in zip(self.coefficients, features, strict=True):  # sum() over a generator takes twice as long
+            seconds += c * x
+        return seconds
 
     def _fit(self) -> Vector:
         """Minimise the sum of (x c - t)^2 / (t t'), where t' is the last round's estimate, plus the pull of the prior.

@@ -165,7 +165,7 @@ PURE = (
     "lab.formulas.plan",
     "lab.simulator.refusals",
     "lab.simulator.result",
-    "lab.simulator.segment",
+    "lab.simulator.models.segment",
     "lab.simulator.models.speculation",
 )
 IMPURE_IMPORTS = {

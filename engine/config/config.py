@@ -107,8 +107,8 @@ class Config(ScalingFields):
     slo: str = flag(
         spell(CLASSES),
         "scheduling",
-        "target time to first token (ttft) and between tokens (tbt) of each class, in seconds, for --rejection and "
-        "--queue-order; values that you leave out keep their defaults; give all nodes the same targets",
+        "target time to first token (ttft) and between tokens (tbt) of each class, in seconds, for --rejection, "
+        "--queue-order and --placement; values that you leave out keep their defaults; give all nodes the same targets",
         unit="CLASS:ttft=S,tbt=S;...",
     )
     slo_scale: float = flag(1.0, "scheduling", "factor on the targets of --slo for --rejection", least=0.001)

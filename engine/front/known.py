@@ -15,7 +15,7 @@ from engine.front.placed import ProbeAnswer
 from engine.front.unlike import UnlikeNodes
 from net.gossip.driver import Gossip
 from sched.gossip.intents import Ring, ring_of
-from sched.gossip.load_word import DRAINING
+from sched.gossip.load_word import CLOSED
 from sched.gossip.record import RECORD
 from sched.gossip.state import Records
 from sched.membership.member import Member, Rng, Status
@@ -79,19 +79,19 @@ class _Layout:
 
 
 def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
-    """Nodes that are still loading their model have no blocks, so they are strangers. Draining nodes are left out, and
-    so are suspected nodes whose roles other nodes have."""
+    """Nodes that are still loading their model have no blocks, so they are strangers. Left out are nodes that drain
+    or read weights, and suspected nodes whose roles other nodes have."""
     mates, holders = gossip.core.mates(), gossip.core.digests.holders
     members = {member.node_id: member for member in (*mates, gossip.me)}
     suspected = {name for name, member in members.items() if member.status is not Status.ALIVE}
     missing = COMPUTES.difference(*(m.roles for name, m in members.items() if name not in suspected))
     have_record, flags = _have_record(records), records["flags"].copy()
     rows, here, strangers = [], [], []
-    for row, (node_id, ready, leaves) in enumerate(
-        zip(ids, have_record.tolist(), (flags & DRAINING).tolist(), strict=True)
+    for row, (node_id, ready, closed) in enumerate(
+        zip(ids, have_record.tolist(), (flags & CLOSED).tolist(), strict=True)
     ):
         member = members.get(node_id)
-        if leaves or member is None or COMPUTES.isdisjoint(member.roles):
+        if closed or member is None or COMPUTES.isdisjoint(member.roles):
             continue
         if node_id in suspected and missing.isdisjoint(member.roles):
             continue

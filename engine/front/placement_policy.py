@@ -14,6 +14,7 @@ from sched.membership.member import Rng
 from sched.placement.cheapest import CheapestPlacement, Price, equal_prices
 from sched.placement.choice import PlacementPolicy
 from sched.placement.mooncake import Compiled, MooncakePlacement
+from sched.placement.phases import ByObjectives
 from sched.placement.table import METHODS, placements
 
 COMPILED = Compiled(shortlist, find)
@@ -28,6 +29,8 @@ def placement_policy(config: Config, rng: Rng, price: Price = equal_prices) -> P
             more["compiled"] = COMPILED
         if isinstance(kind, type) and issubclass(kind, CheapestPlacement):
             more |= {"classes": config.classes, "price": price}
+        if isinstance(kind, type) and issubclass(kind, ByObjectives):
+            more["classes"] = config.classes
         limits = Limits(config.max_waiting_requests)
         return kind(limits, rng, config.kvcache_balancing_threshold, **more)
     except (ValueError, TypeError) as error:

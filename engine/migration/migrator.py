@@ -23,7 +23,7 @@ from engine.migration.outgoing import Outgoing
 from engine.step.request import Request, RequestState
 from net.loop.tasks import keep, spawn
 from net.metrics.events import Metrics
-from sched.gossip.load_word import DRAINING, ROLE_BITS
+from sched.gossip.load_word import CLOSED, ROLE_BITS
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Status
 from sched.migration import Balancer, DecodeNode, Movable, in_need, to_balance, to_leave
@@ -176,7 +176,7 @@ class Migrator:
             and kv_of(member.info) == own
             and (record := records.get(member.node_id)) is not None
             and record.flags & ROLE_BITS["decode"]
-            and not record.flags & DRAINING
+            and not record.flags & CLOSED
             and record.blocks_total
             and self._refused.get(member.node_id, 0.0) <= now
         ]

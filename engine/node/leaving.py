@@ -18,7 +18,7 @@ from engine.config.config import Config
 from engine.node.parts import Serving
 from net.gossip.driver import Gossip
 from net.http.common.frontend import Refused
-from sched.gossip.load_word import DRAINING
+from sched.gossip.load_word import CLOSED
 from sched.membership.member import Status
 
 log = logging.getLogger("mooncake.node")
@@ -106,7 +106,7 @@ class Leaving:
             and member.node_id != me
             and member.node_id in records
             and records[member.node_id].blocks_total
-            and not records[member.node_id].flags & DRAINING
+            and not records[member.node_id].flags & CLOSED
         ]
         mine = [role for role in self._roles if role in ("prefill", "decode")]
         return next((role for role in mine if not any(role in member.roles for member in staying)), None)

@@ -53,7 +53,7 @@ from engine.scaling.role_changes import RoleChanges
 from engine.scaling.scaler import SCALES, Scaler, may_leave
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
-from net.channel.sockets import control_port
+from net.channel.sockets import control_port, naming_control_port
 from net.compiled import NotCompiled
 from net.gossip.driver import Gossip, JoinRefused
 from net.gossip.load_words import LoadWords
@@ -154,7 +154,7 @@ class Node:
     # --- life
 
     async def start(self) -> None:
-        """Returns when this node serves. Raises UsageError if the cluster refuses it."""
+        """Returns when this node serves. Raises ListenError, and UsageError if the cluster refuses it."""
         config = self.config
         self.supervisor.install()
         self.measures.stalls.start()
@@ -163,12 +163,13 @@ class Node:
             if config.transport == "rdma" or config.rdma_devices != "auto":
                 self._check_rdma()
         wanted = config.control_port or control_port(config.host, config.port)
-        host, port = await self.channel.start(config.host, wanted)
-        self.gossip.on_up(self._member_up)
-        self.gossip.on_down(self._member_down)
-        self.channel.on_lost(self.gossip.suspect)
-        self._recorder.start()
-        await self.gossip.start(host, port)
+        with naming_control_port(config.host, wanted):
+            host, port = await self.channel.start(config.host, wanted)
+            self.gossip.on_up(self._member_up)
+            self.gossip.on_down(self._member_down)
+            self.channel.on_lost(self.gossip.suspect)
+            self._recorder.start()
+            await self.gossip.start(host, port)
         self._gossiping = True
         try:
             await asyncio.to_thread(key_chain.prepare)

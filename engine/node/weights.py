@@ -17,7 +17,7 @@ from engine.node.parts import Serving
 from engine.update.coordinator import WeightUpdates
 from engine.update.member import WeightsMember
 from engine.update.served import ServedWeights, served_of
-from sched.gossip.load_word import DRAINING
+from sched.gossip.load_word import READING
 from sched.gossip.state import NodeRecord
 
 
@@ -51,7 +51,7 @@ class NodeWeights:
 
     def onto(self, record: NodeRecord) -> NodeRecord:
         """The record with the tag of the weights. A node without them takes no requests."""
-        flags = record.flags | DRAINING * (self.member.behind is not None)
+        flags = record.flags | READING * (self.member.behind is not None)
         return replace(record, weights=self.member.served.tag, flags=flags)
 
     def told(self) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
   scripts/tools.py validate --nodes mixed=1                      # one node on one core, the client on another
   scripts/tools.py validate --nodes prefill=1,decode=1           # one core each, which the client shares
+  scripts/tools.py validate --nodes prefill=1,decode=1,store=1 --store-dram-mb 40 --store-ssd-mb 400 -- \\
+      --kv-cache-bytes 60M                                       # prefixes from the DRAM and the SSD of a store
   scripts/tools.py validate --preset cpu.json --json out.json && scripts/simulate.py --model cpu.json --mixed 2
   scripts/tools.py validate --trace mine.jsonl --rate 2          # a recorded trace, an eighth of its lengths
 
 The command starts nodes of the embedded model, each on its own core, which record their steps (--record-steps). They
 first get requests of many sizes and an open-loop part with --fit-seed: lab/simulator/models/fit.py fits a step model to
 the steps, and the command also fits the way in, the hand-over, and the contention of nodes on one machine. Then
---seconds of open-loop requests with --seed run live and simulated. Exit code 1 if a goal is missed: mean time per
-output token within 5 %, mean time to first token within 10 %, its p99 within 20 %.
+--seconds of open-loop requests with --seed run live and simulated. With a store, prefixes from it are simulated too,
+with the rates of DRAM and SSD that the fetches in the part for the fit had. Exit code 1 if a goal is missed: mean time
+per output token within 5 %, mean time to first token within 10 %, its p99 within 20 %.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from rich.table import Table
 
 from engine.config.flags import UsageError
 from lab.ablations.live.calibrate import Calibrated, calibrate, recorded
+from lab.ablations.live.fetches import Fetches, fetches
 from lab.ablations.live.loads import Shape, requests, scaled, specs
 from lab.ablations.live.play import doors, figures, pinned, play
 from lab.ablations.live.shares import CpuShares, Watch
@@ -34,9 +38,10 @@ from lab.ablations.live.twin import base_model, simulate, twin
 from lab.bench.common.client import Unreachable
 from lab.bench.common.machine import machine
 from lab.bench.common.results import commit, write_result
-from lab.flag_types import above_zero, natural, share
+from lab.flag_types import above_zero, natural, positive, share
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster, NodeDied, StartTimeout
+from lab.launch.nodes import parse_nodes
 from lab.loads.trace import TraceRow, read_trace
 from lab.planning.command import pair
 from lab.simulator.config import SimConfig
@@ -87,6 +92,9 @@ class Measured:
     kv_tokens: int
     idle: CpuShares
     loaded: CpuShares
+    store: dict[str, Any] | None = None  # resolved Config of a node that is only a store
+    fitted_fetches: Fetches | None = None  # in the part for the fit
+    fetches: Fetches | None = None  # in the measured part
 
 
 def parser() -> ArgumentParser:
@@ -104,6 +112,10 @@ def parser() -> ArgumentParser:
     made.add_argument("--prompt", type=pair, default=(500.0, 0.8), metavar="MEAN,CV", help="lognormal prompts, tokens")
     made.add_argument("--answer", type=pair, default=(32.0, 0.5), metavar="MEAN,CV", help="and answers")
     made.add_argument("--shared", type=share, default=0.5, help="share of requests that begin with one of 8 prefixes")
+    made.add_argument(
+        "--store-dram-mb", type=positive, metavar="MB", help="DRAM of each node with the role store alone"
+    )
+    made.add_argument("--store-ssd-mb", type=positive, metavar="MB", help="its SSD, in a temporary folder")
     made.add_argument("--trace", type=Path, metavar="FILE", help="take lengths, prefixes and order from a trace")
     made.add_argument("--preset", type=Path, metavar="FILE", help="write the fitted model for --model of the simulator")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
@@ -143,9 +155,22 @@ def measure(args: Namespace, cluster: LocalCluster, run_dir: Path, rows: list[Tr
     if live["finished"] < len(rows):
         raise Unreachable(f"{len(rows) - live['finished']} of {len(rows)} requests failed: {live['errors']}")
     steps = [step for step in recorded(files) if step.begin > since]
-    return Measured(
-        calibrated, quality(calibrated.model, calibrated.contention, steps), live, config, kv_tokens, idle, loaded
-    )
+    found = quality(calibrated.model, calibrated.contention, steps)
+    stores = [node.url for node in cluster.nodes if node.role == "store"]
+    if not stores:
+        return Measured(calibrated, found, live, config, kv_tokens, idle, loaded)
+    store = rest.get(f"{stores[0]}/debug/state")["config"]
+    before, now = (fetches(urls[0], part, config["block_size"]) for part in (calibrated.load, played.outcomes))
+    model = with_rates(calibrated.model, before)
+    calibrated = replace(calibrated, model=model)
+    return Measured(calibrated, found, live, config, kv_tokens, idle, loaded, store, before, now)
+
+
+def with_rates(model: StepModel, found: Fetches) -> StepModel:
+    """The model with the rates of these fetches, as far as there were some."""
+    if found.dram_bytes_s:
+        model = replace(model, nic_bytes_s=found.dram_bytes_s)
+    return replace(model, ssd_bytes_s=found.ssd_alone_bytes_s) if found.ssd_bytes_s else model
 
 
 def compare(
@@ -176,6 +201,8 @@ def show(args: Namespace, measured: Measured, compared: Sequence[Compared], simu
             console.print(
                 f"{title}: {seen.steps} {kind} steps, off by {seen.error:.1%} on average, {seen.bias:+.1%} in total"
             )
+    if measured.fetches is not None:
+        _show_fetches(console, measured, simulated)
     model, idle, loaded = measured.calibrated.model, measured.idle, measured.loaded
     console.print(
         f"way in {1000 * model.front_s:.1f} ms, hand-over {1000 * model.handover_s:.1f} ms, steps "
@@ -189,6 +216,35 @@ def show(args: Namespace, measured: Measured, compared: Sequence[Compared], simu
     )
 
 
+def _show_fetches(console: Console, measured: Measured, simulated: dict[str, Any]) -> None:
+    found, model, store = measured.fetches, measured.calibrated.model, measured.store
+    assert found is not None and store is not None
+    console.print(
+        f"prefixes from the store: {found.dram_tokens} tokens from DRAM and {found.ssd_tokens} from SSD live, "
+        f"{simulated['fetched_tokens'] - simulated['ssd_tokens']} and {simulated['ssd_tokens']} simulated; fitted "
+        f"rates {model.nic_bytes_s / 1e9:.2f} and {model.ssd_bytes_s / 1e9:.2f} GB/s"
+    )
+    empty = [] if found.dram_tokens else ["DRAM"]
+    empty += ["SSD"] if store["ssd_path"] is not None and not found.ssd_tokens else []
+    if empty:
+        console.print(
+            f"no prefix came from {' or '.join(empty)} live, so nothing is validated there: change --store-dram-mb, "
+            "--shared or the nodes' --kv-cache-bytes",
+            style="yellow",
+        )
+
+
+def store_flags(args: Namespace, folder: Path) -> dict[str, list[str]]:
+    """More flags of the nodes that are only a store. Raises ValueError."""
+    given = args.store_dram_mb is not None or args.store_ssd_mb is not None
+    if given and not any(role == "store" for _, role in parse_nodes(args.nodes)):
+        raise ValueError(f"--store-dram-mb and --store-ssd-mb are for a node with the role store; --nodes {args.nodes}")
+    made = [] if args.store_dram_mb is None else ["--dram-bytes", f"{args.store_dram_mb}M"]
+    if args.store_ssd_mb is not None:
+        made += ["--ssd-path", f"{folder}/ssd-{{node}}", "--ssd-bytes", f"{args.store_ssd_mb}M"]
+    return {"store": made}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0 = all goals met, 1 = one is missed, 2 = the measurement failed."""
     args = parser().parse_args(argv)
@@ -200,10 +256,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
             run_dir = Path(folder) / "nodes"
             flags = ("--record-steps", f"{run_dir}/{{node}}.steps", *args.node_flags)
-            with pinned(args.nodes, flags, run_dir) as cluster:
+            with pinned(args.nodes, flags, run_dir, store_flags(args, Path(folder))) as cluster:
                 measured = measure(args, cluster, run_dir, rows, errors)
         model = measured.calibrated.model
-        config = twin(args.nodes, measured.config, measured.kv_tokens, measured.calibrated.contention)
+        contention = measured.calibrated.contention
+        config = twin(args.nodes, measured.config, measured.kv_tokens, contention, measured.store)
         compared, simulated = compare(measured.live, config, model, rows)
     except (Unreachable, NodeDied, StartTimeout, OSError, ValueError, UsageError, rest.RestError) as error:
         errors.print(f"validate: {error}", style="red", markup=False)
@@ -226,6 +283,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "simulated": simulated,
         }
         told |= {"fitted_to": measured.calibrated.quality, "held_out": measured.held_out}
+        if measured.fetches is not None and measured.fitted_fetches is not None and measured.store is not None:
+            kept = {name: measured.store[name] for name in ("dram_bytes", "ssd_bytes", "ssd_backend", "eviction")}
+            told["fetches"] = {
+                "fitted": asdict(measured.fitted_fetches), "live": asdict(measured.fetches), "store": kept,
+            }  # fmt: skip
         told |= {"cores_idle": asdict(measured.idle), "cores_loaded": asdict(measured.loaded)}
         write_result(told, [one.row(args.nodes) for one in compared], args.json)
     return 0 if all(one.met for one in compared) else 1

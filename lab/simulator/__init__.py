@@ -17,6 +17,8 @@ Files:
     links           The acceptors' estimates of transfers: exact, learned from transfers, or learned and reported by
                     the rails
     making          The parts of a simulated cluster, made from its configuration
+    migration       Running requests that move between decode nodes: the rules of sched/migration.py on the present
+                    state of the nodes
     node            A prefill, decode or mixed node: the queue of prompts, and the steps that it and the batch
                     (batch.py) take
     placing         The acceptors' knowledge of the nodes, and their placement of requests: the classes of sched/
@@ -27,7 +29,6 @@ Files:
     result          Figures of a run: latencies, hits, goodput; independent of the clock and the machine
     roles           Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
     scaling         Nodes that start and leave with the load: sched/scaling/ on the present state of the nodes
-    segment         Decode steps that are not simulated one by one
     models/         Models of steps, networks, disks and caches in virtual time
     rivals/         Rivals that need a mechanism which nodes do not have, so that only the simulator has them
 """

@@ -36,6 +36,8 @@ class Acceptors:
 
     def observed(self, job: Job) -> None:
         """The job has its first token."""
+        if not self._learns:
+            return
         policy = self.learning.get(job.acceptor)
         if isinstance(policy, LearningPolicy):
             policy.observed(job.prefill, job.estimates, job.first_token - job.sent)

@@ -6,6 +6,7 @@ then the last one in the queue's order is preempted, as in engine/core/seats.py,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from lab.simulator.job import Job
@@ -72,7 +73,8 @@ class Batch:
             self._held[job] = tokens
             self.held_tokens += tokens
             self.context += job.context
-            job.joined = now
+            if math.isnan(job.joined):
+                job.joined = now
             self.running.append(job)
 
     def advance(self, now: float, steps: int, last_s: float, begun: float, first_s: float) -> list[Job]:
@@ -83,6 +85,8 @@ class Batch:
         for job in self.running:
             # The gap after the first token includes the hand-over.
             gap = begun + first_s - job.prefilled if job.decoded == 1 else self.held_s + first_s
+            if not math.isnan(job.paused):  # it came from another node after its last token
+                gap, job.paused = begun + first_s - job.paused, math.nan
             job.longest_gap = max(job.longest_gap, gap)
             job.gaps.append((1, gap))
             if steps > 1:

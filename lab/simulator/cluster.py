@@ -18,6 +18,7 @@ from lab.simulator.failures import Failures, Parts
 from lab.simulator.job import Job
 from lab.simulator.lengths import Lengths
 from lab.simulator.links import SimLinks
+from lab.simulator.migration import Migration
 from lab.simulator.models.contention import Contention
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
@@ -56,8 +57,9 @@ class Cluster:
         self.halves = Halves(config.prefill_share, self.nodes, config.prefill)
         self.by_name = {node.name: node for node in self.nodes}
         self._facts: list[Facts] = []
-        self.disks = making.disks(config, self.model, self.loop, len(self.nodes))
-        self.pool = making.pool(config, self.model, self.disks, [node.name for node in self.nodes])
+        self.homes = making.homes(config)
+        self.disks = making.disks(config, self.model, self.loop, len(self.homes))
+        self.pool = making.pool(config, self.model, self.disks, self.homes)
         self.links = SimLinks(config.links, self.network, self.loop, config.seed)
         self.slowness = [1.0] * len(self.nodes)
         self._told_costs: list[tuple[tuple[float, float, float], float] | None] = [None] * len(self.nodes)
@@ -73,6 +75,9 @@ class Cluster:
         self.failures = Failures(config, self.loop, parts, self.jobs, self.changed, self.place, self.slowness)
         self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
         self.scaling = Scaling(config, self.loop, parts, self.changed, lambda: self.unfinished)
+        self.migration = Migration(
+            config, self.model, self.loop, self.network, self.by_name, self.lengths, self.changed, lambda: self._left
+        )
         self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
 
     # --- a run
@@ -88,6 +93,7 @@ class Cluster:
         self.failures.schedule(max((job.arrival for job in self.jobs), default=0.0))
         self.scaling.schedule(min((job.arrival for job in self.jobs), default=0.0))
         self.roles.schedule(min((job.arrival for job in self.jobs), default=0.0))
+        self.migration.schedule(min((job.arrival for job in self.jobs), default=0.0))
         if not self.placing.policy.asks_everybody:
             self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)
         while self._left and self.loop.step():
@@ -171,6 +177,7 @@ class Cluster:
         own = self._own_tokens(prefill, job)
         fetched = max(own, decision.prefix_tokens) if decision.prefix_source == "pool" else own
         job.prefix_tokens = job.computed = fetched
+        job.fetched_tokens = fetched - own
         job.source = "pool" if fetched > own else "local" if own else "none"
         job.prefill_s = prefill.costs.prompt_s(job.num_uncomputed, job.computed)
         decode.promise(job)
@@ -181,7 +188,8 @@ class Cluster:
 
         def read() -> None:
             nonlocal cold
-            cold = bool(self.pool.cold(blocks))
+            found = self.pool.cold(blocks)
+            cold, job.ssd_tokens = bool(found), found.total() * size
             self.pool.read(blocks, partial(self._collect, self.pool.sources(blocks), prefill.name, nbytes, ready))
 
         def ready() -> None:
@@ -220,7 +228,7 @@ class Cluster:
             if not left:
                 done()
 
-        parts = {self.nodes[node].name: nbytes * count / blocks for node, count in sources.items()}
+        parts = {self.homes[home]: nbytes * count / blocks for home, count in sources.items()}
         self.network.gather(parts, target, one)
 
     def prefill_begun(self, node: Node, job: Job) -> None:
@@ -243,7 +251,7 @@ class Cluster:
         if self.config.publish == "home":
             block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
             missing = self.pool.missing(blocks).items() if self.pool.capacity else ()
-            parts = {self.nodes[home].name: count * block_bytes for home, count in missing}
+            parts = {self.homes[home]: count * block_bytes for home, count in missing}
             self.network.scatter(node.name, parts, _nothing)
         self.caches[node.index].use(blocks, self._facts)
         self.pool.use(blocks, self._facts)

@@ -55,6 +55,7 @@ CHOICES = {
     "output_lengths": lengths.KINDS,
     "pool_model": POOL_MODELS,
     "gossip_model": GOSSIP_MODELS,
+    "migration": ("none", "balance"),
     "role_policy": tuple(role_policies),
 }
 OWN = {"placement"}  # takes several values

@@ -44,6 +44,7 @@ class SimConfig:
     prefill: int = 8  # nodes that compute prompts
     decode: int = 8  # nodes that decode
     mixed: int = 0  # nodes that do both
+    store: int = 0  # nodes that only keep the pool, all of it; 0 = the other nodes have equal shares of it
     placement: str = "mooncake"  # see sched/placement/table.py
     queue_order: str = "fcfs"  # fcfs, edf, srpt or weighted-fair (sched/queueing.py)
     eviction: str = "lru"  # see cache/pool/policies/
@@ -98,6 +99,7 @@ class SimConfig:
     detect_s: float = 1.0  # time until a slow node is known, and, with gossip_model fast, a crash
     retry_s: float = 0.2  # pause between tries of a request that met a dead node
     gossip_loss: float = 0.0  # share of the records that a gossip round loses
+    migration: Literal["none", "balance"] = "none"  # running requests move between decode nodes: sched/migration.py
     role_changes: bool = False  # nodes can do both and change roles, see lab/simulator/roles.py
     role_policy: str = "threshold"  # when they change them, see sched/role_ratio.py
     role_hold_s: float = 15.0  # time for which another layout must be better before a node changes
@@ -121,6 +123,11 @@ class SimConfig:
             raise ValueError(f"--slo {self.slo}: {error}") from None
         if self.autoscale:
             _check_autoscale(self)
+        if self.store and (self.faults or self.crash_every_s or self.autoscale):
+            raise ValueError("--store does not work with --faults, --crash-every-s or --autoscale: give --store 0")
+        if self.migration != "none" and (self.faults or self.crash_every_s or self.autoscale or self.role_changes):
+            others = "--faults, --crash-every-s, --autoscale or --role-changes"
+            raise ValueError(f"--migration {self.migration} does not work with {others}: give --migration none")
         node_classes(self.node_classes)
         if not (self.mixed or (self.prefill and self.decode)):
             raise ValueError("no node computes prompts, or none decodes: give --prefill and --decode, or --mixed")

@@ -22,6 +22,8 @@ class Job:
     decode: str = ""
     source: str = "none"  # source of the prefix: local, pool, none
     prefix_tokens: int = 0  # tokens of the prompt that were not computed
+    fetched_tokens: int = 0  # of these, those fetched from the pool
+    ssd_tokens: int = 0  # of these, those read from SSD
     computed: int = 0  # tokens of the prompt, including the prefix
     split: int = 0  # the decode node computes the prompt from this token on (rivals/dynaserve.py); 0 = it does not
     decoded: int = 0
@@ -37,7 +39,8 @@ class Job:
     placed: float = float("nan")  # the same, after the probes
     begun: float = float("nan")  # start of prefill
     first_token: float = float("nan")
-    joined: float = float("nan")  # when it joined the decode batch
+    joined: float = float("nan")  # when it joined its first decode batch
+    paused: float = float("nan")  # when it left a node for another one, until its next token
     finished: float = float("nan")
     longest_gap: float = 0.0
     gaps: list[tuple[int, float]] = field(default_factory=list)  # (number of gaps between tokens, seconds of each)
@@ -54,7 +57,7 @@ class Job:
         self.output_tokens -= self.decoded
         self.broken = self.broken if math.isnan(self.prefilled) and not math.isnan(self.broken) else crashed
         self.computed = self.decoded = self.prefix_tokens = self.split = 0
-        self.sent = self.begun = self.prefilled = self.joined = math.nan
+        self.sent = self.begun = self.prefilled = self.joined = self.paused = math.nan
         self.log = []
 
     @property

@@ -73,6 +73,11 @@ def counts(config: SimConfig, at_begin: bool = False) -> dict[str, int]:
     return found
 
 
+def homes(config: SimConfig) -> list[str]:
+    """The nodes with a share of the pool."""
+    return [f"store-{i}" for i in range(config.store)] or [name for name, _ in _names(config)]
+
+
 def price(config: SimConfig, node: Node) -> float:
     """Of the node, per hour."""
     if (unlike := _class_of(config, node.name)) is not None:

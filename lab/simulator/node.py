@@ -18,8 +18,8 @@ from lab.simulator.lengths import Lengths
 from lab.simulator.models.costs import NodeCosts
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.noise import Noise
+from lab.simulator.models.segment import Segment
 from lab.simulator.models.step_models import StepModel
-from lab.simulator.segment import Segment
 from sched.batching import BatchingPolicy, StepLoad
 from sched.queueing import QueueOrder
 from sched.stretch import Waiting
@@ -89,6 +89,7 @@ class Node:
         self.batch, self.costs, self._noise = Batch(model, knows.lengths), knows.costs, knows.noise
         self._factor = 1.0  # of the running step, by a slow node
         self.busy_s = 0.0
+        self.prompts_s = 0.0  # of it, in steps with prompts
         self.steps = 0
         self.down = False
         self.known_slowness = 1.0
@@ -98,6 +99,7 @@ class Node:
         self._kv_tokens = model.kv_tokens - model.fixed_tokens
         self._segment: Segment | None = None
         self._computing: list[tuple[Job, int, int]] = []  # prompt, tokens, attempt
+        self._leaving: list[tuple[Job, Callable[[bool], None]]] = []  # at the end of the step
         self._version = 0
         self._idle = True
 
@@ -163,6 +165,12 @@ class Node:
             self.batch.joining.append(job)
             self._wake()
 
+    def give(self, job: Job, left: Callable[[bool], None]) -> None:
+        """Take a running job out at the end of the step, for another node; then call left(True). left(False): it has
+        ended or was preempted before."""
+        self._leaving.append((job, left))
+        self.disturb()
+
     def cancel(self, job: Job) -> None:
         """Another node of the job's attempt was lost; drop the job here."""
         if job in self.coming or job in self.queue:
@@ -178,7 +186,7 @@ class Node:
         self.batch.clear()
         self.queue, self.queued_s = [], 0.0
         self._version += 1
-        self._segment, self._computing = None, []
+        self._segment, self._computing, self._leaving = None, [], []
         self._idle = self.down = True
         self._events.changed(self)
 
@@ -206,6 +214,8 @@ class Node:
         if version != self._version:
             return
         now = self._loop.now
+        if self._leaving:
+            self._let_go()
         self.batch.admit(now)
         for job in self.batch.preempt(lambda running: self._order.order(now, running)):
             self._events.preempted(self, job)
@@ -221,6 +231,14 @@ class Node:
         else:
             self._idle = True
         self._events.changed(self)
+
+    def _let_go(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for job, left in leaving:
+            runs = job in self.batch.running
+            if runs:
+                self.batch.cancel(job)
+            left(runs)
 
     def _chunk(self, now: float) -> None:
         """Make a step with prompts."""
@@ -277,6 +295,7 @@ class Node:
         computed, self._computing = self._computing, []
         seconds = self._loop.now - begun
         self._stepped(seconds, 1)
+        self.prompts_s += seconds
         if not self.batch.running or self._policy.decodes_wait:
             chunks = [(tokens, job.computed) for job, tokens, attempt in computed if job.retries == attempt]
             if len(chunks) == len(computed):

@@ -13,6 +13,7 @@ from sched.classes import with_objectives
 from sched.placement.cheapest import CheapestPlacement
 from sched.placement.choice import PlacementPolicy
 from sched.placement.learned import LearnedPlacement, NodeFactors, Predictor
+from sched.placement.phases import ByObjectives
 
 
 class Perfect:
@@ -58,11 +59,13 @@ predictors: dict[str, Callable[[SimConfig, Mapping[str, Node], Sequence[float]],
 
 
 def equip(policy: PlacementPolicy, config: SimConfig, nodes: Mapping[str, Node], slowness: Sequence[float]) -> None:
-    """Give a placement by cost its prices and objectives, and a learned one the predictor and the guard that the
+    """Give a placement its objectives, one by cost its prices, and a learned one the predictor and the guard that the
     configuration names; slowness: the true factor of each node, by index. Raises ValueError."""
+    if isinstance(policy, CheapestPlacement | ByObjectives):
+        policy.classes = with_objectives(config.slo)
     if isinstance(policy, CheapestPlacement):
         prices = {name: price(config, node) for name, node in nodes.items()}
-        policy.price, policy.classes = prices.__getitem__, with_objectives(config.slo)
+        policy.price = prices.__getitem__
     if not isinstance(policy, LearnedPlacement):
         return
     if config.predictor not in predictors:

@@ -12,6 +12,7 @@ from lab.simulator.cluster import Cluster
 from lab.simulator.job import Job
 from lab.simulator.making import price
 from lab.simulator.models.gossip import Gossip
+from lab.simulator.node import Node
 from sched.classes import CLASSES, Classes, with_objectives
 
 SHARES = (0.5, 0.9, 0.99)
@@ -27,7 +28,7 @@ def figures(
     done = [job for job in jobs if not math.isnan(job.finished)]
     placed = [job for job in jobs if not math.isnan(job.first_token)]
     begin = min((job.arrival for job in jobs), default=0.0)
-    span = max((job.finished for job in done), default=0.0) - begin
+    span = max((job.finished for job in done), default=begin) - begin
     paid = {node.name: cluster.scaling.paid_s(node.name, begin, begin + span) for node in cluster.nodes}
     good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes)]
     tokens = sum(job.input_tokens for job in placed)
@@ -50,14 +51,19 @@ def figures(
         "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
         "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
         "pool_fetches": sum(job.source == "pool" for job in placed),
+        "fetched_tokens": sum(job.fetched_tokens for job in placed),
+        "ssd_tokens": sum(job.ssd_tokens for job in placed),
         "bytes_moved": cluster.network.bytes_moved,
         "retries": sum(job.retries - job.preemptions for job in jobs),
         "preemptions": sum(job.preemptions for job in jobs),
         "pool_model": cluster.pool.kind,
         "gossip_model": cluster.placing.told.kind,
         "digest_answers": _digests(cluster),
+        "moves": sum(cluster.migration.begun.values()) - cluster.migration.given_up,
+        "move_pause_s": spread(cluster.migration.pauses),
         "role_changes": len(cluster.roles.changes),
         "estimate_mape": _mape(placed),
+        "prefill_busy": _prefill_busy(cluster, begin, begin + span, paid),
         "busy": {node.name: node.busy_s / span if span else 0.0 for node in cluster.nodes},
         "wasted_prefill_tokens": sum(
             job.computed - job.prefix_tokens for job in placed if job.refused and math.isnan(job.finished)
@@ -89,6 +95,28 @@ def _cost(cluster: Cluster, seconds: Mapping[str, float], good: Sequence[Job]) -
     tokens = sum(job.input_tokens + job.output_tokens for job in good)
     total = sum(price(cluster.config, node) * seconds[node.name] for node in cluster.nodes)
     return 1e6 * total / HOUR_S / tokens if tokens else None
+
+
+def _prefill_busy(cluster: Cluster, begin: float, end: float, paid: Mapping[str, float]) -> float | None:
+    """Share of the time of the nodes with the role prefill in which they compute prompts, also next to decodes; None
+    without such time. A node that changes its role counts while it has that role; the prompts that it still finishes
+    then can make the sum exceed the time a little."""
+    busy_s = sum(node.prompts_s for node in cluster.nodes)
+    if cluster.config.role_changes:
+        able_s = sum(_prefills_s(cluster, node, begin, end) for node in cluster.nodes)
+    else:
+        able_s = sum(paid[node.name] for node in cluster.nodes if "prefill" in node.roles)
+    return min(1.0, busy_s / able_s) if able_s > 0 else None
+
+
+def _prefills_s(cluster: Cluster, node: Node, begin: float, end: float) -> float:
+    """Seconds between `begin` and `end` in which the node has the role prefill, which it may change."""
+    total, since, has = 0.0, begin, "prefill" in node.roles
+    for at, name, does in cluster.roles.changes:
+        if name == node.name:
+            total += has * max(0.0, min(at, end) - since)
+            since, has = max(since, min(at, end)), "prefill" in does
+    return total + has * (end - since)
 
 
 def _parts(cluster: Cluster) -> int:

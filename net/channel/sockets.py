@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class ListenError(Exception):
@@ -49,6 +52,18 @@ def control_port(host: str, http_port: int) -> int:
     except OSError:
         return 0
     return port
+
+
+@contextmanager
+def naming_control_port(host: str, port: int) -> Iterator[None]:
+    """What fails inside to bind the control port for TCP or UDP fails with ListenError, which names the flag."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ListenError(
+            f"--control-port {port} on {host}: {reason}; give another one that is free for TCP and UDP, or 0 for any"
+        ) from None
 
 
 def _remedy(host: str, port: int, error: OSError) -> str:

@@ -52,6 +52,8 @@ ROLE_BITS = {"prefill": 1, "decode": 2, "store": 4}
 DRAINING = 8  # finishes its requests, takes no new ones
 CHANGING = 16  # takes no prefill and no decode until it has changed its role
 STAGES = 32  # can compute some of the layers of a long prompt (--prefill-parallel cpp)
+READING = 64  # reads the weights that the cluster serves, and takes no new requests until it has them
+CLOSED = DRAINING | READING  # takes no new requests
 
 
 class TornWord(ValueError):
@@ -78,7 +80,7 @@ class LoadWord:
     waiting_interactive: int = 0  # requests by class (sched/classes.py)
     waiting_standard: int = 0
     waiting_batch: int = 0
-    flags: int = 0  # ROLE_BITS, DRAINING, CHANGING, STAGES
+    flags: int = 0  # ROLE_BITS, DRAINING, CHANGING, STAGES, READING
     dram_fill: float = 0.0  # share of its DRAM tier in use, in 1/255
     ssd_fill: float = 0.0
     digest_epoch: int = 0  # a new epoch shows that its cached keys changed a lot

@@ -5,7 +5,7 @@ ecoserve        one node after the other takes prompts, and decodes the rest of 
 taichi          some nodes are good at prefill, the others at decode; every node does both
 
 All of them ask every node, like the central schedulers that they stand for, and use the objectives of the request's
-class (sched/classes.py). None moves KV between prefill nodes.
+class (--slo). None moves KV between prefill nodes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,26 @@ from collections.abc import Collection
 import numpy as np
 
 from sched.admission import Limits
-from sched.classes import CLASSES, ServiceClass
+from sched.classes import CLASSES, Classes, ServiceClass
 from sched.membership.member import Rng
 from sched.placement.central import CentralGreedy
 from sched.placement.costs import DecodeCosts, PrefillCosts, least
 from sched.placement.links import Vector
 
 
-def objectives(costs: PrefillCosts | DecodeCosts) -> ServiceClass:
-    """Those of the request."""
-    return CLASSES[costs.demand.service_class]
+class ByObjectives(CentralGreedy):
+    """Knows the objectives of the classes."""
+
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, *, classes: Classes = CLASSES) -> None:
+        super().__init__(limits, rng, threshold)
+        self.classes = classes
+
+    def objectives(self, costs: PrefillCosts | DecodeCosts) -> ServiceClass:
+        """Those of the request."""
+        return self.classes[costs.demand.service_class]
 
 
-class WindServe(CentralGreedy):
+class WindServe(ByObjectives):
     """WindServe's dynamic prefill dispatch (ISCA 2025): a prompt that the prefill nodes cannot start in time goes to a
     decode node that has time for it.
 
@@ -41,7 +48,7 @@ class WindServe(CentralGreedy):
     fetches = False
 
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
-        wanted, view = objectives(costs), costs.view
+        wanted, view = self.objectives(costs), costs.view
         own = [i for i in able if not view.decodes[i]]
         lent = [i for i in able if view.decodes[i] and (not own or view.step_s[i] < wanted.tbt_s)]
         best = least(costs.ttft_s, own)
@@ -50,7 +57,7 @@ class WindServe(CentralGreedy):
         return self.drawn(best)
 
 
-class EcoServe(CentralGreedy):
+class EcoServe(ByObjectives):
     """EcoServe's routing inside a macro instance (arXiv 2504.18154, rolling activation and adaptive scheduling): the
     active node takes prompts as long as that breaks no promise, then the next one becomes active. So a node computes
     several prompts in a row, and then decodes undisturbed until its turn comes again.
@@ -65,8 +72,8 @@ class EcoServe(CentralGreedy):
 
     fetches = False
 
-    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
-        super().__init__(limits, rng, threshold)
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5, *, classes: Classes = CLASSES) -> None:
+        super().__init__(limits, rng, threshold, classes=classes)
         self.active = ""  # the node that took the last prompt
         self._accounts: dict[str, tuple[float, float]] = {}  # node -> (end of its prefill, seconds saved until then)
         self._source = 0
@@ -88,13 +95,13 @@ class EcoServe(CentralGreedy):
 
     def _kept(self, costs: PrefillCosts, i: int) -> bool:
         """Whether the prompt on node `i` breaks no promise."""
-        if costs.ttft_s[i] > objectives(costs).ttft_s or costs.view.free_blocks[i] < costs.demand.num_blocks:
+        if costs.ttft_s[i] > self.objectives(costs).ttft_s or costs.view.free_blocks[i] < costs.demand.num_blocks:
             return False
         return not costs.view.running[i] or self._saved_s(costs, i) >= float(costs.own_s[i])
 
     def _saved_s(self, costs: PrefillCosts, i: int) -> float:
         """Seconds that the requests on node `i` will have saved when its queue is computed."""
-        view, tbt_s = costs.view, objectives(costs).tbt_s
+        view, tbt_s = costs.view, self.objectives(costs).tbt_s
         step_s = max(float(view.step_s[i]), 1e-6)
         most_s = (tbt_s - step_s) * costs.demand.output_tokens / 2
         end_s, left_s = self._accounts.get(view.ids[i], (costs.now, most_s))
@@ -116,7 +123,7 @@ def prefill_heavy(ids: Collection[str]) -> set[str]:
     return set(sorted(ids, key=lambda name: (len(name), name))[: max(1, int(HEAVY_SHARE * len(ids)))])
 
 
-class TaiChi(CentralGreedy):
+class TaiChi(ByObjectives):
     """TaiChi's hybrid mode (arXiv 2508.01989, length-aware prefill scheduling and flowing decode scheduling): every
     node does both; prefill-heavy nodes have large chunks, decode-heavy ones small chunks.
 
@@ -133,14 +140,14 @@ class TaiChi(CentralGreedy):
     def choose_prefill(self, costs: PrefillCosts, able: list[int]) -> int:
         light = self._light(costs, able)
         first_s = self._among_decodes_s(costs)
-        kept = [i for i in light if first_s[i] <= objectives(costs).ttft_s]
+        kept = [i for i in light if first_s[i] <= self.objectives(costs).ttft_s]
         if kept:
             return self.drawn(least(first_s, kept))
         return self.drawn(least(costs.ttft_s, [i for i in able if i not in light] or able))
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         light = self._light(costs, able)
-        calm = [i for i in light if costs.headroom[i] >= 0 and costs.token_s[i] <= objectives(costs).tbt_s]
+        calm = [i for i in light if costs.headroom[i] >= 0 and costs.token_s[i] <= self.objectives(costs).tbt_s]
         return self.drawn(least(costs.decode_s, calm)) if calm else super().choose_decode(costs, able)
 
     def _light(self, costs: PrefillCosts | DecodeCosts, able: list[int]) -> list[int]:

@@ -11,7 +11,8 @@ The same formulas plan a cluster (reference/scheduling.md section 9, 1 and 2); h
 arrives per second is what is done per second plus what is queued more, so `offered` needs no knowledge of requests. The
 residual service time follows from the work on a busy node, which is residual_s / (1 - busy) in M/G/1.
 
-Load counts on every node, also on one that drains; capacity only on nodes that take new requests.
+Load counts on every node, also on one that drains; capacity only on nodes that stay. A node that reads replaced weights
+stays: it takes no requests for a moment, and a node that starts instead would come too late.
 """
 
 from __future__ import annotations

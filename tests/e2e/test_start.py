@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,19 @@ def test_wrong_flags(flags, remedy):
     assert code == 2, told
     assert "Traceback" not in told and "max-num-seqs" not in told, "the error stands alone, without the configuration"
     assert remedy in told.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
+def test_a_busy_control_port_is_named(kind):
+    with socket.socket(socket.AF_INET, kind) as taken:
+        taken.bind(("127.0.0.1", 0))
+        if kind is socket.SOCK_STREAM:
+            taken.listen()
+        port = str(taken.getsockname()[1])
+        code, told = run("--role", "store", "--port", "0", "--control-port", port)
+    assert code == 2 and "Traceback" not in told, told
+    last = told.splitlines()[-1]
+    assert f"--control-port {port} on 127.0.0.1: " in last and "give another one that is free for TCP and UDP" in last
 
 
 def test_a_python_without_the_packages_names_the_set_up():

@@ -245,6 +245,33 @@ def test_an_array_has_roles_by_rank_and_joins_who_runs(tmp_path, rank, roles, ro
         job.wait()
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_requeued_first_node_waits_for_the_others(tmp_path, others):
+    """The others are slow to answer: a second cluster must not start. Without others it starts one in the end."""
+    env = slurm(tmp_path, SLURM_NTASKS="1", SLURM_ARRAY_JOB_ID="11", SLURM_ARRAY_TASK_ID="0", SLURM_RESTART_COUNT="1")
+    run, log = Path(env["SLURM_SUBMIT_DIR"]) / "mooncake-11", Path(env["LOG"])
+    run.mkdir()
+    (run / "9.address").write_text("10.9.9.9:8000\n")
+    sleep = tmp_path / "tools/sleep"  # one second is too long for 60 tries
+    sleep.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/slept\nexec {shutil.which("sleep")} 0.02\n')
+    sleep.chmod(0o755)
+    job = subprocess.Popen(
+        ["bash", str(FOLDER / "mooncake.sbatch")], env=env | {"SLURM_ARRAY_TASK_MAX": "3"}, start_new_session=True
+    )
+    try:
+        eventually(tmp_path / "slept", 3)
+        assert not log.exists(), "it has not started"
+        if others:
+            log.write_text("9 --host 10.9.9.9 \n")
+        config = parse(eventually(log, 1 + others)[-1].split()[1:])
+        assert config.join == ("10.9.9.9:8000" if others else None)
+        tries = (tmp_path / "slept").read_text().split().count("1")
+        assert tries < 59 if others else tries == 59
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
 def test_a_task_without_a_name_says_which_array_fits(tmp_path):
     env = os.environ | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "11"}
     command = ["bash", str(FOLDER / "ablation.sbatch"), "pool", "ratio", "--", "--seeds", "1"]

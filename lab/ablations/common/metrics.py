@@ -41,18 +41,9 @@ COMMON: dict[str, Metric] = {
 """The metrics that several ablations have."""
 
 
-def _busy(result: dict[str, Any]) -> float:
-    """Busy share of the prefill nodes from the first arrival to the last token; NaN without such nodes, or if nodes
-    have changed their roles."""
-    if result.get("role_changes"):
-        return math.nan
-    shares = [float(share) for node, share in result.get("busy", {}).items() if node.startswith("prefill")]
-    return sum(shares) / len(shares) if shares else math.nan
-
-
-BUSY: dict[str, Metric] = {"prefill utilisation": _busy}
-"""Every simulated ablation has it: which cases are saturated. Nodes that also decode are always busy and do not
-count."""
+BUSY: dict[str, Metric] = {"prefill utilisation": metric("prefill_busy")}
+"""Every simulated ablation has it: which cases are saturated. The share of the time in which nodes of the role prefill
+compute prompts; steps of mixed nodes count if a prompt is in them."""
 
 
 def metrics(*names: str) -> dict[str, Metric]:

@@ -16,6 +16,9 @@ TOKENS = 500_000
 """Of the long prompts of a run, one after the other, at least two; a short run has one."""
 
 
+HOUR_S = 3600
+
+
 @dataclass(frozen=True, slots=True)
 class GroupCase:
     """Nodes as in the paper: LLaMA3-70B on 8 A800 each (lab/simulator/models/step_models.py)."""
@@ -62,6 +65,7 @@ class GroupCase:
             one.play(max(2, TOKENS // self.tokens) if self.shorts is None else 1, seed)
         shorts = beside.short_ttft_s
         answered = len(beside.ttft_s) + len(shorts)
+        prompt_tokens = len(full.ttft_s) * self.tokens + len(full.short_ttft_s) * full.beside.mean
         return {
             "requests": answered,
             "finished": answered,
@@ -75,5 +79,6 @@ class GroupCase:
             "full_s": fmean(full.ttft_s),
             "shorts_per_s": len(full.short_ttft_s) / full.seconds,
             "computing": full.computing,
+            "cost": 1e6 * self.nodes * full.seconds / HOUR_S / prompt_tokens,
             "received_gb": alone.received_bytes / 1e9,
         }

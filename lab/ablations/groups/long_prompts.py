@@ -18,6 +18,7 @@ READ = 4
 ALONE, BESIDE, FULL = "TTFT alone, s", "TTFT with shorts, s", "TTFT with a queue of shorts, s"
 SHORT, LATE, RATE, BYTES = "mean TTFT of shorts, s", "p99 TTFT of shorts, s", "shorts/s in a queue", "received, GB"
 WAITING, COMPUTING = "waiting inside steps", "computing with a queue"
+COST = "cost per million tokens"
 
 
 def label(ktokens: int, nodes: int, way: str, gbit_s: float | None = None) -> str:
@@ -63,7 +64,8 @@ LONG_PROMPTS = Ablation(
     "What computes a long prompt on several nodes best, and what does it cost short prompts?",
     f"Long prompts one after the other on all nodes, with short ones of 500 to 1,500 tokens: none, {LOAD:.0%} of the "
     "nodes' time, or enough for every node to have some at any time. A chunk of a long prompt and a step of short "
-    "ones take turns, as on nodes, whatever their length.",
+    "ones take turns, as on nodes, whatever their length. Cost: 1 per node and hour, over the tokens of all prompts "
+    "with a queue of short ones.",
     cases,
     {
         ALONE: metric("alone_s"),
@@ -76,6 +78,7 @@ LONG_PROMPTS = Ablation(
         WAITING: metric("waiting_alone"),
         "bubbles alone": metric("idle_alone"),
         BYTES: metric("received_gb"),
+        COST: metric("cost"),
     },
     reading,
     paper_source="no figure of this: section 5.1 gives the reasons in words",

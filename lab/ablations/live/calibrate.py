@@ -37,6 +37,7 @@ class Calibrated:
     model: StepModel
     contention: float  # SimConfig's
     quality: dict[str, Quality]
+    load: list[Outcome]  # of the open loop
 
 
 def alone(seed: int) -> list[Spec]:
@@ -76,12 +77,15 @@ def calibrate(
         tell(f"group {number + 1} of {len(TOGETHER)}")
         play(urls, group)
     tell(f"{len(load)} requests in open loop")
-    play(urls, load)
+    played = play(urls, load)
     steps = [step for step in recorded(files) if step.begin > since]
     model, contention = fit_shared(base, steps)
     front_s, handover_s = way_in(singles, steps), hand_over(singles) if apart else 0.0
     return Calibrated(
-        replace(model, front_s=front_s, handover_s=handover_s), contention, quality(model, contention, steps)
+        replace(model, front_s=front_s, handover_s=handover_s),
+        contention,
+        quality(model, contention, steps),
+        played.outcomes,
     )
 
 

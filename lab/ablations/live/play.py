@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,19 @@ class Played:
 
 
 @contextmanager
-def pinned(nodes: str, flags: Sequence[str], run_dir: Path) -> Iterator[LocalCluster]:
+def pinned(
+    nodes: str, flags: Sequence[str], run_dir: Path, role_flags: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[LocalCluster]:
     """A cluster whose i-th node has one thread on the i-th core, modulo the number of cores. The client, this process,
     uses the remaining cores, or all cores if none remains."""
     run_dir.mkdir(parents=True)
     cores = os.sched_getaffinity(0)
     one = LocalCluster(
-        nodes, ("--num-threads", "1", *flags), run_dir=run_dir, processes=Processes({"OMP_NUM_THREADS": "1"})
+        nodes,
+        ("--num-threads", "1", *flags),
+        run_dir=run_dir,
+        role_flags=role_flags,
+        processes=Processes({"OMP_NUM_THREADS": "1"}),
     )
     with one as cluster:
         try:

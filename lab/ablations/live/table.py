@@ -20,6 +20,9 @@ ELSEWHERE = {
     "speculative": "scripts/bench.py speculative measures it on a model of this machine",
     "orders": "slowdown at the tail needs thousands of requests, which take hours on one node of this machine",
     "shifts": "it needs a flip of prefixes over 64 nodes, and a minute to recover",
+    "migration": "bursts over a dozen decode nodes; scripts/faults.py migrations moves requests between real ones",
+    "beyond-memory": "scripts/bench.py beyond-memory measures it on a node of this machine",
+    "flexgen": "its figures are of a T4",
     "failure": "scripts/faults.py kill-roles kills real nodes and counts the effects on clients",
 }
 """Name -> the reason why there is no live form."""

@@ -28,13 +28,25 @@ def base_model(name: str, config: Mapping[str, Any], kv_tokens: int) -> StepMode
     )
 
 
-def twin(nodes: str, config: Mapping[str, Any], kv_tokens: int, contention: float = 0.0) -> SimConfig:
-    """The simulated nodes for those that run a model; `nodes` as for LocalCluster."""
+def twin(
+    nodes: str,
+    config: Mapping[str, Any],
+    kv_tokens: int,
+    contention: float = 0.0,
+    store: Mapping[str, Any] | None = None,
+) -> SimConfig:
+    """The simulated nodes for those that run a model; `nodes` as for LocalCluster. `store`: the Config of a node that
+    is only a store; None: its part is not simulated."""
+    kept = 0 if store is None else sum(role == "store" for _, role in parse_nodes(nodes))
+    block_bytes = 0 if store is None else LIVE_BLOCK * int(config["kv_cache_bytes"]) // kv_tokens
     kinds = Counter(_kind(role) for _, role in parse_nodes(nodes) if role != "store")
     return SimConfig(
         prefill=kinds["prefill"],
         decode=kinds["decode"],
         mixed=kinds["mixed"],
+        store=kept,
+        pool_blocks=0 if store is None else int(store["dram_bytes"]) // block_bytes,
+        ssd_blocks=0 if store is None or store["ssd_path"] is None else int(store["ssd_bytes"]) // block_bytes,
         placement=str(config["placement"]),
         queue_order=str(config["queue_order"]),
         slo=str(config["slo"]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lab.ablations.common.evidence import Values, change, sign, told
-from lab.ablations.rivals.published import DEFAULT, RIVALS
+from lab.ablations.common.evidence import Values, change, points, sign, told
+from lab.ablations.rivals.published import DEFAULT, PLAIN, RIVALS
 
 GOOD = "goodput"
 COST = "cost per million good tokens"
@@ -35,9 +35,11 @@ def one_load(values: Values, load: str) -> str:
     better = [f"{name} ({_points(values, name, load)})" for name in found[1]]
     worse = [f"{name} ({_points(values, name, load)})" for name in found[-1]]
     cheaper = against(values, load, COST)[-1]
+    plain = [f"{name} {points(values, GOOD, label(name, load), label(DEFAULT, load))}" for name in PLAIN]
     return (
         f"{said}. A rival beats it: {_list(better)}. It beats: {_list(worse)}. "
-        f"Not shown to differ: {_list(found[0])}. Cheaper per good token: {_list(cheaper)}."
+        f"Not shown to differ: {_list(found[0])}. Cheaper per good token: {_list(cheaper)}. "
+        f"Plain placements against it: {', '.join(plain)}."
     )
 
 
@@ -60,7 +62,8 @@ def ratio(values: Values, metric: str, case: str, baseline: str) -> str:
 
 
 def side_by_side(values: Values, loads: Sequence[str]) -> str:
-    """A Markdown table: each rival, its published figure, and ours on every load over the same kind of baseline."""
+    """A Markdown table: each rival, its published figure, and ours on every load over the same kind of baseline; then
+    the plain baselines over the default."""
     head = ["rival", "source", "published", "ours", *loads]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, rival in RIVALS.items():
@@ -68,4 +71,8 @@ def side_by_side(values: Values, loads: Sequence[str]) -> str:
             row = [name, rival.source, rival.published, f"{rival.metric} over {over}"]
             row += [ratio(values, rival.metric, label(name, load), label(over, load)) for load in loads]
             lines.append("| " + " | ".join(row) + " |")
+    for name in PLAIN:
+        row = [name, "a plain baseline", "", f"{GOOD} over {DEFAULT}"]
+        row += [ratio(values, GOOD, label(name, load), label(DEFAULT, load)) for load in loads]
+        lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)

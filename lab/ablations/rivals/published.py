@@ -14,6 +14,9 @@ DEFAULT = "mooncake"
 NO_POOL, MIXED = "mooncake without a pool", "mooncake on mixed nodes"
 COLOCATED, SPLIT = "colocated", "disaggregated"
 
+PLAIN = {"random": "random", "least loaded": "least-load"}
+"""Baselines without ideas: placements of nodes on the nodes and the pool of the default."""
+
 POOL_BLOCKS = 6000
 
 SYSTEMS = {
@@ -26,9 +29,9 @@ SYSTEMS = {
         prefill=0, decode=0, mixed=16, placement="least-load", batching="mixed", prefill_chunk_tokens=512
     ),
     SPLIT: SimConfig(placement="least-load"),
-}
-"""This system, without its pool and without its split, and the two baselines of the papers: vLLM with chunked prefill,
-and DistServe."""
+} | {name: SimConfig(placement=placement, pool_blocks=POOL_BLOCKS) for name, placement in PLAIN.items()}
+"""This system, without its pool and without its split, the two baselines of the papers (vLLM with chunked prefill, and
+DistServe), and the plain ones."""
 
 
 @dataclass(frozen=True, slots=True)

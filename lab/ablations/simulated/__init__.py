@@ -38,6 +38,9 @@ from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.common.evidence import saturated
 from lab.ablations.common.metrics import BUSY, COSTS
+from lab.ablations.decoding.beyond import BEYOND
+from lab.ablations.decoding.flexgen import FLEXGEN
+from lab.ablations.decoding.moves import MOVES
 from lab.ablations.fleet.autoscaling import AUTOSCALING
 from lab.ablations.fleet.prices import PRICES
 from lab.ablations.groups.long_prompts import LONG_PROMPTS
@@ -96,6 +99,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         FAILURE,
         SIGNALS,
         ROLES,
+        MOVES,
         AUTOSCALING,
         PRICES,
         SPLIT,
@@ -103,7 +107,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         CACHE,
         RIVALS,
     )
-} | {LONG_PROMPTS.name: LONG_PROMPTS}
+} | {one.name: one for one in (LONG_PROMPTS, BEYOND, FLEXGEN)}
 
 WITH_GOALS = [name for name, one in ABLATIONS.items() if one.goals is not None]
 """Ablations that answer a goal of this project."""

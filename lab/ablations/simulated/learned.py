@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Goal, Workload
-from lab.ablations.common.evidence import relative
-from lab.ablations.common.goals import largest
+from lab.ablations.common.evidence import relative, told
 from lab.ablations.common.looks import guard
 from lab.ablations.common.metrics import metric, metrics
 from lab.simulator.config import SimConfig
@@ -52,10 +52,11 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 
 def goals(values: dict[str, dict[str, Estimated]]) -> list[Goal]:
-    worst = largest(values[name]["chosen / least estimate, most"] for name in GUARDED)
-    text = "guarded placement: estimate of the chosen node over the least one"
-    # The bound holds for every run, so the largest mean decides without an interval.
-    return [Goal(text, f"<= {BOUND:g}", f"{worst.mean:.3f}", worst.mean <= BOUND * (1 + 1e-9))]
+    found = [values[name]["chosen / least estimate, most"] for name in GUARDED]
+    # The bound holds for every run, so the worst run decides: not a mean, and no interval.
+    worst = max((run for one in found for run in one.samples or (one.mean,)), key=lambda run: (math.isnan(run), run))
+    text = "guarded placement: estimate of the chosen node over the least one, in the worst run"
+    return [Goal(text, f"<= {BOUND:g}", told(Estimated(worst, math.nan), ".3f"), worst <= BOUND * (1 + 1e-9))]
 
 
 LEARNED = Ablation(

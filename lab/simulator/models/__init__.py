@@ -1,6 +1,8 @@
 """Models of steps, networks, disks and caches in virtual time.
 
 Files:
+    beyond         Decode beyond memory: what does not fit is read again in every step, ahead of the layers that need
+                   it
     by_formula     The step model of a published model on given hardware, by formula: the groups of its KV, and its
                    weights
     caches         The locations of blocks: on one node, in the pool, and on all nodes as digests report them
@@ -18,6 +20,7 @@ Files:
     prefill_group  Long prompts on a group of prefill nodes, and short prompts: as a pipeline, with divided tokens, or
                    on one
     presets        Step models by name, from a file, or by formula: the values of --model and --model-geometry
+    segment        Decode steps that are not simulated one by one
     shares         The pooled store and the nodes' own caches by the classes of production, in virtual time
     speculation    A step model whose decode steps verify drafts
     step_models    Step times and KV sizes: presets by formula, or coefficients fitted to a recorded run

@@ -40,6 +40,11 @@ class Beside:
     most: int = 1500
     limit: int = 1_000_000
 
+    @property
+    def mean(self) -> int:
+        """Tokens of a short prompt, on average; of each in a queue."""
+        return (self.least + self.most) // 2
+
 
 @dataclass(slots=True)
 class Part:
@@ -200,7 +205,7 @@ class PrefillGroup:
         self._next_prompt()
         load = self.beside.load
         if load:
-            mean_s = self._short_s([Short(0.0, (self.beside.least + self.beside.most) // 2)])
+            mean_s = self._short_s([Short(0.0, self.beside.mean)])
             self._loop.at(0.0, self._arrive, random, load * len(self.nodes) / mean_s)
         elif load is None:
             for node in self.nodes:
@@ -256,7 +261,7 @@ class PrefillGroup:
 
     def _refill(self, node: GroupNode) -> None:
         """As many as fit into a step are there at once."""
-        mean = (self.beside.least + self.beside.most) // 2
+        mean = self.beside.mean
         while self.beside.load is None and len(node.shorts) * mean < self.model.chunk_tokens:
             node.shorts.append(Short(self._loop.now, mean))
 

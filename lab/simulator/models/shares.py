@@ -291,8 +291,11 @@ class HomedPool:
     def _homed(self, blocks: Sequence[int]) -> list[int]:
         """The home of each block."""
         homes = self._homes
-        unknown = [block for block in blocks if block not in homes]
-        for name, positions in by_home(list(map(key_of, unknown)), self._members).items() if unknown else ():
+        try:
+            return [homes[block] for block in blocks]
+        except KeyError:
+            unknown = [block for block in blocks if block not in homes]
+        for name, positions in by_home(list(map(key_of, unknown)), self._members).items():
             for position in positions:
                 homes[unknown[position]] = self._index[name]
         return [homes[block] for block in blocks]

@@ -11,7 +11,7 @@ import numpy as np
 from cache.block import BlockGeometry
 from engine.front.known import Known, Neighbours
 from sched.gossip.holders import Holders
-from sched.gossip.load_word import DRAINING
+from sched.gossip.load_word import DRAINING, READING
 from sched.gossip.record import RECORD, NodeRecord
 from sched.membership.member import Member, Status
 from sched.placement.measured_links import MeasuredLinks
@@ -78,6 +78,8 @@ def test_views_follow_members_records_flags_and_digests():
     assert world.known().places.tolist() == [-1, 0]
     world.records["a"] = NodeRecord(version=3, blocks_total=100, flags=DRAINING)
     assert world.names() == ["door"]
+    world.records["a"] = NodeRecord(version=3, blocks_total=100, flags=READING)
+    assert world.names() == ["door"], "it has not got the weights that the cluster serves"
     world.records["a"] = NodeRecord(version=4)
     assert [one.node_id for one in world.known().strangers] == ["a"], "it is loading its model"
     world.records |= {"a": NodeRecord(version=5, blocks_total=100), "b": NodeRecord(version=1, blocks_total=9)}

@@ -232,6 +232,13 @@ def test_a_file_without_a_policy_is_a_usage_error(tmp_path, spec, wrong):
         placement_policy(parse(["--placement", str(tmp_path / spec)]), random.Random(0))
 
 
+@pytest.mark.parametrize("name", ["windserve", "ecoserve", "taichi", "mooncake-cost"])
+def test_policies_by_objectives_know_those_of_the_flag(name):
+    config = parse(["--placement", name, "--slo", "standard:ttft=0.5,tbt=0.25"])
+    known = placement_policy(config, random.Random(0)).classes["standard"]
+    assert (known.ttft_s, known.tbt_s) == (0.5, 0.25)
+
+
 def test_a_path_nobody_used_is_taken_to_be_like_the_others():
     links = MeasuredLinks()
     moved = {"event": "kv_moved", "node": "a", "detail": {"bytes": 1 << 24, "seconds": 0.5}}

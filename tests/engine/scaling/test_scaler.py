@@ -8,18 +8,24 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from engine.config.flags import UsageError, parse
+from engine.node.weights import NodeWeights
 from engine.scaling.command import CommandFailed, call
 from engine.scaling.scaler import LEAVE, SCALES, Scaler, loads, may_leave
+from engine.update.served import ServedWeights
 from net.errors import RemoteError
 from net.http.common.frontend import Refused
 from net.metrics.events import Metrics
-from sched.gossip.load_word import DRAINING, ROLE_BITS
+from sched.classes import CLASSES
+from sched.gossip.load_word import DRAINING, READING, ROLE_BITS
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member, Status
+from sched.scaling.autoscaler import Autoscaler, Rules, Start
+from sched.scaling.bounds import parse as parse_bounds
 
 ROLES = ("prefill", "decode", "store")
 FLAGS = ["--scale-nodes", "mixed=1..4", "--scale-out-ms", "200", "--scale-in-ms", "400", "--scale-command"]
@@ -108,8 +114,31 @@ def test_what_counts_as_ready():
     assert (found["c"].role, found["s"].role) == ("mixed", "store")
     leaving = loads(members[2:3], {"c": record(running=3, flags=record(0).flags | DRAINING)})
     assert leaving[0].draining and not leaving[0].takes
+    (reads,) = loads(members[2:3], {"c": record(running=3, flags=record(0).flags | READING)})
+    assert reads.takes and not reads.draining, "it stays, and takes requests again in a moment"
     dead = Member("d", ("h", 1), roles=ROLES, status=Status.DEAD)
     assert loads([dead], {"d": record(running=0)}) == []
+
+
+@pytest.mark.parametrize(("flag", "started"), [(READING, 0), (DRAINING, 1)])
+def test_a_node_that_reads_weights_is_not_replaced(flag, started):
+    """Requests for three nodes, on three; one of them takes no more requests."""
+    members = [member(name) for name in "abc"]
+    records = {name: record(running=2) for name in "ab"} | {"c": record(running=2, flags=record(0).flags | flag)}
+    core = Autoscaler(Rules(parse_bounds("mixed=3..4"), CLASSES["standard"], 1.0, 60.0, 30.0))
+    effects = [effect for second in range(20) for effect in core.step(second, loads(members, records), acts=True)]
+    assert len([one for one in effects if isinstance(one, Start)]) == started
+    assert core.state()["mixed"]["ready"] == 3 - started
+
+
+def behind(why: str | None) -> Any:
+    """The weights of a node that lacks those of the cluster, or not."""
+    return SimpleNamespace(member=SimpleNamespace(behind=why, served=ServedWeights()))
+
+
+def test_a_record_says_that_the_node_reads_weights():
+    has, lacks = (NodeWeights.onto(behind(why), record(0)).flags for why in (None, "reading the weights"))
+    assert has == record(0).flags and lacks == has | READING and not lacks & DRAINING
 
 
 @pytest.mark.parametrize(

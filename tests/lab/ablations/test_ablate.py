@@ -32,6 +32,11 @@ def test_every_ablation_runs_and_reads_its_numbers(name):
     )
 
 
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_ablation_says_what_it_costs(name):
+    assert any(metric.startswith("cost per million") for metric in ABLATIONS[name].metrics)
+
+
 def test_an_interval_over_seeds():
     assert math.isnan(estimated([3.0]).half)
     three = estimated([1.0, 2.0, 3.0])

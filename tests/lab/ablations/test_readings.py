@@ -32,7 +32,7 @@ from lab.ablations.common.evidence import (
 from lab.ablations.common.goals import at_most
 from lab.ablations.common.tables import goal_table
 from lab.ablations.live.table import LIVE
-from lab.ablations.simulated import ABLATIONS, bandwidth, overload, shifts
+from lab.ablations.simulated import ABLATIONS, bandwidth, learned, overload, shifts
 
 READ = {**ABLATIONS, **{f"{name}, live": one for name, one in LIVE.items()}}
 NUMBER = r"[-+]?[\d.]+(?:e[-+]?\d+)?%?"
@@ -167,6 +167,20 @@ def test_a_goal_is_met_by_the_whole_interval():
     values = table("shifts", lambda case, metric: 100.0)
     assert {goal.met for goal in shifts.goals(values)} == {True, False}
     assert None in {goal.met for goal in shifts.goals(with_intervals(values, 60.0))}
+
+
+def test_the_bound_of_the_guard_holds_in_every_run():
+    name = "chosen / least estimate, most"
+
+    def goal(*runs: float):
+        values = table("learned", lambda case, metric: 1.0)
+        values[learned.GUARDED[1]][name] = estimated(runs)
+        return learned.goals(values)[0]
+
+    assert goal(1.1, 1.2, learned.BOUND).met and goal(1.1, 1.2, learned.BOUND).ours == f"{learned.BOUND:.3f}"
+    assert goal(1.0, 1.0, learned.BOUND + 0.01).met is False, "one run breaks it, and the mean does not"
+    missing = goal(1.0, math.nan, 1.0)
+    assert missing.met is False and missing.ours == "no value"
 
 
 def test_a_saturated_case_is_named():

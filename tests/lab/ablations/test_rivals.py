@@ -10,7 +10,7 @@ import pytest
 from lab.ablations import reproduce
 from lab.ablations.common.ablation import Estimated
 from lab.ablations.rivals.compare import COST, GOOD, against, label, one_load, ratio, side_by_side
-from lab.ablations.rivals.published import COLOCATED, CONFIGS, DEFAULT, RIVALS, SPLIT, SYSTEMS
+from lab.ablations.rivals.published import COLOCATED, CONFIGS, DEFAULT, PLAIN, RIVALS, SPLIT, SYSTEMS
 from lab.ablations.rivals.table import LOADS, TABLE, cases, reading
 from lab.simulator.rivals.table import placements
 
@@ -81,12 +81,23 @@ def test_ratios_stand_next_to_the_published_figures():
     table[label(SPLIT, LOAD)][GOOD] = replace(table[label(SPLIT, LOAD)][GOOD], mean=0.0)
     assert ratio(table, GOOD, label("taichi", LOAD), label(SPLIT, LOAD)) == "-"
     lines = side_by_side(values(), tuple(LOADS)).splitlines()
-    assert len(lines) == 2 + sum(len(rival.over) for rival in RIVALS.values())
+    assert len(lines) == 2 + sum(len(rival.over) for rival in RIVALS.values()) + len(PLAIN)
     assert len({line.count("|") for line in lines}) == 1
     for name, rival in RIVALS.items():
         assert sum(line.startswith(f"| {name} | {rival.source} | {rival.published} |") for line in lines) == len(
             rival.over
         )
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_baselines_stand_beside_the_rivals(name):
+    config = SYSTEMS[name]
+    assert config.placement in placements and replace(config, placement="mooncake") == SYSTEMS[DEFAULT]
+    said = one_load(values(**{name: 0.5}), LOAD)
+    assert f"{name} -30.0 points (±1.4)" in said and said.count("no difference shown") == len(PLAIN) - 1
+    assert f"| {name} | a plain baseline |  | {GOOD} over {DEFAULT} | 0.62x |" in side_by_side(
+        values(**{name: 0.5}), tuple(LOADS)
+    )
 
 
 def test_the_flag_makes_and_prints_this_table_alone(tmp_path, capsys, monkeypatch):

@@ -46,7 +46,45 @@ def test_a_real_node_and_its_twin(tmp_path, capsys, monkeypatch):
     assert simulate.main([*small, "--model", str(fitted)]) == 0
 
 
+def test_prefixes_from_both_tiers_of_a_store(tmp_path, capsys, monkeypatch):
+    """An arena and a DRAM that hold a few prompts. Errors are those of a loaded machine: only what nodes fetched counts.
+    They always fetch; the simulated ones may find that this small model computes sooner."""
+    monkeypatch.setattr(calibrate, "PROMPTS", (16, 100, 300, 500, 700, 900))
+    monkeypatch.setattr(calibrate, "BEHIND", ((256, 64), (512, 128)))
+    monkeypatch.setattr(calibrate, "TOGETHER", ((4, 60), (3, 300)))
+    monkeypatch.setattr(validate, "IDLE_S", 0.2)
+    model, out = tmp_path / "model", tmp_path / "out.json"
+    model.mkdir()
+    load = ["--rate", "4", "--seconds", "6", "--fit-seconds", "6", "--prompt", "300,0.5", "--answer", "4,0.3"]
+    store = ["--nodes", "prefill=1,decode=1,store=1", "--store-dram-mb", "1", "--store-ssd-mb", "64", "--shared", "0.9"]
+    # 768 bytes of KV per token.
+    more = [
+        "--kv-cache-bytes",
+        str(1200 * 768),
+        "--max-model-len",
+        "1024",
+        "--calibration-ms",
+        "0",
+        "--prefix-fetch",
+        "always",
+    ]
+    flags = [*tiny_model(model), *more, "--prefetch", "wait"]
+    code = validate.main([*load, *store, "--json", str(out), "--", *flags])
+    printed = capsys.readouterr()
+    assert code in (0, 1), printed.err
+    config = orjson.loads(out.read_bytes())["config"]
+    live, kept = config["fetches"]["live"], config["fetches"]["store"]
+    assert kept["dram_bytes"] <= 1 << 20 and config["simulator"]["store"] == 1
+    assert live["dram_tokens"] > 0 and live["ssd_tokens"] > 0, printed.out
+    assert config["simulator"]["pool_blocks"] > 0 and config["simulator"]["ssd_blocks"] > 0
+    assert config["simulated"]["fetched_tokens"] >= config["simulated"]["ssd_tokens"]
+    rates = config["model"]["nic_bytes_s"], config["fetches"]["fitted"]["dram_bytes_s"]
+    assert rates[0] == rates[1] or not rates[1]
+    assert "prefixes from the store: " in printed.out
+
+
 WRONG = [
+    (["--store-dram-mb", "9"], "are for a node with the role store; --nodes mixed=1"),
     (["--seed", "2"], "--fit-seed must differ"),
     (["--nodes", "nonsense=1"], "is no role"),
     (["--trace", "no.jsonl"], "no.jsonl"),

@@ -142,6 +142,29 @@ def test_the_decode_node_may_look_again():
     check(checked)
 
 
+@pytest.mark.parametrize("name", ["windserve", "ecoserve", "taichi", "mooncake-cost"])
+def test_policies_by_objectives_know_those_of_the_flag(name):
+    config = SimConfig(prefill=0, decode=0, mixed=2, placement=name, slo="standard:ttft=0.5,tbt=0.25")
+    known = Cluster(config, MODEL).placing.policy.classes["standard"]
+    assert (known.ttft_s, known.tbt_s) == (0.5, 0.25)
+
+
+def test_how_busy_the_prefill_role_is():
+    """Also where nodes do both or change their roles; there is no value only without any time."""
+    apart = ran(SimConfig(prefill=2, decode=2), rows(60))
+    found = figures(apart)
+    assert found["prefill_busy"] == pytest.approx((found["busy"]["prefill-0"] + found["busy"]["prefill-1"]) / 2)
+    calm, full = (figures(ran(SimConfig(prefill=0, decode=0, mixed=2), rows(60, gap_ms=gap))) for gap in (3000.0, 1.0))
+    assert 0 < calm["prefill_busy"] < 0.2 < full["prefill_busy"] <= 1.0
+    assert sum(calm["busy"].values()) / 2 > 2 * calm["prefill_busy"], "decodes are not prompts"
+    changing = ran(SimConfig(prefill=3, decode=1, role_changes=True, role_hold_s=1.0), rows(400, gap_ms=100.0))
+    assert changing.roles.changes and 0 < figures(changing)["prefill_busy"] <= 1.0
+    away = replace(rows(1)[0], timestamp_ms=5000.0)
+    refused = figures(ran(SimConfig(prefill=1, decode=1, rejection="early", slo="standard:ttft=0.001"), [away]))
+    assert refused["refused"] == 1 and refused["seconds"] == 0.0 and refused["prefill_busy"] is None
+    assert refused["node_hours"] == 0.0
+
+
 def test_records_carry_what_the_node_has_learnt_of_noisy_steps():
     config = SimConfig(prefill=2, decode=1, step_noise=0.1)
     cluster = ran(config, rows(100))

@@ -12,8 +12,8 @@ from cache.pool.policy import PLAIN
 from lab.simulator.models.caches import Cache, Directory
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import Network
+from lab.simulator.models.segment import Segment
 from lab.simulator.models.step_models import LLAMA3_70B, PRESETS, Geometry, Hardware, roofline, with_bandwidth
-from lab.simulator.segment import Segment
 
 times = st.floats(1e-4, 0.1)
 

@@ -126,3 +126,26 @@ def test_a_load_from_ssd_tells_nothing_about_the_network():
 def test_wrong_flags_are_named(wrong):
     with pytest.raises(ValueError, match="--" + next(iter(wrong)).replace("_", "-")):
         Cluster(SimConfig(**wrong), MODEL)
+
+
+@pytest.mark.parametrize(("kind", "room"), [("fast", 4), ("real", 8)])
+def test_a_store_keeps_the_pool_and_sends_it(kind, room):
+    """Its NIC carries what is published and fetched; the other nodes keep nothing."""
+    config = replace(BASE, prefill=2, store=1, pool_blocks=room, pool_model=kind, publish="home", kv_overlap="none")
+    slow = replace(MODEL, nic_bytes_s=1e7)
+    cluster = Cluster(config, slow)
+    chat = list(range(8))
+    list(cluster.run([TraceRow(0.0, 8 * 512, 1, chat), TraceRow(1e6, 8 * 512 + 100, 1, [*chat, 99])]))
+    assert cluster.homes == ["store-0"] and len(cluster.disks) == 1
+    first, second = cluster.jobs
+    assert first.fetched_tokens == 0 and second.fetched_tokens == second.prefix_tokens == 8 * 512
+    cold = 8 - room
+    assert second.ssd_tokens == cold * 512, "the others fit into DRAM"
+    moved = 8 * 512 * 1000
+    assert cluster.network.bytes_moved == pytest.approx(2 * moved, rel=0.2), "published and fetched"
+    assert second.ttft == pytest.approx(0.1 + cold * 0.1 + moved / 1e7, rel=0.05)
+
+
+def test_a_store_and_faults_are_refused_together():
+    with pytest.raises(ValueError, match="--store does not work with"):
+        replace(BASE, store=1, faults="crash:prefill-0@1+2")

@@ -9,7 +9,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from sched.admission import Limits
-from sched.classes import STANDARD
+from sched.classes import STANDARD, with_objectives
 from sched.placement.phases import LIGHT_CHUNK_TOKENS, prefill_heavy
 from sched.placement.table import placements
 from sched.placement.view import View
@@ -21,8 +21,8 @@ SLOW = {"running": 9, "step_s": 2 * STANDARD.tbt_s}
 TIGHT = {"running": 9, "step_s": 0.99 * STANDARD.tbt_s}
 
 
-def policy(name: str):
-    return placements[name](Limits(), random.Random(0))
+def policy(name: str, slo: str = ""):
+    return placements[name](Limits(), random.Random(0), classes=with_objectives(slo))
 
 
 def test_windserve_lends_decode_nodes_to_prompts_that_would_be_late():
@@ -35,6 +35,18 @@ def test_windserve_lends_decode_nodes_to_prompts_that_would_be_late():
     later = node("lent", BOTH, wait_s=2 * LATE_S)
     assert decide(policy("windserve"), demand(), [later, late]).prefill == "own", "even later there"
     assert decide(policy("windserve"), demand(), [node("lent", BOTH, **SLOW)]).prefill == "lent", "there is no other"
+
+
+def test_other_objectives_make_other_choices():
+    lent, own = node("lent", BOTH), node("own", ("prefill",), wait_s=1.0)
+    assert decide(policy("windserve", "standard:ttft=0.5"), demand(), [lent, own]).prefill == "lent", "late already"
+    assert decide(policy("windserve", "batch:ttft=0.5"), demand(), [lent, own]).prefill == "own", "of another class"
+    both = [node("a", BOTH, wait_s=1.0), node("b", BOTH)]
+    assert decide(policy("ecoserve"), demand(), both).prefill == "a"
+    assert decide(policy("ecoserve", "standard:ttft=2"), demand(), both).prefill == "b", "1.6 s of prefill after 1 s"
+    busy = [node(name, BOTH, running=4) for name in ("a", "b")]
+    assert decide(policy("taichi"), demand(1601), busy).prefill == "b", "decode-heavy"
+    assert decide(policy("taichi", "standard:ttft=1"), demand(1601), busy).prefill == "a", "too late there"
 
 
 def test_ecoserve_stays_with_the_active_node_until_that_breaks_a_promise():

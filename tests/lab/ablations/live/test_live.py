@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -18,6 +19,7 @@ from lab.ablations import command as ablate
 from lab.ablations.common.ablation import Estimated
 from lab.ablations.live import overload
 from lab.ablations.live.case import LiveCase, of_shape
+from lab.ablations.live.fetches import Fetches, summed
 from lab.ablations.live.loads import LIVE_BLOCK, Shape, requests, scaled, specs
 from lab.ablations.live.play import Played, figures
 from lab.ablations.live.run import at_urls
@@ -109,6 +111,28 @@ def test_the_simulated_twin_of_nodes():
     assert (model.token_bytes, model.chunk_tokens, model.max_batch) == (23040, 1024, 64)
     found, _ = simulate(config, model, requests(Shape(rate=4.0), 0, 10.0))
     assert found["finished"] == found["requests"] > 20 and found["token_hit_rate"] > 0.05
+
+
+def test_the_twin_of_a_store_has_its_dram_and_its_ssd():
+    block = 64 * 23040
+    store = {"dram_bytes": 10 * block, "ssd_path": "/ssd", "ssd_bytes": 100 * block + 1}
+    config = twin("prefill=1,decode=1,store=1", NODE, 6400, store=store)
+    assert (config.store, config.pool_blocks, config.ssd_blocks) == (1, 10, 100)
+    assert twin("prefill=1,decode=1,store=1", NODE, 6400, store=store | {"ssd_path": None}).ssd_blocks == 0
+    assert twin("prefill=1,decode=1,store=1", NODE, 6400).store == 0, "nothing is known of it"
+
+
+def test_fetches_by_tier_and_their_rates():
+    def fetched(nbytes: int, seconds: float, **tiers: int) -> dict[str, Any]:
+        return {"bytes": nbytes, "seconds": seconds, "tiers": tiers}
+
+    found = summed([fetched(400, 2.0, dram=4), fetched(200, 4.0, ssd=2), fetched(300, 9.0, dram=1, ssd=2)], 16)
+    assert (found.fetches, found.dram_tokens, found.ssd_tokens) == (3, 80, 64)
+    assert (found.dram_bytes_s, found.ssd_bytes_s) == (200.0, 50.0), "a fetch from both tells neither"
+    assert found.ssd_alone_bytes_s == pytest.approx(1 / (1 / 50 - 1 / 200))
+    assert summed([], 16) == Fetches(0, 0, 0, 0.0, 0.0) and summed([], 16).ssd_alone_bytes_s == 0.0
+    only = summed([fetched(200, 4.0, ssd=2)], 16)
+    assert only.ssd_alone_bytes_s == 50.0 and only.dram_bytes_s == 0.0
 
 
 def test_who_had_the_cores():
