@@ -12,6 +12,8 @@ Files:
     huge_pages        Memory for packed weights, which every step reads from start to end
     latent            Multi-head latent attention: all heads share one row per token
     latent_config     The part of a ModelConfig about latent attention
+    layers            The layers of a decoder, made from weights: which products each one has, and which weights each
+                      product fuses
     layers_cpu        All layers of a step in one C call
     model_config      The shape of a decoder, read from any kind of file
     model_error       The exception for every problem with a model that the user named

@@ -18,67 +18,26 @@ The order of casts follows transformers, so that bfloat16 rounds at the same pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from attention.delta_states import rule_of
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.states import StateBatch, memory_of
 from cache.layer_groups import LayerGroups
-from engine.model.delta import DeltaRule, NarrowGates
-from engine.model.delta_config import Delta
-from engine.model.draft_layer import DraftInput
-from engine.model.experts.losses import Losses
-from engine.model.experts.moe import Experts, GatedExpert
-from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
-from engine.model.latent import LatentAttention, halves_of
-from engine.model.latent_config import Latent
+from engine.model.layers import ExpertRanks, Layer, LayerMaker, Weights, tail_of
 from engine.model.layers_cpu import all_in_one
 from engine.model.model_config import ModelConfig
 from engine.model.ops import Linear, Ops, Tail, TorchOps, Vocabulary
 from engine.model.parallel import Alone, Ranks
-from engine.model.quantized import Weight, stacked, widened
 from engine.model.rope import Rope
 from sched.offload import Plan
 
 SCORED_AT_ONCE = 64
 """Rows of logits per part: 12 MiB at a vocabulary of 49,152 tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mlp:
-    """Called with x [T, H]; returns [T, H]."""
-
-    gate_up: Linear  # Ops.gated_linear of [2 * intermediate, H]
-    down: Linear  # [H, intermediate]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x))
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights of one decoder layer; the shapes of products are [out, in]. None: the model has no such norm."""
-
-    attn_norm: Tensor  # [H]
-    qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]; with gates, these come behind q; with a latent,
-    # LatentAttention's first product, with a state, DeltaRule's
-    q_norm: Tensor | None  # [head_size], of every head
-    k_norm: Tensor | None
-    o: Linear  # [H, num_heads * head_size (or value_size)]
-    attn_post_norm: Tensor | None  # [H]
-    mlp_norm: Tensor  # [H]
-    mlp: Mlp | Experts | Linear  # Linear: ExpertRanks.layer
-    mlp_post_norm: Tensor | None  # [H]
-    window: int  # tokens that a row sees, including itself; 0: all
-    latent: LatentAttention | None = None
-    sinks: Tensor | None = None  # [num_heads] float32
-    delta: DeltaRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,31 +71,6 @@ class Step:
 Attend = Callable[[Tensor, Tensor, float, float], Tensor]
 """Attention in place of the backend's: (q [T, num_heads, head_size], the layer's part of the pool, scale, soft cap) ->
 as q. Called once for each layer, in order."""
-
-
-class ExpertRanks(Protocol):
-    """The experts of several ranks (engine/experts/group.py)."""
-
-    def layer(self, index: int, router: Router, shared: Linear | None) -> Linear:
-        """The experts of a layer: x [T, H] -> [T, H]."""
-
-    def only(self, tokens: Tensor) -> None:
-        """The layers that follow compute only these tokens of the step [n] int64."""
-
-    def take_losses(self) -> Losses:
-        """The tokens of the last step whose experts were lost."""
-
-
-class Weights(Protocol):
-    """Weights by name, taken one by one: a dict, or one that reads them from files only then."""
-
-    def __contains__(self, name: object, /) -> bool: ...
-
-    def __iter__(self) -> Iterator[str]: ...
-
-    def __len__(self) -> int: ...
-
-    def pop(self, name: str, /) -> Any: ...
 
 
 class Offload(Protocol):
@@ -211,23 +145,23 @@ class Model:
         self.ranks: Ranks = processes.ranks or Alone()
         self.alone = isinstance(self.ranks, Alone)
         self.experts = processes.experts
-        embedding = self._matrix(weights, "embed")
+        make = LayerMaker(config, weights, backend, self.device, self.ops, self.ranks, self.experts)
+        embedding = make.matrix("embed")
         self.dtype = embedding.dtype
         # Rounded to the dtype, because the model was trained with the rounded value.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
         self.embedding = self.ops.vocabulary(embedding)
         tied = config.tie_word_embeddings
-        self.head = self.embedding if tied else self.ops.vocabulary(self._matrix(weights, "lm_head"))
-        self.norm = self._norm(weights, "norm")
-        self.offload, make = offload, partial(self._layer, weights)
-        count = config.num_layers
-        self.layers = list(map(make, range(count))) if offload is None else offload.layers(make, count)
+        self.head = self.embedding if tied else self.ops.vocabulary(make.matrix("lm_head"))
+        self.norm = make.norm("norm")
+        self.offload, count = offload, config.num_layers
+        self.layers = list(map(make.layer, range(count))) if offload is None else offload.layers(make.layer, count)
         nexts = [*((layer.attn_norm, layer.qkv) for layer in self.layers[1:]), (self.norm, None)]
         self.tails = [self._tail(layer, *after) for layer, after in zip(self.layers, nexts, strict=True)]
         if offload is not None:
             self.tails = [offload.tail(index, tail) for index, tail in enumerate(self.tails)]
         self._borders: dict[int, Tail] = {}  # of layers that end a part, made when they first do
-        own = self._draft_layer(weights) if config.draft_layers else None
+        own = make.draft_layer() if config.draft_layers else None
         self.layers_at_once = all_in_one(config, backend, self.ops, self.tails) if groups is None else None
         if weights:
             raise ValueError(f"the model has no place for these weights: {', '.join(sorted(weights)[:5])}")
@@ -245,161 +179,6 @@ class Model:
         self.layers, self.tails, self.layers_at_once, self._borders, self.draft = [], [], None, {}, None
         if self.offload is not None:
             self.offload.close()
-
-    # --- weights
-
-    def _take(self, weights: Weights, *names: str) -> Tensor:
-        """The named weights stacked along the output axis, on the device."""
-        return widened(self._matrix(weights, *names))
-
-    def _matrix(self, weights: Weights, *names: str) -> Weight:
-        """As _take, and quantized weights remain so."""
-        missing = [name for name in names if name not in weights]
-        if missing:
-            raise ValueError(f"the weights lack {', '.join(missing)}; the checkpoint does not match its configuration")
-        parts = [weights.pop(name) for name in names]
-        return stacked([part.to(self.device) for part in parts])
-
-    def _norm(self, weights: Weights, name: str) -> Tensor:
-        weight = self._take(weights, name)
-        return weight.float() + 1 if self.config.norm_plus_one else weight
-
-    def _layer(self, weights: Weights, index: int) -> Layer:
-        config, at = self.config, f"layers.{index}."
-
-        def linear(*names: str, bias: bool = False) -> Linear:
-            biases = self._take(weights, *(at + name + "_bias" for name in names)) if bias else None
-            return self.ops.linear(self._matrix(weights, *(at + name for name in names)), biases)
-
-        def norm(name: str) -> Tensor:
-            return self._norm(weights, at + name)
-
-        first: tuple[str, ...] = ("q", "k", "v")
-        if config.latent is not None:
-            first = ("q_a" if config.latent.query_rank else "q", "kv_a")
-        has_state = config.has_state(index)
-        if config.delta is not None and has_state:
-            first = ("q", "k", "v", "b", "f_a", "g_a") if config.delta.by_channel else ("qkvz", "ba")
-        qk_norm = config.qk_norm and not has_state
-        return Layer(
-            attn_norm=norm("attn_norm"),
-            qkv=linear(*first, bias=config.qkv_bias),
-            q_norm=norm("q_norm") if qk_norm else None,
-            k_norm=norm("k_norm") if qk_norm else None,
-            o=linear("o", bias=config.o_bias),
-            attn_post_norm=norm("attn_post_norm") if config.post_norms else None,
-            mlp_norm=norm("mlp_norm"),
-            mlp=self._experts(weights, at, index) if config.has_experts(index) else self._mlp(weights, at),
-            mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
-            window=config.window(index),
-            latent=None if config.latent is None or has_state else self._latent(weights, at, config.latent),
-            sinks=self._take(weights, at + "sinks").float() if config.sinks else None,
-            delta=self._delta(weights, at, index, config.delta) if config.delta is not None and has_state else None,
-        )
-
-    def _draft_layer(self, weights: Weights) -> tuple[DraftInput, Layer, Tail]:
-        index = self.config.num_layers
-        at, layer = f"layers.{index}.", self._layer(weights, index)
-        enorm, hnorm, head_norm = (self._norm(weights, at + name) for name in ("enorm", "hnorm", "head_norm"))
-        join = self.ops.linear(self._matrix(weights, at + "eh"))
-        enter = DraftInput(enorm, hnorm, join, layer.attn_norm, layer.qkv, self.ops, self.config.rms_norm_eps)
-        return enter, layer, self._tail(layer, head_norm, None)
-
-    def _delta(self, weights: Weights, at: str, index: int, sizes: Delta) -> DeltaRule:
-        narrow = None
-        if sizes.by_channel:
-            decay, output = (self.ops.linear(self._matrix(weights, at + name)) for name in ("f_b", "g_b"))
-            narrow = NarrowGates(decay, output)
-        convs = ("q_conv", "k_conv", "v_conv") if sizes.by_channel else ("conv",)
-        return DeltaRule(
-            sizes=sizes,
-            number=sizes.layers.index(index),
-            conv=self._take(weights, *(at + name for name in convs)).squeeze(1),
-            log_decay=self._take(weights, at + "log_decay").float().flatten(),
-            dt=self._take(weights, at + "dt").float(),
-            norm=self._take(weights, at + "delta_norm"),
-            eps=self.config.rms_norm_eps,
-            ops=self.ops,
-            rule=rule_of(self.backend),
-            narrow=narrow,
-        )
-
-    def _latent(self, weights: Weights, at: str, sizes: Latent) -> LatentAttention:
-        to_latent, to_value = halves_of(self._take(weights, at + "kv_b"), sizes, self.config.num_heads)
-        return LatentAttention(
-            sizes=sizes,
-            num_heads=self.config.num_heads,
-            scale=self.config.attention_scale,
-            q_norm=self._take(weights, at + "q_a_norm") if sizes.query_rank else None,
-            q_b=self.ops.linear(self._matrix(weights, at + "q_b")) if sizes.query_rank else None,
-            norm=self._take(weights, at + "kv_a_norm"),
-            to_latent=self.ops.per_head(to_latent),
-            to_value=self.ops.per_head(to_value),
-            ops=self.ops,
-            backend=self.backend,
-        )
-
-    def _mlp(self, weights: Weights, at: str) -> Mlp:
-        return Mlp(
-            gate_up=self.ops.gated_linear(self._matrix(weights, at + "gate", at + "up"), self.config.activation),
-            down=self.ops.linear(self._matrix(weights, at + "down")),
-        )
-
-    def _experts(self, weights: Weights, at: str, index: int) -> Experts | Linear:
-        if self.experts is not None:
-            return self.experts.layer(index, self._router(weights, at), self._shared(weights, at))
-        each = [f"{at}experts.{expert}." for expert in range(self.config.num_experts)]
-        biases = None
-        if self.config.expert_biases:
-            inner = [self._take(weights, name + "gate_bias", name + "up_bias") for name in each]
-            biases = torch.stack(inner), torch.stack([self._take(weights, name + "down_bias") for name in each])
-        return Experts(
-            router=self._router(weights, at),
-            gate_up=self.ops.grouped_linear([self._matrix(weights, name + "gate", name + "up") for name in each]),
-            down=self.ops.grouped_linear([self._matrix(weights, name + "down") for name in each]),
-            gate=self._gate(),
-            num_experts=self.config.num_experts,
-            experts_per_token=self.config.experts_per_token,
-            shared=self._shared(weights, at),
-            biases=biases,
-        )
-
-    def _shared(self, weights: Weights, at: str) -> Linear | None:
-        """The expert of all tokens."""
-        if not self.config.shared_size:
-            return None
-        expert = self._mlp(weights, at + "shared.")
-        return GatedExpert(self._take(weights, at + "shared_router"), expert) if self.config.shared_gate else expert
-
-    def _gate(self) -> Callable[[Tensor], Tensor]:
-        """Of gate and up of experts."""
-        if self.config.activation == "clamped":
-            return partial(self.ops.clamped_mul, limit=self.config.gate_limit)
-        return {"silu": self.ops.silu_mul, "gelu_tanh": self.ops.gelu_tanh_mul}[self.config.activation]
-
-    def _router(self, weights: Weights, at: str) -> Router:
-        weight, routing = self._take(weights, at + "router"), self.config.routing
-        chosen = self.config.experts_per_token, self.config.normalize_experts
-        if routing is None:
-            biases = self._take(weights, at + "router_bias").to(self.dtype) if self.config.expert_biases else None
-            return PlainRouter(self.ops.linear(weight, biases), *chosen)
-        bias = self._take(weights, at + "router_bias") if routing.biased else None
-        return RoutedRouter(weight.float(), bias, routing, *chosen)
-
-    def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
-        """The operations after attention in this layer, through the next layer's q, k and v."""
-        ops, eps, mlp = self.ops, self.config.rms_norm_eps, layer.mlp
-        if isinstance(mlp, Mlp) and self.alone and not self.config.post_norms:
-            return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps, following)
-
-        def tail(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-            delta = self._post_norm(self.ranks.sum(layer.o(attended)), layer.attn_post_norm)
-            x, normed = ops.add_rms_norm(x, delta, layer.mlp_norm, eps)
-            delta = self._post_norm(self.ranks.sum(mlp(normed)), layer.mlp_post_norm)
-            x, normed = ops.add_rms_norm(x, delta, next_norm, eps)
-            return x, normed if following is None else following(normed)
-
-        return tail
 
     # --- forward
 
@@ -520,6 +299,9 @@ class Model:
             x, projected = (self.tails[index] if inner else self._border(index))(attended, x)
         return self.logits(projected) if layers[-1] == last else x
 
+    def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
+        return tail_of(layer, next_norm, following, self.config, self.ops, self.ranks)
+
     def _border(self, index: int) -> Tail:
         """The layer's operations after attention, without the next layer's product, which another node computes."""
         if index not in self._borders:
@@ -603,9 +385,6 @@ class Model:
             **options,
         )
         return (out if gate is None else out * gate.sigmoid()).flatten(1)
-
-    def _post_norm(self, delta: Tensor, weight: Tensor | None) -> Tensor:
-        return delta if weight is None else self.ops.rms_norm(delta, weight, self.config.rms_norm_eps)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.decoder import DraftLayer, Layer, Mlp
+from engine.model.decoder import DraftLayer
 from engine.model.eagle_config import Eagle
+from engine.model.layers import Layer, Mlp
 from engine.model.model_config import ModelConfig
 from engine.model.ops import Linear, Ops, Vocabulary
 from engine.model.rope import Rope

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from engine.config.flags import UsageError
-from engine.model.decoder import Layer, Mlp
 from engine.model.huge_pages import HugePages
+from engine.model.layers import Layer, Mlp
 from engine.model.ops import Linear, Tail
 from engine.model.ops_cpu import CpuGatedLinear, CpuLinear, CpuOps, CpuTail, Packed
 from engine.offload.ring import Ring
