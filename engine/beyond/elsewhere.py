@@ -146,7 +146,7 @@ class Elsewhere:
         self._links: dict[str, Link] = {}
         self._held: set[HeldBlocks] = set()
         self._timer: asyncio.TimerHandle | None = None
-        channel.on_lost(lambda node: self._links.pop(node, None))
+        channel.on_lost(self._forget)
 
     # --- where blocks shall lie
 
@@ -244,6 +244,10 @@ class Elsewhere:
             node, messages.LEND, encode(body), [b"".join(keys)] if keys else [], timeout_s=LEND_S
         )
         return min(answered(Lent, reply).found, len(keys))
+
+    def _forget(self, node: str) -> None:
+        """It was lost; if it comes back, the way to it is measured again."""
+        self._links.pop(node, None)
 
     # --- while requests run
 

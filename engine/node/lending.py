@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 def told_beyond(config: Config, geometry: BlockGeometry) -> dict[str, int | bool]:
     """Of a node that takes requests whose KV exceeds its arena: how long they may be. Of a node that holds blocks of
     such requests: that it does."""
-    room, lent = beyond_room(config, geometry), {LENDS: True} if lends(config, geometry) else {}
-    return lent if room is None else lent | {BEYOND_TOKENS: min(room.tokens, config.max_model_len)}
+    told: dict[str, int | bool] = {LENDS: True} if lends(config, geometry) else {}
+    if (room := beyond_room(config, geometry)) is not None:
+        told[BEYOND_TOKENS] = min(room.tokens, config.max_model_len)
+    return told
 
 
 async def lend(config: Config, blocks: Blocks, source: ModelSource, cluster: Cluster) -> Holder | None:
