@@ -2,8 +2,10 @@
 
 Files:
     byte_weights         A Hugging Face directory with matrices in bytes
-    eagle_head        A head in the manner of EAGLE-3, in a Hugging Face directory of its own -> a part of a ModelConfig
-    eagle_weights     Reads the weights of a head that drafts from its safetensors files
+    eagle_head           A head in the manner of EAGLE-3, in a Hugging Face directory of its own -> a part of a
+                         ModelConfig
+    eagle_weights        Reads the weights of a head that drafts (engine/checkpoint/eagle_head.py) from its
+                         safetensors files
     gguf_config          from_gguf(): metadata and tensor list of a GGUF file -> ModelConfig
     gguf_file            Header, metadata and tensor directory of a GGUF file, and its raw tensor bytes through a
                          memory map
