@@ -285,6 +285,10 @@ MAY_TORCH = (
     "engine.loading.new_weights",
     "engine.checkpoint.quantized_weights",
     "engine.pooled.encoded_blocks",
+    "engine.pooled.unlike_blocks",
+    "engine.unlike.pooled",
+    "engine.unlike.rows",
+    "engine.handoff.converting",
     "engine.handoff.wire",
 )
 # ... these inside a function, for the roles that run a model and for engines that have it already ...
@@ -540,9 +544,10 @@ FLOORS = {
         "experts",
         "offload",
     },
-    "pooled": set(),
+    "unlike": set(),
+    "pooled": {"unlike"},
     "prefill_group": {"step", "core"},
-    "handoff": {"observe", "sampling", "step", "core", "pooled", "prefill_group"},
+    "handoff": {"observe", "sampling", "step", "core", "unlike", "pooled", "prefill_group"},
     "beyond": {"config", "step", "core", "handoff"},
     "front": {"config", "observe", "text", "sampling", "step", "core", "prefill_group", "handoff", "beyond"},
     "migration": {"config", "observe", "step", "core", "handoff", "front"},
