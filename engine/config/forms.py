@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cache.block import SCALE_BYTES, encodings
+from cache.block import SCALE_BYTES, encodings, pool_encodings
 from engine.config.config import Config
 from engine.config.flags import UsageError
 
@@ -51,7 +51,7 @@ def feeds_pool(config: Config) -> bool:
     type says; of types of one byte, none counts as less precise than another."""
     if config.kv_cache_dtype == config.cluster_kv_dtype or config.kv_cache_dtype == "float32":
         return True
-    return config.cluster_kv_dtype in encodings or config.pool_dtype in encodings
+    return config.cluster_kv_dtype in encodings or config.pool_dtype in pool_encodings
 
 
 def check_conversion(config: Config, device: str, grouped: bool) -> None:
