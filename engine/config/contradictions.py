@@ -47,11 +47,12 @@ def contradictions(config: Config) -> Iterator[str]:
             (f"--expert-parallel-size {config.expert_parallel_size}", config.expert_parallel_size > 1),
             (f"--prefill-parallel {config.prefill_parallel}", config.prefill_parallel != "none"),
             ("--beyond-memory on", config.beyond_memory == "on"),
+            ("--offload auto", config.offload == "auto"),
         ):
             if given:
                 yield (
                     f"--speculative-method {config.speculative_method} does not work with {flag}: one node and one "
-                    "rank compute the layer that drafts, from KV in the arena; use one of the two"
+                    "rank compute the layer that drafts, from weights and KV in memory; use one of the two"
                 )
     if config.batching_policy == "mixed" and config.prefill_chunk_tokens > config.max_num_batched_tokens:
         yield (

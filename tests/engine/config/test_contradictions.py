@@ -41,6 +41,7 @@ ALWAYS = [
     ("--speculative-method mtp --tensor-parallel-size 2", "does not work with --tensor-parallel-size 2"),
     ("--speculative-method mtp --expert-parallel-size 2", "does not work with --expert-parallel-size 2"),
     ("--speculative-method mtp --prefill-parallel cpp", "does not work with --prefill-parallel cpp"),
+    ("--speculative-method mtp --offload auto", "does not work with --offload auto"),
     ("--speculative-method mtp --beyond-memory on", "does not work with --beyond-memory on"),
     ("--batching-policy mixed --prefill-chunk-tokens 2048", "exceeds --max-num-batched-tokens"),
     ("--weights-from-store --tensor-parallel-size 2", "use one of the two"),
