@@ -47,8 +47,8 @@ def test_a_real_node_and_its_twin(tmp_path, capsys, monkeypatch):
 
 
 def test_prefixes_from_both_tiers_of_a_store(tmp_path, capsys, monkeypatch):
-    """An arena and a DRAM that hold a few prompts. Errors are those of a loaded machine: only what nodes fetched counts.
-    They always fetch; the simulated ones may find that this small model computes sooner."""
+    """An arena and a DRAM that hold a few prompts. Errors are those of a loaded machine: only what nodes fetched
+    counts. They always fetch; the simulated ones may find that this small model computes sooner."""
     monkeypatch.setattr(calibrate, "PROMPTS", (16, 100, 300, 500, 700, 900))
     monkeypatch.setattr(calibrate, "BEHIND", ((256, 64), (512, 128)))
     monkeypatch.setattr(calibrate, "TOGETHER", ((4, 60), (3, 300)))
@@ -84,7 +84,7 @@ def test_prefixes_from_both_tiers_of_a_store(tmp_path, capsys, monkeypatch):
 
 
 WRONG = [
-    (["--store-dram-mb", "9"], "are for a node with the role store; --nodes mixed=1"),
+    (["--store-dram-mb", "9"], "are for a node with the role store"),
     (["--seed", "2"], "--fit-seed must differ"),
     (["--nodes", "nonsense=1"], "is no role"),
     (["--trace", "no.jsonl"], "no.jsonl"),

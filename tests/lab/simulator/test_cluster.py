@@ -157,10 +157,11 @@ def test_how_busy_the_prefill_role_is():
     calm, full = (figures(ran(SimConfig(prefill=0, decode=0, mixed=2), rows(60, gap_ms=gap))) for gap in (3000.0, 1.0))
     assert 0 < calm["prefill_busy"] < 0.2 < full["prefill_busy"] <= 1.0
     assert sum(calm["busy"].values()) / 2 > 2 * calm["prefill_busy"], "decodes are not prompts"
-    changing = ran(SimConfig(prefill=3, decode=1, role_changes=True, role_hold_s=1.0), rows(400, gap_ms=100.0))
+    flood = [TraceRow(10.0 * i, 16_000, 2, [100 * i + k for k in range(32)]) for i in range(150)]
+    changing = ran(SimConfig(prefill=1, decode=3, role_changes=True, role_hold_s=1.0), flood)
     assert changing.roles.changes and 0 < figures(changing)["prefill_busy"] <= 1.0
-    away = replace(rows(1)[0], timestamp_ms=5000.0)
-    refused = figures(ran(SimConfig(prefill=1, decode=1, rejection="early", slo="standard:ttft=0.001"), [away]))
+    huge = TraceRow(5000.0, 2_000_000, 1, list(range(3907)))  # no node has memory for it
+    refused = figures(ran(SimConfig(prefill=1, decode=1), [huge]))
     assert refused["refused"] == 1 and refused["seconds"] == 0.0 and refused["prefill_busy"] is None
     assert refused["node_hours"] == 0.0
 
