@@ -94,7 +94,7 @@ def memory_of(args: Namespace) -> int:
     reading = reading_of(source, args.weight_dtype, dtype)
     with reading.opened:
         sizes = sizes_of(source.config, reading.kinds, dtype.itemsize)
-    return sizes.fixed + args.resident_layers * max(sizes.layers)
+    return sizes.fixed + int(args.resident_layers) * max(sizes.layers)
 
 
 async def ask(args: Namespace, url: str, batch: int) -> Answered:
@@ -120,6 +120,7 @@ async def measure_node(args: Namespace, more: Sequence[str]) -> tuple[list[Answe
     given = (
         *("--model", args.model, "--dtype", "float32", "--weight-dtype", args.weight_dtype),
         *("--num-threads", str(args.num_threads), "--kv-cache-bytes", "400M", "--max-model-len", "1024"),
+        *("--attention-backend", "cpu"),  # auto measures at each start which one is faster
     )
     with (
         tempfile.TemporaryDirectory(prefix="offload-") as folder,
