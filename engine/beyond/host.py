@@ -84,12 +84,10 @@ class Host:
         store: Store,
         batcher: Batcher,
         costs: StepCosts,
-        channel: Channel,
-        check: Callable[[], None],
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """arena: the engine's, on the CPU. store: with a share whose slots are blocks of the arena. check: raises
-        RemoteError while the node takes no new request. elsewhere: asks other nodes."""
+        """arena: the engine's, on the CPU. store: with a share whose slots are blocks of the arena. elsewhere: asks
+        other nodes."""
         found, share = beyond_room(config, geometry), store.local
         assert found is not None and share is not None, "checked when the flags were resolved"
         assert share.arena is not None
@@ -106,13 +104,17 @@ class Host:
         tier, ours = (rows.reshape(-1, geometry.layer_bytes) for rows in (tier, ours))
         self._reader = Reader(ours, geometry.num_layers, partial(step_back, config.engine_nice))
         self.memory = Memory(tier, ours, self._reader, near, config.block_checksums)
-        self._check = check
+        self._check: Callable[[], None] = lambda: None
         self.steps = ColdSteps()
         self.done = Done()
         self.dram_bytes_per_s = self.ssd_bytes_per_s = 0.0  # measured at the start, without computation
-        channel.handle(FORESEE, typed(Foresee, self._on_foresee))
 
     # --- before it is placed
+
+    def answer(self, channel: Channel, check: Callable[[], None]) -> None:
+        """Say from now on what a request would cost here. check: raises RemoteError while the node takes no new one."""
+        self._check = check
+        channel.handle(FORESEE, typed(Foresee, self._on_foresee))
 
     async def _on_foresee(self, peer: str, body: Foresee, data: memoryview) -> Foreseen:
         """Raises RemoteError if this node takes no new request now."""

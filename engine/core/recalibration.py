@@ -1,6 +1,6 @@
 """Measures steps again while the node is idle, and corrects its cost models if they are wrong (sched/idle_checks.py).
 
-A check compares a few small steps with their estimates. Only if these are wrong, all shapes are measured anew, and the
+A check compares a few small steps with their estimates. Only if these are wrong, all shapes are measured again, and the
 models change if these say the same. What a node gossips of its speed follows from the models. A check uses blocks that
 nobody holds, and ends with its running step as soon as a request comes.
 """
@@ -19,7 +19,7 @@ from cache.pool.block_pool import BlockPool
 from engine.core.calibration import SAMPLED, SHAPES, Clock, Room, Shape, calibrate, expected_s, sample
 from engine.core.costs import StepCosts
 from engine.core.worker import Worker
-from net.loop.tasks import keep
+from net.loop.tasks import awaited, keep
 from sched.idle_checks import IdleChecks, Verdict, factor, wrong
 
 log = logging.getLogger("mooncake.engine")
@@ -30,8 +30,8 @@ LONGEST_STEP_S = 0.2
 BLOCKS = 256
 """Blocks of the arena that a check uses at most."""
 
-EVICTED_SHARE = 64
-"""A check takes cached blocks only if fewer than one in so many blocks of the arena are free."""
+EVICTED_PART = 64
+"""A check takes cached blocks only if less than a 64th of the arena is free."""
 
 POLL_S = 0.25
 """How often an idle node looks whether requests came and went."""
@@ -98,9 +98,9 @@ class Recalibration:
     async def check(self) -> Verdict:
         """Compare, and correct the models if they are wrong."""
         usage = self._pool.usage()
-        count = min(BLOCKS, max(usage["free"], usage["total"] // EVICTED_SHARE), self._pool.num_free)
+        count = min(BLOCKS, max(usage["free"], usage["total"] // EVICTED_PART), self._pool.num_free)
         self.lent = sorted(self._pool.allocate(count))
-        work: asyncio.Future[Verdict] = asyncio.ensure_future(self._compare(replace(self._room, blocks=self.lent)))
+        work = awaited(self._compare(replace(self._room, blocks=self.lent)))
         try:
             verdict = await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -179,6 +179,7 @@ class Engine:
         )
         if self.beyond is not None:
             self.service.take_beyond(self.beyond.welcome)
+            self.beyond.answer(cluster.channel, self._check_new)
         room = Room((), config.block_size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         self._checks = Recalibration(self.worker, room, config.calibration_ms / 1000, self.service.blocks_freed)
         self.migrator = Migrator(config, cluster, self.worker, self.service, moves, self.load, metrics)
@@ -219,17 +220,7 @@ class Engine:
         share, config = cluster.store.local, self._config
         if beyond_room(config, geometry) is None or share is None or not isinstance(self.region, Region):
             return None
-        return Host(
-            config,
-            geometry,
-            self.region,
-            cluster.store,
-            self.batcher,
-            self.costs,
-            cluster.channel,
-            self._check_new,
-            elsewhere,
-        )
+        return Host(config, geometry, self.region, cluster.store, self.batcher, self.costs, elsewhere)
 
     def _check_new(self) -> None:
         """Raises RemoteError if this node takes no new request."""

@@ -67,7 +67,8 @@ async def host(path: Path) -> AsyncIterator[Here]:
     here.runner.kv_pool = pool_in(torch.from_numpy(np.frombuffer(arena.memory, np.uint8)), GEOMETRY.shape, "float32")
     batcher = SimpleNamespace(requests={})
     store: Any = SimpleNamespace(local=share)
-    here.host = Host(config, GEOMETRY, arena, store, batcher, StepCosts(), here.channel, here.check)  # type: ignore
+    here.host = Host(config, GEOMETRY, arena, store, batcher, StepCosts())  # type: ignore[arg-type]
+    here.host.answer(here.channel, here.check)
     try:
         yield here
     finally:
