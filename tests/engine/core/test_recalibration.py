@@ -115,7 +115,7 @@ async def test_a_request_ends_the_check_with_its_step():
             assert go_on.wait(10)
         return [[Sampled(100)] if row.sample else [] for row in rows]
 
-    node.machine.step, node.machine.losses = slow_step, {}  # type: ignore[method-assign]
+    node.machine.step, node.machine.losses, node.machine.ahead = slow_step, {}, {}  # type: ignore
     node.worker.start(got.extend)
     learned = node.worker.costs.prefill.regression
     known = learned.observations
