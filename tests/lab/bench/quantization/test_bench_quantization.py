@@ -46,7 +46,7 @@ def test_the_embedded_model_hardly_notices(tmp_path):
         size = rows[name, "bytes per block"]
         assert 0.5 < size["ours"] / size["peers"]["bfloat16"] < (0.54 if "arena" in name else 0.51)
     int4, size = rows["pool int4", "perplexity"], rows["pool int4", "bytes per block"]
-    assert int4["ours"] == pytest.approx(int4["peers"]["bfloat16"], rel=0.1)
+    assert int4["ours"] == pytest.approx(int4["peers"]["bfloat16"], rel=0.05)
     assert int4["ours"] != int4["peers"]["bfloat16"]
     assert 0.3 < size["ours"] / size["peers"]["bfloat16"] < 0.36
     for name in ("weights stored", "weights int8", "weights int4", "weights fp8"):
