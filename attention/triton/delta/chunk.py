@@ -65,7 +65,7 @@ def read_tile(
     CHANNELS: tl.constexpr,
     SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> tuple:
+) -> tuple[tl.tensor, ...]:
     """Adds a tile of the state. With decays of heads, system and scores are without the decays between tokens."""
     key = rows_of(k, row, k_row, first, c, live, KEY_SIZE) * of_k[:, None]
     query = rows_of(q, row, q_row, first, c, live, KEY_SIZE) * of_q[:, None]
