@@ -4,6 +4,8 @@ Files:
     codes           KV with one byte per element: conversion between values and codes, and the layout of codes and
                     scales in the arena
     delta_rule      The gated delta rule: linear attention whose past is one matrix per head
+    delta_states    The gated delta rule over states in a paged pool: who computes it, and what every implementation
+                    is given
     interface       The attention backend protocol and the ragged batch it works on
     latent          Attention over latent rows: one row per token for all heads, whose first part is also the value
     nibbles_torch   KV blocks in four bits per element on a CPU, for the pool

@@ -79,7 +79,8 @@ def _begun(tokens: Tokens, place: Place, read: Tensor, fresh: Tensor | None) -> 
     states = place.read(read)
     if fresh is not None:
         states = states.masked_fill(fresh[:, None], 0)
-    return states.unflatten(1, tokens.matrix)
+    begun: Tensor = states.unflatten(1, tokens.matrix)
+    return begun
 
 
 def rule_of(backend: AttentionBackend) -> Rule:

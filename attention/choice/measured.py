@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -70,7 +71,7 @@ def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: 
     kv = torch.ones(num_blocks, planes, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
     q = torch.ones(len(batch.slot_mapping), heads.num_heads, heads.head_size, dtype=heads.dtype)
     plans = [backend.plan(batch) for backend in backends]
-    options = {"sinks": torch.zeros(heads.num_heads)} if heads.sinks else {}
+    options: dict[str, Any] = {"sinks": torch.zeros(heads.num_heads)} if heads.sinks else {}
     best = [math.inf] * len(backends)
     for turn in range(ROUNDS + 1):
         for i, (backend, plan) in enumerate(zip(backends, plans, strict=True)):

@@ -28,5 +28,6 @@ Files:
     tiles           The tile table: the tile of one program, for every head size, element type and shared-memory size
     work            Cuts a ragged batch into equal pieces of work, on the device
     write           Writes new keys and values into the paged pool, as they are or with rotary embedding
+    delta/          The gated delta rule over states in the pool, in Triton
     products/       Products with quantized weights
 """

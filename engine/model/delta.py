@@ -74,7 +74,8 @@ class DeltaRule:
             window = torch.cat((past[request], mixed[row:last]))  # [kernel - 1 + tokens, channels]
             tokens = Tokens(*self._heads(self._convolved(window[None])[0]), decay[row:last], rate[row:last])
             of_chunk, begin = out[row:last], 0
-            read, fresh = states.read[request : request + 1], states.fresh[request : request + 1]
+            read = states.read[request : request + 1]
+            fresh: Tensor | None = states.fresh[request : request + 1]
             for end, blocks in ends:
                 write = blocks[None]
                 self.rule.chunk(tokens.part(begin, end), matrices, read, fresh, write, of_chunk[begin:end])
@@ -125,7 +126,8 @@ class DeltaRule:
         """[N, elements] float32 -> the convolution's inputs [N, kernel - 1, channels] of `dtype`."""
         sizes = self.sizes
         inputs = states.contiguous().view(kv_dtype)[:, : (sizes.kernel - 1) * sizes.channels]
-        return inputs.unflatten(1, (sizes.kernel - 1, sizes.channels)).to(dtype)
+        past: Tensor = inputs.unflatten(1, (sizes.kernel - 1, sizes.channels)).to(dtype)
+        return past
 
     def _packed(self, inputs: Tensor, kv_dtype: torch.dtype) -> Tensor:
         """The inverse of _unpacked."""

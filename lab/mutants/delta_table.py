@@ -17,10 +17,10 @@ DELTA_MUTANTS = (
     ),
     Mutant(
         CPU,
-        "delta: the first element behind a border is looked for in the piece before it",
+        "delta: every piece begins with its block",
         SHARED,
-        "element >= piece->end - piece->begin; piece++",
-        "element > piece->end - piece->begin; piece++",
+        "* d.block + piece->begin + element",
+        "* d.block + element",
     ),
     Mutant(CPU, "delta: queries and keys are not of length 1", SHARED, "std::sqrt(sum(squares) + EPS)", "1.0f"),
     Mutant(

@@ -1,4 +1,4 @@
-// Many tokens of one request, in pieces of PIECE tokens: the chunkwise form of the gated delta rule with its WY
+// Many tokens of one request, in pieces of PIECE tokens. It is the chunkwise form of the gated delta rule with its WY
 // representation (arXiv 2412.06464, section 3.3 and appendix A), for a decay of each head or of each channel of the key.
 //
 // With e_t the factors of token t's decay, D_i = e_1 .. e_i and E_ij = e_(j+1) .. e_i, each for the rows c of S,

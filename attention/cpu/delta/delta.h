@@ -1,5 +1,5 @@
-// The gated delta rule (attention/delta_rule.py) over states in the pool: the arguments of step.cpp and chunk.cpp, and
-// what both need. attention/cpu/delta_rule.py mirrors the structs field by field.
+// What step.cpp and chunk.cpp share: their arguments, the state of a request in the pool, and rows of tokens.
+// attention/delta_rule.py has the rule; attention/cpu/delta_rule.py mirrors the structs field by field.
 //
 // A head's state is a matrix [key_size, value_size] in float32, row by row. The heads of a layer follow one another, and
 // a layer's state lies in one or more pieces of the request's blocks.

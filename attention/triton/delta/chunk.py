@@ -1,4 +1,4 @@
-"""Many tokens of one request, in pieces of PIECE tokens: the chunkwise form of the gated delta rule with its WY
+"""Many tokens of one request, in pieces of PIECE tokens. It is the chunkwise form of the gated delta rule with its WY
 representation (arXiv 2412.06464, section 3.3 and appendix A), for a decay of each head or of each channel of the key.
 
 The formulas are those of attention/delta_rule.py. A program has some columns of the matrix of one head in registers,
@@ -65,7 +65,7 @@ def read_tile(
     CHANNELS: tl.constexpr,
     SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> tuple:
+) -> tuple[tl.tensor, ...]:
     """Adds a tile of the state. With decays of heads, system and scores are without the decays between tokens."""
     key = rows_of(k, row, k_row, first, c, live, KEY_SIZE) * of_k[:, None]
     query = rows_of(q, row, q_row, first, c, live, KEY_SIZE) * of_q[:, None]

@@ -1,5 +1,7 @@
-"""The rule of the Triton backend (attention/delta_states.py): one launch for the decodes of a layer, one for each
-chunk."""
+"""The gated delta rule of the Triton backend: one launch for the decodes of a layer, one for each chunk.
+
+attention/delta_states.py has what a rule is.
+"""
 
 from __future__ import annotations
 

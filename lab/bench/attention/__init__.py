@@ -8,6 +8,8 @@ Files:
     compiled            Attention kernels compiled without a GPU: the resources of a multiprocessor that they need
     cost                A cost model of a compiled attention kernel: the cycles that one turn of its main loop takes
                         on a multiprocessor
+    delta_grid          The reference grid of the gated delta rule: random steps over states in a pool, on which every
+                        rule must be correct
     every_tile          Compiles every row of the tile table with every type of KV, without a GPU, for the GPUs of the
                         row
     grid                The reference grid: random steps on which every attention backend must be correct, on any

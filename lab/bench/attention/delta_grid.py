@@ -131,9 +131,11 @@ def joined(parts: list[Tokens], device: str) -> Tokens:
     q, k, v = ([getattr(part, name) for part in parts] for name in ("q", "k", "v"))
     rows = torch.cat([torch.cat([x.flatten(1) for x in each], 1) for each in zip(q, k, v, strict=True)]).to(device)
     sizes = [x[0].shape[1] * x[0].shape[2] for x in (q, k, v)]
-    split = [x.unflatten(1, like[0].shape[1:]) for x, like in zip(rows.split(sizes, 1), (q, k, v), strict=True)]
+    of_q, of_k, of_v = (
+        x.unflatten(1, like[0].shape[1:]) for x, like in zip(rows.split(sizes, 1), (q, k, v), strict=True)
+    )
     decay, rate = (torch.cat([getattr(part, name) for part in parts]).to(device) for name in ("decay", "rate"))
-    return Tokens(*split, decay, rate)
+    return Tokens(of_q, of_k, of_v, decay, rate)
 
 
 def out_of(tokens: Tokens) -> Tensor:
