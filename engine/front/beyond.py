@@ -19,7 +19,7 @@ from engine.step.request import Request
 from net.bodies import answered, encode
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.gossip.driver import Gossip
-from sched.gossip.load_word import DRAINING
+from sched.gossip.load_word import CLOSED
 from sched.membership.member import Member, Status
 from sched.placement.choice import Placement
 from sched.placement.view import View
@@ -52,11 +52,11 @@ class BeyondPlacing:
         return not (open_end and request.num_tokens < held)
 
     def _hosts(self) -> list[Member]:
-        return [m for m in self._gossip.members if m.status is Status.ALIVE and _tokens(m) and not self._leaves(m)]
+        return [m for m in self._gossip.members if m.status is Status.ALIVE and _tokens(m) and not self._closed(m)]
 
-    def _leaves(self, member: Member) -> bool:
+    def _closed(self, member: Member) -> bool:
         record = self._gossip.record(member.node_id)
-        return record is not None and bool(record.flags & DRAINING)
+        return record is not None and bool(record.flags & CLOSED)
 
     async def place(
         self, request: Request, keys: Sequence[BlockKey], begun: float, avoid: Collection[str] = ()

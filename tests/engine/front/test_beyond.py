@@ -16,7 +16,7 @@ from engine.sampling.params import SamplingParams
 from engine.step.request import Request
 from net.bodies import encode
 from net.errors import RemoteError
-from sched.gossip.load_word import DRAINING
+from sched.gossip.load_word import DRAINING, READING
 from sched.gossip.record import NodeRecord
 from sched.membership.member import Member
 from sched.placement.measured_links import MeasuredLinks
@@ -75,12 +75,12 @@ async def test_the_earliest_first_token_but_not_where_an_attempt_failed():
     assert (await cluster.placing.place(request(), (), 0.0, {"a", "b"})).placement.prefill == "a"
 
 
-async def test_a_node_that_leaves_is_not_asked():
+async def test_a_node_that_leaves_or_reads_weights_is_not_asked():
     cluster = Cluster(a=able(1.0), b=able(2.0))
     cluster.flags["a"] = DRAINING
     assert (await cluster.placing.place(request(), (), 0.0)).placement.prefill == "b" and cluster.asked == ["b"]
     assert cluster.placing.concerns(request(), view(100))
-    cluster.flags["b"] = DRAINING
+    cluster.flags["b"] = READING
     assert not cluster.placing.concerns(request(), view(100))
 
 
