@@ -76,3 +76,8 @@ def check_conversion(config: Config, device: str, grouped: bool) -> None:
         )
     if config.beyond_memory == "on" and "decode" in config.roles:
         raise UsageError(f"--beyond-memory on: the tier must keep blocks as the arena does; give {same}")
+    if config.attention_elsewhere != "off":
+        raise UsageError(
+            f"--attention-elsewhere {config.attention_elsewhere}: a holder attends to blocks as its arena has them; "
+            f"give {same}"
+        )

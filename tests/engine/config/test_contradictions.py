@@ -80,6 +80,15 @@ ALWAYS = [
 ]
 
 ON_THIS = [
+    ("--block-size 24 --cluster-block-size 16", SMALL, "give --block-size 16, or start the cluster with a --cluster-b"),
+    ("--device cuda --kv-cache-dtype fp8 --cluster-kv-dtype bfloat16", H100, "give --block-size 16 --kv-cache-dtype b"),
+    ("--block-size 64 --cluster-block-size 16 --beyond-memory on", SMALL, "--beyond-memory on: the tier must keep"),
+    (
+        "--block-size 64 --cluster-block-size 16 --attention-elsewhere auto",
+        SMALL,
+        "--attention-elsewhere auto: a holder",
+    ),
+    ("--kv-cache-dtype int8 --cluster-kv-dtype float32 --kv-staging-bytes 64K", SMALL, "fewer than 4 converted blocks"),
     ("--kv-cache-bytes 64G", SMALL, "--kv-cache-bytes 6871"),
     ("--kv-cache-bytes 9G --dram-bytes 9G", SMALL, "--dram-bytes 9663"),
     ("--role store --dram-bytes 17G", SMALL, "16384 MiB"),
