@@ -30,8 +30,8 @@ from torch import Tensor
 DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 """Names (of --kv-cache-dtype, --wire-dtype and --pool-dtype) -> element types of codes."""
 
-POOL_DTYPES = DTYPES | {"int4": torch.uint4}
-"""The same for blocks in the pool alone; torch.uint4 only names the format of attention/nibbles_torch.py."""
+POOL_DTYPES = DTYPES | {"int4": torch.quint4x2}
+"""The same for blocks in the pool alone; torch.quint4x2 only names the format of attention/nibbles_torch.py."""
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest code of each."""

@@ -43,7 +43,7 @@ def decode_block(encoded: Tensor, dtype: torch.dtype, block: Tensor) -> None:
 def encode_layers(layers: Tensor, dtype: torch.dtype) -> Tensor:
     """layers [n, 2, num_kv_heads, block_size, head_size] float32, finite, overwritten; from any blocks. Returns [n,
     encoded bytes of a layer] uint8."""
-    if dtype == torch.uint4:
+    if dtype == torch.quint4x2:
         return nibbles_torch.encode_layers(layers)
     scales = layers.abs().amax((-1, -2)).div_(LARGEST[dtype])
     inverse = torch.where(scales == 0, 1.0, scales).reciprocal_()
@@ -54,7 +54,7 @@ def encode_layers(layers: Tensor, dtype: torch.dtype) -> Tensor:
 def decode_layers(encoded: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """The reverse: encoded [n, encoded bytes of a layer] uint8, shape (2, num_kv_heads, block_size, head_size). Returns
     [n, *shape] float32."""
-    if dtype == torch.uint4:
+    if dtype == torch.quint4x2:
         return nibbles_torch.decode_layers(encoded, shape)
     codes_bytes = prod(shape)
     codes = encoded[:, :codes_bytes].view(torch.int8).view(-1, *shape)

@@ -32,7 +32,7 @@ import torch
 from engine.checkpoint.model_source import describe
 from engine.config.config import EMBEDDED_MODEL
 from engine.text.tokenizer import Tokenizer
-from lab.bench.common.results import Row, add_result_flags, quicken, report
+from lab.bench.common.results import Row, Value, add_result_flags, quicken, report
 from lab.bench.quantization.command import pool_rows, text_tokens
 from lab.bench.quantization.prefixes import BLOCK, POOL_ENCODINGS, Prefixes, load_model
 from lab.flag_types import positive
@@ -77,7 +77,12 @@ def exponent(frames: Sequence[memoryview], dtype: str) -> Measured:
     outs = [np.empty(len(frame), np.uint8).data for frame in frames]
     total = sum(map(len, frames))
     encode_s = best(lambda: [coder.encode([frame]) for frame in frames])
-    decode_s = best(lambda: [coder.decode(one, [out]) for one, out in zip(coded, outs, strict=True)])
+
+    def decode() -> None:
+        for one, out in zip(coded, outs, strict=True):
+            coder.decode(one, [out])
+
+    decode_s = best(decode)
     if any(out != frame for out, frame in zip(outs, frames, strict=True)):
         raise ValueError("the exponent coder has changed the KV")
     return Measured(sum(map(len, coded)) / total, total / encode_s, total / decode_s)
@@ -110,8 +115,12 @@ def memcpy(frames: Sequence[memoryview]) -> float:
     """Bytes per second."""
     sources = [np.frombuffer(frame, np.uint8) for frame in frames]
     targets = [np.empty_like(source) for source in sources]
-    seconds = best(lambda: [np.copyto(target, source) for target, source in zip(targets, sources, strict=True)])
-    return sum(map(len, frames)) / seconds
+
+    def copy() -> None:
+        for target, source in zip(targets, sources, strict=True):
+            np.copyto(target, source)
+
+    return sum(map(len, frames)) / best(copy)
 
 
 def coder_rows(dtype: str, frames: Sequence[memoryview]) -> list[Row]:
@@ -128,7 +137,7 @@ def coder_rows(dtype: str, frames: Sequence[memoryview]) -> list[Row]:
     for gigabits in GIGABITS:
         link = gigabits * 1e9 / 8
         for how, speed in (("in turns", Measured.in_turns), ("overlapped", Measured.overlapped)):
-            peers = {name: speed(one, link) / 1e9 for name, one in others.items()}
+            peers: dict[str, Value] = {name: speed(one, link) / 1e9 for name, one in others.items()}
             metric = f"KV over {gigabits} Gbit/s, {how}"
             rows.append(Row(case, metric, "GB/s", speed(ours, link) / 1e9, peers, {"line rate": link / 1e9}))
     return rows

@@ -12,7 +12,7 @@ from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry
 from cache.block import group_size as size_in_cache
 
-INT4 = torch.uint4
+INT4 = torch.quint4x2
 
 
 def there_and_back(block: torch.Tensor) -> torch.Tensor:
