@@ -4,6 +4,7 @@ Files:
     backends/       Workers of others behind our acceptor (--backend): vLLM's servers, or nodes of ours
     beyond/         Requests whose KV exceeds the arena: their older blocks lie in this node's share of the pool, or
                     on other nodes
+    calibration/    Measured steps: what steps of this node take, when it starts and again while it is idle
     checkpoint/     Loads a named model into memory: Hugging Face directories, GGUF, a cache of converted weights
     config/         One frozen Config: its fields, its flags, and the resolution of auto
     core/           Which requests compute how many tokens in the next step, and the loop that computes them

@@ -6,10 +6,6 @@ Files:
                          ModelConfig
     eagle_weights        Reads the weights of a head that drafts (engine/checkpoint/eagle_head.py) from its
                          safetensors files
-    gguf_config          from_gguf(): metadata and tensor list of a GGUF file -> ModelConfig
-    gguf_file            Header, metadata and tensor directory of a GGUF file, and its raw tensor bytes through a
-                         memory map
-    gguf_weights         Tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order
     hf_config            from_hf(): config.json of a Hugging Face directory -> ModelConfig
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     joined_experts       gpt-oss' experts in floats: all of a layer in one tensor, matrices [in, out], columns of gate
@@ -31,4 +27,5 @@ Files:
     weight_cache         Stores weights converted from a GGUF file, so that the next start only reads them
     weights              load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed
     families/            The keys of config.json that only some families have; hf_config.py reads the others
+    gguf/                Models in one GGUF file
 """

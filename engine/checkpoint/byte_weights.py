@@ -5,7 +5,7 @@ A matrix [out, in] is stored as codes q, signed bytes (int8) or e4m3 (fp8), and 
     weight                              int8 or float8_e4m3fn [out, in]
     weight_scale, weight_scale_inv      one number; [out, 1]; or [ceil(out / 128), ceil(in / 128)]
 
-`stored` gives the codes as they are, with scales in float32, repeated for each output (engine/model/quantized.py).
+`stored` gives the codes as they are, with scales in float32, repeated for each output (engine/model/ops/quantized.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.checkpoint.hf_quantization import ByteQuantization
 from engine.checkpoint.safetensors_weights import SafetensorsWeights, gemma_names, layer_names, our_name
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.quantized import GROUP, SHARED, Scaled
+from engine.model.ops.quantized import GROUP, SHARED, Scaled
 
 SCALES = ("weight_scale", "weight_scale_inv")
 ACTIVATIONS = ("input_scale", "input_zero_point", "activation_scale")

@@ -17,7 +17,7 @@ import torch
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.quantized_weights import Reading
 from engine.checkpoint.weights import check, shapes
-from engine.model.quantized import Weight
+from engine.model.ops.quantized import Weight
 
 Shape = tuple[int, ...]
 

@@ -14,8 +14,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.gguf_config import from_gguf
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.config import from_gguf
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.checkpoint.hf_config import from_hf
 from engine.checkpoint.hf_quantization import AnyQuantization, quantization_of
 from engine.config.config import EMBEDDED_MODEL, NO_MODEL

@@ -9,7 +9,7 @@ one.
                            gate and then those of up (in gpt-oss in turns), and experts.down_proj [E, ...]
     mxfp4-pack-quantized   X.weight_packed uint8 [out, in / 2], X.weight_scale uint8 [out, in / 32]
 
-`stored` gives the blocks of GGUF's type MXFP4 (engine/model/quantized.py), which have the same bits in another order.
+`stored` gives the blocks of GGUF's type MXFP4 (ops/quantized.py), which have the same bits in another order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.checkpoint.hf_quantization import Mxfp4Quantization
 from engine.checkpoint.safetensors_weights import SafetensorsWeights, gemma_names, layer_names, our_name
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.quantized import GROUP, Quantized
+from engine.model.ops.quantized import GROUP, Quantized
 
 ENDS = {"mxfp4": ("_blocks", "_scales"), "compressed-tensors": (".weight_packed", ".weight_scale")}
 """Method -> ends of the names of codes and scales."""

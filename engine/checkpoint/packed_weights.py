@@ -10,7 +10,7 @@ A matrix [out, in] is stored as integers q with zeros z and scales s for every g
     pack-quantized weight_packed int32 [out, in / 8], weight_scale [out, in / g], weight_shape; z = 8
 
 `stored` repacks a matrix once, without widening it, to the groups of 32 that the kernels read
-(engine/model/quantized.py): q4_0 if every z is 8, else q4_1, whose float16 minimum -s z is off by at most 1/128 of a
+(ops/quantized.py): q4_0 if every z is 8, else q4_1, whose float16 minimum -s z is off by at most 1/128 of a
 step s. With act-order the inputs are sorted by their group, and the matrix names their order. `read` gives the values
 in float32.
 """
@@ -30,7 +30,7 @@ from engine.checkpoint.hf_quantization import Quantization
 from engine.checkpoint.safetensors_weights import SafetensorsWeights, gemma_names, layer_names, our_name
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.quantized import GROUP, TOGETHER, Quantized
+from engine.model.ops.quantized import GROUP, TOGETHER, Quantized
 
 PARTS = {
     "awq": ("qweight", "qzeros", "scales"),

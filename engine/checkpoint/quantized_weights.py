@@ -1,7 +1,7 @@
 """load_quantized(): a model's weights with matrices in 4 to 8 bits (--weight-dtype).
 
     stored   a matrix as it is in a GGUF file, or in a checkpoint in 4 bits (packed_weights.py, mxfp4_weights.py) or in
-             bytes (byte_weights.py), if there is a kernel (engine/model/quantized.py) for its type and for the types of
+             bytes (byte_weights.py), if there is a kernel (ops/quantized.py) for its type and for the types of
              all matrices of the same product; other matrices are widened
     int8     any checkpoint, to q8_0 while loading
     int4     any checkpoint, to q4_1 while loading; embed and lm_head to q8_0
@@ -29,11 +29,11 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
-from engine.checkpoint.gguf_weights import GGUFWeights
+from engine.checkpoint.gguf.weights import GGUFWeights
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weights import Reader, open_quantized, open_weights, read_all, shapes, type_of
 from engine.model.model_error import ModelError
-from engine.model.quantized import GROUP, KINDS, TOGETHER, Quantized, Scaled, Weight
+from engine.model.ops.quantized import GROUP, KINDS, TOGETHER, Quantized, Scaled, Weight
 
 log = logging.getLogger("mooncake.engine")
 
@@ -54,7 +54,7 @@ class StoredReader(Reader, Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
     def kinds(self) -> Mapping[str, str]:
-        """Every weight -> a kind of engine/model/quantized.py that `stored` gives, or its type or why there is none."""
+        """Every weight -> a kind of ops/quantized.py that `stored` gives, or its type or why there is none."""
 
     def stored(self, name: str, dtype: torch.dtype) -> Quantized | Scaled:
         """A matrix as it is stored, for products in `dtype`."""

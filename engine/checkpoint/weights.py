@@ -76,7 +76,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.byte_weights import ByteWeights
-from engine.checkpoint.gguf_weights import GGUFWeights
+from engine.checkpoint.gguf.weights import GGUFWeights
 from engine.checkpoint.hf_quantization import ByteQuantization, Mxfp4Quantization
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.mxfp4_weights import Mxfp4Weights

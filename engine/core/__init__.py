@@ -3,8 +3,6 @@
 Files:
     batcher        Token-budget batching: the requests of a node from their arrival to their end, and its steps one
                    after another
-    calibration    Runs a few steps before the first request, so that the node's estimates fit its machine from the
-                   start
     cold_turns     When requests beyond memory take their turns on a node: one at a time, some layers per step, half
                    of the time
     costs          The cost models of this node's steps, fitted to the measured steps
@@ -23,7 +21,6 @@ Files:
                    waits for
     priority       Lowers the priority of the model's threads, so that the event loop runs first if both need the same
                    core
-    recalibration  Measures steps again while the node is idle, and corrects its cost models if they are wrong
     seats          Decides which requests of a node run and which wait
     served         The time of a prompt and of a token on this node beyond the model's own steps, learned from
                    requests

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cache.block import BlockGeometry, BlockKey
 from engine.front.placed import ProbeAnswer
-from engine.front.unlike import UnlikeNodes
+from engine.unlike.nodes import UnlikeNodes
 from net.gossip.driver import Gossip
 from sched.gossip.intents import Ring, ring_of
 from sched.gossip.load_word import CLOSED

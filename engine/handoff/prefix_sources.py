@@ -53,6 +53,14 @@ class Prices:
     node_s: Callable[[str, int], float] = lambda node, nbytes: 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OthersArenas:
+    """The arenas of other nodes: which blocks lie there, and how they are read."""
+
+    arenas: Arenas
+    borrowing: Borrowing
+
+
 class PrefixSources:
     """The pool and the arenas of other nodes; either may be None. `policy`: auto, always or never."""
 
@@ -60,8 +68,7 @@ class PrefixSources:
         self,
         store: Store | None,
         pool_blocks: PoolBlocks,
-        arenas: Arenas | None,
-        borrowing: Borrowing | None,
+        others: OthersArenas | None,
         geometry: BlockGeometry,
         prices: Prices,
         policy: str,
@@ -72,8 +79,7 @@ class PrefixSources:
         self._each = geometry.block_size // self._pooled.block_size
         self._store = store
         self._pool_blocks = pool_blocks
-        self._arenas = arenas
-        self._borrowing = borrowing
+        self._of_others = others
         self._geometry = geometry
         self._costs = prices.costs
         self._policy = policy
@@ -111,12 +117,12 @@ class PrefixSources:
     def _others(self, keys: Sequence[BlockKey], first: int, pooled: int) -> list[Source]:
         """The other arena that saves the most time, as a list of at most one. No node knows at which borders others
         have states, so with states only the pool is a source."""
-        if self._arenas is None or self._borrowing is None or self._geometry.state_blocks:
+        if self._of_others is None or self._geometry.state_blocks:
             return []
         sources, size = [], self._geometry.block_bytes
-        for node, count in self._arenas.beyond(keys, first, pooled).items():
+        for node, count in self._of_others.arenas.beyond(keys, first, pooled).items():
             load_s = max(self._way_s(count * size), self._node_s(node, count * size))
-            get = partial(self._borrowing.get, node)
+            get = partial(self._of_others.borrowing.get, node)
             sources.append(self._source(node, keys[first : first + count], first, load_s, size, get))
         return sorted(sources, key=lambda source: source.saved_s, reverse=True)[:1]
 

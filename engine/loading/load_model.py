@@ -36,15 +36,15 @@ from engine.loading.offload_model import load_offloaded
 from engine.loading.rank_processes import RankProcesses
 from engine.loading.shared_memory import shared_memory
 from engine.loading.weight_type import weight_type
-from engine.model.decoder import Model, Processes
+from engine.model.decoder import Model, Outside
 from engine.model.eagle import eagle_layer
 from engine.model.graphs import CudaRecorder, obstacle
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.ops import Ops
-from engine.model.ops_choice import choose_ops
+from engine.model.ops.choice import choose_ops
+from engine.model.ops.interface import Ops
+from engine.model.ops.quantized import Products, products_of
 from engine.model.parallel import Ranks, Shard
-from engine.model.quantized import Products, products_of
 from engine.sampling.logit_rules import Masks
 from engine.speculation.draft import DraftModel
 from engine.speculation.layer_drafts import LayerDrafts
@@ -160,7 +160,7 @@ def _load_experts(
         backend = _backend(config, source.config, geometry.dtype)
         group = processes.join()
         ops = _ops(config, backend, dtype)
-        others = Processes(experts=group)
+        others = Outside(experts=group)
         model = Model(source.config, weights, backend, config.device, ops, geometry.groups, others)
         runner = Runner(model, kv, geometry.block_size, config.device, masks=masks, around_forward=group.step)
     except BaseException:
@@ -252,7 +252,7 @@ def load_rank(
         device,
         _ops(config, backend, dtype, products_of(weights.values())),
         geometry.groups,
-        None if join is None else Processes(join()),
+        None if join is None else Outside(join()),
     )
     if source.config.eagle is not None:
         head = load_head(source, dtype, device)

@@ -22,10 +22,10 @@ from engine.checkpoint.weights import shapes
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.machine import IN_MEMORY, file_system
-from engine.model.decoder import Model
+from engine.model.decoder import Model, Outside
 from engine.model.model_config import ModelConfig
-from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import products_of_kinds, stored_bytes
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.quantized import products_of_kinds, stored_bytes
 from engine.offload.streamed import StreamedLayers
 from net.compiled import NotCompiled
 from sched.offload import Sizes, no_room
@@ -62,7 +62,9 @@ def load_offloaded(
     offload = StreamedLayers(ops, folder, sizes.fixed, allowed, config.max_num_seqs)
     try:
         with open_layered(source, reading, dtype, progress) as weights:
-            model = Model(source.config, weights, backend, config.device, ops, groups=geometry.groups, offload=offload)
+            model = Model(
+                source.config, weights, backend, config.device, ops, geometry.groups, Outside(offload=offload)
+            )
     except BaseException:
         offload.close()
         raise

@@ -21,8 +21,8 @@ import torch
 
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.quantized_weights import kept, open_stored
-from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import SHARED
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.quantized import SHARED
 from net.compiled import NotCompiled
 
 log = logging.getLogger("mooncake.engine")

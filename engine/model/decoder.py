@@ -31,7 +31,7 @@ from cache.layer_groups import LayerGroups
 from engine.model.layers import ExpertRanks, Layer, LayerMaker, Weights, tail_of
 from engine.model.layers_cpu import all_in_one
 from engine.model.model_config import ModelConfig
-from engine.model.ops import Linear, Ops, Tail, TorchOps, Vocabulary
+from engine.model.ops.interface import Linear, Ops, Tail, TorchOps, Vocabulary
 from engine.model.parallel import Alone, Ranks
 from engine.model.rope import Rope
 from sched.offload import Plan
@@ -108,12 +108,14 @@ class Scores(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
-    """Other processes that compute a part of the model. With `ranks`, this one has the config and the weights of one
-    shard (engine/model/parallel.py); with `experts`, its weights have no experts."""
+class Outside:
+    """The parts of a model outside the memory of this process. With `ranks`, other processes have other shards, and
+    this one has the config and the weights of one (engine/model/parallel.py); with `experts`, its weights have no
+    experts; with `offload`, layers are on disk, which is only for whole passes on one rank."""
 
     ranks: Ranks | None = None
     experts: ExpertRanks | None = None
+    offload: Offload | None = None
 
 
 class Model:
@@ -127,24 +129,23 @@ class Model:
         device: str = "cpu",
         ops: Ops | None = None,
         groups: LayerGroups | None = None,
-        processes: Processes | None = None,
-        offload: Offload | None = None,
+        outside: Outside | None = None,
     ) -> None:
         """`weights` under the names of engine/checkpoint/weights.py, all of one dtype. Matrices may be
         Quantized or Scaled, for products in that dtype. This empties the dict while it fuses weights, so that
         memory never contains two copies of a model. Raises ValueError naming a missing or left-over weight.
 
-        `groups`: how the KV pool has the layers; None = all in each block. `processes`: others that compute a part.
-        `offload`: where layers are that do not stay in memory; only for whole passes on one rank."""
+        `groups`: how the KV pool has the layers; None = all in each block."""
         if config.delta is not None and (groups is None or not groups.num_states):
             raise ValueError("a model whose layers keep a state needs groups for its states")
         self.groups = groups
         self.config, self.backend, self.device = config, backend, torch.device(device)
         self.ops: Ops = ops or TorchOps()
-        processes = processes or Processes()
-        self.ranks: Ranks = processes.ranks or Alone()
+        outside = outside or Outside()
+        offload = outside.offload
+        self.ranks: Ranks = outside.ranks or Alone()
         self.alone = isinstance(self.ranks, Alone)
-        self.experts = processes.experts
+        self.experts = outside.experts
         make = LayerMaker(config, weights, backend, self.device, self.ops, self.ranks, self.experts)
         embedding = make.matrix("embed")
         self.dtype = embedding.dtype

@@ -29,7 +29,7 @@ from attention.delta_states import Rule, Tokens
 from attention.states import Place, StateBatch, StateSlots
 from cache.layer_groups import state_pieces
 from engine.model.delta_config import STATE_ITEM, Delta
-from engine.model.ops import Linear, Ops
+from engine.model.ops.interface import Linear, Ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.ops import Linear, Ops
+from engine.model.ops.interface import Linear, Ops
 
 
 @dataclass(frozen=True, slots=True)

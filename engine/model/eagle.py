@@ -23,7 +23,7 @@ from engine.model.decoder import DraftLayer
 from engine.model.eagle_config import Eagle
 from engine.model.layers import Layer, Mlp
 from engine.model.model_config import ModelConfig
-from engine.model.ops import Linear, Ops, Vocabulary
+from engine.model.ops.interface import Linear, Ops, Vocabulary
 from engine.model.rope import Rope
 
 

@@ -27,7 +27,7 @@ class Eagle:
     """It has an embedding of its own for the model's tokens."""
 
     def problem(self, num_layers: int, vocab_size: int) -> str | None:
-        """Why it cannot draft for a model with so many layers and tokens; None if it can."""
+        """Why it cannot draft for a model with this many layers and tokens; None if it can."""
         if (
             not self.taps
             or list(self.taps) != sorted(set(self.taps))

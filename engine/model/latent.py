@@ -26,7 +26,7 @@ from attention.interface import AttentionBackend, RaggedBatch
 from attention.latent import attend_latent, write_latent
 from attention.rotary import rotate
 from engine.model.latent_config import Latent
-from engine.model.ops import Linear, Ops, PerHead
+from engine.model.ops.interface import Linear, Ops, PerHead
 
 NORM_EPS = 1e-6
 """Of the norms of both latents, whatever the model's other norms have."""

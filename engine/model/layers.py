@@ -25,9 +25,9 @@ from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
 from engine.model.latent import LatentAttention, halves_of
 from engine.model.latent_config import Latent
 from engine.model.model_config import ModelConfig
-from engine.model.ops import Linear, Ops, Tail
+from engine.model.ops.interface import Linear, Ops, Tail
+from engine.model.ops.quantized import Weight, stacked, widened
 from engine.model.parallel import Alone, Ranks
-from engine.model.quantized import Weight, stacked, widened
 
 
 @dataclass(frozen=True, slots=True)

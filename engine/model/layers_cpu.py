@@ -18,8 +18,8 @@ from attention.cpu.backend import CpuBackend, Plan
 from attention.cpu.layers import Work, address_of, addresses, attention_calls
 from attention.interface import AttentionBackend
 from engine.model.model_config import ModelConfig
-from engine.model.ops import Ops, Tail
-from engine.model.ops_cpu import CpuOps, CpuTail, TailCall
+from engine.model.ops.cpu import CpuOps, CpuTail, TailCall
+from engine.model.ops.interface import Ops, Tail
 
 TAIL_CALL = np.dtype(TailCall)
 Angles = tuple[Tensor, Tensor]

@@ -12,6 +12,8 @@ from cache.pool.block_pool import BlockPool
 from cache.store.store import Store
 from engine.beyond.elsewhere import Elsewhere, Heads
 from engine.beyond.host import Host
+from engine.calibration.calibration import Room, calibrate
+from engine.calibration.recalibration import Recalibration
 from engine.config.beyond import beyond_room, lends
 from engine.config.cache_policies import eviction
 from engine.config.config import Config
@@ -19,11 +21,9 @@ from engine.config.forms import differs, feeds_pool
 from engine.config.resolve import arena_tokens
 from engine.config.step_policies import batching_policy, queue_order, refusals
 from engine.core.batcher import Batcher, BatchRules
-from engine.core.calibration import Room, calibrate
 from engine.core.costs import StepCosts
 from engine.core.engine_load import Complete, EngineLoad
 from engine.core.kv_ready import KV_REGION
-from engine.core.recalibration import Recalibration
 from engine.core.step_recorder import step_recorder
 from engine.core.worker import Drafts, Reuse, StepThread, Worker
 from engine.experts.processes import ExpertProcesses
@@ -33,7 +33,7 @@ from engine.handoff.borrowing import Borrowing
 from engine.handoff.converting import UNLIKE_REGION, Converter
 from engine.handoff.outgoing import KvMoves
 from engine.handoff.own_load import OwnLoad
-from engine.handoff.prefix_sources import PrefixSources, Prices
+from engine.handoff.prefix_sources import OthersArenas, PrefixSources, Prices
 from engine.handoff.rail_news import RailNews
 from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
 from engine.handoff.service import EngineService
@@ -129,8 +129,8 @@ class Engine:
         rails = RailNews(transfer, store.router.homes, self._converter)
         borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry, each)
         prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
-        ways = arenas, borrowing
-        sources = PrefixSources(reused, self._pool_blocks, *ways, geometry, prices, config.prefix_fetch, pooled)
+        others = None if arenas is None else OthersArenas(arenas, borrowing)
+        sources = PrefixSources(reused, self._pool_blocks, others, geometry, prices, config.prefix_fetch, pooled)
         prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
         one_group = geometry.groups is None  # the layers of a prefix arrive group by group, not in the model's order
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and one_group  # ranks do not wait

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from engine.config.flags import UsageError
-from engine.model.huge_pages import HugePages
 from engine.model.layers import Layer, Mlp
-from engine.model.ops import Linear, Tail
-from engine.model.ops_cpu import CpuGatedLinear, CpuLinear, CpuOps, CpuTail, Packed
+from engine.model.ops.cpu import CpuGatedLinear, CpuLinear, CpuOps, CpuTail, Packed
+from engine.model.ops.huge_pages import HugePages
+from engine.model.ops.interface import Linear, Tail
 from engine.offload.ring import Ring
 from engine.offload.spool import Extent, Spool
 from sched.offload import Plan, Sizes, Speed, choose, described, no_room

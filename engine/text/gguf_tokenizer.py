@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.model.model_error import ModelError
 
 CONTROL, USER_DEFINED = 3, 4

@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.checkpoint.model_source import ModelSource, embedded_model, read_json
 from engine.config.config import EMBEDDED_MODEL
 from engine.model.model_error import ModelError

@@ -12,7 +12,7 @@ With --ssd-mb and a small --dram-mb, blocks lie on SSD too. Targets: 0.7 of the 
 of the measured time; equal tokens with --dtype float32. In bfloat16 a chunk over cold blocks is rounded as differently
 as by another attention backend, and an answer may take the other one of two tokens of nearly equal chance.
 
-With --elsewhere, the first node runs a second time beside a store node that holds blocks for it and attends to them
+With --elsewhere, the first node runs a second time next to a store node that holds blocks for it and attends to them
 (--attention-elsewhere): always = as many as it lends, auto = by the rule. Both nodes share the cores of this machine.
 """
 

@@ -24,7 +24,7 @@ from engine.checkpoint.weights import DummyWeights, shapes
 from engine.model.decoder import Model
 from engine.model.latent_config import Latent
 from engine.model.model_config import ModelConfig
-from engine.model.ops_choice import choose_ops
+from engine.model.ops.choice import choose_ops
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.step.inputs import Row as StepRow

@@ -30,7 +30,7 @@ from engine.checkpoint.model_source import describe
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts
 from engine.model.decoder import Model
-from engine.model.ops_choice import choose_ops
+from engine.model.ops.choice import choose_ops
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
 from engine.speculation.ngram import NgramLookups

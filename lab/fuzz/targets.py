@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from cache.ssd.lmdb_pages import Pages, Run, check_value
 from cache.ssd.medium import Damaged
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.model.model_error import ModelError
 from lab.fuzz.claims import ClaimsTarget, IntentsTarget
 from lab.fuzz.coded import CodedTarget

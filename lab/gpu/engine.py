@@ -16,7 +16,7 @@ from attention.triton.backend import TritonBackend
 from engine.model.decoder import Model
 from engine.model.graphs import CudaRecorder, GraphedModel
 from engine.model.model_config import ModelConfig
-from engine.model.ops_triton import TritonOps
+from engine.model.ops.triton import TritonOps
 from lab.bench.attention.cases import LLAMA_8B, Case, batch_of
 from lab.bench.attention.timing import copy_rate, gemm_rate
 from lab.gpu.checks import Check, failed, skipped

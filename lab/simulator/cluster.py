@@ -75,9 +75,7 @@ class Cluster:
         self.failures = Failures(config, self.loop, parts, self.jobs, self.changed, self.place, self.slowness)
         self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
         self.scaling = Scaling(config, self.loop, parts, self.changed, lambda: self.unfinished)
-        self.migration = Migration(
-            config, self.model, self.loop, self.network, self.by_name, self.lengths, self.changed, lambda: self._left
-        )
+        self.migration = Migration(config, self.model, self.loop, parts, self.lengths, self.changed, lambda: self._left)
         self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
 
     # --- a run

@@ -9,14 +9,14 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from lab.simulator.config import SimConfig
+from lab.simulator.failures import Parts
 from lab.simulator.job import Job
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.loop import Loop
-from lab.simulator.models.network import Network
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Node
 from sched.migration import Balancer, DecodeNode, Movable, in_need, to_balance
@@ -37,8 +37,7 @@ class Migration:
         config: SimConfig,
         model: StepModel,
         loop: Loop,
-        network: Network,
-        nodes: Mapping[str, Node],
+        parts: Parts,
         lengths: Lengths,
         changed: Callable[[Node], None],
         unfinished: Callable[[], int],
@@ -47,13 +46,13 @@ class Migration:
         self.begun = {"balance": 0, "pressure": 0}
         self.given_up = 0
         self.pauses: list[float] = []
-        self._config, self._model, self._loop, self._network = config, model, loop, network
-        self._by_name, self._lengths = nodes, lengths
+        self._config, self._model, self._loop, self._network = config, model, loop, parts.network
+        self._by_name, self._lengths = parts.nodes, lengths
         self._changed, self._unfinished = changed, unfinished
-        self._nodes = [node for node in nodes.values() if "decode" in node.roles]
+        self._nodes = [node for node in parts.nodes.values() if "decode" in node.roles]
         self._balancers = {node.name: Balancer(node.name) for node in self._nodes}
         self._moving: set[str] = set()  # nodes that a request leaves
-        self._quiet_until = dict.fromkeys(nodes, 0.0)
+        self._quiet_until = dict.fromkeys(parts.nodes, 0.0)
 
     def schedule(self, begin: float) -> None:
         """Start with the first request."""

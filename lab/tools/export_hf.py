@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.safetensors_weights import layer_names, whole_names
 from engine.checkpoint.weights import load

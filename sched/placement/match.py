@@ -35,7 +35,7 @@ class Matcher:
     def depths(self, keys: Sequence[Key], block_size: int, places: Places, each: int = 1) -> Vector | None:
         """Leading tokens of the prompt that each node holds: float64 [len(places)], or None if no node holds any.
         `places`: the nodes' indices in the holders, -1 = none; pass a new array for other nodes. `each`: some nodes
-        have the keys only at multiples of so many. Do not modify the result."""
+        have the keys only at multiples of this many. Do not modify the result."""
         stride = max(1, -(-len(keys) // ANCHORS))
         stride = -(-stride // each) * each
         holders = self._holders()

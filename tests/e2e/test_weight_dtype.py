@@ -14,7 +14,7 @@ from engine.checkpoint.quantized_weights import load_quantized
 from engine.config.config import EMBEDDED_MODEL
 from engine.loading.weight_type import FASTER
 from engine.model.decoder import Model
-from engine.model.ops_choice import choose_ops
+from engine.model.ops.choice import choose_ops
 from engine.step.runner import Runner
 from tests.e2e.conftest import Start, complete, settled
 from tests.e2e.test_start import run

@@ -2,7 +2,7 @@
 
 Files:
     chunk.cpp  Many tokens of one request, in pieces of PIECE tokens
-    delta.h    What step.cpp and chunk.cpp share: their arguments, the state of a request in the pool, and rows of
+    delta.h    The common part of step.cpp and chunk.cpp: arguments, the state of a request in the pool, and rows of
                tokens
     step.cpp   One token of each request: the recurrence of attention/delta_rule.py, on the state where it lies
 """

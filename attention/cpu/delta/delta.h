@@ -1,4 +1,4 @@
-// What step.cpp and chunk.cpp share: their arguments, the state of a request in the pool, and rows of tokens.
+// The common part of step.cpp and chunk.cpp: arguments, the state of a request in the pool, and rows of tokens.
 // attention/delta_rule.py has the rule; attention/cpu/delta_rule.py mirrors the structs field by field.
 //
 // A head's state is a matrix [key_size, value_size] in float32, row by row. The heads of a layer follow one another, and

@@ -50,7 +50,7 @@ LAYOUTS = {
     "q6_k": Layout(64, block=256, group=16, offset=32, factors=True, high_bits=2, span=128),
     "mxfp4": Layout(16, floats=True),
 }
-"""By the kinds of engine/model/quantized.py."""
+"""By the kinds of engine/model/ops/quantized.py."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The operations of a model on CPUs in C++; engine/model/ops_cpu.py compiles and calls them.
+"""The operations of a model on CPUs in C++; engine/model/ops/cpu.py compiles and calls them.
 
 Files:
     bytes.h        y = x w^T for weights of one byte with float32 scales: in memory as a checkpoint has them, never
@@ -11,7 +11,7 @@ Files:
                    read
     groups.h       y = x w^T for weights in groups of inputs that share a scale: in memory as a GGUF file has them,
                    never widened
-    ops.h          The operations of engine/model/ops_cpu.py, over products and packed weights
+    ops.h          The operations of engine/model/ops/cpu.py, over products and packed weights
     ops_amx.cpp    The operations with products of bfloat16 (-DELEMENT=Bf16) on AMX tiles
     ops_any.cpp    The operations at levels without tiles, for one type of elements, and of quantized weights at every
                    level

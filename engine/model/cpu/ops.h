@@ -1,4 +1,4 @@
-// The operations of engine/model/ops_cpu.py, over products and packed weights. The header included before this one
+// The operations of engine/model/ops/cpu.py, over products and packed weights. The header included before this one
 // defines both: gemm_amx.h, groups.h or bytes.h.
 //
 // Few rows (decode): threads share the outputs of a product, so that each reads its part of the weights once, and wait

@@ -17,7 +17,7 @@ DECODE = (12, 16, 20)
 KV_TOKENS = 400_000
 """Of a decode node: less than the node of the paper has, so that bursts fill it."""
 ANSWERS = 4
-"""Answers are so many times as long as recorded, which makes decode the scarce stage."""
+"""Answers are this many times as long as recorded, which makes decode the scarce stage."""
 TTFT_S, TBT_S = 30.0, 0.1
 WAYS = {"none": "none move", "balance": "requests move"}
 

@@ -6,7 +6,7 @@ Files:
                client sees
     case       A case of a live ablation: a cluster that differs from others in its flags, and the requests that it
                gets
-    fetches    What real nodes fetched from the pool, by the timelines of requests: tokens by tier, and how fast
+    fetches    The fetches of real nodes from the pool, by the timelines of requests: tokens by tier, and how fast
     kv         KV between real nodes: overlapped with computation or not, in 16 or in 8 bits
     loads      Requests for nodes of this machine, as rows of a trace: the simulator takes the same rows
     overload   Overload of real nodes: twice the load that a prefill and a decode node can serve, by rejection variant

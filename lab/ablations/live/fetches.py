@@ -1,4 +1,4 @@
-"""What real nodes fetched from the pool, by the timelines of requests: tokens by tier, and how fast."""
+"""The fetches of real nodes from the pool, by the timelines of requests: tokens by tier, and how fast."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The rule of lab/bench/attention/grid.py, for the outputs and for the states after the tokens: no further from the
 definition in float64 than twice what plain torch is in the type of the tokens. States lie in several pieces, whose
-borders cut heads and rows. All memory beside them is NaN, and must stay so. States that are read elsewhere than they
+borders cut heads and rows. All memory next to them is NaN, and must stay so. States that are read elsewhere than they
 are written must stay too.
 """
 
@@ -175,5 +175,5 @@ def find_delta_fault(rule: Rule, point: Point, device: str = "cpu") -> str | Non
     before = case.memory.clone()
     case.slots.write(before, case.write, torch.full((len(case.write), case.slots.elements), torch.nan))
     if not torch.equal(memory.nan_to_num(7.0), before.nan_to_num(7.0)):
-        return "memory beside the states that are written has changed"
+        return "memory next to the states that are written has changed"
     return None

@@ -38,7 +38,7 @@ from attention.cpu.backend import CpuBackend, Plan, attend_call
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.torch_backend import TorchBackend
 from cache.block import BlockGeometry
-from engine.model.huge_pages import HugePages
+from engine.model.ops.huge_pages import HugePages
 from lab.bench.attention.cases import LLAMA_8B, SMOLLM2, Case, batch_of
 from lab.bench.common.results import Row
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from attention.triton import aot
-from engine.model.ops_triton import FP8_PRODUCTS, TritonOps
-from engine.model.quantized import BLOCKS, SHARED, Quantized, Scaled
+from engine.model.ops.quantized import BLOCKS, SHARED, Quantized, Scaled
+from engine.model.ops.triton import FP8_PRODUCTS, TritonOps
 from lab.bench.attention.every_tile import meta
 
 OUTPUTS, INPUTS = 4096, 4096

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from attention.cpu import build as cpu_build
 from attention.cpu.level import LEVELS
-from engine.model.huge_pages import HugePages
-from engine.model.ops import Linear
-from engine.model.ops_cpu import CpuOps
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.huge_pages import HugePages
+from engine.model.ops.interface import Linear
 from lab.bench.common.results import Row
 from lab.bench.common.timing import timed
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.model.ops import Linear
-from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import BLOCKS, SHARED, Quantized, Scaled
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.interface import Linear
+from engine.model.ops.quantized import BLOCKS, SHARED, Quantized, Scaled
 from lab.bench.common.results import Row
 from lab.bench.ops.products import HIDDEN, ROTATE_BYTES, SHAPES, VOCAB, limits, per_call
 

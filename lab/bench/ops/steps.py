@@ -15,8 +15,8 @@ from engine.checkpoint.model_source import describe
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.config.config import EMBEDDED_MODEL
 from engine.model.decoder import Model
-from engine.model.ops import Ops, TorchOps
-from engine.model.ops_cpu import CpuOps
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.interface import Ops, TorchOps
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.step.inputs import Row

@@ -19,8 +19,8 @@ from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.weights import load
 from engine.model.decoder import Model
-from engine.model.ops_choice import choose_ops
-from engine.model.quantized import products_of
+from engine.model.ops.choice import choose_ops
+from engine.model.ops.quantized import products_of
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
 from engine.step.inputs import InputBuilder, Row

@@ -1,4 +1,4 @@
-"""Random weights in every type that engine/model/quantized.py has, and their values in float64, decoded here from the
+"""Random weights in every type that ops/quantized.py has, and their values in float64, decoded here from the
 definitions of the formats: the machine of gpu-check need not have the gguf package."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model.quantized import BLOCKS, SHARED, Quantized, Scaled
+from engine.model.ops.quantized import BLOCKS, SHARED, Quantized, Scaled
 from tests.attention.interpreted.cases import DEVICE
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)

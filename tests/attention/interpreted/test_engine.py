@@ -12,8 +12,8 @@ from attention.triton.tiles import Tile, Tiles
 from engine.model.decoder import Model
 from engine.model.graphs import Bucket, CudaRecorder, GraphedModel, StaticStep
 from engine.model.model_config import ModelConfig
-from engine.model.ops import TorchOps
-from engine.model.ops_triton import TritonOps
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.triton import TritonOps
 from engine.step.inputs import InputBuilder, Inputs, Row
 from tests.attention.interpreted.cases import DEVICE
 

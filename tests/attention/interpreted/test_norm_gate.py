@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model.ops import TorchOps
-from engine.model.ops_choice import choose_ops
-from engine.model.ops_triton import TritonOps
+from engine.model.ops.choice import choose_ops
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.triton import TritonOps
 from tests.attention.interpreted.cases import DEVICE, DTYPES, assert_close
 
 OURS, TORCH = TritonOps(), TorchOps()

@@ -18,10 +18,10 @@ from attention.triton.products.group_planes import planes_of
 from attention.triton.products.group_product import splits_for
 from engine.model.decoder import Model
 from engine.model.model_config import ModelConfig
-from engine.model.ops import TorchOps
-from engine.model.ops_choice import choose_ops
-from engine.model.ops_triton import TritonOps
-from engine.model.quantized import BLOCKS, SHARED, Quantized, Scaled, stacked
+from engine.model.ops.choice import choose_ops
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.quantized import BLOCKS, SHARED, Quantized, Scaled, stacked
+from engine.model.ops.triton import TritonOps
 from engine.step.inputs import InputBuilder, Row
 from net.compiled import NotCompiled
 from tests.attention.interpreted.cases import DEVICE, DTYPES

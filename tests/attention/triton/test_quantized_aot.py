@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("triton", reason="the triton extra is not installed: pip install -e .[triton]")
 
 from attention.triton import aot
-from engine.model.ops_triton import TritonOps
-from engine.model.quantized import BLOCKS
+from engine.model.ops.quantized import BLOCKS
+from engine.model.ops.triton import TritonOps
 from lab.bench.attention.every_tile import SHARED_BYTES, meta
 from lab.bench.attention.quantized_products import KINDS, ROWS, product_launches, weight_of
 

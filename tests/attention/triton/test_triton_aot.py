@@ -26,7 +26,7 @@ from engine.checkpoint.weights import shapes
 from engine.model.decoder import Model
 from engine.model.graphs import Bucket, StaticStep
 from engine.model.model_config import ModelConfig
-from engine.model.ops_triton import TritonOps
+from engine.model.ops.triton import TritonOps
 from engine.step.inputs import InputBuilder, Row
 from lab.bench.attention.every_tile import (
     BLOCKS,

@@ -19,10 +19,10 @@ from engine.loading import weight_type as weight_type_module
 from engine.loading.weight_type import weight_type
 from engine.model.decoder import Model
 from engine.model.model_error import ModelError
-from engine.model.ops import TorchOps
-from engine.model.ops_cpu import CpuOps, CpuTail
+from engine.model.ops.cpu import CpuOps, CpuTail
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.quantized import Scaled
 from engine.model.parallel import Shard
-from engine.model.quantized import Scaled
 from engine.step.runner import Row, Runner
 from tests.engine.checkpoint import test_packed_weights as packed
 from tests.engine.model.test_model import greedy

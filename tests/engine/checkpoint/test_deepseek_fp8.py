@@ -17,8 +17,8 @@ from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.model.decoder import Model
-from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import Scaled
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.quantized import Scaled
 from engine.step.runner import Row, Runner
 from tests.engine.checkpoint.test_byte_weights import DEEPSEEK
 from tests.engine.model.test_model import tokens

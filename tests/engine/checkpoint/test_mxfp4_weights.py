@@ -19,9 +19,9 @@ from engine.checkpoint.quantized_weights import load_quantized
 from engine.loading.weight_type import FASTER, weight_type
 from engine.model.decoder import Model
 from engine.model.model_error import ModelError
-from engine.model.ops import TorchOps
-from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import Quantized
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.quantized import Quantized
 from engine.step.runner import Row, Runner
 from tests.engine.checkpoint.test_packed_weights import CONFIG, MATRICES
 from tests.engine.tiny_families import ours, save

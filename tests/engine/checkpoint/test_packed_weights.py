@@ -17,9 +17,9 @@ from engine.checkpoint.quantized_weights import load_quantized
 from engine.loading.weight_type import weight_type
 from engine.model.decoder import Model
 from engine.model.model_error import ModelError
-from engine.model.ops import TorchOps
-from engine.model.ops_cpu import CpuOps, CpuTail
-from engine.model.quantized import Quantized
+from engine.model.ops.cpu import CpuOps, CpuTail
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.quantized import Quantized
 from engine.step.runner import Row, Runner
 from tests.engine.tiny_llama import logits_of
 

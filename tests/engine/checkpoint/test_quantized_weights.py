@@ -14,7 +14,7 @@ from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe, with_weights_in
 from engine.checkpoint.quantized_weights import kept, load_quantized
 from engine.model.model_error import ModelError
-from engine.model.quantized import Quantized
+from engine.model.ops.quantized import Quantized
 
 torch.set_num_threads(1)
 

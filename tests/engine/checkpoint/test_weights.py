@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.checkpoint import weights
-from engine.checkpoint.gguf_weights import half_split
+from engine.checkpoint.gguf.weights import half_split
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.weights import shapes
 from engine.model.model_error import ModelError

@@ -10,8 +10,8 @@ import pytest
 
 from cache.pool.block_pool import BlockPool
 from cache.pool.policy import LRU
+from engine.calibration.calibration import Room, calibrate
 from engine.config.config import Config
-from engine.core.calibration import Room, calibrate
 from engine.core.costs import RESIDUAL_STEPS, StepCosts
 from engine.node.engine import Engine
 from engine.step.step import ScheduledRow, Step

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cache.pool.block_pool import BlockPool
+from engine.calibration.calibration import Room, calibrate
+from engine.calibration.recalibration import BLOCKS, Recalibration
 from engine.core.batcher import Batcher
-from engine.core.calibration import Room, calibrate
 from engine.core.costs import StepCosts
-from engine.core.recalibration import BLOCKS, Recalibration
 from engine.core.worker import Reuse, Worker
 from engine.handoff.reuse import Publisher
 from engine.sampling.sampler import Sampled
@@ -133,7 +133,7 @@ async def test_a_request_ends_the_check_with_its_step():
 
 async def test_it_checks_by_itself_and_never_beside_requests(monkeypatch):
     node = Node(4.0)
-    monkeypatch.setattr("engine.core.recalibration.POLL_S", 0.001)
+    monkeypatch.setattr("engine.calibration.recalibration.POLL_S", 0.001)
     clock, started = node.machine, node.machine.now
     node.checks.start()
     held = request("r")

@@ -21,7 +21,7 @@ from engine.experts.group import ExpertGroup
 from engine.experts.loading import load_rest
 from engine.experts.placement import Placement, imbalance
 from engine.experts.processes import ExpertProcesses
-from engine.model.decoder import Model, Processes
+from engine.model.decoder import Model, Outside
 from engine.step.runner import Row, Runner
 from net.rounds.desk import Desk
 from tests.engine.model.test_model import TOLERANCE, blocks_for, tokens
@@ -51,7 +51,7 @@ class Ranks:
             weights = load_rest(source, torch.float32, None, None)
             self.processes.fill_own(None)
             self.group: ExpertGroup = self.processes.join()
-            self.model = Model(source.config, weights, choose("torch", "cpu"), processes=Processes(experts=self.group))
+            self.model = Model(source.config, weights, choose("torch", "cpu"), outside=Outside(experts=self.group))
             self.runner = Runner(
                 self.model, empty_pool(source, torch.float32), BLOCK_SIZE, around_forward=self.group.step
             )

@@ -8,7 +8,7 @@ import pytest
 
 from cache.block import BlockGeometry
 from engine.config.agreement import KvBlocks, unlike
-from engine.front.unlike import UnlikeNodes
+from engine.unlike.nodes import UnlikeNodes
 from sched.membership.member import Member
 from sched.placement.measured_links import MeasuredLinks
 

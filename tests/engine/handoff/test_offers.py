@@ -47,7 +47,7 @@ async def node():
         batcher = Batcher(pool, BLOCK, 4, 64, 1000, {0})
         publisher = Publisher(pool, OfSlots(store), metrics)
         prefetch, costs = Prefetch("wait", 0.0, lambda: False), StepCosts()
-        sources = PrefixSources(store, OfSlots(store), None, None, GEOMETRY, Prices(costs), "auto")
+        sources = PrefixSources(store, OfSlots(store), None, GEOMETRY, Prices(costs), "auto")
         loader = PrefixLoader(
             batcher, LoadOptions(GEOMETRY, prefetch), costs, metrics, sources,
             used=publisher.offer_again,

@@ -13,7 +13,7 @@ from cache.layer_groups import layer_groups
 from cache.results import GetResult, LeadingRun
 from engine.core.costs import StepCosts
 from engine.handoff.arenas import HANDED_OVER_MAX, Arenas
-from engine.handoff.prefix_sources import PrefixSources, Prices
+from engine.handoff.prefix_sources import OthersArenas, PrefixSources, Prices
 from sched.gossip.digest import CuckooDigest, assemble, key64
 from sched.gossip.holders import Holders
 
@@ -82,7 +82,8 @@ def sources(
             costs.prefill.observe(tokens, 0, tokens * 1e-3)
     chosen: Any = pool
     # type: ignore[arg-type]
-    return PrefixSources(chosen, chosen, arenas, Pool(LeadingRun(0)), geometry, Prices(costs, **rails), policy)
+    others = None if arenas is None else OthersArenas(arenas, Pool(LeadingRun(0)))
+    return PrefixSources(chosen, chosen, others, geometry, Prices(costs, **rails), policy)
 
 
 async def found(of: Any, first: int = 0) -> list[tuple[str, int]]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attention.cpu.level import levels_here
-from engine.model.ops import TorchOps
-from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import SHARED, Quantized, Scaled, products_of, stacked
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.quantized import SHARED, Quantized, Scaled, products_of, stacked
 from tests.engine.model.test_quantized import FLOAT32_SUMS, ROUNDING, check, random, rows_of
 
 HERE = levels_here()

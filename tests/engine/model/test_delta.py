@@ -27,7 +27,7 @@ from engine.checkpoint.row_order import rotary_order
 from engine.model.decoder import Model
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.ops_choice import choose_ops
+from engine.model.ops.choice import choose_ops
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
 from engine.step.runner import Row, Runner

@@ -20,8 +20,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cache.block import BlockGeometry
-from engine.checkpoint.gguf_config import from_gguf
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.config import from_gguf
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.checkpoint.hf_config import from_hf
 from engine.checkpoint.model_source import _fingerprint as fingerprint
 from engine.checkpoint.model_source import describe, no_model

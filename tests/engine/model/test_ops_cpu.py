@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention.cpu.level import levels_here
-from engine.model import ops as ops_module
-from engine.model import ops_choice
-from engine.model.huge_pages import HugePages
-from engine.model.ops import Linear, TorchOps
-from engine.model.ops_choice import choose_ops
-from engine.model.ops_cpu import ELEMENTS, CpuOps
+from engine.model.ops import choice as ops_choice
+from engine.model.ops import interface as ops_module
+from engine.model.ops.choice import choose_ops
+from engine.model.ops.cpu import ELEMENTS, CpuOps
+from engine.model.ops.huge_pages import HugePages
+from engine.model.ops.interface import Linear, TorchOps
 from net.compiled import NotCompiled
 
 HERE = levels_here()

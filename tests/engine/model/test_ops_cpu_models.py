@@ -11,8 +11,8 @@ from attention.cpu.level import levels_here
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model
-from engine.model.ops import TorchOps
-from engine.model.ops_cpu import CpuOps
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.interface import TorchOps
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import SamplingRow
 from engine.step.runner import Row, Runner

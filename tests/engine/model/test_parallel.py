@@ -21,7 +21,7 @@ from engine.checkpoint import weights
 from engine.checkpoint.model_source import ModelSource, describe
 from engine.config.flags import parse
 from engine.loading.rank_processes import RankProcesses, RanksLost, bare_row
-from engine.model.decoder import Model, Processes
+from engine.model.decoder import Model, Outside
 from engine.model.model_config import ModelConfig
 from engine.model.parallel import ProcessRanks, Shard
 from engine.sampling.logprobs import PromptScores
@@ -68,7 +68,7 @@ def runner_of(source: ModelSource, pool: Tensor, rank: int, size: int, store: Pa
     shard = Shard(source.config, rank, size)
     part = weights.load(source, pool.dtype, shard=shard)
     ranks = ProcessRanks(FileStore(str(store), size), rank, size, torch.device("cpu"))
-    model = Model(shard.config, part, choose("torch", "cpu", sinks=source.config.sinks), processes=Processes(ranks))
+    model = Model(shard.config, part, choose("torch", "cpu", sinks=source.config.sinks), outside=Outside(ranks))
     return Runner(model, pool[:, :, :, shard.kv_heads], BLOCK_SIZE)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from attention.cpu import build as cpu_build
-from engine.model.ops_cpu import FLAGS, FOLDER, KINDS, VECTORS
-from engine.model.quantized import BLOCKS, SHARED, Quantized, Scaled
+from engine.model.ops.cpu import FLAGS, FOLDER, KINDS, VECTORS
+from engine.model.ops.quantized import BLOCKS, SHARED, Quantized, Scaled
 from tests.attention.emulated import COMPILER, EMULATOR, MISSING
 from tests.engine.model import test_byte_weights as in_bytes
 from tests.engine.model import test_quantized as in_groups

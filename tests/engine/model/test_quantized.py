@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attention.cpu.level import levels_here
-from engine.model.ops import TorchOps
-from engine.model.ops_cpu import ELEMENTS, CpuOps
-from engine.model.quantized import BLOCKS, Mixed, Quantized, stacked, widened
+from engine.model.ops.cpu import ELEMENTS, CpuOps
+from engine.model.ops.interface import TorchOps
+from engine.model.ops.quantized import BLOCKS, Mixed, Quantized, stacked, widened
 
 HERE = levels_here()
 pytestmark = pytest.mark.skipif(not HERE, reason="CpuOps needs x86 with AVX2, or aarch64")

@@ -17,9 +17,9 @@ from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.loading import load_model as loading
 from engine.model.decoder import Model
-from engine.model.ops import TorchOps
-from engine.model.ops_choice import choose_ops
-from engine.model.ops_cpu import CpuOps, Packed
+from engine.model.ops.choice import choose_ops
+from engine.model.ops.cpu import CpuOps, Packed
+from engine.model.ops.interface import TorchOps
 from engine.step.runner import Row, Runner
 from lab.bench.quantization.command import text_tokens
 from tests.engine.tiny_llama import logits_of

@@ -22,9 +22,9 @@ from engine.checkpoint.quantized_weights import load_quantized, reading_of
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
 from engine.loading.offload_model import load_offloaded, sizes_of
-from engine.model.decoder import Model
-from engine.model.ops_cpu import CpuOps
-from engine.model.quantized import products_of_kinds
+from engine.model.decoder import Model, Outside
+from engine.model.ops.cpu import CpuOps
+from engine.model.ops.quantized import products_of_kinds
 from engine.offload.streamed import StreamedLayers
 from engine.step.runner import Row, Runner
 from tests.engine.model.test_model import blocks_for, tokens
@@ -56,7 +56,7 @@ def streamed(source: ModelSource, weight_dtype: str, dtype: torch.dtype, folder:
     least = sizes.least + max(sizes.layers) // 2 + 8 * PAGE
     offload = StreamedLayers(ops, folder, sizes.fixed, memory or least, 8)
     with open_layered(source, reading, dtype, silent) as found:
-        return Model(source.config, found, choose("torch", "cpu"), ops=ops, offload=offload)
+        return Model(source.config, found, choose("torch", "cpu"), ops=ops, outside=Outside(offload=offload))
 
 
 def logits(model: Model, source: ModelSource, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.checkpoint.model_source import describe
 from engine.model.model_error import ModelError
 from engine.text.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attention.cpu.level import levels_here
-from engine.model.quantized import BLOCKS
+from engine.model.ops.quantized import BLOCKS
 from lab.bench.ops import quantized
 from lab.bench.ops.quantized import ITEM_BYTES, quantized_rows, random_weight
 

@@ -16,8 +16,8 @@ from attention.triton.products.byte_product import byte_product
 from attention.triton.products.group_planes import Planes, planes_of
 from attention.triton.products.group_product import group_product
 from attention.triton.products.group_weights import group_rows
-from engine.model.ops import Linear
-from engine.model.quantized import Mixed, Quantized, Scaled
+from engine.model.ops.interface import Linear
+from engine.model.ops.quantized import Mixed, Quantized, Scaled
 
 
 class QuantizedLinear:

@@ -1,4 +1,4 @@
-"""GGUFWeights: tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order.
+"""Tensors of a GGUF file under our names, dequantised, with q and k in Hugging Face's row order.
 
 GGUF stores a Llama's q and k for interleaved RoPE: within a head, row 2i is row i of the half-split order, and row
 2i + 1 is its row i + head_size/2. `read` restores the half-split order; without this, the model writes fluent nonsense.
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
-from engine.model.quantized import Quantized
+from engine.model.ops.quantized import Quantized
 
 whole_names = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "lm_head"}
 
@@ -71,7 +71,7 @@ class GGUFWeights:
         return {ours: self._file.tensors[theirs].type.name.lower() for ours, theirs in self._names.items()}
 
     def stored(self, name: str, dtype: torch.dtype) -> Quantized:
-        """A matrix as it is in the file, for products in `dtype`; its type is a kind of engine/model/quantized.py."""
+        """A matrix as it is in the file, for products in `dtype`; its type is a kind of ops/quantized.py."""
         tensor = self._file.tensors[self._names[name]]
         kind = tensor.type.name.lower()
         rows = torch.frombuffer(self._file.raw(tensor.name), dtype=torch.uint8).view(tensor.shape[0], -1)

@@ -4,7 +4,7 @@ Without measurements, a node announces the prior of its cost models and gets too
 learned from requests. Prefill is measured at growing lengths with and without context, decode at growing batches: this
 suffices for the three coefficients of each model (sched/cost.py). Cheap shapes come first, and the time is bounded.
 Measured steps of requests then change the models further (engine/core/worker.py); an idle node compares and measures
-again (engine/core/recalibration.py).
+again (engine/calibration/recalibration.py).
 """
 
 from __future__ import annotations

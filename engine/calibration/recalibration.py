@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from cache.pool.block_pool import BlockPool
-from engine.core.calibration import SAMPLED, SHAPES, Clock, Room, Shape, calibrate, expected_s, sample
+from engine.calibration.calibration import SAMPLED, SHAPES, Clock, Room, Shape, calibrate, expected_s, sample
 from engine.core.costs import StepCosts
 from engine.core.worker import Worker
 from net.loop.tasks import awaited, keep

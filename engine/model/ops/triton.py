@@ -1,7 +1,7 @@
 """The operations of a model on a GPU: norms, gates and quantized products are kernels, other products torch's.
 
 attention/triton/norm_gate.py has the kernels of norms and gates, each of which is one launch, and
-engine/model/quantized_triton.py has the products; torch multiplies with cuBLAS. The number of launches determines the
+quantized_triton.py has the products; torch multiplies with cuBLAS. The number of launches determines the
 time of a small model's decode step.
 
 TritonOps inherits all other operations from TorchOps.
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from attention.triton import norm_gate
-from engine.model.ops import Linear, TorchOps, Vocabulary
-from engine.model.quantized import Mixed, Weight
-from engine.model.quantized_triton import Groups, QuantizedLinear, QuantizedVocabulary
+from engine.model.ops.interface import Linear, TorchOps, Vocabulary
+from engine.model.ops.quantized import Mixed, Weight
+from engine.model.ops.quantized_triton import Groups, QuantizedLinear, QuantizedVocabulary
 
 FP8_PRODUCTS = (8, 9)
 """The compute capability from which tensor cores multiply fp8."""

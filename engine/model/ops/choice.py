@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.model.ops import Ops, TorchOps
-from engine.model.ops_cpu import ELEMENTS, CpuOps
-from engine.model.quantized import Products
+from engine.model.ops.cpu import ELEMENTS, CpuOps
+from engine.model.ops.interface import Ops, TorchOps
+from engine.model.ops.quantized import Products
 from net.compiled import NotCompiled
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def choose_ops(
     if products != "elements" and device == "cpu" and backend != "triton":
         return CpuOps(cpu_level, dtype, products)
     if backend == "triton":
-        from engine.model.ops_triton import TritonOps  # triton, which a node without a GPU does not load
+        from engine.model.ops.triton import TritonOps  # triton, which a node without a GPU does not load
 
         return TritonOps()
     if backend == "cpu" and device == "cpu" and dtype in ELEMENTS:

@@ -27,9 +27,9 @@ from torch.nn import functional as F
 
 from attention.cpu import build as cpu_build
 from attention.cpu.level import LEVELS, best
-from engine.model.huge_pages import HugePages
-from engine.model.ops import Linear, Tail, TorchOps, Vocabulary
-from engine.model.quantized import GROUP, Mixed, Products, Quantized, Scaled, Weight
+from engine.model.ops.huge_pages import HugePages
+from engine.model.ops.interface import Linear, Tail, TorchOps, Vocabulary
+from engine.model.ops.quantized import GROUP, Mixed, Products, Quantized, Scaled, Weight
 from net import compiled
 
 FOLDER = Path(__file__).with_name("cpu")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model.quantized import Weight, widened
+from engine.model.ops.quantized import Weight, widened
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.checkpoint.gguf_file import GGUFFile
+from engine.checkpoint.gguf.file import GGUFFile
 from engine.model.model_config import ModelConfig, check, token_ids
 from engine.model.model_error import ModelError
 from engine.model.rope_scaling import LLAMA3_SCALING, llama3_divisors

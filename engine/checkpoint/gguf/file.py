@@ -1,4 +1,4 @@
-"""GGUFFile: header, metadata and tensor directory of a GGUF file, and its raw tensor bytes through a memory map.
+"""Header, metadata and tensor directory of a GGUF file, and its raw tensor bytes through a memory map.
 
 The `gguf` package also reads these, but builds numpy arrays for each of about 100,000 vocabulary strings (2.3 s for the
 embedded model; this reader: 0.1 s), and raises an internal index error for a truncated file. This module uses its
