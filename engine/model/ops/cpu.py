@@ -32,7 +32,7 @@ from engine.model.ops.interface import Linear, Tail, TorchOps, Vocabulary
 from engine.model.ops.quantized import GROUP, Mixed, Products, Quantized, Scaled, Weight
 from net import compiled
 
-FOLDER = Path(__file__).with_name("cpu")
+FOLDER = Path(__file__).parents[1] / "cpu"
 VECTORS = Path(cpu_build.__file__).parent / "vectors"  # of vec.h
 FLAGS = ("-ffp-contract=fast", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi")
 """The warnings are false alarms from g++'s own intrinsics."""
