@@ -249,25 +249,21 @@ FIGURES = (
         timed=False,
     ),
     Figure(
+        "migrations",
+        {
+            "moved requests": "moved requests",
+            "errors": "errors",
+            "wrong tokens": "wrong tokens",
+            "pause p50": "pause, p50, s",
+            "pause p99": "pause, p99, s",
+            "longest pause p99": "longest pause after a kill, p99, s",
+        },
+        command="scripts/faults.py migrations",
+    ),
+    Figure(
         "role-changes",
         {"requests": "requests", "first token p50": "first token, p50, s", "role changes": "role changes"} | JUDGED,
         command="scripts/faults.py role-changes",
-    ),
-    Figure(
-        "compare",
-        {
-            "all but sample": "host time",
-            "whole p50": "time p50",
-            "requests": "accepted",
-            "GB/s": "GB/s",
-            "TPOT": "TPOT",
-            "TTFT": "TTFT",
-            "TTFT p50": "TTFT p50",
-            "TPOT p50": "TPOT p50",
-        },
-        command="scripts/tools.py compare",
-        cases=r"(greedy|decision|accept|decode|prefill|512 in|.* 368K x32).*",
-        compared_with=("other",),
     ),
     Figure(
         "sched",
