@@ -24,6 +24,7 @@ Files:
                      Config
     scaling          The part of Config for the number of nodes: the price of this one, and those that start and leave
                      with the load
+    shape            The shape of KV blocks, from flags and a model's configuration
     step_policies    The policies of steps and admission that the flags name: built-in ones, or a user's file
     tenants          The value of --tenants: tenants of the store, and their quotas
 """

@@ -26,7 +26,7 @@ from engine.checkpoint.weight_cache import WeightCache
 from engine.checkpoint.weights import Reader, load, open_weights
 from engine.config.config import Config
 from engine.config.flags import UsageError
-from engine.config.resolve import geometry as geometry_of
+from engine.config.shape import geometry as geometry_of
 from engine.core.kv_ready import KV_REGION
 from engine.experts.loading import load_rest
 from engine.experts.processes import ExpertProcesses

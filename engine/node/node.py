@@ -31,7 +31,7 @@ from engine.config.agreement import disagreement, identity, kv_of, unlike
 from engine.config.config import Config
 from engine.config.flags import UsageError
 from engine.config.net_options import TRANSPORTS, open_cluster_key, sealed_only, transport_options
-from engine.config.resolve import cluster_geometry, geometry
+from engine.config.shape import cluster_geometry, geometry
 from engine.core.engine_load import first_role
 from engine.front.cluster import Cluster
 from engine.front.compiled import cheapest, choose

@@ -9,7 +9,8 @@ import pytest
 from engine.config.beyond import beyond_room, lends
 from engine.config.config import Config
 from engine.config.flags import UsageError
-from engine.config.resolve import GiB, arena_tokens, geometry
+from engine.config.resolve import GiB, arena_tokens
+from engine.config.shape import geometry
 from engine.model.latent_config import Latent
 from sched.beyond import Room
 from tests.engine.config.test_resolve import LAPTOP, MODEL, NEXT, settle

@@ -13,7 +13,8 @@ from engine.config.agreement import disagreement
 from engine.config.config import Config
 from engine.config.flags import UsageError, parse
 from engine.config.machine import MOST_FILES, Gpu, Machine, survey
-from engine.config.resolve import OTHER_FILES, GiB, geometry, resolve
+from engine.config.resolve import OTHER_FILES, GiB, resolve
+from engine.config.shape import geometry
 from engine.model.delta_config import Delta
 from engine.model.model_config import ModelConfig
 

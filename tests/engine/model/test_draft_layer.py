@@ -18,7 +18,7 @@ from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.config.flags import UsageError, parse
-from engine.config.resolve import geometry
+from engine.config.shape import geometry
 from engine.model.decoder import Model
 from engine.model.draft_layer import DraftInput
 from engine.model.model_error import ModelError

@@ -19,7 +19,7 @@ from engine.checkpoint.eagle_head import config_of, with_head
 from engine.checkpoint.eagle_weights import load_head
 from engine.checkpoint.model_source import describe
 from engine.config.flags import UsageError, parse
-from engine.config.resolve import geometry
+from engine.config.shape import geometry
 from engine.model.model_error import ModelError
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
