@@ -65,6 +65,10 @@ def gpt_oss(config: Json) -> dict[str, Any]:
     return {"gate_limit": float(config["swiglu_limit"]), "expert_size": int(config["intermediate_size"])}
 
 
+def shared_expert(config: Json) -> dict[str, Any]:
+    return {"shared_size": int(config["shared_expert_intermediate_size"])}
+
+
 def no_more(config: Json) -> dict[str, Any]:
     return {}
 
@@ -105,6 +109,12 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": Family(windows=upper_layers_if_used, defaults={"head_dim": 128}, fixed={"qk_norm": True}),
     "Qwen3MoeForCausalLM": Family(
         windows=all_layers_if_used, defaults={"num_experts_per_tok": 8}, fixed={"qk_norm": True}
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        more=shared_expert,
+        implemented={"qkv_bias": (True,), "use_sliding_window": (False,)},
+        defaults={"num_experts_per_tok": 4},
+        fixed={"qkv_bias": True, "shared_gate": True},
     ),
     "Gemma2ForCausalLM": Family(
         windows=every_other,

@@ -71,6 +71,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         EXPERTS
         | {"moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [0], "tie_word_embeddings": True},
     ),
+    "qwen2moe": (
+        "Qwen2Moe",
+        {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
     "gemma2": ("Gemma2", {"sliding_window": 20, "query_pre_attn_scalar": 48}),
     "gemma2-caps": (
         "Gemma2",

@@ -166,9 +166,11 @@ def test_each_family_is_what_its_case_says(saved):
         "gemma3": (20, 20, 20, 20, 20, 0, 20),
     }
     assert tuple(map(config.window, range(config.num_layers))) == windows.get(name, (0,) * config.num_layers)
-    dense = {"qwen3moe-mixed": (0,), "kimi-k2": (0, 1)}
+    dense = {"qwen2moe": (1,), "qwen3moe-mixed": (0,), "kimi-k2": (0, 1)}
     assert config.dense_layers == dense.get(name, (0,) if latent else ())
-    assert (config.latent is not None) == (config.routing is not None) == (config.shared_size > 0) == latent
+    assert (config.latent is not None) == (config.routing is not None) == latent
+    assert (config.shared_size > 0) == (latent or name == "qwen2moe")
+    assert config.shared_gate == (name == "qwen2moe")
     if config.latent is not None and config.routing is not None:
         assert (config.latent.query_rank > 0) == (name in ("deepseek2", "deepseek3"))
         assert config.latent.sharpness == pytest.approx(
