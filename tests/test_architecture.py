@@ -278,6 +278,7 @@ MAY_TORCH = (
     "engine.checkpoint.weights",
     "engine.checkpoint.packed_weights",
     "engine.checkpoint.byte_weights",
+    "engine.checkpoint.fused_rows",
     "engine.checkpoint.joined_experts",
     "engine.checkpoint.row_order",
     "engine.checkpoint.mxfp4_weights",

@@ -6,6 +6,8 @@ Files:
                          ModelConfig
     eagle_weights        Reads the weights of a head that drafts (engine/checkpoint/eagle_head.py) from its
                          safetensors files
+    fused_rows           Phi-3's products in one tensor each: rows of q, k and v, and of gate and up, one after the
+                         other
     hf_config            from_hf(): config.json of a Hugging Face directory -> ModelConfig
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     joined_experts       gpt-oss' experts in floats: all of a layer in one tensor, matrices [in, out], columns of gate

@@ -116,6 +116,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_experts_per_tok": 4},
         fixed={"qkv_bias": True, "shared_gate": True},
     ),
+    "Phi3ForCausalLM": Family(windows=all_layers),
     "Gemma2ForCausalLM": Family(
         windows=every_other,
         defaults=GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},

@@ -10,6 +10,7 @@ from typing import Any, Self
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.checkpoint.fused_rows import Rows, rows_of
 from engine.checkpoint.joined_experts import Part, parts_of
 from engine.checkpoint.row_order import reordered
 from engine.model.model_config import ModelConfig
@@ -116,7 +117,7 @@ class SafetensorsWeights:
         skipped = _skipped(config)
         self._config = config
         self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
-        self._joined: dict[str, Part] = {}  # our name -> its part of a tensor of all experts
+        self._joined: dict[str, Part | Rows] = {}  # our name -> its part of a tensor
         for path in files:
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
@@ -126,6 +127,8 @@ class SafetensorsWeights:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 if config.together and (parts := parts_of(file, name)):
                     self._joined |= parts
+                elif rows := rows_of(file, name, config):
+                    self._joined |= rows
                 elif not name.endswith(COMPUTED) and not name.startswith(skipped):
                     self._where[our_name(name, names)] = (file, name)
 

@@ -76,6 +76,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": None, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
         | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
     ),
+    "phi3": ("Phi3", {"head_dim": None}),
+    "phi3-window": ("Phi3", {"head_dim": None, "sliding_window": 20, "num_key_value_heads": 4}),
     "gemma2": ("Gemma2", {"sliding_window": 20, "query_pre_attn_scalar": 48}),
     "gemma2-caps": (
         "Gemma2",

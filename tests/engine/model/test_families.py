@@ -160,6 +160,7 @@ def test_each_family_is_what_its_case_says(saved):
         "qwen2-window-yarn": (0, 0, 20, 20),
         "qwen3-window": (0, 0, 20, 20),
         "mixtral-window": (20,) * 4,
+        "phi3-window": (20,) * 4,
         "gpt-oss": (20, 0, 20, 0),
         "gemma2": (20, 0, 20, 0),
         "gemma2-caps": (20, 0, 20, 0),
