@@ -1,7 +1,7 @@
 """Phi-3's products in one tensor each: rows of q, k and v, and of gate and up, one after the other.
 
-    self_attn.qkv_proj    [(num_heads + 2 num_kv_heads) * head_size, hidden]
-    mlp.gate_up_proj      [2 * intermediate, hidden]
+self_attn.qkv_proj    [(num_heads + 2 num_kv_heads) * head_size, hidden]
+mlp.gate_up_proj      [2 * intermediate, hidden]
 """
 
 from __future__ import annotations

@@ -65,6 +65,15 @@ def gpt_oss(config: Json) -> dict[str, Any]:
     return {"gate_limit": float(config["swiglu_limit"]), "expert_size": int(config["intermediate_size"])}
 
 
+def granite(config: Json) -> dict[str, Any]:
+    return {
+        "embedding_scale": float(config["embedding_multiplier"]),
+        "score_scale": float(config["attention_multiplier"]),
+        "branch_scale": float(config["residual_multiplier"]),
+        "logit_divisor": float(config["logits_scaling"]),
+    }
+
+
 def shared_expert(config: Json) -> dict[str, Any]:
     return {"shared_size": int(config["shared_expert_intermediate_size"])}
 
@@ -115,6 +124,15 @@ FAMILIES: dict[str, Family] = {
         implemented={"qkv_bias": (True,), "use_sliding_window": (False,)},
         defaults={"num_experts_per_tok": 4},
         fixed={"qkv_bias": True, "shared_gate": True},
+    ),
+    "GraniteForCausalLM": Family(
+        more=granite,
+        defaults={
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "residual_multiplier": 1.0,
+        },
     ),
     "Phi3ForCausalLM": Family(windows=all_layers),
     "Gemma2ForCausalLM": Family(

@@ -30,7 +30,8 @@ HUB_SKIPPED = ("original/*", "consolidated*", "onnx/*")
 
 ADDED = (
     "latent", "routing", "shared_size", "num_draft_layers", "sinks", "gate_limit", "expert_biases", "together",
-    "rotary_size", "gated", "delta", "shared_gate", "draft_layers", "eagle"
+    "rotary_size", "gated", "delta", "shared_gate", "draft_layers", "eagle", "score_scale", "logit_divisor",
+    "branch_scale"
 )  # fmt: skip
 """Fields of ModelConfig that count only if a model has them, so that other models keep their fingerprints, and the KV
 that an earlier version has stored."""

@@ -318,6 +318,8 @@ class Model:
     def logits(self, normed: Tensor) -> Tensor:
         """[R, vocab_size] float32 from the output [R, H] of the last norm."""
         logits = self.ranks.gather(self.head.logits(normed))[:, : self.config.vocab_size]
+        if self.config.logit_divisor:
+            logits = logits / self.config.logit_divisor
         return soft_cap(logits, self.config.logit_soft_cap)
 
     def _layer_by_layer(

@@ -246,16 +246,17 @@ def tail_of(
 ) -> Tail:
     """The operations after attention in this layer, through the next layer's q, k and v."""
     eps, mlp = config.rms_norm_eps, layer.mlp
-    if isinstance(mlp, Mlp) and isinstance(ranks, Alone) and not config.post_norms:
+    if isinstance(mlp, Mlp) and isinstance(ranks, Alone) and not config.post_norms and not config.branch_scale:
         return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps, following)
 
-    def normed_by(weight: Tensor | None, delta: Tensor) -> Tensor:
-        return delta if weight is None else ops.rms_norm(delta, weight, eps)
+    def added(weight: Tensor | None, delta: Tensor) -> Tensor:
+        delta = delta if weight is None else ops.rms_norm(delta, weight, eps)
+        return delta * config.branch_scale if config.branch_scale else delta
 
     def tail(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        delta = normed_by(layer.attn_post_norm, ranks.sum(layer.o(attended)))
+        delta = added(layer.attn_post_norm, ranks.sum(layer.o(attended)))
         x, normed = ops.add_rms_norm(x, delta, layer.mlp_norm, eps)
-        delta = normed_by(layer.mlp_post_norm, ranks.sum(mlp(normed)))
+        delta = added(layer.mlp_post_norm, ranks.sum(mlp(normed)))
         x, normed = ops.add_rms_norm(x, delta, next_norm, eps)
         return x, normed if following is None else following(normed)
 

@@ -59,11 +59,15 @@ class ModelConfig:
     """Per layer, the tokens that a row sees, including itself; 0: all. Empty: all tokens in every layer."""
     query_scale_size: int = 0
     """Scores are multiplied by query_scale_size**-0.5; 0: the head size."""
+    score_scale: float = 0.0
+    """Scores are multiplied by it (Granite); 0: as query_scale_size says."""
     latent: Latent | None = None
     """Keys and values of all heads follow from one row per token; None: K and V per head are kept."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     """Scores and logits become cap * tanh(x / cap); 0: unchanged."""
+    logit_divisor: float = 0.0
+    """Logits are divided by it (Granite); 0: unchanged."""
     sinks: bool = False
     """Every head has one more score, learnt, whose key has no value (gpt-oss)."""
     gated: bool = False
@@ -78,6 +82,8 @@ class ModelConfig:
     post_norms: bool = False
     """The outputs of attention and MLP are normalised before they are added (Gemma)."""
     embedding_scale: float = 1.0
+    branch_scale: float = 0.0
+    """The outputs of attention and MLP are multiplied by it before they are added (Granite); 0: unchanged."""
     activation: str = "silu"
     """Of ACTIVATIONS; clamped: gpt-oss' gate (Ops.clamped_mul), which only experts have."""
     gate_limit: float = 0.0
@@ -225,7 +231,7 @@ class ModelConfig:
     def attention_scale(self) -> float:
         if self.latent is not None:
             return float(self.latent.query_size**-0.5 * self.latent.sharpness)
-        return float((self.query_scale_size or self.head_size) ** -0.5)
+        return self.score_scale or float((self.query_scale_size or self.head_size) ** -0.5)
 
     @property
     def num_parameters(self) -> int:

@@ -78,6 +78,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("Phi3", {"head_dim": None}),
     "phi3-window": ("Phi3", {"head_dim": None, "sliding_window": 20, "num_key_value_heads": 4}),
+    "granite": (
+        "Granite",
+        {"head_dim": None, "attention_multiplier": 0.3, "embedding_multiplier": 3.0}
+        | {"logits_scaling": 2.0, "residual_multiplier": 0.7, "tie_word_embeddings": True},
+    ),
     "gemma2": ("Gemma2", {"sliding_window": 20, "query_pre_attn_scalar": 48}),
     "gemma2-caps": (
         "Gemma2",

@@ -172,6 +172,8 @@ def test_each_family_is_what_its_case_says(saved):
     assert (config.latent is not None) == (config.routing is not None) == latent
     assert (config.shared_size > 0) == (latent or name == "qwen2moe")
     assert config.shared_gate == (name == "qwen2moe")
+    scales = (config.score_scale, config.branch_scale, config.logit_divisor, config.embedding_scale - 1)
+    assert all(scales) == (name == "granite") and any(scales[:3]) == (name == "granite")
     if config.latent is not None and config.routing is not None:
         assert (config.latent.query_rank > 0) == (name in ("deepseek2", "deepseek3"))
         assert config.latent.sharpness == pytest.approx(
