@@ -390,10 +390,11 @@ class LocalStore:
         await self._kept.close()
         if self._syncs is not None:
             await self._syncs.close()
-        await asyncio.to_thread(self._executor.shutdown)  # after the writes of lodgings, for which nobody waits
         if self.ssd is not None:
+            await asyncio.to_thread(self._executor.shutdown)  # after the writes of lodgings, for which nobody waits
             await asyncio.to_thread(self.ssd.close)
         self._promotions.close()
+        self._executor.shutdown()
         self._slots.close()
 
 
