@@ -35,7 +35,8 @@ def world() -> SimpleNamespace:
     cluster = SimpleNamespace(gossip=gossip, transfer=SimpleNamespace(snapshot=lambda: [path]))
     stats = {"dram": {"blocks": 3, "capacity": 8}, "ssd": {"blocks": 1, "capacity": 16}}
     share = SimpleNamespace(stats=lambda: stats)
-    blocks = SimpleNamespace(geometry=SimpleNamespace(block_bytes=100, pool_bytes=50), share=share)
+    shapes = {"geometry": SimpleNamespace(pool_bytes=50), "own": SimpleNamespace(block_bytes=100)}
+    blocks = SimpleNamespace(**shapes, share=share)
     history = History("a", BEGIN)
     recorder: Any = HistoryRecorder(history, serving, cluster, blocks)  # type: ignore[arg-type]
     return SimpleNamespace(recorder=recorder, history=history, gossip=gossip, serving=serving, blocks=blocks, load=load)
