@@ -47,6 +47,9 @@ NAMES = {
     "mlp.up_proj.weight": "up",
     "mlp.down_proj.weight": "down",
 }
+OTHER_LAYERS = ("latent", "delta", "gated", "norm_plus_one", "rotary_size")
+OTHER_SCALES = ("attention_soft_cap", "query_scale_size", "score_scale", "branch_scale", "logit_divisor")
+"""Fields of models whose layers compute otherwise than a head's."""
 COMPUTED = ("t2d", "rotary_emb.inv_freq")
 """What follows from the rest."""
 
@@ -143,7 +146,7 @@ def with_head(source: ModelSource, model: str) -> ModelSource:
 def _check_model(config: ModelConfig) -> None:
     """The layer of a head is one of Llama's, with the model's heads."""
     plain = ModelConfig.__dataclass_fields__
-    for field in ("latent", "delta", "gated", "norm_plus_one", "attention_soft_cap", "query_scale_size", "rotary_size"):
+    for field in (*OTHER_LAYERS, *OTHER_SCALES):
         if getattr(config, field) != plain[field].default:
             raise ModelError("heads are served for models in the manner of Llama, Mistral and Qwen")
 

@@ -27,6 +27,7 @@ from engine.speculation.draft_source import draft_source, with_draft_layer
 from engine.step.runner import Row
 from tests.engine.model.test_model import TOLERANCE, blocks_for, tokens
 from tests.engine.tiny_eagle import Weights, save_random
+from tests.engine.tiny_families import save
 from tests.engine.tiny_mtp import runner_of, source_of
 
 TAPPED = (0, 1, 3)
@@ -203,3 +204,10 @@ def test_flags_and_models_that_do_not_work_with_a_head(saved: Saved, tmp_path):
         parse(["--speculative-method", "eagle"])
     with pytest.raises(ModelError, match="is no directory with a config"):
         with_head(describe(str(saved[3])), str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["granite", "gemma2-caps", "deepseek2-lite"])
+def test_models_whose_layers_compute_otherwise_have_no_head(saved: Saved, tmp_path, family):
+    save(family, tmp_path)
+    with pytest.raises(ModelError, match="for models in the manner of Llama, Mistral and Qwen"):
+        with_head(describe(str(tmp_path)), str(saved[3] / "head"))
