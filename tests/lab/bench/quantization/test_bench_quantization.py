@@ -54,7 +54,7 @@ def test_the_embedded_model_hardly_notices(tmp_path):
         assert perplexity["ours"] == pytest.approx(perplexity["peers"]["bfloat16"], rel=0.05)
         assert perplexity["ours"] != perplexity["peers"]["bfloat16"]
     # Sixteen values without calibration double the perplexity of this model (docs/operations.md); the products
-    # themselves are held against float64 in tests/engine/model/test_quantized.py.
+    # themselves are held against float64 in tests/engine/model/ops/test_quantized.py.
     mxfp4 = rows["weights mxfp4", "perplexity"]
     assert 1.9 < mxfp4["ours"] / mxfp4["peers"]["bfloat16"] < 2.4
 

@@ -19,7 +19,7 @@ from engine.sampling.sampler import Sampled
 from engine.step.request import Request
 from net.metrics.events import Metrics
 from sched.idle_checks import FIRST_S, SHARE, Verdict
-from tests.engine.core.test_calibration import Machine, decode_s, prefill_s
+from tests.engine.calibration.test_calibration import Machine, decode_s, prefill_s
 from tests.engine.core.test_worker import NoPrefix, request, until
 
 ROOM = Room((), 16, 1024, 64, 2048)

@@ -16,7 +16,7 @@ from attention.cpu.level import levels_here
 from engine.model.ops.cpu import CpuOps
 from engine.model.ops.interface import TorchOps
 from engine.model.ops.quantized import SHARED, Quantized, Scaled, products_of, stacked
-from tests.engine.model.test_quantized import FLOAT32_SUMS, ROUNDING, check, random, rows_of
+from tests.engine.model.ops.test_quantized import FLOAT32_SUMS, ROUNDING, check, random, rows_of
 
 HERE = levels_here()
 pytestmark = pytest.mark.skipif(not HERE, reason="CpuOps needs x86 with AVX2, or aarch64")
