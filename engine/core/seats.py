@@ -1,5 +1,5 @@
-"""Decides which requests of a node run and which wait. A running request has a seat in the batch and blocks for its
-tokens. Pure.
+"""Decides which requests of a node run and which wait. A running request has blocks for its tokens and, if it is not a
+part of a long prompt, one of `max_num_seqs` seats. Pure.
 
 One order (sched/queueing.py) covers all waiting requests: prompts, hand-overs from prefill nodes, requests that lost
 their seat, and claims on blocks for KV that another node will push here. An earlier request keeps later ones from
@@ -77,7 +77,7 @@ class Seats:
     def may_start(self, now: float, request: Request, seats: int = 0, blocks: int = 0) -> bool:
         """Whether the request can get a seat and blocks for all its known tokens, with `seats` and `blocks` left over
         for earlier requests. It takes its cached prefix now, and may take blocks from other requests."""
-        if len(self.running) + seats >= self.max_num_seqs and self._seat_of(now, request) is None:
+        if self._full(request, seats) and self._seat_of(now, request) is None:
             return False
         if self.blocks.adopt_prefix(request):
             request.count_cached()
@@ -93,7 +93,7 @@ class Seats:
 
     def start(self, now: float, request: Request, seats: int = 0) -> None:
         """Give the request a seat. Call it only after `may_start`."""
-        if len(self.running) + seats >= self.max_num_seqs and (victim := self._seat_of(now, request)) is not None:
+        if self._full(request, seats) and (victim := self._seat_of(now, request)) is not None:
             self._pause(now, victim)
         request.paused = False
         self.waiting.remove(request)
@@ -174,10 +174,18 @@ class Seats:
         request.num_preemptions += 1
         self.num_preemptions += 1
 
+    def _full(self, request: Request, seats: int) -> bool:
+        """Whether no seat is left for `request`, if `seats` go to earlier requests.
+
+        A part of a long prompt takes none: it waits for other nodes, and two groups whose parts held the seats that the
+        other group waits for would never end."""
+        taken = sum(r.part is None for r in self.running)
+        return request.part is None and taken + seats >= self.max_num_seqs
+
     def _seat_of(self, now: float, request: Request) -> Request | None:
         """The request whose seat `request` may take: the last one of a lower class, unless it comes before
         `request`."""
-        lower = [r for r in self.running if RANK[r.service_class] > RANK[request.service_class]]
+        lower = [r for r in self.running if r.part is None and RANK[r.service_class] > RANK[request.service_class]]
         last = self._order.order(now, [request, *lower])[-1]
         return None if last is request else last
 

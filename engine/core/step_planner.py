@@ -78,7 +78,7 @@ class StepPlanner:
             if len(rows) >= self._most_tokens:
                 break
             if request not in ready:
-                seats += request.request_id in self._seats.requests  # a claim needs no seat yet
+                seats += request.part is None and request.request_id in self._seats.requests  # a claim: not yet
                 blocks += max(0, self._blocks.lacks(request))
             elif not request.decodes:  # it lost its blocks to an earlier request
                 continue

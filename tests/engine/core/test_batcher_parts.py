@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
-from engine.step.part import Stage, Stripes
+from engine.step.part import MAX_UNREAD, Stage, Stripes
 from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow, Step
 from sched.batching import BoundedSteps, DecodeFirst, MixedChunks
@@ -72,6 +72,23 @@ def test_short_prompts_run_while_a_stage_waits_for_its_input():
     r.part.available = 40
     run_dry(b)
     assert r.finished
+
+
+def test_a_stage_runs_without_a_seat():
+    """Two nodes with one seat each: stages of two groups would hold the seats that the other group waits for."""
+    b = batcher(blocks=64, budget=16, seqs=1)
+    first, second, short = stage(0, 2, name="first"), stage(2, 4, name="second"), request("short", [7] * 9)
+    b.add(0, first)
+    b.begin_part(first, 0, [20, 20])
+    b.add(1, second)
+    b.begin_part(second, 0)
+    run_step(b, 2, b.schedule(2))
+    first.part.unread = MAX_UNREAD  # the next stage of `first` waits until the group of `second` goes on
+    assert b.schedule(3) is None and first.state is RequestState.RUNNING
+    second.part.available = 40
+    b.add(4, short)
+    run_dry(b)
+    assert second.finished and short.finished
 
 
 def test_a_longer_prefix_than_agreed_is_cut():
