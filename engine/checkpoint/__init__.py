@@ -6,8 +6,8 @@ Files:
                          ModelConfig
     eagle_weights        Reads the weights of a head that drafts (engine/checkpoint/eagle_head.py) from its
                          safetensors files
-    fused_rows           Phi-3's products in one tensor each: rows of q, k and v, and of gate and up, one after the
-                         other
+    fused_rows           Products in one tensor each: rows of q, k and v (Phi-3), and of gate and up (GLM-4 too), one
+                         after the other
     hf_config            from_hf(): config.json of a Hugging Face directory -> ModelConfig
     hf_quantization      `quantization_config` of a Hugging Face checkpoint with matrices in 4 bits or in bytes
     joined_experts       gpt-oss' experts in floats: all of a layer in one tensor, matrices [in, out], columns of gate
@@ -23,8 +23,7 @@ Files:
                          them from its peers
     progress             Progress of loading weights: a bar on a terminal, at most ten lines in a log
     quantized_weights    load_quantized(): a model's weights with matrices in 4 to 8 bits
-    row_order            Rows of Qwen3-Next's checkpoints in our order: theirs has the rows of one head side by side,
-                         ours those of one kind
+    row_order            Rows of checkpoints in our order, where it is another: of Qwen3-Next and GLM-4
     safetensors_weights  Tensors of a Hugging Face directory, one file or shards, under our names, mapped lazily
     weight_cache         Stores weights converted from a GGUF file, so that the next start only reads them
     weights              load(): a model's weights as tensors under our names, from safetensors, GGUF, or a seed

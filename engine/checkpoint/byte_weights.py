@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.hf_quantization import ByteQuantization
-from engine.checkpoint.safetensors_weights import SafetensorsWeights, gemma_names, layer_names, our_name
+from engine.checkpoint.safetensors_weights import SafetensorsWeights, names_of, our_name
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 from engine.model.ops.quantized import GROUP, SHARED, Scaled
@@ -42,7 +42,7 @@ class ByteWeights(SafetensorsWeights):
         super().__init__(files, config)
         self._kind, self._strategy = quantization.kind, quantization.strategy
         self._scales: dict[str, tuple[Any, str]] = {}  # our name of the matrix -> open file, name of the scales
-        names = gemma_names if config.post_norms else layer_names
+        names = names_of(config)
         for theirs in list(self._where):
             module, _, part = theirs.rpartition(".")
             if part in SCALES:

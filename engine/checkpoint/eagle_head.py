@@ -47,7 +47,7 @@ NAMES = {
     "mlp.up_proj.weight": "up",
     "mlp.down_proj.weight": "down",
 }
-OTHER_LAYERS = ("latent", "delta", "gated", "norm_plus_one", "rotary_size")
+OTHER_LAYERS = ("latent", "delta", "gated", "norm_plus_one", "rotary_size", "no_input_norms", "joint_qk_norm")
 OTHER_SCALES = ("attention_soft_cap", "query_scale_size", "score_scale", "branch_scale", "logit_divisor")
 """Fields of models whose layers compute otherwise than a head's."""
 COMPUTED = ("t2d", "rotary_emb.inv_freq")

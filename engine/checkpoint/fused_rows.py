@@ -1,4 +1,4 @@
-"""Phi-3's products in one tensor each: rows of q, k and v, and of gate and up, one after the other.
+"""Products in one tensor each: rows of q, k and v (Phi-3), and of gate and up (GLM-4 too), one after the other.
 
 self_attn.qkv_proj    [(num_heads + 2 num_kv_heads) * head_size, hidden]
 mlp.gate_up_proj      [2 * intermediate, hidden]

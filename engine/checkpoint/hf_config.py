@@ -61,6 +61,9 @@ def _by_type(config: Json, default: Callable[[int], bool]) -> tuple[int, ...]:
     return tuple(window if kind == names[True] else 0 for kind in types)
 
 
+PARTIAL = "partial_rotary_factor"
+
+
 def gpt_oss(config: Json) -> dict[str, Any]:
     return {"gate_limit": float(config["swiglu_limit"]), "expert_size": int(config["intermediate_size"])}
 
@@ -76,6 +79,11 @@ def granite(config: Json) -> dict[str, Any]:
 
 def shared_expert(config: Json) -> dict[str, Any]:
     return {"shared_size": int(config["shared_expert_intermediate_size"])}
+
+
+def turned_part(config: Json) -> dict[str, Any]:
+    rope: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rotary_size": int(int(config["head_dim"]) * float(rope.get(PARTIAL, config[PARTIAL])))}
 
 
 def no_more(config: Json) -> dict[str, Any]:
@@ -134,7 +142,16 @@ FAMILIES: dict[str, Family] = {
             "residual_multiplier": 1.0,
         },
     ),
-    "Phi3ForCausalLM": Family(windows=all_layers),
+    "Phi3ForCausalLM": Family(windows=all_layers, fixed={"fused": True}),
+    "Glm4ForCausalLM": Family(
+        more=turned_part,
+        implemented={PARTIAL: (0.25, 0.5, 1.0)},
+        defaults={"attention_bias": False, "head_dim": 128, "rms_norm_eps": 1.5625e-07, PARTIAL: 0.5},
+        fixed={"fused": True, "interleaved": True, "o_bias": False, "post_norms": True},
+    ),
+    "Olmo2ForCausalLM": Family(
+        defaults={"rms_norm_eps": 1e-5}, fixed={"joint_qk_norm": True, "no_input_norms": True, "post_norms": True}
+    ),
     "Gemma2ForCausalLM": Family(
         windows=every_other,
         defaults=GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -184,7 +201,6 @@ FAMILIES: dict[str, Family] = {
 }
 """By the names in `architectures` of config.json."""
 
-PARTIAL = "partial_rotary_factor"
 IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": ("gelu_pytorch_tanh",),

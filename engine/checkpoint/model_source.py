@@ -31,7 +31,7 @@ HUB_SKIPPED = ("original/*", "consolidated*", "onnx/*")
 ADDED = (
     "latent", "routing", "shared_size", "num_draft_layers", "sinks", "gate_limit", "expert_biases", "together",
     "rotary_size", "gated", "delta", "shared_gate", "draft_layers", "eagle", "score_scale", "logit_divisor",
-    "branch_scale"
+    "branch_scale", "interleaved", "joint_qk_norm", "no_input_norms", "fused"
 )  # fmt: skip
 """Fields of ModelConfig that count only if a model has them, so that other models keep their fingerprints, and the KV
 that an earlier version has stored."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.hf_quantization import Mxfp4Quantization
-from engine.checkpoint.safetensors_weights import SafetensorsWeights, gemma_names, layer_names, our_name
+from engine.checkpoint.safetensors_weights import SafetensorsWeights, names_of, our_name
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 from engine.model.ops.quantized import GROUP, Quantized
@@ -71,7 +71,7 @@ class Mxfp4Weights(SafetensorsWeights):
 
     def __init__(self, files: Sequence[Path], config: ModelConfig, quantization: Mxfp4Quantization) -> None:
         super().__init__(files, config)
-        self._names = gemma_names if config.post_norms else layer_names
+        self._names = names_of(config)
         self._in_turns = config.together
         self._places: dict[str, Place] = {}
         ends = ENDS[quantization.method]

@@ -105,9 +105,11 @@ def named(wanted: Mapping[str, object], config: ModelConfig) -> dict[str, tuple[
     """Our name of each weight -> the names that checkpoints have for it."""
     if config.together:
         raise UnfitTensors("checkpoints of this model keep all experts in one tensor, which is not read from the pool")
-    if config.gated:
+    if config.fused:
+        raise UnfitTensors("checkpoints of this model keep gate and up in one tensor, which is not read from the pool")
+    if config.gated or config.interleaved:
         raise UnfitTensors("checkpoints of this model have rows in another order, which are not read from the pool")
-    return checkpoint_names(wanted, config.post_norms)
+    return checkpoint_names(wanted, config)
 
 
 def _some(names: list[str], total: int) -> str:

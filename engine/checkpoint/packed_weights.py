@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.hf_quantization import Quantization
-from engine.checkpoint.safetensors_weights import SafetensorsWeights, gemma_names, layer_names, our_name
+from engine.checkpoint.safetensors_weights import SafetensorsWeights, names_of, our_name
 from engine.model.model_config import ModelConfig
 from engine.model.model_error import ModelError
 from engine.model.ops.quantized import GROUP, TOGETHER, Quantized
@@ -80,7 +80,7 @@ class PackedWeights(SafetensorsWeights):
         super().__init__(files, config)
         self._quantization, self._parts = quantization, PARTS[quantization.method]
         self._packed: dict[str, dict[str, tuple[Any, str]]] = {}  # our name -> part -> (open file, its name)
-        names = gemma_names if config.post_norms else layer_names
+        names = names_of(config)
         for theirs in list(self._where):
             module, _, part = theirs.rpartition(".")
             if part in self._parts:

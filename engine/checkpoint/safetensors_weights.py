@@ -89,7 +89,13 @@ gemma_names = layer_names | {
     "pre_feedforward_layernorm.weight": "mlp_norm",
     "post_feedforward_layernorm.weight": "mlp_post_norm",
 }
-"""If a layer has four norms, the same name means another norm."""
+"""If outputs are normalised, the same name means another norm."""
+
+glm_names = layer_names | {
+    "post_self_attn_layernorm.weight": "attn_post_norm",
+    "post_mlp_layernorm.weight": "mlp_post_norm",
+}
+"""GLM-4 keeps the meaning of that name."""
 
 expert_names = {
     "gate_proj.weight": "gate",
@@ -113,7 +119,7 @@ class SafetensorsWeights:
 
     def __init__(self, files: Sequence[Path], config: ModelConfig) -> None:
         self._stack = ExitStack()
-        names = gemma_names if config.post_norms else layer_names
+        names = names_of(config)
         skipped = _skipped(config)
         self._config = config
         self._where: dict[str, tuple[Any, str]] = {}  # our name -> (open file, its name)
@@ -127,7 +133,7 @@ class SafetensorsWeights:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 if config.together and (parts := parts_of(file, name)):
                     self._joined |= parts
-                elif rows := rows_of(file, name, config):
+                elif config.fused and (rows := rows_of(file, name, config)):
                     self._joined |= rows
                 elif not name.endswith(COMPUTED) and not name.startswith(skipped):
                     self._where[our_name(name, names)] = (file, name)
@@ -148,7 +154,8 @@ class SafetensorsWeights:
             return self._joined[name].read()
         file, theirs = self._where[name]
         tensor: Tensor = file.get_tensor(theirs)
-        return (reordered(name, tensor, self._config) if self._config.gated else tensor).clone()
+        ordered = self._config.gated or self._config.interleaved
+        return (reordered(name, tensor, self._config) if ordered else tensor).clone()
 
 
 def _skipped(config: ModelConfig) -> tuple[str, ...]:
@@ -162,10 +169,17 @@ def _skipped(config: ModelConfig) -> tuple[str, ...]:
     return tuple(skipped)
 
 
-def checkpoint_names(ours: Iterable[str], post_norms: bool) -> dict[str, tuple[str, ...]]:
+def names_of(config: ModelConfig) -> Mapping[str, str]:
+    """Checkpoints' names of the weights in a layer -> ours."""
+    if not config.post_norms:
+        return layer_names
+    return glm_names if config.interleaved else gemma_names  # GLM-4 is the only family of interleaved heads
+
+
+def checkpoint_names(ours: Iterable[str], config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """The names that checkpoints have for weights with these names of ours: several where families differ."""
     whole = _inverse(whole_names)
-    layer, expert = _inverse(gemma_names if post_norms else layer_names), _inverse(expert_names)
+    layer, expert = _inverse(names_of(config)), _inverse(expert_names)
     found: dict[str, tuple[str, ...]] = {}
     for name in ours:
         if name in whole:

@@ -14,7 +14,7 @@
 and, if the configuration requires them:
 
     layers.{i}.q_bias, .k_bias, .v_bias, .o_bias      [out]
-    layers.{i}.q_norm, .k_norm                        [head_size]
+    layers.{i}.q_norm, .k_norm                        [head_size]; joint norms [rows of q], [rows of k]
     layers.{i}.attn_post_norm, .mlp_post_norm         [hidden]
     layers.{i}.router                                 [num_experts, hidden]
     layers.{i}.router_bias                            [num_experts] float32
@@ -180,11 +180,15 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight of a model, in the order of the forward pass."""
     hidden, vocab = config.hidden_size, config.vocab_size
     layer: dict[str, tuple[int, ...]] = {"attn_norm": (hidden,), **_attention(config), "mlp_norm": (hidden,)}
+    if config.no_input_norms:
+        layer = _attention(config)
     with_state = {"attn_norm": (hidden,), **_delta(config), "mlp_norm": (hidden,)}
     biased = (*("qkv" if config.qkv_bias else ""), *("o" if config.o_bias else ""))
     layer |= {f"{name}_bias": layer[name][:1] for name in biased}
     if config.qk_norm:
         layer |= {"q_norm": (config.head_size,), "k_norm": (config.head_size,)}
+    if config.joint_qk_norm:
+        layer |= {f"{name}_norm": layer[name][:1] for name in "qk"}
     if config.sinks:
         layer["sinks"] = (config.num_heads,)
     if config.post_norms:

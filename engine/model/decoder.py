@@ -217,7 +217,7 @@ class Model:
         more = (Step(other, self.backend.plan(other), step.angles, step.local_angles) for other in others)
         steps = [step, *more]
         first = self.layers[0]
-        projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
+        projected = first.qkv(self._entering(x, first))
         if self.layers_at_once is not None and on_layer is None and before_layer is None and not tapped:
             layers = self.layers_at_once
             attended = layers.run(projected, x, kv_pool, step.plan, step.angles, step.local_angles)
@@ -289,7 +289,7 @@ class Model:
         assert self.offload is None, "config/contradictions.py and Runner.why_whole keep such passes away"
         step, x, last = self._step(batch), hidden, len(self.layers) - 1
         first = self.layers[layers[0]]
-        projected = first.qkv(self.ops.rms_norm(x, first.attn_norm, self.config.rms_norm_eps))
+        projected = first.qkv(self._entering(x, first))
         for index in layers:
             attended = self._attention(projected, self.layers[index], kv_pool[:, index], step, attend)
             if on_layer is not None:
@@ -300,7 +300,11 @@ class Model:
             x, projected = (self.tails[index] if inner else self._border(index))(attended, x)
         return self.logits(projected) if layers[-1] == last else x
 
-    def _tail(self, layer: Layer, next_norm: Tensor, following: Linear | None) -> Tail:
+    def _entering(self, x: Tensor, layer: Layer) -> Tensor:
+        """The input of the layer's first product."""
+        return x if layer.attn_norm is None else self.ops.rms_norm(x, layer.attn_norm, self.config.rms_norm_eps)
+
+    def _tail(self, layer: Layer, next_norm: Tensor | None, following: Linear | None) -> Tail:
         return tail_of(layer, next_norm, following, self.config, self.ops, self.ranks)
 
     def _border(self, index: int) -> Tail:
@@ -370,8 +374,9 @@ class Model:
             gate, qkv = qkv[:, heads : 2 * heads], torch.cat((qkv[:, :heads], qkv[:, 2 * heads :]), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k, _ = qkv.split((heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-            q.copy_(self.ops.rms_norm(q, layer.q_norm, config.rms_norm_eps))
-            k.copy_(self.ops.rms_norm(k, layer.k_norm, config.rms_norm_eps))
+            for part, norm in ((q, layer.q_norm), (k, layer.k_norm)):
+                rows = part.flatten(1) if config.joint_qk_norm else part
+                part.copy_(self.ops.rms_norm(rows, norm, config.rms_norm_eps).view(part.shape))
         cos, sin = step.local_angles if layer.window else step.angles
         q = self.backend.rotate_and_write_kv(qkv, heads, cos, sin, kv, step.batch, step.plan)
         if attend is not None:

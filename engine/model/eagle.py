@@ -89,7 +89,7 @@ def eagle_layer(
     return DraftLayer(
         enter=EagleInput(weights["attn_norm"], weights["hidden_norm"], qkv, ops, eps, sizes.norm_first),
         layer=layer,
-        leave=ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, weights["norm"], eps, None),
+        leave=ops.tail(layer.o, weights["mlp_norm"], mlp.gate_up, mlp.down, weights["norm"], eps, None),
         rope=Rope(config.rope_size, sizes.rope_theta, sizes.rope_scaling, device),
         taps=sizes.taps,
         fuse=ops.linear(weights["fc"]),

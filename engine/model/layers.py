@@ -45,14 +45,14 @@ class Mlp:
 class Layer:
     """Weights of one decoder layer; the shapes of products are [out, in]. None: the model has no such norm."""
 
-    attn_norm: Tensor  # [H]
+    attn_norm: Tensor | None  # [H]
     qkv: Linear  # [(num_heads + 2 num_kv_heads) * head_size, H]; with gates, these come behind q; with a latent,
     # LatentAttention's first product, with a state, DeltaRule's
-    q_norm: Tensor | None  # [head_size], of every head
+    q_norm: Tensor | None  # [head_size], of every head, or [num_heads * head_size], of all together
     k_norm: Tensor | None
     o: Linear  # [H, num_heads * head_size (or value_size)]
     attn_post_norm: Tensor | None  # [H]
-    mlp_norm: Tensor  # [H]
+    mlp_norm: Tensor | None  # [H]
     mlp: Mlp | Experts | Linear  # Linear: ExpertRanks.layer
     mlp_post_norm: Tensor | None  # [H]
     window: int  # tokens that a row sees, including itself; 0: all
@@ -134,15 +134,16 @@ class LayerMaker:
         has_state = config.has_state(index)
         if config.delta is not None and has_state:
             first = ("q", "k", "v", "b", "f_a", "g_a") if config.delta.by_channel else ("qkvz", "ba")
-        qk_norm = config.qk_norm and not has_state
+        qk_norm = (config.qk_norm or config.joint_qk_norm) and not has_state
+        enters = not config.no_input_norms
         return Layer(
-            attn_norm=norm("attn_norm"),
+            attn_norm=norm("attn_norm") if enters else None,
             qkv=linear(*first, bias=config.qkv_bias),
             q_norm=norm("q_norm") if qk_norm else None,
             k_norm=norm("k_norm") if qk_norm else None,
             o=linear("o", bias=config.o_bias),
             attn_post_norm=norm("attn_post_norm") if config.post_norms else None,
-            mlp_norm=norm("mlp_norm"),
+            mlp_norm=norm("mlp_norm") if enters else None,
             mlp=self._experts(at, index) if config.has_experts(index) else self._mlp(at),
             mlp_post_norm=norm("mlp_post_norm") if config.post_norms else None,
             window=config.window(index),
@@ -156,6 +157,7 @@ class LayerMaker:
         at, layer = f"layers.{index}.", self.layer(index)
         enorm, hnorm, head_norm = (self.norm(at + name) for name in ("enorm", "hnorm", "head_norm"))
         join = self.ops.linear(self.matrix(at + "eh"))
+        assert layer.attn_norm is not None, "only DeepSeek's checkpoints have such a layer"
         enter = DraftInput(enorm, hnorm, join, layer.attn_norm, layer.qkv, self.ops, self.config.rms_norm_eps)
         return enter, layer, tail_of(layer, head_norm, None, self.config, self.ops, self.ranks)
 
@@ -242,22 +244,30 @@ class LayerMaker:
 
 
 def tail_of(
-    layer: Layer, next_norm: Tensor, following: Linear | None, config: ModelConfig, ops: Ops, ranks: Ranks
+    layer: Layer, next_norm: Tensor | None, following: Linear | None, config: ModelConfig, ops: Ops, ranks: Ranks
 ) -> Tail:
     """The operations after attention in this layer, through the next layer's q, k and v."""
-    eps, mlp = config.rms_norm_eps, layer.mlp
-    if isinstance(mlp, Mlp) and isinstance(ranks, Alone) and not config.post_norms and not config.branch_scale:
-        return ops.tail(layer.o, layer.mlp_norm, mlp.gate_up, mlp.down, next_norm, eps, following)
+    eps, mlp, norms = config.rms_norm_eps, layer.mlp, (layer.mlp_norm, next_norm)
+    plain = isinstance(ranks, Alone) and not config.post_norms and not config.branch_scale
+    if isinstance(mlp, Mlp) and plain and norms[0] is not None and norms[1] is not None:
+        return ops.tail(layer.o, norms[0], mlp.gate_up, mlp.down, norms[1], eps, following)
 
     def added(weight: Tensor | None, delta: Tensor) -> Tensor:
         delta = delta if weight is None else ops.rms_norm(delta, weight, eps)
         return delta * config.branch_scale if config.branch_scale else delta
 
+    def entered(x: Tensor, delta: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(the sum, the input of the next product)"""
+        if weight is None:
+            x = x + delta
+            return x, x
+        return ops.add_rms_norm(x, delta, weight, eps)
+
     def tail(attended: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         delta = added(layer.attn_post_norm, ranks.sum(layer.o(attended)))
-        x, normed = ops.add_rms_norm(x, delta, layer.mlp_norm, eps)
+        x, normed = entered(x, delta, norms[0])
         delta = added(layer.mlp_post_norm, ranks.sum(mlp(normed)))
-        x, normed = ops.add_rms_norm(x, delta, next_norm, eps)
+        x, normed = entered(x, delta, norms[1])
         return x, normed if following is None else following(normed)
 
     return tail

@@ -63,7 +63,7 @@ def all_in_one(config: ModelConfig, backend: AttentionBackend, ops: Ops, tails: 
     """None if a layer needs the interpreter: another backend, experts, norms of q and k, a latent, sinks, several
     ranks."""
     ours = [tail for tail in tails if isinstance(tail, CpuTail)]
-    plain = not config.qk_norm and config.latent is None and not config.sinks
+    plain = not (config.qk_norm or config.joint_qk_norm) and config.latent is None and not config.sinks
     if type(backend) is not CpuBackend or not isinstance(ops, CpuOps) or len(ours) < len(tails) or not plain:
         return None
     return CpuLayers(config, backend, ops, ours)

@@ -49,12 +49,16 @@ class ModelConfig:
     """Of layers with a window, unscaled, if they have their own (Gemma 3); 0: rope_theta."""
     rotary_size: int = 0
     """Elements at the beginning of a head that are rotated; 0: all."""
+    interleaved: bool = False
+    """Checkpoints have the two elements of a rotated pair side by side (GLM-4; a latent has a field of its own)."""
 
     # --- attention
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
     """Every head of q and k is normalised before the rotary embedding."""
+    joint_qk_norm: bool = False
+    """All heads of q are normalised together, and all of k (OLMo 2)."""
     windows: tuple[int, ...] = ()
     """Per layer, the tokens that a row sees, including itself; 0: all. Empty: all tokens in every layer."""
     query_scale_size: int = 0
@@ -81,6 +85,8 @@ class ModelConfig:
     """Norm weights are stored minus one, and multiplied before rounding (Gemma)."""
     post_norms: bool = False
     """The outputs of attention and MLP are normalised before they are added (Gemma)."""
+    no_input_norms: bool = False
+    """The inputs of attention and MLP are not normalised (OLMo 2)."""
     embedding_scale: float = 1.0
     branch_scale: float = 0.0
     """The outputs of attention and MLP are multiplied by it before they are added (Granite); 0: unchanged."""
@@ -109,6 +115,8 @@ class ModelConfig:
     """The router and all products of experts have biases."""
     together: bool = False
     """Checkpoints keep all experts of a layer in one tensor, in which rows of gate and up alternate."""
+    fused: bool = False
+    """Checkpoints keep gate and up in one tensor, and some families q, k and v too (Phi-3, GLM-4)."""
     num_draft_layers: int = 0
     """Layers of the checkpoint after the last one, which predict further tokens."""
     draft_layers: int = 0
@@ -187,6 +195,8 @@ class ModelConfig:
         """Why tensor parallelism cannot split this model over `ranks` ranks; None if it can."""
         if self.delta is not None and ranks > 1:
             return "layers that keep a state are computed by one rank"
+        if self.joint_qk_norm and ranks > 1:
+            return "q and k are normalised over all heads together, which one rank must have"
         sizes = {"attention heads": self.num_heads}
         if any(not self.has_experts(layer) for layer in range(self.num_layers)):
             sizes["MLP columns"] = self.intermediate_size

@@ -101,7 +101,8 @@ def in_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """config.json of a Llama model. Raises ModelError for another family: its config.json has other fields."""
-    if config.qkv_bias or config.o_bias or config.qk_norm or config.num_experts or config.windows or config.post_norms:
+    own = config.qkv_bias or config.o_bias or config.qk_norm or config.num_experts or config.windows
+    if own or config.post_norms or config.branch_scale:
         raise ModelError("only plain Llama models can be exported: give the other engine the model's own directory")
     return {
         "architectures": ["LlamaForCausalLM"],

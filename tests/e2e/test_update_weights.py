@@ -34,7 +34,7 @@ def tensors(model: list[str], seed: int) -> dict[str, torch.Tensor]:
     """What a trainer has: the tensors of a model under the names of checkpoints."""
     config = describe(model[1], "dummy", seed).config
     made = DummyWeights(config, seed)
-    names = checkpoint_names(made.shapes(), config.post_norms)
+    names = checkpoint_names(made.shapes(), config)
     return {names[ours][0]: made.read(ours) for ours in made.shapes()}
 
 

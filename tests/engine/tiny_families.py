@@ -78,6 +78,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("Phi3", {"head_dim": None}),
     "phi3-window": ("Phi3", {"head_dim": None, "sliding_window": 20, "num_key_value_heads": 4}),
+    "glm4": ("Glm4", {"attention_bias": True, "head_dim": 24, "partial_rotary_factor": 0.5}),
+    "glm4-group": (
+        "Glm4",
+        {"attention_bias": False, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True},
+    ),
+    "olmo2": ("Olmo2", {"head_dim": None}),
+    "olmo2-tied": ("Olmo2", {"head_dim": None, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "granite": (
         "Granite",
         {"head_dim": None, "attention_multiplier": 0.3, "embedding_multiplier": 3.0}

@@ -72,7 +72,7 @@ def checkpoint(path: Path) -> int:
 
     source = describe(EMBEDDED_MODEL)
     with open_weights(source, torch.bfloat16, None) as reader:
-        names = checkpoint_names(reader.shapes(), source.config.post_norms)
+        names = checkpoint_names(reader.shapes(), source.config)
         tensors = {names[ours][0]: reader.read(ours).to(torch.bfloat16).contiguous() for ours in reader.shapes()}
     save_file(tensors, path)
     return sum(tensor.nbytes for tensor in tensors.values())

@@ -14,7 +14,7 @@ from cache.named.tensor_format import Shard, TensorHead
 from cache.named.tensors import FoundTensor
 from engine.checkpoint.loop_calls import LoopCalls
 from engine.checkpoint.model_source import ModelSource
-from engine.checkpoint.named_weights import NamedWeights, UnfitTensors
+from engine.checkpoint.named_weights import NamedWeights, UnfitTensors, named
 from engine.checkpoint.quantized_weights import load_quantized
 from engine.checkpoint.safetensors_weights import checkpoint_names, gemma_names, layer_names, our_name
 from engine.checkpoint.weights import DummyWeights, load, shapes
@@ -34,6 +34,7 @@ LLAMA = ModelConfig(
 )
 MOE = replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=32)
 GEMMA = replace(LLAMA, post_norms=True)
+OLMO = replace(GEMMA, no_input_norms=True, joint_qk_norm=True)
 LATENT = Latent(rank=16, rope_size=8, nope_size=8, value_size=8, query_rank=12)
 DEEPSEEK = replace(MOE, head_size=24, latent=LATENT, shared_size=32)
 
@@ -61,7 +62,7 @@ def _found(name: str, tensor: Any) -> FoundTensor | None:
 
 def put(config: ModelConfig, prefix: str = "p/", seed: int = 1) -> Tensors:
     reader = DummyWeights(config, seed)
-    names = checkpoint_names(reader.shapes(), config.post_norms)
+    names = checkpoint_names(reader.shapes(), config)
     return Tensors({prefix + names[ours][-1]: reader.read(ours) for ours in reader.shapes()})
 
 
@@ -72,17 +73,17 @@ async def with_reader(tensors: Tensors, work: Any, config: ModelConfig = LLAMA, 
 
 
 @pytest.mark.parametrize(
-    "config", [LLAMA, MOE, GEMMA, DEEPSEEK, replace(LLAMA, tie_word_embeddings=False, qkv_bias=True)]
+    "config", [LLAMA, MOE, GEMMA, OLMO, DEEPSEEK, replace(LLAMA, tie_word_embeddings=False, qkv_bias=True)]
 )
 def test_every_weight_has_the_names_that_checkpoints_use(config):
-    names = checkpoint_names(shapes(config), config.post_norms)
+    names = checkpoint_names(shapes(config), config)
     known = gemma_names if config.post_norms else layer_names
     assert list(names) == list(shapes(config))
     for ours, theirs in names.items():
         assert theirs and all(our_name(one, known) == ours for one in theirs)
 
 
-@pytest.mark.parametrize("config", [LLAMA, MOE, GEMMA, DEEPSEEK])
+@pytest.mark.parametrize("config", [LLAMA, MOE, GEMMA, OLMO, DEEPSEEK])
 async def test_the_tensors_become_the_weights(config):
     source = ModelSource("m", None, "dummy", config, "")  # type: ignore[arg-type]
     tensors = put(config)
@@ -94,6 +95,19 @@ async def test_the_tensors_become_the_weights(config):
     expected = DummyWeights(config, 1)
     assert made.keys() == shapes(config).keys() and len(key) == 16
     assert all(torch.equal(weight, expected.read(name)) for name, weight in made.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"together": True}, "all experts in one tensor"),
+        ({"fused": True}, "gate and up in one tensor"),
+        ({"interleaved": True}, "rows in another order"),
+    ],
+)
+def test_checkpoints_that_cannot_be_read_by_name_are_refused(changes, words):
+    with pytest.raises(UnfitTensors, match=words):
+        named(shapes(LLAMA), replace(LLAMA, **changes))
 
 
 async def test_the_content_identifies_them_and_not_the_prefix():

@@ -153,8 +153,12 @@ def test_each_family_is_what_its_case_says(saved):
     assert (config.num_experts > 0) == ("mixtral" in name or "moe" in name or latent or oss)
     assert config.sinks == config.expert_biases == config.together == (config.activation == "clamped") == oss
     assert config.qk_norm == ("qwen3" in name or "gemma3" in name)
-    assert config.qkv_bias == ("qwen2" in name or name in ("llama-bias", "qwen3-window", "gpt-oss"))
-    assert config.post_norms == config.norm_plus_one == ("gemma" in name)
+    assert config.qkv_bias == ("qwen2" in name or name in ("llama-bias", "qwen3-window", "gpt-oss", "glm4"))
+    assert config.norm_plus_one == ("gemma" in name)
+    assert config.post_norms == ("gemma" in name or "glm4" in name or "olmo2" in name)
+    assert config.joint_qk_norm == config.no_input_norms == ("olmo2" in name)
+    assert config.interleaved == (config.rotary_size > 0) == ("glm4" in name)
+    assert config.fused == ("glm4" in name or "phi3" in name)
     windows = {
         "mistral": (20,) * 4,
         "qwen2-window-yarn": (0, 0, 20, 20),
