@@ -192,8 +192,8 @@ DELTA_MUTANTS = (
         TRITON,
         "delta: the state does not decay over a piece",
         MANY,
-        "state = kept * state + tl.dot",
-        "state = state + tl.dot",
+        "new, kept * state, input_precision",
+        "new, state, input_precision",
     ),
     Mutant(
         TRITON,

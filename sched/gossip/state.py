@@ -121,10 +121,13 @@ class ClusterView:
         return replace(record, age_s=record.age_s + passed, work_s=work_s, waiting=waiting)
 
     def records(self, now: float) -> dict[str, NodeRecord]:
-        """`get` of every node that has a record, by node id."""
+        """What every node with a record said, as of `now`, by node id. Charges are left out: they outlive short
+        requests by up to a heartbeat, and would count as load."""
         self._lay_out()
-        rows = np.flatnonzero(self._orders).tolist()
-        return {self._names[int(self._keys[row])]: self._charged(row, now) for row in rows}
+        rows = np.flatnonzero(self._orders)
+        aged = self._aged(rows, now)
+        names = [self._names[key] for key in self._keys[rows].tolist()]
+        return {name: NodeRecord.unpack(words.tobytes()) for name, words in zip(names, aged, strict=True)}
 
     def table(self, now: float) -> tuple[list[str], Records]:
         """Node ids and their records as of `now`, charges included, as arrays: for decisions over a thousand nodes.
@@ -160,6 +163,7 @@ class ClusterView:
             fresh = replace(record, node=self._own, incarnation=incarnation, version=version, age_s=0.0)
             words = np.frombuffer(fresh.pack(), "<u4").reshape(1, RECORD_WORDS)
             self._put(np.array([row]), words, np.array([incarnation << 32 | version], np.uint64), now)
+        self._held[row, CHARGED_S:] = 0.0  # `record` counts what this node has sent to itself
 
     def merge(self, now: float, record: NodeRecord) -> bool:
         """Keep the record if it is of a member and newer than the held one; returns whether it was kept."""

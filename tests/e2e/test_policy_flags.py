@@ -330,14 +330,21 @@ def test_how_kv_moved(together):
 
 
 def test_groups_of_prefill_nodes(together):
-    """The node that accepts a long prompt decides; what a group does is in test_pipeline.py."""
+    """The node that accepts a long prompt decides; what a group does is in test_pipeline.py. A node that was busy a
+    moment ago is left out, so a group forms for one of three prompts."""
     for number, (node, forms) in enumerate((("store-3", False), ("store-4", True), ("store-5", True))):
-        prompt = ids(700 + number, GROUPED + 100)
-        record = timeline(together[node].url, complete(together[node].url, prompt, 2, ignore_eos=True)["id"])
-        assert (record["summary"]["placement"]["group"] is not None) == forms
-        computed = {event["node"] for event in record["events"] if event["event"] == "computed"} & PREFILLS
-        assert (len(computed) > 1) == forms
-        settled(together)
+        formed = False
+        for again in range(3):
+            prompt = ids(700 + 10 * again + number, GROUPED + 100)
+            record = timeline(together[node].url, complete(together[node].url, prompt, 2, ignore_eos=True)["id"])
+            grouped = record["summary"]["placement"]["group"] is not None
+            computed = {event["node"] for event in record["events"] if event["event"] == "computed"} & PREFILLS
+            assert (len(computed) > 1) == grouped
+            formed |= grouped
+            settled(together)
+            if formed:
+                break
+        assert formed == forms
 
 
 def test_prefixes_from_the_pool(together):

@@ -49,7 +49,7 @@ def test_refuses_what_it_cannot_compute() -> None:
     case, rule = Case(Point("one decode", HEADS[0], 0.05, False, torch.float32)), TritonRule()
     (tokens,) = case.tokens
     place, blocks = Place(case.memory, case.slots), (case.read, case.fresh, case.write)
-    apart = replace(tokens, q=torch.zeros(1, 2, 64)[..., ::2])
+    apart = replace(tokens, q=torch.zeros(*tokens.q.shape[:-1], 2 * tokens.q.shape[-1])[..., ::2])
     with pytest.raises(ValueError, match="side by side"):
         rule.step(apart, place, *blocks, out_of(tokens))
     wide = Case(Point("one decode", (1, 1, 2 * MOST_KEYS, 16), 0.05, False, torch.float32))

@@ -87,8 +87,20 @@ def test_own_increments_count_until_the_next_record():
     assert view.get("a", 2.0).work_s == 2.0, "charged work drains too, one after the other"
     passed = told(view, 0.0, "a")
     assert passed.work_s == 1.0, "what is passed on is what the owner said"
+    assert [(r.work_s, r.waiting, r.age_s) for r in view.records(0.5).values()] == [(0.5, 2, 0.5)], "and observers read"
     view.merge(2.0, record_of("a", 0, 2, work_s=2.5, waiting=3))
     assert view.get("a", 2.0).work_s == 2.5 and view.get("a", 2.0).waiting == 3
+
+
+def test_an_own_record_counts_what_was_sent_to_itself():
+    """Short requests came and went between two heartbeats: none of them waits here."""
+    view = ClusterView("me")
+    view.publish(0.0, 0, NodeRecord())
+    for tenth in range(1, 9):
+        view.charge("me", 0.0)
+        assert view.get("me", tenth / 10).waiting == 1
+        view.publish(tenth / 10, 0, NodeRecord())
+        assert view.get("me", tenth / 10).waiting == 0 and view.get("me", tenth / 10).version == 1
 
 
 def test_a_new_version_only_for_news_or_as_heartbeat():

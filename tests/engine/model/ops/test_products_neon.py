@@ -15,8 +15,8 @@ from attention.cpu import build as cpu_build
 from engine.model.ops.cpu import FLAGS, FOLDER, KINDS, VECTORS
 from engine.model.ops.quantized import BLOCKS, SHARED, Quantized, Scaled
 from tests.attention.emulated import COMPILER, EMULATOR, MISSING
-from tests.engine.model import test_byte_weights as in_bytes
-from tests.engine.model import test_quantized as in_groups
+from tests.engine.model.ops import test_byte_weights as in_bytes
+from tests.engine.model.ops import test_quantized as in_groups
 
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"not on PATH: {', '.join(MISSING)} (Debian: apt install g++-aarch64-linux-gnu qemu-user)"
