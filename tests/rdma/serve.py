@@ -85,7 +85,7 @@ def ask(port: int, path: str, body: dict | None = None) -> dict:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     for _ in range(20):
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             if error.code != 503 or path == "/health":

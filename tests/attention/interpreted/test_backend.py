@@ -12,6 +12,7 @@ from attention.reference import ReferenceBackend
 from attention.triton.backend import TritonBackend
 from attention.triton.tiles import Tile, Tiles
 from tests.attention.interpreted.cases import DEVICE, DTYPES, SMALL, Case, assert_close, attend, make_case
+from tests.heavy import one_in
 
 MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13
 
@@ -56,8 +57,7 @@ def test_window_and_soft_cap_reach_both_kernels() -> None:
 SINKS = torch.tensor([-3.0, 0.0, 2.0, 5.0], device=DEVICE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("mask", [(0, 0.0), (20, 5.0)], ids=str)
+@pytest.mark.parametrize(("mask", "dtype"), one_in(4, [(0, 0.0), (20, 5.0)], DTYPES), ids=str)
 def test_sinks_reach_every_kernel(mask: tuple[int, float], dtype: torch.dtype) -> None:
     """Decodes and short chunks of one split and of several, chunks of prefill, and a padding row of a CUDA graph."""
     for q_lens, kv_lens in (MIXED, ([1, 1, 1], [200, 3, 0]), ([9, 5], [190, 5]), ([90], [150])):
@@ -101,7 +101,10 @@ def sparse() -> Tensor:
     return flat.as_strided((4, layers, 2, kv_heads, block_size, head_size), strides)
 
 
-@pytest.mark.parametrize("keys", [16, 32], ids=["one block per tile", "two blocks per tile"])
+@pytest.mark.parametrize(
+    "keys",
+    [pytest.param(16, id="one block per tile", marks=pytest.mark.heavy), pytest.param(32, id="two blocks per tile")],
+)
 def test_blocks_beyond_four_gibibytes(sparse: Tensor, keys: int) -> None:
     """Offsets of 2^31 elements and more: written and attended to where they belong."""
     case = make_case([1, 20], [30, 28], heads=(4, 2), head_size=64, block_size=16, dtype=torch.bfloat16)

@@ -32,7 +32,8 @@ from tests.engine.tiny_families import FAMILIES, empty_pool, ours, save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
 
 CASES = {name: 2 for name in FAMILIES if "olmo2" not in name} | {"mistral": 4, "qwen2": 4, "gemma2": 4}
-"""Family -> ranks; one rank computes OLMo 2 (joint_qk_norm). 4 ranks are more than the 1 or 2 KV heads; 211 rows of the head divide by none."""
+"""Family -> ranks; one rank computes OLMo 2 (joint_qk_norm). 4 ranks are more than the 1 or 2 KV heads; 211 rows of the
+head divide by none."""
 
 
 @pytest.fixture(scope="module", params=CASES)
