@@ -23,6 +23,10 @@ from sched.beyond import Forecast, Room
 ROUNDS = 50
 """Halvings of the interval in which the time of a token is sought."""
 
+ROUNDING = 1e-9
+"""Added to a time in which all blocks fit: where the way to a holder takes far longer than a block, the difference of
+the two is rounded by more than a block's share."""
+
 LEAST_DEADLINE_S, DEADLINE_FACTOR = 5.0, 4.0
 """A holder that has not answered after this many seconds, and this many times what its rate allows, counts as lost."""
 
@@ -153,6 +157,7 @@ def _token_s(job: Job, own: Own | None, holders: Sequence[Holder]) -> float | No
     least, most = 0.0, sum(one.token_s(one.blocks, job) for one in holders)
     if own is not None:
         most += own.token_s(own.near_blocks + own.far_blocks)
+    most *= 1 + ROUNDING
     if blocks(most) < job.need:
         return None
     for _ in range(ROUNDS):

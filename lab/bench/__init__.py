@@ -28,6 +28,8 @@ Files:
                    token
     stalls         How long events wait for the event loop of a serving node, and why
     start          The time from start to first token, and the cost of splitting one node into processes
+    windows        Layers that see a window: the KV of a prompt that moves to the decode node, next to the same model
+                   in uniform blocks
     attention/     The parts of scripts/bench.py attention
     collectives/   The parts of scripts/bench.py collectives
     common/        Shared by all benchmark scripts: results, workloads, an OpenAI client, latency definitions
@@ -74,5 +76,6 @@ BENCHMARKS = {
     "transfer": "lab.bench.transfer.command",
     "tune-attention": "lab.bench.attention.tune",
     "weights": "lab.bench.weights.command",
+    "windows": "lab.bench.windows",
 }
 """Name on the command line (scripts/bench.py) -> module whose main() runs it."""

@@ -29,6 +29,7 @@ RUNS_S, STANDS_S = 0.002, 0.02
 """How a node that starts is disturbed: it runs and stands still by turns, about ten times as long."""
 
 LONG = 1500
+TRIES, PAUSE_S = 15, 5
 FLAGS = (
     *(
         "--prefill-parallel",
@@ -83,6 +84,11 @@ def test_a_disturbed_start_is_corrected_and_then_a_group_forms(start: Start, mod
         alone = not grouped(url, 0)
         assert alone or checks(late)["wrong"], "a group with a node that seems ten times slower saves too little"
         wait_until(lambda: checks(late)["wrong"] > 0, "its estimates are corrected", 120)
-        assert any(grouped(url, number) for number in range(1, 8)), "two nodes of the same speed form no group"
+        for number in range(1, TRIES + 1):
+            if grouped(url, number):
+                break
+            time.sleep(PAUSE_S)  # on a busy machine a check may be disturbed too, and the next one is right
+        else:
+            raise AssertionError("two nodes of the same speed form no group")
         settled(cluster)
         assert checks(late)["spent_s"] > 0

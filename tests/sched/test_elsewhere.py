@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sched.beyond import ColdSteps, Room, forecast, no_room
@@ -87,6 +87,15 @@ def test_every_block_has_a_place_within_its_room_and_nothing_is_refused_that_fit
     assert found.near == own.near_blocks or not found.far, "DRAM before SSD"
     if not always:
         assert found.near >= min(known, need, own.near_blocks)
+
+
+@given(st.integers(1, 500), st.floats(1e-6, 30.0), st.floats(1e6, 1e12))
+@example(500, 0.1, 1e12)
+def test_a_busy_holder_of_quick_blocks_takes_all_that_it_lends(lent, ask_s, bytes_per_s):
+    """A way of seconds next to blocks of nanoseconds: the request of a test waited for its timeout."""
+    holder = replace(HOLDER, blocks=lent, ask_s=ask_s, bytes_per_s=bytes_per_s)
+    found = divide(replace(JOB, need=lent), OWN, [holder], always=True)
+    assert found is not None and found.held == (("h", lent),)
 
 
 @given(st.integers(0, 60), OWNS, HOLDERS.filter(lambda some: len(some) == 1), st.integers(1, 500))
