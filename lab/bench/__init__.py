@@ -22,6 +22,8 @@ Files:
                    in memory
     pipeline       One long prompt on two prefill nodes of one core each, next to one of them alone: as a pipeline,
                    and by tokens
+    pool_hits      A prefix that comes back from the pool: its time with a latent, next to the same model with K and V
+                   per head
     requests       How long the largest allowed API requests block the event loop of a serving node for others
     serve          Open-loop serving benchmark against any OpenAI server; metrics and flags as in `vllm bench serve`
     speculative    Decoding with and without speculation, in one run: tokens per step, acceptance, time per output
@@ -65,6 +67,7 @@ BENCHMARKS = {
     "latent": "lab.bench.latent",
     "offload": "lab.bench.offload",
     "ops": "lab.bench.ops.command",
+    "pool-hits": "lab.bench.pool_hits",
     "quantization": "lab.bench.quantization.command",
     "requests": "lab.bench.requests",
     "sched": "lab.bench.sched.command",

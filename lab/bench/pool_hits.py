@@ -1,0 +1,170 @@
+"""A prefix that comes back from the pool: its time with a latent, next to the same model with K and V per head.
+
+  scripts/bench.py pool-hits
+  scripts/bench.py pool-hits --prompt-tokens 2000 --transport tcp
+
+Random models of about 300 million parameters, equal width, depth and heads (bench.py latent), one after the other. A
+node with an arena for little more than one prompt computes a prompt, which a store node then pools, and another one,
+which takes its place. The first prompt is asked for again: `hit` is the time from the begin of its load until the
+blocks are in the arena, `computed` the TTFT of the first time. The limit is memcpy of as many bytes by one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from lab.bench.common.client import Client, greedy_client, open_session
+from lab.bench.common.results import Row, add_result_flags, quicken, report
+from lab.bench.common.workload import SUFFIX, Spec, TokenSource
+from lab.faults.tiny import tiny_model
+from lab.flag_types import natural, positive
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
+
+LAYERS, HEADS, HEAD_SIZE, BYTES, BLOCK = 16, 16, 64, 2, 16
+SIZES: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "max_position_embeddings": 16_384,
+}
+LATENT = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 256,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": HEAD_SIZE,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": LAYERS,
+}
+"""Every layer is dense."""
+
+MODELS = {"latent": (LATENT, LAYERS * (256 + 32)), "K and V of 16 heads": ({}, LAYERS * 2 * HEADS * HEAD_SIZE)}
+"""Name -> (changes to SIZES, elements of the KV of a token)."""
+
+NODES = ("--dtype", "bfloat16", "--prefix-fetch", "always", "--block-size", str(BLOCK))
+ROOM, OTHER = 1.2, 1.18
+"""The arena holds so many prompts; the other prompt is so many times as long, and leaves nothing of the first one."""
+
+PATIENCE_S, PUBLISHED_S = 600.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One prompt that came back."""
+
+    nbytes: int
+    seconds: float
+    computed_s: float  # TTFT when nothing was known
+    ttft_s: float  # of the hit
+
+
+def flags(argv: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--prompt-tokens", type=positive, default=4096, help="of each prompt (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, help="prompts that come back (default %(default)s)")
+    parser.add_argument("--transport", choices=("auto", "shm", "tcp"), default="auto", help="(default %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the prompts (default %(default)s)")
+    add_result_flags(parser)
+    return quicken(parser.parse_args(argv), rounds=1, prompt_tokens=512)
+
+
+async def hits(args: Namespace, name: str) -> list[Hit]:
+    changed, elements = MODELS[name]
+    each = args.prompt_tokens * elements * BYTES
+    with tempfile.TemporaryDirectory(prefix="hits-") as folder:
+        model = tiny_model(Path(folder), **SIZES, **changed)
+        room = ("--kv-cache-bytes", str(int(ROOM * each)), "--transport", args.transport)
+        shares = {"mixed-0": ("--dram-bytes", "0"), "store-0": ("--dram-bytes", str(4 * args.rounds * each))}
+        with LocalCluster(
+            "mixed=1,store=1", (*model, *NODES, *room), run_dir=Path(folder), role_flags=shares
+        ) as cluster:
+            url, store = cluster["mixed-0"].url, cluster["store-0"].url
+            async with open_session() as session, asyncio.timeout(PATIENCE_S):
+                client, source = await greedy_client(session, name, url), TokenSource(args.seed, 32000)
+                lengths = (args.prompt_tokens, int(OTHER * args.prompt_tokens)) * args.rounds
+                specs = [Spec(source.tokens(length, SUFFIX, i), 1) for i, length in enumerate(lengths)]
+                found = []
+                for first, second in zip(specs[::2], specs[1::2], strict=True):
+                    pooled = await asyncio.to_thread(blocks_of, store)
+                    computed = await client.ask(first)
+                    await published(store, pooled + args.prompt_tokens // BLOCK - 1)
+                    await client.ask(second)
+                    found.append(await hit(client, url, first, computed.ttft_s, elements))
+                return found
+
+
+def blocks_of(store: str) -> int:
+    return int(rest.get(f"{store}/debug/state")["store"]["dram"]["blocks"])
+
+
+async def published(store: str, blocks: int) -> None:
+    """Wait until the store node has so many blocks."""
+    async with asyncio.timeout(PUBLISHED_S):
+        while await asyncio.to_thread(blocks_of, store) < blocks:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.1)
+
+
+async def hit(client: Client, url: str, spec: Spec, computed_s: float, elements: int) -> Hit:
+    outcome = await client.ask(spec)
+    events = (await asyncio.to_thread(rest.get, f"{url}/debug/requests/{outcome.request_id}"))["events"]
+    begin = next(event["t"] for event in events if event["event"] == "loading")
+    end, tokens = next(
+        (event["t"], event["detail"]["cached_tokens"])
+        for event in events
+        if event["event"] == "waiting" and event["detail"].get("cached_tokens")
+    )
+    return Hit(tokens * elements * BYTES, end - begin, computed_s, outcome.ttft_s)
+
+
+def copied_s(nbytes: int) -> float:
+    """Seconds of memcpy, the best of five."""
+    source, target, best = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8), float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+async def measure(args: Namespace) -> list[Row]:
+    ours, theirs = [await hits(args, name) for name in MODELS]
+    case, other = f"{args.prompt_tokens} tokens", list(MODELS)[1]
+
+    def of(name: str, scale: float, some: Sequence[Hit]) -> float:
+        return scale * median(getattr(one, name) for one in some)
+
+    limit = {"memcpy": 1e3 * copied_s(int(of("nbytes", 1, ours)))}
+    rows = [Row(case, "loaded", "MB", of("nbytes", 1e-6, ours), {other: of("nbytes", 1e-6, theirs)})]
+    rows.append(Row(case, "hit", "ms", of("seconds", 1e3, ours), {other: of("seconds", 1e3, theirs)}, limit))
+    for name, label in (("ttft_s", "TTFT of the hit"), ("computed_s", "TTFT, computed")):
+        rows.append(Row(case, label, "ms", of(name, 1e3, ours), {other: of(name, 1e3, theirs)}))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = flags(argv)
+    try:
+        rows = asyncio.run(measure(args))
+    except KeyboardInterrupt:
+        return 130
+    used = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    report({"benchmark": "pool-hits", **used}, rows, args.json)
+    return 0
