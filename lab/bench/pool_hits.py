@@ -149,7 +149,7 @@ async def measure(args: Namespace) -> list[Row]:
     case, other = f"{args.prompt_tokens} tokens", list(MODELS)[1]
 
     def of(name: str, scale: float, some: Sequence[Hit]) -> float:
-        return scale * median(getattr(one, name) for one in some)
+        return float(scale * median(getattr(one, name) for one in some))
 
     limit = {"memcpy": 1e3 * copied_s(int(of("nbytes", 1, ours)))}
     rows = [Row(case, "loaded", "MB", of("nbytes", 1e-6, ours), {other: of("nbytes", 1e-6, theirs)})]

@@ -95,7 +95,7 @@ async def measure(args: Namespace) -> list[Row]:
     row_bytes = 2 * KV_HEADS * HEAD_SIZE * BYTES
 
     def of(name: str, scale: float, some: Sequence[Moved]) -> float:
-        return scale * median(getattr(one, name) for one in some)
+        return float(scale * median(getattr(one, name) for one in some))
 
     return [
         Row(
