@@ -58,7 +58,7 @@ MODELS = {"latent": (LATENT, LAYERS * (256 + 32)), "K and V of 16 heads": ({}, L
 
 NODES = ("--dtype", "bfloat16", "--prefix-fetch", "always", "--block-size", str(BLOCK))
 ROOM, OTHER = 1.2, 1.18
-"""The arena holds so many prompts; the other prompt is so many times as long, and leaves nothing of the first one."""
+"""Arena and other prompt, relative to the prompt: the other one leaves nothing of it in the arena."""
 
 PATIENCE_S, PUBLISHED_S = 600.0, 60.0
 
@@ -112,7 +112,7 @@ def blocks_of(store: str) -> int:
 
 
 async def published(store: str, blocks: int) -> None:
-    """Wait until the store node has so many blocks."""
+    """Wait until the store node has these blocks."""
     async with asyncio.timeout(PUBLISHED_S):
         while await asyncio.to_thread(blocks_of, store) < blocks:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.1)

@@ -81,6 +81,27 @@ FIGURES = (
         compared_with=("torch",),
     ),
     Figure(
+        "latent",
+        {"step": "", "arena, wire and pool": ""},
+        compared_with=("K and V of 16 heads", "K and V of 4 heads"),
+    ),
+    Figure(
+        "pool-hits",
+        {name: name for name in ("loaded", "TTFT of the hit", "TTFT, computed")},
+        compared_with=("K and V of 16 heads",),
+    ),
+    Figure(
+        "windows",
+        {"moved": "moved", "transfer": "transfer", "TTFT": "first token"},
+        compared_with=("uniform", "needed"),
+    ),
+    Figure(
+        "delta",
+        {"time": "time", "rate": "rate"},
+        cases=r".*(8 decodes|chunk of 512), (avx512_bf16|avx2), 2 threads",
+        compared_with=("torch", "update", "GEMM"),
+    ),
+    Figure(
         "transfer-shm",
         {"GB/s": "", "p50": "p50"},
         result="transfer",
@@ -169,6 +190,21 @@ FIGURES = (
         cases=".* of two",
         compared_with=("one node",),
     ),
+    Figure(
+        "beyond-memory",
+        {"decode, one stream": "decode, one stream", "TTFT": "first token"},
+        compared_with=("arena that holds it", "reading alone"),
+    ),
+    Figure(
+        "offload",
+        {
+            "decode, 1 at once": "decode, 1 at once",
+            "decode, 8 at once": "8 at once",
+            "decode, 32 at once": "32 at once",
+        },
+        command="scripts/bench.py offload --weight-dtype int8",
+        compared_with=("resident", "limit"),
+    ),
     Figure("experts", {"rate": ""}, compared_with=("gloo", "memcpy")),
     Figure(
         "collectives",
@@ -202,6 +238,17 @@ FIGURES = (
             "greedy answers that never differ": "greedy answers that never differ, %",
             "bytes per block": "bytes per block",
         },
+    ),
+    Figure(
+        "codec",
+        {
+            "bytes after / before": "bytes after / before",
+            "encode": "encode",
+            "decode": "decode",
+            "KV over 1 Gbit/s, overlapped": "KV over 1 Gbit/s",
+        },
+        cases="KV in .*",
+        compared_with=("zlib 1", "memcpy", "line rate"),
     ),
     Figure("kill-roles", KILLED, command="scripts/faults.py kill-roles", without=NO_STREAM),
     Figure(
