@@ -73,10 +73,11 @@ class StallMonitor:
         self._answered_s = 0.0  # time of the answer on the monotonic clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._usage: Usage | None = None  # of the loop's thread, on which it is closed: callbacks there still read it
 
     def start(self) -> None:
         loop, loop_thread = asyncio.get_running_loop(), threading.get_ident()
-        usage = Usage(loop_thread, threading.get_native_id())
+        usage = self._usage = Usage(loop_thread, threading.get_native_id())
         self._thread = threading.Thread(target=self._watch, args=(loop, loop_thread, usage), name="stalls", daemon=True)
         self._thread.start()
 
@@ -85,6 +86,8 @@ class StallMonitor:
         self._stop.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if self._usage is not None:
+            self._usage.close()
 
     @property
     def longest_s(self) -> float:
@@ -130,7 +133,6 @@ class StallMonitor:
             if place is not None and self._answered.is_set():
                 self._note(place, self._stalls[-1].late)
             due = max(due, self._answered_s) + PERIOD_S
-        usage.close()
         own.close()
 
     def _answer(self, sent: float, usage: Usage, before: Used) -> None:

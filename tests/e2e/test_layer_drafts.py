@@ -92,6 +92,7 @@ def test_prefill_decode_and_store_nodes(start: Start, model: Model, tmp_path):
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(lambda name: answer(url, name, expected), PROMPTS))
         assert rate(cluster) > 0.5
+        settled(cluster)  # what is still to be published would die with its node
 
         for name, tier in (("page", "dram"), ("chapter", "ssd")):
             lost = ("prefill-0", "decode-0") if tier == "dram" else ("store-0", "decode-0", "prefill-0")

@@ -25,7 +25,7 @@ from tests.e2e.conftest import Start, complete, model_of, settled, timeline, wai
 SEED = 20261124
 OTHER = 7
 """The seed of the other weights: those of a cluster that is started with --seed 7."""
-LONG = 800
+LONG = 1500
 PROMPT = [random.Random(SEED).randrange(1000, 40_000) for _ in range(200)]
 FLAGS = ("--prefix-fetch", "always")
 
