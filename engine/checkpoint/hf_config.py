@@ -61,9 +61,6 @@ def _by_type(config: Json, default: Callable[[int], bool]) -> tuple[int, ...]:
     return tuple(window if kind == names[True] else 0 for kind in types)
 
 
-PARTIAL = "partial_rotary_factor"
-
-
 def gpt_oss(config: Json) -> dict[str, Any]:
     return {"gate_limit": float(config["swiglu_limit"]), "expert_size": int(config["intermediate_size"])}
 
@@ -81,9 +78,8 @@ def shared_expert(config: Json) -> dict[str, Any]:
     return {"shared_size": int(config["shared_expert_intermediate_size"])}
 
 
-def turned_part(config: Json) -> dict[str, Any]:
-    rope: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {"rotary_size": int(int(config["head_dim"]) * float(rope.get(PARTIAL, config[PARTIAL])))}
+def glm4(config: Json) -> dict[str, Any]:
+    return {"rotary_size": qwen3_next.rotary_size(config)}
 
 
 def no_more(config: Json) -> dict[str, Any]:
@@ -144,9 +140,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "Phi3ForCausalLM": Family(windows=all_layers, fixed={"fused": True}),
     "Glm4ForCausalLM": Family(
-        more=turned_part,
-        implemented={PARTIAL: (0.25, 0.5, 1.0)},
-        defaults={"attention_bias": False, "head_dim": 128, "rms_norm_eps": 1.5625e-07, PARTIAL: 0.5},
+        more=glm4,
+        implemented={"partial_rotary_factor": (0.25, 0.5, 1.0)},
+        defaults={"attention_bias": False, "head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5},
         fixed={"fused": True, "interleaved": True, "o_bias": False, "post_norms": True},
     ),
     "Olmo2ForCausalLM": Family(
@@ -201,6 +197,7 @@ FAMILIES: dict[str, Family] = {
 }
 """By the names in `architectures` of config.json."""
 
+PARTIAL = "partial_rotary_factor"
 IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "hidden_activation": ("gelu_pytorch_tanh",),

@@ -80,6 +80,11 @@ def describe(model: str, load_format: str = "auto", seed: int = 0, pooled: bool 
     if path.is_file():
         return ModelSource(name, path, "gguf", config, _fingerprint(config, files), files)
     quantization = quantization_of(read_json(path / "config.json"))
+    if quantization is not None and (config.gated or config.interleaved or config.fused):
+        raise ModelError(
+            f"{path}: quantization_config in config.json is not supported for this architecture, whose checkpoints "
+            "have rows in another order or products in one tensor: give the checkpoint in 16 bits"
+        )
     return ModelSource(name, path, "safetensors", config, _fingerprint(config, files), files, quantization=quantization)
 
 

@@ -17,11 +17,10 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from lab.bench.common.client import Client, greedy_client, open_session
-from lab.bench.common.results import Row, add_result_flags, quicken, report
+from lab.bench.common.results import Row, add_result_flags, median_of, quicken, report
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.faults.tiny import tiny_model
 from lab.flag_types import natural, positive
@@ -61,6 +60,12 @@ ROOM, OTHER = 1.2, 1.18
 """Arena and other prompt, relative to the prompt: the other one leaves nothing of it in the arena."""
 
 PATIENCE_S, PUBLISHED_S = 600.0, 60.0
+FIELDS = (
+    ("loaded", "MB", "nbytes", 1e-6),
+    ("TTFT of the hit", "ms", "ttft_s", 1e3),
+    ("TTFT, computed", "ms", "computed_s", 1e3),
+)
+"""Metric, its unit, the field of Hit, and the unit's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ async def hits(args: Namespace, name: str) -> list[Hit]:
                 for first, second in zip(specs[::2], specs[1::2], strict=True):
                     pooled = await asyncio.to_thread(blocks_of, store)
                     computed = await client.ask(first)
-                    await published(store, pooled + args.prompt_tokens // BLOCK - 1)
+                    await published(store, pooled + args.prompt_tokens // BLOCK)
                     await client.ask(second)
                     found.append(await hit(client, url, first, computed.ttft_s, elements))
                 return found
@@ -130,13 +135,10 @@ async def measure(args: Namespace) -> list[Row]:
     ours, theirs = [await hits(args, name) for name in MODELS]
     case, other = f"{args.prompt_tokens} tokens", list(MODELS)[1]
 
-    def of(name: str, scale: float, some: Sequence[Hit]) -> float:
-        return float(scale * median(getattr(one, name) for one in some))
-
-    rows = [Row(case, "loaded", "MB", of("nbytes", 1e-6, ours), {other: of("nbytes", 1e-6, theirs)})]
-    for name, label in (("ttft_s", "TTFT of the hit"), ("computed_s", "TTFT, computed")):
-        rows.append(Row(case, label, "ms", of(name, 1e3, ours), {other: of(name, 1e3, theirs)}))
-    return rows
+    return [
+        Row(case, metric, unit, median_of(name, scale, ours), {other: median_of(name, scale, theirs)})
+        for metric, unit, name, scale in FIELDS
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,11 +17,10 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from lab.bench.common.client import greedy_client, open_session
-from lab.bench.common.results import Row, add_result_flags, quicken, report
+from lab.bench.common.results import Row, add_result_flags, median_of, quicken, report
 from lab.bench.common.workload import SUFFIX, Spec, TokenSource
 from lab.faults.tiny import tiny_model
 from lab.flag_types import natural, positive
@@ -44,6 +43,8 @@ MODEL: dict[str, Any] = {
 }
 NODES = ("--dtype", "bfloat16", "--kv-overlap", "none", "--kv-cache-bytes", "1G", "--num-threads", "1")
 PATIENCE_S = 300.0
+FIELDS = (("moved", "MB", "nbytes", 1e-6), ("transfer", "ms", "seconds", 1e3), ("TTFT", "ms", "ttft_s", 1e3))
+"""Metric, its unit, the field of Moved, and the unit's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +95,17 @@ async def measure(args: Namespace) -> list[Row]:
     needed = full * args.prompt_tokens + (LAYERS - full) * min(args.window, args.prompt_tokens)
     row_bytes = 2 * KV_HEADS * HEAD_SIZE * BYTES
 
-    def of(name: str, scale: float, some: Sequence[Moved]) -> float:
-        return float(scale * median(getattr(one, name) for one in some))
-
+    limits = {"moved": {"needed": needed * row_bytes / 1e6}}
     return [
         Row(
             case,
-            "moved",
-            "MB",
-            of("nbytes", 1e-6, windows),
-            {"uniform": of("nbytes", 1e-6, uniform)},
-            {"needed": needed * row_bytes / 1e6},
-        ),
-        Row(case, "transfer", "ms", of("seconds", 1e3, windows), {"uniform": of("seconds", 1e3, uniform)}),
-        Row(case, "TTFT", "ms", of("ttft_s", 1e3, windows), {"uniform": of("ttft_s", 1e3, uniform)}),
+            metric,
+            unit,
+            median_of(name, scale, windows),
+            {"uniform": median_of(name, scale, uniform)},
+            limits.get(metric, {}),
+        )
+        for metric, unit, name, scale in FIELDS
     ]
 
 

@@ -24,14 +24,18 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {
 KINDS = ("linear_attention", "full_attention")
 
 
+def rotary_size(config: Json) -> int:
+    """Elements of a head that are rotated, by the factor in either place."""
+    rope: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return int(int(config["head_dim"]) * float(rope.get("partial_rotary_factor", config["partial_rotary_factor"])))
+
+
 def fields(config: Json) -> dict[str, Any]:
     layers, every = range(int(config["num_hidden_layers"])), int(config.get("full_attention_interval") or 4)
     types = config.get("layer_types") or [KINDS[(layer + 1) % every == 0] for layer in layers]
     unknown = sorted(set(types) - set(KINDS))
     check(not unknown, f"layer_types {', '.join(unknown)} in config.json is not supported")
     check(len(types) == len(layers), f"layer_types in config.json has {len(types)} entries for {len(layers)} layers")
-    rope: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    factor = float(rope.get("partial_rotary_factor", config["partial_rotary_factor"]))
     return {
         "delta": Delta(
             layers=tuple(layer for layer, kind in enumerate(types) if kind == KINDS[0]),
@@ -41,6 +45,6 @@ def fields(config: Json) -> dict[str, Any]:
             value_size=int(config["linear_value_head_dim"]),
             kernel=int(config["linear_conv_kernel_dim"]),
         ),
-        "rotary_size": int(int(config["head_dim"]) * factor),
+        "rotary_size": rotary_size(config),
         "shared_size": int(config["shared_expert_intermediate_size"]) if int(config["num_experts"]) else 0,
     }

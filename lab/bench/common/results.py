@@ -17,6 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, TextIO
 
 from lab.bench.common.machine import busy_note, machine
@@ -44,6 +45,11 @@ def add_result_flags(parser: ArgumentParser) -> None:
     """--quick and --json, the same in every benchmark."""
     parser.add_argument("--quick", action="store_true", help="a small run of under a minute")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the results to PATH as JSON")
+
+
+def median_of(name: str, scale: float, measured: Sequence[object]) -> float:
+    """The median of a field, times `scale`."""
+    return float(scale * median(getattr(one, name) for one in measured))
 
 
 def quicken(args: Namespace, **most: Any) -> Namespace:

@@ -21,6 +21,7 @@ from engine.model.ops.cpu import CpuOps, CpuTail
 from engine.model.ops.interface import TorchOps
 from engine.model.ops.quantized import Quantized
 from engine.step.runner import Row, Runner
+from tests.engine.tiny_families import save
 from tests.engine.tiny_llama import logits_of
 
 torch.set_num_threads(1)
@@ -217,3 +218,14 @@ def test_what_is_not_served_is_refused_by_its_key(tmp_path, changed, key):
     with pytest.raises(ModelError) as caught:
         describe(folder)
     assert key in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["glm4", "phi3", "qwen3-next"])
+def test_rows_in_another_order_are_refused_in_four_bits(tmp_path, name):
+    """Their rows would be taken as they are, and the answers would be wrong."""
+    save(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    describe(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
+    with pytest.raises(ModelError, match="quantization_config in config.json is not supported for this architecture"):
+        describe(str(tmp_path))

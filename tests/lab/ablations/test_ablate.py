@@ -17,7 +17,7 @@ from lab.ablations.simulated import ABLATIONS, WITH_GOALS, scheduling
 from lab.caches import command as cache_policies
 
 MANY_CASES = 18
-"""An ablation of so many cases is tried with fewer requests in each."""
+"""From this number of cases, an ablation is tried with fewer requests in each."""
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

@@ -75,14 +75,21 @@ async def test_its_thread_ends_with_close_also_without_start():
 async def test_an_answer_that_is_on_its_way_when_it_closes_finds_its_file_open(monkeypatch):
     """The thread must not close what a callback on the loop reads at this moment."""
     closed_on: list[int] = []
-    monkeypatch.setattr(Usage, "close", lambda usage: closed_on.append(threading.get_ident()))
+    closing = Usage.close
+
+    def close(usage: Usage) -> None:
+        closed_on.append(threading.get_ident())
+        closing(usage)
+
+    monkeypatch.setattr(Usage, "close", close)
     monitor = StallMonitor()
     monitor.start()
     usage = monitor._usage
     assert usage is not None
     await asyncio.sleep(0.05)
     await monitor.close()
-    assert closed_on[-1] == threading.get_ident() and usage.read().computed > 0
+    assert len(closed_on) == 2 and closed_on[-1] == threading.get_ident()
+    assert usage.read().delayed == 0, "a callback that comes later"
 
 
 async def test_a_thread_that_keeps_the_interpreter_lock_is_told_from_a_handler():
