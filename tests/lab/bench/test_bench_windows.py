@@ -1,4 +1,4 @@
-"""bench.py windows and pool-hits on real nodes, short: what moves is what later tokens need, and a hit loads the prompt."""
+"""bench.py windows and pool-hits on real nodes: what moves is what later tokens need; a hit loads its prompt."""
 
 from __future__ import annotations
 
