@@ -227,5 +227,5 @@ def test_rows_in_another_order_are_refused_in_four_bits(tmp_path, name):
     config = json.loads((tmp_path / "config.json").read_text())
     describe(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
-    with pytest.raises(ModelError, match="quantization_config in config.json is not supported for this architecture"):
+    with pytest.raises(ModelError, match=r"quantization_config in config\.json is not supported"):
         describe(str(tmp_path))
