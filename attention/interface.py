@@ -33,6 +33,7 @@ class RaggedBatch:
     # The lengths again as host numbers, so that no backend has to synchronise with the device.
     q_lens: list[int]  # [S]
     kv_lens: list[int]  # [S]
+    recorded: bool = False  # a graph repeats the work for other lengths, so no shape may follow from lengths
 
     @property
     def num_requests(self) -> int:

@@ -252,6 +252,7 @@ MAY_TORCH = (
     "engine.model.eagle",
     "engine.checkpoint.eagle_weights",
     "engine.model.latent",
+    "engine.model.latent_prompts",
     "engine.model.ops.interface",
     "engine.model.layers_cpu",
     "engine.model.layers",

@@ -282,6 +282,14 @@ class ModelFields:
         "instruction set of the CPU kernels for attention and matrix products; auto = the best one of this CPU",
         ("auto", *LEVELS),
     )
+    latent_prompts: str = flag(
+        "auto",
+        "engine",
+        "form of prompts of models with a latent (DeepSeek, Kimi): absorbed = heads read the latent; heads = keys and "
+        "values of heads are computed from it; auto = the faster one of each chunk, by a short measurement when the "
+        "model is loaded",
+        ("auto", "absorbed", "heads"),
+    )
     speculative_method: str = flag(
         "none",
         "engine",

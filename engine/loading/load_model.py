@@ -146,6 +146,7 @@ def _load_experts(
             f"--expert-parallel-size {config.expert_parallel_size}: experts with biases (gpt-oss) are not spread over "
             "processes; give 1"
         )
+    source = _as_flagged(config, source)
     torch.set_num_threads(max(1, config.num_threads // config.expert_parallel_size))
     torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
@@ -219,6 +220,7 @@ def load_rank(
 ) -> Runner:
     """One rank's runner: its weights, and `kv`, its heads of the arena's blocks. `join` connects the ranks and is
     called once the weights are there; None = there is one rank, with everything. `make` makes the runner."""
+    source = _as_flagged(config, source)
     device = config.device if join is None else device_of(config, rank)
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
@@ -278,6 +280,14 @@ def _load_draft(config: Config, source: ModelSource) -> DraftModel:
     num_blocks = config.speculative_kv_bytes // shape.block_bytes
     kv = torch.zeros(num_blocks, *shape.shape, dtype=model.dtype, device=config.device)
     return DraftModel(Runner(model, kv, config.block_size, config.device), config.speculative_acceptance == "rejection")
+
+
+def _as_flagged(config: Config, source: ModelSource) -> ModelSource:
+    """With the form of latent prompts that the user chose."""
+    latent = source.config.latent
+    if latent is None:
+        return source
+    return replace(source, config=replace(source.config, latent=replace(latent, prompts=config.latent_prompts)))
 
 
 def _backend(config: Config, model: ModelConfig, kv_dtype: str) -> AttentionBackend:

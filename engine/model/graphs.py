@@ -113,6 +113,7 @@ class StaticStep:
             # Of the recording: a backend chooses the kernel of chunks by the longest one.
             q_lens=[1] * bucket.decodes + [bucket.longest] * bucket.chunks,
             kv_lens=[0] * bucket.decodes + [bucket.longest] * bucket.chunks,
+            recorded=True,
         )
         # Each decode has one row, also a padding one; this part of cu_q never changes.
         decodes = bucket.decodes

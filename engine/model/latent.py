@@ -4,14 +4,12 @@
     q_h = [n_h [nope] | rope(r_h) [rope]]                    from x, or from a latent of its own
     k_h = [c W_UK,h | p]         v_h = c W_UV,h              kv_b = [W_UK,h | W_UV,h] per head
 
-Keys and values of heads are never computed. What a layer keeps of a token is the row [c | p], and a head's query moves
-to the latent's side (the absorbed form), so that attention has one KV head, whose value is the first part of its key:
+What a layer keeps of a token is the row [c | p]. In the absorbed form, a head's query moves to the latent's side, so
+that attention has one KV head, whose value is the first part of its key, and keys and values of heads are not computed:
 
     s_j = [n_h W_UK,h^T | r_h] . [c_j | p_j]                 o_h = (sum_j softmax_j(scale s_j) c_j) W_UV,h
 
-Prompts are computed in this form too. It costs (2 rank + rope) / (nope + rope + value) times the arithmetic of
-attention with keys and values of heads, 3.4 for DeepSeek-V3, which pays only for chunks longer than about 170 tokens;
-the other products of a layer are the same.
+Chunks of prompts for which that is slower have keys and values of heads (latent_prompts.py).
 """
 
 from __future__ import annotations
@@ -22,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.interface import AttentionBackend, RaggedBatch
+from attention.interface import RaggedBatch
 from attention.latent import attend_latent, write_latent
 from attention.rotary import rotate
 from engine.model.latent_config import Latent
+from engine.model.latent_prompts import LatentPrompts
 from engine.model.ops.interface import Linear, Ops, PerHead
 
 NORM_EPS = 1e-6
@@ -38,14 +37,13 @@ class LatentAttention:
 
     sizes: Latent
     num_heads: int
-    scale: float
     q_norm: Tensor | None  # [query_rank]; None: q is part of the first product
     q_b: Linear | None  # [num_heads * query_size, query_rank]
     norm: Tensor  # [rank]
     to_latent: PerHead  # [T, num_heads, nope_size] -> [T, num_heads, rank], by W_UK
     to_value: PerHead  # [T, num_heads, rank] -> [T, num_heads, value_size], by W_UV transposed
     ops: Ops
-    backend: AttentionBackend
+    prompts: LatentPrompts
 
     def __call__(
         self, projected: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any, angles: tuple[Tensor, Tensor]
@@ -60,10 +58,23 @@ class LatentAttention:
         nope, rope = q.split((sizes.nope_size, sizes.rope_size), dim=2)
         latent = self.ops.rms_norm(row[:, : sizes.rank], self.norm, NORM_EPS)
         key = self._rotated(row[:, None, sizes.rank :], cos, sin)[:, 0]
-        write_latent(self.backend, torch.cat((latent, key), 1), kv, batch, plan)
-        absorbed = self.to_latent(nope)
-        query = torch.cat((absorbed, self._rotated(rope, cos, sin)), 2)
-        attended = attend_latent(self.backend, query, kv, batch, plan, self.scale, sizes.rank)
+        write_latent(self.prompts.backend, torch.cat((latent, key), 1), kv, batch, plan)
+        rope, split = self._rotated(rope, cos, sin), self.prompts.split(batch)
+        if split is None:
+            return self._absorbed(nope, rope, kv, batch, plan)
+        out = nope.new_empty(len(nope), self.num_heads * sizes.value_size)
+        if split.rest is not None:
+            rest = split.rest
+            out[rest.rows] = self._absorbed(nope[rest.rows], rope[rest.rows], kv, rest.batch, rest.plan)
+        for chunk in split.chunks:
+            rows = nope[chunk.rows], rope[chunk.rows]
+            out[chunk.rows] = self.prompts.attend(chunk, *rows, kv, self.to_latent, self.to_value).flatten(1)
+        return out
+
+    def _absorbed(self, nope: Tensor, rope: Tensor, kv: Tensor, batch: RaggedBatch, plan: Any) -> Tensor:
+        """Queries nope [T, num_heads, nope_size], rope [T, num_heads, rope_size] -> [T, num_heads * value_size]."""
+        query = torch.cat((self.to_latent(nope), rope), 2)
+        attended = attend_latent(self.prompts.backend, query, kv, batch, plan, self.prompts.scale, self.sizes.rank)
         return self.to_value(attended).flatten(1)
 
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -25,6 +25,9 @@ class Latent:
     """Rotary pairs are neighbours; otherwise they are half a size apart."""
     sharpness: float = 1.0
     """Factor of the scores (YaRN)."""
+    prompts: str = "auto"
+    """The form of chunks (engine/model/latent_prompts.py): absorbed, heads, or auto for the faster one of each chunk.
+    From --latent-prompts, not from a checkpoint."""
 
     @property
     def row_size(self) -> int:

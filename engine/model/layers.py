@@ -24,6 +24,7 @@ from engine.model.experts.moe import Experts, GatedExpert
 from engine.model.experts.routing import PlainRouter, RoutedRouter, Router
 from engine.model.latent import LatentAttention, halves_of
 from engine.model.latent_config import Latent
+from engine.model.latent_prompts import LatentPrompts, measured
 from engine.model.model_config import ModelConfig
 from engine.model.ops.interface import Linear, Ops, Tail
 from engine.model.ops.quantized import Weight, stacked, widened
@@ -101,6 +102,7 @@ class LayerMaker:
     ) -> None:
         self.config, self.backend, self.device, self.ops = config, backend, device, ops
         self.ranks, self.experts, self._weights = ranks, experts, weights
+        self._prompts: LatentPrompts | None = None  # made with the first layer that has a latent
 
     def _take(self, *names: str) -> Tensor:
         """The named weights stacked along the output axis, on the device."""
@@ -181,18 +183,22 @@ class LayerMaker:
         )
 
     def _latent(self, at: str, sizes: Latent) -> LatentAttention:
-        to_latent, to_value = halves_of(self._take(at + "kv_b"), sizes, self.config.num_heads)
+        halves = halves_of(self._take(at + "kv_b"), sizes, self.config.num_heads)
+        to_latent, to_value = map(self.ops.per_head, halves)
+        if self._prompts is None:
+            self._prompts = LatentPrompts(sizes, self.config.num_heads, self.config.attention_scale, self.backend)
+            if sizes.prompts == "auto" and self.device.type == "cpu":
+                self._prompts.ratio = measured(self._prompts, to_latent, to_value, halves[0].dtype)
         return LatentAttention(
             sizes=sizes,
             num_heads=self.config.num_heads,
-            scale=self.config.attention_scale,
             q_norm=self._take(at + "q_a_norm") if sizes.query_rank else None,
             q_b=self.ops.linear(self.matrix(at + "q_b")) if sizes.query_rank else None,
             norm=self._take(at + "kv_a_norm"),
-            to_latent=self.ops.per_head(to_latent),
-            to_value=self.ops.per_head(to_value),
+            to_latent=to_latent,
+            to_value=to_value,
             ops=self.ops,
-            backend=self.backend,
+            prompts=self._prompts,
         )
 
     def _mlp(self, at: str) -> Mlp:

@@ -83,7 +83,7 @@ FIGURES = (
     Figure(
         "latent",
         {"step": "", "arena, wire and pool": ""},
-        compared_with=("K and V of 16 heads", "K and V of 4 heads"),
+        compared_with=("latent, absorbed", "K and V of 16 heads", "K and V of 4 heads"),
     ),
     Figure(
         "pool-hits",

@@ -204,6 +204,7 @@ OTHERS = {
     "expert_loss": "what a lost rank means: tests/engine/experts, test_experts.py",
     "expert_dispatch_dtype": "a number format: tests/engine/experts",
     "attention_backend": "an implementation: tests/attention",
+    "latent_prompts": "an implementation: tests/engine/model/test_latent_prompts.py, test_latent.py",
     "cpu_level": "an implementation: tests/attention",
     "unknown_fields": "what the API refuses: tests/net/http",
     "transport": "an implementation: test_transports.py, rdma in tests/rdma",

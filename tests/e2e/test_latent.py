@@ -52,10 +52,15 @@ def events(url: str, answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def test_prefill_decode_and_store_nodes(start: Start, latent_model, tmp_path):
-    """Chunks, a push of latent rows alone, the store's DRAM, its SSD; then the decode node is lost mid-stream."""
+    """Chunks, a push of latent rows alone, the store's DRAM, its SSD; then the decode node is lost mid-stream. The
+    prefill node computes keys and values of heads, the decode node does not."""
     flags, expected = latent_model
-    ssd = {"store": ["--ssd-path", str(tmp_path / "{node}")]}
-    with start("prefill=1,decode=1,store=1", *flags, "--max-num-batched-tokens", "100", role_flags=ssd) as cluster:
+    own = {
+        "prefill": ["--latent-prompts", "heads"],
+        "decode": ["--latent-prompts", "absorbed"],
+        "store": ["--ssd-path", str(tmp_path / "{node}")],
+    }
+    with start("prefill=1,decode=1,store=1", *flags, "--max-num-batched-tokens", "100", role_flags=own) as cluster:
         url = cluster["store-0"].url
         answer = complete(url, PROMPTS["page"], NEW_TOKENS, ignore_eos=True)
         (moved,) = events(url, answer, "kv_moved")

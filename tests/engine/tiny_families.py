@@ -6,6 +6,7 @@ hidden_size / heads, more experts than a step has tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,11 +215,15 @@ def save(name: str, directory: Path, shard: str = "1GB", **more: Any) -> PreTrai
     return model
 
 
-def ours(directory: Path, dtype: torch.dtype = torch.float32, backend: str = "torch") -> tuple[ModelSource, Runner]:
+def ours(
+    directory: Path, dtype: torch.dtype = torch.float32, backend: str = "torch", latent_prompts: str = "auto"
+) -> tuple[ModelSource, Runner]:
     """The saved model by our loader; its KV pool starts as NaN."""
     source = describe(str(directory))
-    attention = choose(backend, "cpu", sinks=source.config.sinks)
-    model = Model(source.config, weights.load(source, dtype), attention)
+    config, attention = source.config, choose(backend, "cpu", sinks=source.config.sinks)
+    if config.latent is not None:
+        config = replace(config, latent=replace(config.latent, prompts=latent_prompts))
+    model = Model(config, weights.load(source, dtype), attention)
     return source, Runner(model, empty_pool(source, dtype), BLOCK_SIZE)
 
 

@@ -25,9 +25,6 @@ log = logging.getLogger(__name__)
 Linear = Callable[[Tensor], Tensor]
 """x [T, in] -> [T, out]"""
 
-PerHead = Callable[[Tensor], Tensor]
-"""x [T, heads, in] -> [T, heads, out], maybe strided"""
-
 Tail = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(attended [T, num_heads * head_size], x [T, H]) -> (x after the layer [T, H], the next layer's input). The memory of
 both arguments may be reused."""
@@ -35,6 +32,19 @@ both arguments may be reused."""
 
 SHARPNESS = 1.702
 """Of the sigmoid in clamped_mul."""
+
+
+class PerHead(Protocol):
+    """A matrix [in, out] for each head."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, heads, in] -> [T, heads, out], maybe strided; row t of head h is multiplied by matrix h."""
+
+    def one(self, x: Tensor, head: int) -> Tensor:
+        """x [T, in] -> [T, out] by the matrix of one head."""
+
+    def back(self, x: Tensor, head: int) -> Tensor:
+        """x [T, out] -> [T, in] by the transposed matrix of one head."""
 
 
 class Vocabulary(Protocol):
@@ -82,7 +92,7 @@ class Ops(Protocol):
         group g, ends[g - 1] <= t < ends[g]. Groups may be empty; the last one ends at T."""
 
     def per_head(self, weight: Tensor) -> PerHead:
-        """x [T, heads, in] -> x_h weight_h [T, heads, out] of x's dtype, for a weight [heads, in, out]."""
+        """The products with a weight [heads, in, out], in x's dtype."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """weight * x / sqrt(mean(x^2) + eps) over the last axis, the mean in float32.
@@ -112,6 +122,22 @@ class TorchVocabulary:
 
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight).float()
+
+
+class TorchPerHead:
+    def __init__(self, weight: Tensor) -> None:
+        """weight [heads, in, out] in the dtype in which the products are computed."""
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product = torch.bmm(x.transpose(0, 1).to(self.weight.dtype), self.weight)
+        return product.to(x.dtype).transpose(0, 1)
+
+    def one(self, x: Tensor, head: int) -> Tensor:
+        return (x.to(self.weight.dtype) @ self.weight[head]).to(x.dtype)
+
+    def back(self, x: Tensor, head: int) -> Tensor:
+        return (x.to(self.weight.dtype) @ self.weight[head].T).to(x.dtype)
 
 
 @functools.cache
@@ -177,10 +203,8 @@ class TorchOps:
         return lambda x, ends: F.grouped_mm(F.pad(x, (0, pad)) if pad else x, by_input, offs=ends)
 
     def per_head(self, weight: Tensor) -> PerHead:
-        if weight.device.type != "cpu" or not faster_in_float32(weight.dtype):
-            return lambda x: torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
-        wide = weight.float()
-        return lambda x: torch.bmm(x.transpose(0, 1).float(), wide).to(x.dtype).transpose(0, 1)
+        wide = weight.device.type == "cpu" and faster_in_float32(weight.dtype)
+        return TorchPerHead(weight.float() if wide else weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()

@@ -56,6 +56,7 @@ def test_a_laptop():
         "weight_dtype",
         "attention_backend",
         "cpu_level",
+        "latent_prompts",
         "expert_dispatch_dtype",
         "transport",
         "prefix_fetch",
