@@ -3,6 +3,7 @@
 Files:
     codes           KV with one byte per element: conversion between values and codes, and the layout of codes and
                     scales in the arena
+    declared        Capabilities that a backend declares as attributes of its class, beyond what every backend must do
     delta_rule      The gated delta rule: linear attention whose past is one matrix per head
     delta_states    The gated delta rule over states in a paged pool: who computes it, and what every implementation
                     is given

@@ -6,7 +6,7 @@ q_len > 1, and a prefix hit is ctx_len > q_len. One contract covers all of them.
 
 KV is in a paged pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]. block_tables lists the blocks of
 each request in order. A pool of int8 or float8_e4m3fn is quantized: attention/codes.py defines its layout, and reads
-and writes it in torch. Only backends with `reads_codes = True` get such a pool.
+and writes it in torch. Only backends with `reads_codes = True` get such a pool (attention/declared.py).
 
 A model with a latent keeps one row per token instead of K and V: attention/latent.py shows it to a backend.
 """
@@ -77,34 +77,3 @@ class AttentionBackend(Protocol):
         window: number of keys that a row sees, including its own; 0 = all. soft_cap: scores become
         soft_cap * tanh(score / soft_cap) before the causal rule; 0.0 = unchanged.
         Slots without a token of the request have no effect, even if they contain NaN."""
-
-
-def reads_codes(backend: AttentionBackend) -> bool:
-    """Whether the backend declares `reads_codes = True`. A class that overrides how to write or attend must declare it
-    again, because an inherited value refers to the kernels that it has replaced."""
-    return _declares(backend, "reads_codes", ("attend", "write_kv", "rotate_and_write_kv"))
-
-
-def by_address(backend: AttentionBackend) -> bool:
-    """Whether the backend declares `by_address = True`, as `reads_codes`: block b is at the pool's address + b strides,
-    whether or not the tensor reaches so far (engine/step/one_space.py)."""
-    return _declares(backend, "by_address", ("attend", "write_kv", "rotate_and_write_kv"))
-
-
-def takes_sinks(backend: AttentionBackend) -> bool:
-    """Whether the backend declares `takes_sinks = True`; as `reads_codes`, again in a class that overrides attend.
-
-    Its `attend` takes `sinks` [num_heads] too: of each head, one more score of every row, whose key has no value. It is
-    neither scaled nor capped. Models without sinks do not pass it."""
-    return _declares(backend, "takes_sinks", ("attend",))
-
-
-def _declares(backend: AttentionBackend, what: str, kernels: tuple[str, ...]) -> bool:
-    if not getattr(backend, what, False):
-        return False
-    classes = type(backend).__mro__
-
-    def depth(name: str) -> int:
-        return next((i for i, one in enumerate(classes) if name in vars(one)), len(classes))
-
-    return what in getattr(backend, "__dict__", {}) or depth(what) <= min(map(depth, kernels))

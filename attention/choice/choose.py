@@ -14,7 +14,8 @@ from attention import backends
 from attention.choice.measured import Heads, fastest_of
 from attention.codes import DTYPES
 from attention.cpu.backend import CpuBackend, check_head_size
-from attention.interface import AttentionBackend, reads_codes, takes_sinks
+from attention.declared import reads_codes, takes_sinks
+from attention.interface import AttentionBackend
 from attention.torch_backend import TorchBackend
 from net.compiled import NotCompiled
 from net.user_file import is_file, load

@@ -24,7 +24,6 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.homes.rendezvous import Members, by_home
 from cache.homes.routing import Router
-from cache.layer_groups import LayerGroups, group_key
 from cache.messages import STATS, StoreStats
 from cache.pool.policy import Facts
 from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
@@ -137,14 +136,10 @@ class Store:
         missing."""
         return (await self.find(keys)).blocks
 
-    async def find(self, keys: Sequence[BlockKey], groups: LayerGroups | None = None) -> LeadingRun:
-        """The same run, and how much of it the homes must first read from SSD. With states among `groups`, it ends at a
-        border at which the pool has a state, by its first part: the others were stored with it."""
+    async def find(self, keys: Sequence[BlockKey]) -> LeadingRun:
+        """The same run, and how much of it the homes must first read from SSD."""
         self._route()
-        run = (await self._reader.which(keys, leading=True)).leading(len(keys))
-        if groups is None or not groups.num_states or not run.blocks:
-            return run
-        return run.up_to(await self.exists_many([group_key(key, groups.first_state) for key in keys[: run.blocks]]))
+        return (await self._reader.which(keys, leading=True)).leading(len(keys))
 
     async def exists(self, key: BlockKey) -> bool:
         """Whether the pool has `key` now."""

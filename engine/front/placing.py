@@ -14,6 +14,7 @@ import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
 from cache.results import LeadingRun
+from cache.store.leading import leading_run
 from engine.front.beyond import BeyondPlacing
 from engine.front.claiming.bursts import Bursts
 from engine.front.claiming.claims import Claims
@@ -221,7 +222,7 @@ class Placer:
         return request.block_keys(size)[: (request.num_tokens - 1) // size]
 
     async def _pooled(self, keys: Sequence[BlockKey]) -> LeadingRun:
-        return await self._store.find(keys, self._geometry.groups) if keys else LeadingRun(0)
+        return await leading_run(self._store, keys, self._geometry.groups) if keys else LeadingRun(0)
 
 
 def _held_tokens(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:

@@ -16,6 +16,7 @@ from functools import partial
 from cache.block import BlockGeometry, BlockKey
 from cache.keys import pooled_keys
 from cache.results import GetResult
+from cache.store.leading import leading_run
 from cache.store.store import Store
 from engine.core.costs import StepCosts
 from engine.handoff.arenas import Arenas
@@ -102,7 +103,7 @@ class PrefixSources:
     async def _pool(self, keys: Sequence[BlockKey], first: int) -> list[Source]:
         if self._store is None:
             return []
-        found = await self._store.find(pooled_keys(keys), self._geometry.groups)
+        found = await leading_run(self._store, pooled_keys(keys), self._geometry.groups)
         sources, each = [], self._each
         # number of blocks -> seconds until they are in DRAM
         runs = {found.dram_blocks // each: 0.0, found.blocks // each: found.ssd_s}

@@ -62,7 +62,7 @@ class LatentAttention:
         rope, split = self._rotated(rope, cos, sin), self.prompts.split(batch)
         if split is None:
             return self._absorbed(nope, rope, kv, batch, plan)
-        out = nope.new_empty(len(nope), self.num_heads * sizes.value_size)
+        out: Tensor = nope.new_empty(len(nope), self.num_heads * sizes.value_size)
         if split.rest is not None:
             rest = split.rest
             out[rest.rows] = self._absorbed(nope[rest.rows], rope[rest.rows], kv, rest.batch, rest.plan)

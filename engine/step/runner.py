@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention.interface import RaggedBatch, by_address
+from attention.declared import by_address
+from attention.interface import RaggedBatch
 from cache.block import PLANES
 from engine.model.decoder import Model
 from engine.model.experts.losses import Loss

@@ -33,7 +33,8 @@ from rich.progress import track
 from attention import backends
 from attention.choice.choose import choose
 from attention.codes import DTYPES
-from attention.interface import AttentionBackend, reads_codes
+from attention.declared import reads_codes
+from attention.interface import AttentionBackend
 from lab.bench.attention.grid import find_fault, points
 from lab.bench.attention.quantized import find_quantized_fault
 from lab.bench.attention.side_by_side import compare

@@ -6,7 +6,7 @@ import torch
 from attention import backends
 from attention.choice import choose as choosing
 from attention.choice.choose import choose, made
-from attention.interface import takes_sinks
+from attention.declared import takes_sinks
 from attention.reference import ReferenceBackend, tokens_of
 from attention.torch_backend import GROUP_TOKENS, TorchBackend, attend_chunk, attend_masked, group_decodes
 from lab.bench.attention.grid import (
