@@ -34,8 +34,8 @@ from engine.model.ops.interface import PerHead
 
 log = logging.getLogger(__name__)
 
-BLOCK_SIZE = 64
-"""Tokens per block of the pool of keys and values."""
+BLOCK_SIZE = 128
+"""Tokens per block of the pool of keys and values: a whole tile of keys, which Hopper copies in one box."""
 
 ROOM_BYTES = 64 << 20
 """Of this pool: as many heads at a time as fit, at least one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ pytest.importorskip("triton", reason="the triton extra is not installed: pip ins
 from attention.triton import aot
 from attention.triton.backend import TritonBackend
 from attention.triton.latent_tiles import TABLE, find_latent_tiles
-from attention.triton.tiles import SM80, SM86, SM90, Tiles
+from attention.triton.tiles import SM80, SM86, SM90, Tiles, find_tiles
+from engine.model.latent_prompts import BLOCK_SIZE
 from lab.bench.attention.every_tile import meta, quantized
+from tests.attention.triton.test_triton_aot import BLOCKS, attention_launches, shortfall
 
 CAPABILITY = {SM80: 80, SM86: 86, SM90: 90}
 
@@ -74,3 +77,12 @@ def test_latent_kernels_compile_within_their_means(heads: int, row: tuple[int, i
         if name != "latent_write_kernel":
             assert used.wide_loads > 0, (name, used)
             assert itemsize > 2 or used.mma + used.wgmma > 0, (name, used)
+
+
+@pytest.mark.parametrize("shared", [SM80, SM90])
+def test_keys_and_values_of_heads_compile_within_their_means(shared: int) -> None:
+    """Of engine/model/latent_prompts.py: DeepSeek-V3's heads have 128 + 64 elements there."""
+    tiles = find_tiles(192, 2, shared)
+    found = attention_launches(192, torch.bfloat16, tiles, replace(BLOCKS, block_size=BLOCK_SIZE))
+    used = aot.resources(found["prefill_kernel"], CAPABILITY[shared])
+    assert not shortfall("prefill_kernel", tiles, torch.bfloat16, "", CAPABILITY[shared], used), used
