@@ -18,6 +18,7 @@ from engine.model.ops.huge_pages import HugePages
 from engine.model.ops.interface import Linear
 from lab.bench.common.results import Row
 from lab.bench.common.timing import timed
+from lab.bench.ops.limits import gemm_rate, packed_by_onednn, read_rate
 
 HIDDEN, INNER, QKV, VOCAB = 576, 1536, 960, 49152
 SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
@@ -30,14 +31,9 @@ SECONDS = 0.15  # time of repetitions per figure; the shortest counts
 
 def limits(threads: int, level: str, dtype: torch.dtype) -> dict[str, float]:
     """read: GB/s from huge pages. With AMX tiles: TFLOP/s of tiles that stay in registers; else GEMM: of torch's
-    product of 1,024 x 1,024 numbers."""
+    fastest product."""
     if (level, dtype) != ("amx", torch.bfloat16):
-        memory = HugePages().take(ROTATE_BYTES // 4, dtype=torch.float32).fill_(1)
-        square = torch.ones(1024, 1024, dtype=dtype)
-        return {
-            "read": ROTATE_BYTES / shortest(memory.sum) / 1e9,
-            "GEMM": 2 * 1024**3 / shortest(lambda: square @ square) / 1e12,
-        }
+        return {"read": read_rate(threads), "GEMM": gemm_rate(dtype, threads) / 1e3}
     library = cpu_build.load("limits", [Path(__file__).with_name("limits.cpp")], LEVELS["amx"], ("-Wno-uninitialized",))
     library.read_memory.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     library.multiply_tiles.argtypes = [ctypes.c_int64, ctypes.c_int32]
@@ -87,16 +83,12 @@ def contenders(name: str, ops: CpuOps) -> dict[str, Callable[[Tensor], Linear]]:
         "ours": ours,
         "F.linear": lambda weight: lambda x: finish(F.linear(x, weight)),
     }
-    mkldnn = torch.ops.mkldnn
-    if (
-        ops.dtype == torch.bfloat16
-        and hasattr(mkldnn, "_reorder_linear_weight")
-        and hasattr(mkldnn, "_linear_pointwise")
-    ):
+    if ops.dtype == torch.bfloat16 and packed_by_onednn(torch.zeros(16, 32, dtype=ops.dtype)) is not None:
 
         def packed(weight: Tensor) -> Linear:
-            copy = mkldnn._reorder_linear_weight(weight, None)
-            return lambda x: finish(mkldnn._linear_pointwise(x, copy, None, "none", [], ""))
+            product = packed_by_onednn(weight)
+            assert product is not None  # it had one for this type
+            return lambda x: finish(product(x))
 
         found["oneDNN packed"] = packed
     return found
