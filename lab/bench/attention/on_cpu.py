@@ -7,8 +7,8 @@ work on the machine disturbs all of them equally and little.
 
 Limits, for the same number of threads (lab/bench/ops/limits.py); a share above 1 marks the limit as invalid:
     read   GB/s of summing huge pages in order: the limit of decode, whose goal is 0.7 of it
-    GEMM   GFLOP/s of the fastest product by torch, in bfloat16 for levels that multiply it, else in float32: the limit
-           of prefill if the softmax were free; the goal is 0.6 of it
+    GEMM   GFLOP/s of the fastest product by a torch with the level's instructions, in bfloat16 for levels that multiply
+           it, else in float32: the limit of prefill if the softmax were free; the goal is 0.6 of it
 
 What decode can read: blocks are scattered, and at the start of each the hardware's prefetchers start again. One thread
 of a Zen 4 (EPYC) that only reads the blocks of SmolLM2, four at a time, reached 0.72 of reading in order with bfloat16,
@@ -41,17 +41,15 @@ from engine.model.ops.huge_pages import HugePages
 from lab.bench.attention.cases import LLAMA_8B, SMOLLM2, Case, batch_of
 from lab.bench.common.results import Row, exceeded
 from lab.bench.common.timing import best_in_turns
-from lab.bench.ops.limits import gemm_rate, read_rate
+from lab.bench.ops.limits import gemm_rates, multiplied, read_rate
 
 LAYERS = 30
 POOL_BYTES = 256 << 20
 """Larger pools get fewer layers, and in smaller ones there are several sets of requests."""
 SECONDS = 0.4
 """Measuring time for each number; at least one round."""
-DTYPES = (torch.float32, torch.bfloat16)
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 """Type of the pool -> of the queries."""
-MULTIPLIES_BF16 = ("amx", "avx512_bf16")
 GOALS = {"read": 0.7, "GEMM": 0.6}
 NOISE = 1.1
 
@@ -66,12 +64,13 @@ def cpu_cases(quick: bool) -> list[Case]:
 
 def cpu_rows(block_size: int, threads: list[int], quick: bool, levels: list[str]) -> list[Row]:
     before, rows = torch.get_num_threads(), []
+    gemm = {level: gemm_rates(level, threads) for level in levels}
     try:
         for count in threads:
             torch.set_num_threads(count)
-            gemm, read = {dtype: gemm_rate(dtype, count) for dtype in DTYPES}, read_rate(count)
+            read = read_rate(count)
             for kind, case in itertools.product(KINDS, cpu_cases(quick)):
-                limit = {name: gemm[KINDS[kind] if name in MULTIPLIES_BF16 else torch.float32] for name in levels}
+                limit = {level: gemm[level][count][multiplied(level, KINDS[kind])] for level in levels}
                 rows += case_rows(case, block_size, count, kind, limit, read)
     finally:
         torch.set_num_threads(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,14 +12,6 @@ from lab.bench.common.results import Row, exceeded, marked, report, table
 from lab.bench.common.timing import best_in_turns
 from lab.bench.ops import limits
 from lab.bench.ops.limits import best_rate, gemm_rate, packed_by_onednn, read_rate
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Rates measured here are not those of a benchmark."""
-    yield
-    gemm_rate.cache_clear()
-    read_rate.cache_clear()
 
 
 def test_more_threads_have_at_least_the_rate_of_one() -> None:
@@ -52,7 +43,6 @@ def test_real_limits(monkeypatch) -> None:
     monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "PART_BYTES", 1 << 18)
     assert gemm_rate(torch.float32, 2) > 0 and read_rate(2) > 0
-    assert gemm_rate(torch.float32, 2) == gemm_rate(torch.float32, 2)  # one limit for all rows of a run
 
 
 def test_packed_products_are_products() -> None:
