@@ -33,6 +33,25 @@ def levels_here() -> list[str]:
     return [level for level, features in LEVELS.items() if set(features) <= cpu_features()]
 
 
+def lower(level: str, bfloat16: bool, is_compiled: Callable[[str], bool]) -> list[str]:
+    """Levels of this CPU below `level`, best first, whose kernels may be faster than those of `level`, because they
+    compute otherwise: with vectors of another width, or, for `bfloat16`, without its products. Only levels whose
+    kernels `is_compiled`: a first start compiles one level, and not five."""
+    seen, found = {_arithmetic(level, bfloat16)}, []
+    for each in levels_here()[levels_here().index(level) + 1 :]:
+        kind = _arithmetic(each, bfloat16)
+        if kind not in seen and is_compiled(each):
+            seen.add(kind)
+            found.append(each)
+    return found
+
+
+def _arithmetic(level: str, bfloat16: bool) -> tuple[str, bool]:
+    """The instructions with which a level multiplies elements. Those of bytes do not count."""
+    width = level if level == "avx2" else "neon" if level.startswith("neon") else "avx512"
+    return (level, True) if bfloat16 and level in ("amx", "avx512_bf16") else (width, False)
+
+
 def best(offers: Callable[[str], object], level: str = "auto") -> str:
     """`level`, or for auto the first one for which `offers` (which compiles and loads kernels) does not raise. Raises
     NotCompiled with the reason: that of the named level, or for auto that of the last one."""
