@@ -41,6 +41,7 @@ MACHINE_FLAGS = {
     "amx_tile": "-mamx-tile",
     "amx_bf16": "-mamx-bf16",
     "amx_int8": "-mamx-int8",
+    "asimddp": "-march=armv8.2-a+dotprod",
 }
 """Feature as /proc/cpuinfo spells it -> the flag of g++ and clang++ that lets code use it."""
 

@@ -5,6 +5,7 @@
     avx512_vnni   AVX-512 with products of quads of bytes (vpdpbusd), which the levels above have too
     avx512        16 floats at a time
     avx2          8 floats at a time
+    neon_dotprod  4 floats at a time, with products of quads of bytes (sdot): most aarch64 since 2018
     neon          4 floats at a time: aarch64
 
 CPUs without instructions for bfloat16 and float16 widen them to float32 when they load them.
@@ -23,6 +24,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx512_vnni": (*AVX512_VNNI, "f16c"),
     "avx512": (*AVX512, "f16c"),
     "avx2": ("avx2", "fma", "f16c"),
+    "neon_dotprod": ("asimd", "fp", "atomics", "asimddp"),
     "neon": ("asimd", "fp"),
 }
 """Name -> the CPU features it needs, as /proc/cpuinfo spells them; --cpu-level takes these names."""
