@@ -32,13 +32,18 @@ def folder(kind: str) -> Path:
     return Path(base) / "mooncake" / kind
 
 
-def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], None], suffix: str = ".so") -> Path:
-    """The path of the cached file; if it is missing, `make` writes it to the path it is given. `parts`: everything that
-    determines the file's content. Raises NotCompiled."""
+def path_of(kind: str, name: str, parts: Iterable[bytes], suffix: str = ".so") -> Path:
+    """Where `kept` keeps its file, which may not exist."""
     key = hashlib.sha256()
     for part in parts:
         key.update(len(part).to_bytes(8, "little") + part)
-    path = folder(kind) / f"{name}-{key.hexdigest()[:20]}{suffix}"
+    return folder(kind) / f"{name}-{key.hexdigest()[:20]}{suffix}"
+
+
+def kept(kind: str, name: str, parts: Iterable[bytes], make: Callable[[Path], None], suffix: str = ".so") -> Path:
+    """The path of the cached file; if it is missing, `make` writes it to the path it is given. `parts`: everything that
+    determines the file's content. Raises NotCompiled."""
+    path = path_of(kind, name, parts, suffix)
     if path.exists():
         return path
     try:

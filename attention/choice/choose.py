@@ -14,6 +14,8 @@ from attention import backends
 from attention.choice.measured import Heads, fastest_of
 from attention.codes import DTYPES
 from attention.cpu.backend import CpuBackend, check_head_size
+from attention.cpu.level import lower
+from attention.cpu.library import is_compiled
 from attention.declared import reads_codes, takes_sinks
 from attention.interface import AttentionBackend
 from attention.torch_backend import TorchBackend
@@ -104,9 +106,9 @@ def own(name: str) -> AttentionBackend:
 
 
 def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
-    """On a GPU triton if it is available, else torch. On a CPU the faster of our kernels and torch in a short
-    measurement; the log has the times, or the reason why there are no kernels. Raises ValueError for a level that this
-    CPU lacks."""
+    """On a GPU triton if it is available, else torch. On a CPU the fastest of our kernels and torch in a short
+    measurement (attention/choice/measured.py); the log has the times, or the reason why there are no kernels. Raises
+    ValueError for a level that this CPU lacks."""
     size = heads.head_size
     if device != "cpu":
         rope = size - heads.rank
@@ -122,7 +124,11 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
             raise
         log.warning("%s. Using torch, which is slower.", str(error).partition("; choose")[0])
         return TorchBackend()
-    return fastest_of([(f"our kernels of level {ours.level}", ours), ("torch", TorchBackend())], heads)
+    kernels = [ours]
+    if cpu_level == "auto":
+        kernels += map(CpuBackend, lower(ours.level, heads.dtype == torch.bfloat16, is_compiled))
+    named = [(f"our kernels of level {each.level}", each) for each in kernels]
+    return fastest_of([*named, ("torch", TorchBackend())], heads)
 
 
 def runs_triton() -> bool:

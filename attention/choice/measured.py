@@ -1,7 +1,12 @@
 """Chooses the attention backend for this CPU by a measurement with the model's heads.
 
+Candidates are torch, the kernels of this CPU's best level, and those of lower levels that compute otherwise and are
+compiled already (attention/cpu/level.py): a first start does not compile five levels. A forced level (--cpu-level) and
+`scripts/bench.py attention` compile theirs, and later starts measure them too.
+
 The candidates take turns. Each computes a prompt of PROMPT tokens, and DECODES decodes over CONTEXT tokens each. The
-best of ROUNDS counts, because other processes only make a round longer. The product of the two times decides. The
+best of ROUNDS counts, because other processes only make a round longer. The product of the two times
+decides; the first candidate wins unless another one is faster by more than NOISE, so that starts of one node agree. The
 measurement takes some tenths of a second. The result is not stored, because it may come from a busy moment.
 """
 
@@ -10,12 +15,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from attention.choice.quiet import undisturbed
 from attention.cpu.level import levels_here
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.latent import attend_latent
@@ -25,6 +31,8 @@ log = logging.getLogger(__name__)
 PROMPT, DECODES, CONTEXT = 256, 4, 512
 BLOCK_SIZE = 16
 ROUNDS = 5
+NOISE = 1.15
+"""Ratio of the products of two times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +48,18 @@ class Heads:
 
 
 def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads) -> AttentionBackend:
-    """The backend with the smallest product of times, from pairs (name in the log, backend); the earlier one wins a
-    tie."""
+    """The backend with the smallest product of times, from pairs (name in the log, backend); the first one if its
+    product is at most NOISE times that."""
     batches = [batch_of([PROMPT], PROMPT), batch_of([1] * DECODES, CONTEXT)]
     backends = [backend for _, backend in candidates]
-    prompts, decodes = (seconds_of(backends, batch, heads) for batch in batches)
-    order = sorted(range(len(candidates)), key=lambda i: prompts[i] * decodes[i])
+    (prompts, decodes), threads = undisturbed(
+        lambda check: [seconds_of(backends, batch, heads, check) for batch in batches]
+    )
+    products = [prompt * decode for prompt, decode in zip(prompts, decodes, strict=True)]
+    order = sorted(range(len(candidates)), key=products.__getitem__)
+    if products[0] <= NOISE * products[order[0]]:
+        order.remove(0)
+        order.insert(0, 0)
     log.info(
         "attention by %s, measured with %d/%d heads of %d in %s, %d threads (CPU levels: %s): %s",
         candidates[order[0]][0],
@@ -53,7 +67,7 @@ def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads)
         heads.num_kv_heads,
         heads.head_size,
         str(heads.dtype).removeprefix("torch."),
-        torch.get_num_threads(),
+        threads,
         ", ".join(levels_here()) or "none",
         "; ".join(
             f"{candidates[i][0]} {1e3 * prompts[i]:.2f} ms for {PROMPT} new tokens, "
@@ -64,8 +78,11 @@ def fastest_of(candidates: Sequence[tuple[str, AttentionBackend]], heads: Heads)
     return backends[order[0]]
 
 
-def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: Heads) -> list[float]:
-    """Seconds of one layer with each backend: the best of ROUNDS, in turns, after one uncounted round."""
+def seconds_of(
+    backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: Heads, check: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Seconds of one layer with each backend: the best of ROUNDS, in turns, after one uncounted round. Calls `check`
+    after each round."""
     num_blocks = int(batch.block_tables.max()) + 1
     planes = 1 if heads.rank else 2
     kv = torch.ones(num_blocks, planes, heads.num_kv_heads, BLOCK_SIZE, heads.head_size, dtype=heads.dtype)
@@ -82,6 +99,7 @@ def seconds_of(backends: Sequence[AttentionBackend], batch: RaggedBatch, heads: 
                 backend.attend(q, kv, batch, plan, heads.head_size**-0.5, **options)
             took = time.perf_counter() - began
             best[i] = min(best[i], took) if turn else math.inf
+        check()
     return best
 
 

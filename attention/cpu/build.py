@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from net.compiled import NotCompiled, kept, opened, run
+from net.compiled import NotCompiled, kept, opened, path_of, run
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ MACHINE_FLAGS = {
     "amx_tile": "-mamx-tile",
     "amx_bf16": "-mamx-bf16",
     "amx_int8": "-mamx-int8",
+    "asimddp": "-march=armv8.2-a+dotprod",
 }
 """Feature as /proc/cpuinfo spells it -> the flag of g++ and clang++ that lets code use it."""
 
@@ -122,23 +123,43 @@ def load(
     path from there; headers in folders below count too. Raises NotCompiled.
     """
     require(features)
-    machine = [MACHINE_FLAGS[feature] for feature in features if feature in MACHINE_FLAGS]
-    path = _cached(name, sources, [*FLAGS, *machine, *flags], headers, compiler())
+    cxx = compiler()
+    runtime = openmp_runtime(cxx.is_clang)
+    included = [*_flags(features, flags), *(f"-I{folder}" for folder in headers)]
+    decides = _decides(sources, _flags(features, flags), headers, cxx)
+    path = kept("cpu", name, decides, lambda path: _compile(cxx, sources, included, runtime, path))
     with _lock:
         if path not in _loaded:
             _loaded[path] = opened(path)
         return _loaded[path]
 
 
-def _cached(name: str, sources: Sequence[Path], flags: Sequence[str], folders: Sequence[Path], cxx: Compiler) -> Path:
-    runtime = openmp_runtime(cxx.is_clang)
+def is_compiled(
+    name: str,
+    sources: Sequence[Path],
+    features: Sequence[str],
+    flags: Sequence[str] = (),
+    headers: Sequence[Path] = (),
+) -> bool:
+    """Whether `load` with these arguments finds the library in the cache."""
+    try:
+        return path_of("cpu", name, _decides(sources, _flags(features, flags), headers, compiler())).exists()
+    except NotCompiled:
+        return False
+
+
+def _flags(features: Sequence[str], flags: Sequence[str]) -> list[str]:
+    return [*FLAGS, *(MACHINE_FLAGS[feature] for feature in features if feature in MACHINE_FLAGS), *flags]
+
+
+def _decides(sources: Sequence[Path], flags: Sequence[str], folders: Sequence[Path], cxx: Compiler) -> list[bytes]:
+    """Everything that determines the library."""
     headers = {header for source in sources for header in source.parent.glob("*.h")}
     headers |= {header for folder in folders for header in folder.rglob("*.h")}
-    decides = [repr((cxx.version, list(flags), str(runtime))).encode()]
+    found = [repr((cxx.version, list(flags), str(openmp_runtime(cxx.is_clang)))).encode()]
     for file in [*sources, *sorted(headers)]:
-        decides += [file.name.encode(), file.read_bytes()]
-    included = [*flags, *(f"-I{folder}" for folder in folders)]
-    return kept("cpu", name, decides, lambda path: _compile(cxx, sources, included, runtime, path))
+        found += [file.name.encode(), file.read_bytes()]
+    return found
 
 
 def _compile(cxx: Compiler, sources: Sequence[Path], flags: Sequence[str], runtime: Path | None, out: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from attention.cpu import build
 from attention.cpu.build import load, require
 from attention.cpu.level import LEVELS
 from net.compiled import NotCompiled
@@ -57,12 +58,21 @@ class Write(ctypes.Structure):
     ]
 
 
+def is_compiled(level: str) -> bool:
+    """Whether `library` finds the kernels of a level in the cache."""
+    return build.is_compiled(*_recipe(level))
+
+
+def _recipe(level: str) -> tuple[str, list[Path], tuple[str, ...], tuple[str, ...], list[Path]]:
+    return f"attention-{level}", SOURCES, LEVELS[level], FLAGS, [FOLDER]
+
+
 @functools.cache
 def library(level: str) -> ctypes.CDLL:
     """The kernels of a level. Raises NotCompiled for missing features, no compiler, or tile registers that the
     operating system refuses."""
     require(LEVELS[level])
-    compiled = load(f"attention-{level}", SOURCES, LEVELS[level], FLAGS, [FOLDER])
+    compiled = load(*_recipe(level))
     for function in (compiled.mooncake_decode, compiled.mooncake_prefill, compiled.mooncake_write):
         function.argtypes, function.restype = [ctypes.c_void_p], None  # the address of an Attend or a Write
     if level == "amx" and compiled.mooncake_request_amx() != 0:

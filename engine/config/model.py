@@ -95,8 +95,9 @@ class ModelFields:
     weight_dtype: str = flag(
         "auto",
         "model",
-        "format of the weight matrices in memory; auto = wide if --dtype is given, otherwise stored if the checkpoint"
-        " has it and, on a CPU, it is the faster one; wide = as --dtype; stored = matrices of a GGUF file in Q8_0, "
+        "format of the weight matrices in memory; auto = wide if --dtype is given, otherwise what the cluster has when "
+        "joining, otherwise stored if the checkpoint has it and, on a CPU, a measurement at the start finds its "
+        "products no slower; wide = as --dtype; stored = matrices of a GGUF file in Q8_0, "
         "Q4_0, Q4_1, Q4_K, Q5_K, Q6_K and MXFP4, of AWQ and GPTQ in 4 bits, of compressed-tensors and DeepSeek's form"
         " in int8 and fp8, and of gpt-oss' and compressed-tensors' form in MXFP4, as they are, others as --dtype; "
         "int8, int4, mxfp4 = quantize any checkpoint while loading, in groups of 32 inputs; fp8 = the same, with a "
@@ -279,7 +280,8 @@ class ModelFields:
     cpu_level: str = flag(
         "auto",
         "engine",
-        "instruction set of the CPU kernels for attention and matrix products; auto = the best one of this CPU",
+        "instruction set of the CPU kernels for attention and matrix products; auto = measured at the start: the best "
+        "one of this CPU, lower ones whose kernels are compiled already, and torch",
         ("auto", *LEVELS),
     )
     latent_prompts: str = flag(

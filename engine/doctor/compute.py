@@ -9,7 +9,7 @@ from engine.config.machine import Gpu, survey
 from engine.doctor.finding import OK, WARN, Finding, System
 
 COMPILERS = ("g++", "c++", "clang++")
-FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "neon", "asimd", "bf16")
+FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "neon", "asimd", "asimddp", "bf16")
 
 
 def cpu(system: System) -> list[Finding]:

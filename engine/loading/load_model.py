@@ -63,6 +63,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     processes: RankProcesses | ExpertProcesses | None  # of the other ranks
     draft: DraftModel | LayerDrafts | None = None
+    weight_dtype: str = "wide"  # --weight-dtype, not auto
 
 
 def load_model(
@@ -73,29 +74,39 @@ def load_model(
     progress: Callable[[int, int], None],
     masks: Masks | None,
     find_pooled: Callable[[], PooledWeights | None] | None = None,
+    agreed: str | None = None,
 ) -> LoadedModel:
     """`draft`: the draft model, if there is one. `progress(done, total)` in bytes of weights of the model served,
     called from this thread. `masks`: of requests with a grammar. `find_pooled`: where to look for the weights first.
-    Raises ModelError, UsageError."""
+    `agreed`: the cluster's --weight-dtype, for auto. Raises ModelError, UsageError."""
     drafts = _drafts(config, source) if draft is None else _load_draft(config, draft)
     if config.tensor_parallel_size > 1:
         return _load_ranks(config, geometry, source, drafts, progress, masks)
     region, kv = arena(config, geometry)
     if config.expert_parallel_size > 1:
         return _load_experts(config, geometry, source, drafts, progress, masks, (region, kv))
-    make = partial(Runner, masks=masks)
+    torch.set_num_threads(config.num_threads)
+    torch.set_grad_enabled(False)
+    backend = _backend(config, source.config, geometry.dtype)
+    settled = config
+    if config.weight_dtype == "auto":
+        found = weight_type(source, backend.name, getattr(torch, config.dtype), config.cpu_level, agreed)
+        settled = replace(config, weight_dtype=found)
+    load_alone = partial(
+        load_rank, settled, geometry, source, kv, progress=progress, make=partial(Runner, masks=masks), backend=backend
+    )
     opened = None if find_pooled is None else find_pooled()
     if opened is not None:
         log.info("loading the weights from the pooled store")
     try:
-        runner = load_rank(config, geometry, source, kv, progress=progress, opened=opened, make=make)
+        runner = load_alone(opened=opened)
     except ModelError as error:
         if opened is None or source.format == "pooled":
             raise
         log.warning("%s. Loading the weights from disk instead.", error)
-        runner = load_rank(config, geometry, source, kv, progress=progress, make=make)
+        runner = load_alone()
     record_graphs(config, runner)
-    return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts)
+    return LoadedModel(runner, region, source.config.eos_token_ids, None, drafts, settled.weight_dtype)
 
 
 def _load_ranks(
@@ -217,26 +228,26 @@ def load_rank(
     progress: Callable[[int, int], None] | None = None,
     opened: PooledWeights | None = None,
     make: Callable[[Model, Tensor, int, str], Runner] = Runner,
+    backend: AttentionBackend | None = None,
 ) -> Runner:
     """One rank's runner: its weights, and `kv`, its heads of the arena's blocks. `join` connects the ranks and is
-    called once the weights are there; None = there is one rank, with everything. `make` makes the runner."""
+    called once the weights are there; None = there is one rank, with everything. `make` makes the runner. `backend`:
+    of attention; None = as `config` says. --weight-dtype is not auto."""
     source = _as_flagged(config, source)
     device = config.device if join is None else device_of(config, rank)
     torch.set_num_threads(max(1, config.num_threads // config.tensor_parallel_size))
     torch.set_grad_enabled(False)
     shard = None if join is None else Shard(source.config, rank, config.tensor_parallel_size)
     dtype = getattr(torch, config.dtype)
-    backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
-    weight_dtype = config.weight_dtype
-    if weight_dtype == "auto":
-        weight_dtype = weight_type(source, backend.name, dtype, config.cpu_level)
+    if backend is None:
+        backend = _backend(config, source.config if shard is None else shard.config, geometry.dtype)
     if config.offload == "auto":
         folder, tell = offload_folder(config), progress or (lambda done, total: None)
-        offloaded = load_offloaded(config, geometry, source, backend, weight_dtype, folder, tell)
+        offloaded = load_offloaded(config, geometry, source, backend, config.weight_dtype, folder, tell)
         if offloaded is not None:
             return make(offloaded, kv, geometry.block_size, device)
-    if weight_dtype != "wide":
-        weights: dict[str, Any] = load_quantized(source, weight_dtype, dtype, progress)
+    if config.weight_dtype != "wide":
+        weights: dict[str, Any] = load_quantized(source, config.weight_dtype, dtype, progress)
     else:
         weights = load(
             source,

@@ -310,7 +310,7 @@ class Node:
             self.measures.phase("torch")
             find = self._find_weights(calls) if self.config.weights_from_store else None
             parts = self.config, self.geometry, self.source, self._draft, Progress(), self.door.grammars
-            return Engine, load_model(*parts, find)
+            return Engine, load_model(*parts, find, self.serving.weight_dtype)
 
         self.serving.unready = "loading weights"
         calls = LoopCalls()
@@ -322,6 +322,7 @@ class Node:
             finally:
                 calls.stop()  # the thread must not wait for this loop while the loop waits for the thread
         self.measures.phase("weights")
+        self.serving.weight_dtype = loaded.weight_dtype
         arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._lends)
         shapes = self.geometry, self.pooled
         return engine(self.config, shapes, loaded, self._peers, self.measures.metrics, arenas, self.use.onto)

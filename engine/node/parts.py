@@ -61,6 +61,7 @@ class Serving:
     weights: WeightsMember | None = None
     scaler: Scaler | None = None  # of a node with --scale-command
     holder: Holder | None = None  # of a node with --attention-elsewhere
+    weight_dtype: str | None = None  # --weight-dtype of the engine, not auto; without one, of the node that was joined
 
     @property
     def not_ready(self) -> str | None:

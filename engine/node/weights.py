@@ -33,6 +33,7 @@ class NodeWeights:
 
     def start(self, cluster: Mapping[str, Any] | None) -> None:
         """Gossip runs; `cluster`: the answer of the node to join to GET /cluster."""
+        self._serving.weight_dtype = (cluster or {}).get("weight_dtype")
         self.member.take(served_of(cluster))
         self.member.start()
 
@@ -55,8 +56,10 @@ class NodeWeights:
         return replace(record, weights=self.member.served.tag, flags=flags)
 
     def told(self) -> dict[str, Any]:
-        """For GET /cluster: what a joining node must know."""
-        return {"weights": asdict(self.member.served) | {"root": self.root.hex()}}
+        """For GET /cluster: what a joining node must know. `weight_dtype`: for --weight-dtype auto; None if neither
+        this node nor the one that it joined has loaded weights."""
+        served = asdict(self.member.served) | {"root": self.root.hex()}
+        return {"weights": served, "weight_dtype": self._serving.weight_dtype}
 
     def state(self) -> dict[str, Any]:
         """GET /v1/update_weights."""

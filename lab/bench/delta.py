@@ -9,7 +9,7 @@ convolution and the projections of a layer are not part of it. Calls take turns,
 
 Limits, for the same number of threads:
     update   GB/s of reading and writing memory in place by torch, as decodes do with their states
-    GEMM     GFLOP/s of a product in float32 by torch (lab/bench/attention/on_cpu.py). Chunks count the multiply-adds of
+    GEMM     GFLOP/s of a product in float32 by torch (lab/bench/ops/limits.py). Chunks count the multiply-adds of
              the recurrence: three for each element of a state and token
 """
 
@@ -27,8 +27,9 @@ from attention.cpu.delta_rule import CpuRule
 from attention.cpu.level import levels_here
 from attention.delta_states import Rule, Tokens, TorchRule
 from attention.states import Place, StateSlots
-from lab.bench.attention.on_cpu import best_seconds, gemm_rate
+from lab.bench.attention.on_cpu import best_seconds
 from lab.bench.common.results import Row, add_result_flags, report
+from lab.bench.ops.limits import gemm_rate
 from lab.flag_types import positive
 
 POOL_BYTES = 256 << 20
@@ -95,7 +96,7 @@ def update_rate() -> float:
 
 def rows_of(levels: Sequence[str], threads: int, quick: bool) -> list[Row]:
     torch.set_num_threads(threads)
-    update, gemm, rows = update_rate(), gemm_rate(torch.float32), []
+    update, gemm, rows = update_rate(), gemm_rate(torch.float32, threads), []
     rules: list[Rule] = [*map(CpuRule, levels), TorchRule()]
     for heads in (QWEN, KIMI):
         memory = torch.zeros(POOL_BYTES // (4 * heads.elements), heads.elements)

@@ -7,7 +7,8 @@
 //         S8     s [OUTPUTS]; q + 128 [k / 4][2][WIDTH][4]
 //         E4M3   groups of 128 inputs, the last one of k % 128: s [OUTPUTS]; q [inputs / STEP][OUTPUTS][STEP]
 //
-// S8: a result is s e (sum of (q + 128) c - 128 (sum of c)); the sums are exact for k up to 2^16.
+// S8: a result is s e (sum of (q + 128) c - 128 (sum of c)), or the sum of q c where the CPU multiplies signed bytes
+// (dot.h); the sums are exact for k up to 2^16.
 // E4M3: a group's sum is multiplied by s. For a few rows q is converted in registers, for more once for all of them, into
 // the first-level cache. load_e4m3 gives 2^-8 of the values, so s is stored times 2^8.
 #pragma once
@@ -21,7 +22,8 @@ constexpr int SHARED = 128;  // inputs with one scale of E4M3
 constexpr int FEW_ROWS = 4;  // for which q is converted in registers
 constexpr float E4M3_SCALE = 256;
 constexpr int64_t CHUNK_QUADS = CHUNK_BYTES / (4 * OUTPUTS);
-constexpr int S8_ROWS = dot_rows<false>();
+constexpr int S8_ROWS = dot_rows<8>();
+constexpr int S8_MOVED = 128 - Dot<8>::MOVED;
 
 inline int64_t packed_bytes_of(int64_t kind, int64_t k) {  // of one output
     return k + (int64_t)sizeof(float) * (kind == S8 ? 1 : (k + SHARED - 1) / SHARED);
@@ -29,7 +31,7 @@ inline int64_t packed_bytes_of(int64_t kind, int64_t k) {  // of one output
 
 // --- S8
 
-// A row's codes, quads at distances of `rows`; its e, and 128 (sum of c).
+// A row's codes, quads at distances of `rows`; its e, and S8_MOVED (sum of c).
 inline void round_row(const Element* x, int64_t k, int64_t rows, int32_t* codes, float* step, int32_t* moved) {
     const float most = largest(x, k);
     const Vec inverse = inverse_step(most);
@@ -40,14 +42,14 @@ inline void round_row(const Element* x, int64_t k, int64_t rows, int32_t* codes,
         for (int j = 0; j < 8; j++) memcpy(codes + (i / 4 + j) * rows, bytes + 4 * j, 4);
     }
     *step = most / 127;
-    *moved = 128 * (int32_t)sum(total);
+    *moved = S8_MOVED * (int32_t)sum(total);
 }
 
 // c [COUNT, OUTPUTS] (+)= x [quads][COUNT] w [quads]
 template <int COUNT>
 void int8_tile(const int32_t* x, const uint8_t* w, int64_t quads, int32_t* c, bool add) {
     for (int64_t at = 0; at < quads; at += DOT_QUADS) {
-        Dot<false> dot[COUNT][2];
+        Dot<8> dot[COUNT][2];
         const int64_t count = std::min(DOT_QUADS, quads - at);
         for (int64_t i = 0; i < count; i++, x += COUNT, w += 4 * OUTPUTS) {
             __builtin_prefetch(w + AHEAD_BYTES, 0, 2);

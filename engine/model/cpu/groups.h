@@ -74,8 +74,8 @@ struct Format {
     static constexpr int FILE_BYTES = KIND == Q4_K ? 144 : KIND == Q5_K ? 176 : BYTES / OUTPUTS;
     static constexpr int INTS = GROUP / 4 + 3;  // of a row's rounded group
     static constexpr int ROW_INTS = GROUPS * INTS;
-    static constexpr bool HALVES = NIBBLES && !HIGH_BITS && KIND != MXFP4;  // q is below 16
-    static constexpr int MOST_ROWS = dot_rows<HALVES>();
+    static constexpr int BITS = !NIBBLES ? 8 : HIGH_BITS || KIND == MXFP4 ? 7 : 4;  // of q, at most
+    static constexpr int MOST_ROWS = dot_rows<BITS>();
     static constexpr int ROWS = WIDTH == 16 ? MOST_ROWS / 2 : MOST_ROWS;  // of a tile
 };
 
@@ -128,7 +128,7 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bo
             w += F::HEAD_BYTES;
         }
         for (int at = 0; at < F::GROUP_BYTES; at += 64) __builtin_prefetch(w + AHEAD_BYTES + at, 0, 2);
-        Dot<F::HALVES> dot[COUNT][2];
+        Dot<F::BITS> dot[COUNT][2];
         for (int i = 0; i < F::QUADS; i++) {
             IntVec low[2], high[2];
             for (int h = 0; h < 2; h++) {
@@ -166,7 +166,7 @@ void group_tile(const int32_t* x, const uint8_t* w, int64_t blocks, float* c, bo
 #pragma GCC unroll 12
             for (int r = 0; r < COUNT; r++) {
                 float* at = c + r * OUTPUTS + h * WIDTH;
-                const IntVec sums = dot[r][h].get() - F::OFFSET * row[2 * COUNT + r];
+                const IntVec sums = dot[r][h].get() - (F::OFFSET - Dot<F::BITS>::MOVED) * row[2 * COUNT + r];
                 Vec to = KEEP ? kept[KEEP ? r : 0][h] : load(at);
                 to += __builtin_convertvector(sums, Vec) * (d * splat(scale[r]));
                 if (F::SCALES == 2) to += m * splat(scale[COUNT + r]);

@@ -1,8 +1,10 @@
 """Chooses the operations of a model; on a CPU it measures which matrix products are fastest.
 
-Both candidates compute, in turns, a product larger than a core's caches: for one row, which is bound by memory, and for
-many rows, which are bound by arithmetic. The best of ROUNDS counts, because other processes can only make a round
-longer.
+Candidates are torch, the kernels of this CPU's best level, and those of lower levels that compute otherwise and are
+compiled already (attention/cpu/level.py). All compute, in turns, a product larger than a core's caches: for one row,
+which is bound by memory, and for more rows, which are bound by arithmetic. The best of ROUNDS counts, because other
+processes can only make a round longer. The product of the times decides; the first candidate wins unless another one
+is faster by more than NOISE, so that starts of one node agree.
 """
 
 from __future__ import annotations
@@ -10,20 +12,24 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.model.ops.cpu import ELEMENTS, CpuOps
+from attention.choice.quiet import undisturbed
+from attention.cpu.level import lower
+from engine.model.ops.cpu import ELEMENTS, CpuOps, is_compiled
 from engine.model.ops.interface import Ops, TorchOps
-from engine.model.ops.quantized import Products
+from engine.model.ops.quantized import Products, Weight
 from net.compiled import NotCompiled
 
 log = logging.getLogger(__name__)
 
-OUTPUTS, INPUTS = 4096, 1024
-ROWS = (1, 128)
+OUTPUTS, INPUTS = 2048, 1024
+ROWS = (1, 8, 128)
 ROUNDS = 5
+NOISE = 1.2
+"""Ratio of the products of the times for ROWS."""
 
 
 def choose_ops(
@@ -31,7 +37,7 @@ def choose_ops(
 ) -> Ops:
     """The fastest operations for a model of `dtype` on `device` with the attention backend `backend`.
 
-    TritonOps with the backend `triton`. With `cpu`, the faster of CpuOps and TorchOps, by a short measurement;
+    TritonOps with the backend `triton`. With `cpu`, the fastest of CpuOps and TorchOps, by a short measurement;
     `cpu_level` is a level of attention/cpu/level.py or auto. Otherwise TorchOps. The log contains the choice and the
     reason. For `products` of quantized weights, on a CPU, always CpuOps. Raises NotCompiled if the named level is not
     available on this CPU, or if there are no kernels and the weights are quantized.
@@ -44,7 +50,7 @@ def choose_ops(
         return TritonOps()
     if backend == "cpu" and device == "cpu" and dtype in ELEMENTS:
         try:
-            return faster_ops(CpuOps(cpu_level, dtype), dtype)
+            return fastest_ops(candidates(cpu_level, dtype), dtype)
         except NotCompiled as reason:
             if cpu_level != "auto":
                 raise
@@ -54,37 +60,58 @@ def choose_ops(
     return TorchOps()
 
 
-def faster_ops(ours: CpuOps, dtype: torch.dtype) -> Ops:
-    """`ours`, or TorchOps if the product of its times is smaller."""
-    torchs = TorchOps()
-    times = seconds_of([ours, torchs], dtype)
-    won = math.prod(times[0]) <= math.prod(times[1])
+def candidates(cpu_level: str, dtype: torch.dtype) -> list[Ops]:
+    """What may be fastest for matrices in `dtype`; kernels of the best level come first. Raises NotCompiled."""
+    ours = [CpuOps(cpu_level, dtype)]
+    if cpu_level == "auto":
+        levels = lower(ours[0].level, dtype == torch.bfloat16, lambda each: is_compiled(each, dtype))
+        ours += [CpuOps(level, dtype) for level in levels]
+    return [*ours, TorchOps()]
+
+
+def name_of(ops: Ops) -> str:
+    return f"our kernels of level {ops.level}" if isinstance(ops, CpuOps) else "torch"
+
+
+def fastest_ops(among: Sequence[Ops], dtype: torch.dtype) -> Ops:
+    """The one with the smallest product of times; the first one if its product is at most NOISE times that."""
+    weights = [torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)] * len(among)
+    times, threads = undisturbed(lambda check: seconds_of(among, weights, check))
+    products = [math.prod(each) for each in times]
+    fastest = min(range(len(among)), key=products.__getitem__)
+    if products[0] <= NOISE * products[fastest]:
+        fastest = 0
     log.info(
         "matrix products by %s, measured with [%d, %d] in %s, %d threads: %s",
-        f"our kernels of level {ours.level}" if won else "torch",
+        name_of(among[fastest]),
         OUTPUTS,
         INPUTS,
         str(dtype).removeprefix("torch."),
-        torch.get_num_threads(),
-        "; ".join(
-            f"{name} {', '.join(f'{1e3 * t:.2f} ms for {m} rows' for m, t in zip(ROWS, each, strict=True))}"
-            for name, each in zip(("ours", "torch"), times, strict=True)
-        ),
+        threads,
+        "; ".join(f"{name_of(ops)} {in_words(each)}" for ops, each in zip(among, times, strict=True)),
     )
-    return ours if won else torchs
+    return among[fastest]
 
 
-def seconds_of(candidates: Sequence[Ops], dtype: torch.dtype) -> list[list[float]]:
-    """Seconds of one product by each candidate, for each of ROWS: the best of ROUNDS after a warm-up, in turns."""
-    weight = torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)
-    linears = [ops.linear(weight) for ops in candidates]
-    best = [[math.inf] * len(ROWS) for _ in candidates]
+def in_words(seconds: Sequence[float]) -> str:
+    """Of ROWS."""
+    return ", ".join(f"{1e3 * took:.2f} ms for {m} rows" for m, took in zip(ROWS, seconds, strict=True))
+
+
+def seconds_of(
+    among: Sequence[Ops], weights: Sequence[Weight], check: Callable[[], None] = lambda: None
+) -> list[list[float]]:
+    """Seconds of one product by each of `among` with its weight, for each of ROWS: the best of ROUNDS after a warm-up,
+    in turns. The weights have the same shape and multiply the same type. Calls `check` after each round."""
+    linears = [ops.linear(weight) for ops, weight in zip(among, weights, strict=True)]
+    best = [[math.inf] * len(ROWS) for _ in among]
     for column, rows in enumerate(ROWS):
-        x = torch.ones(rows, INPUTS, dtype=dtype)
+        x = torch.ones(rows, weights[0].shape[1], dtype=weights[0].dtype)
         for turn in range(ROUNDS + 1):
             for linear, row in zip(linears, best, strict=True):
                 began = time.perf_counter()
                 linear(x)
                 took = time.perf_counter() - began
                 row[column] = min(row[column], took) if turn else math.inf
+            check()
     return best

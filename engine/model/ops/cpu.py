@@ -111,17 +111,33 @@ PACKING: dict[Products, dict[str, list[type]]] = {
 def library(level: str, dtype: torch.dtype, products: Products = "elements") -> ctypes.CDLL:
     """The kernels of a level (attention/cpu/level.py) for a type in ELEMENTS. Tiles multiply only elements. Raises
     NotCompiled: missing CPU features, no compiler, or Linux refuses the tile registers."""
-    tiles = level == "amx" and dtype == torch.bfloat16 and products == "elements"
-    source, element = "amx" if tiles else "bytes" if products == "bytes" else "any", ELEMENTS[dtype]
-    features = LEVELS["avx512_bf16" if level == "amx" and not tiles else level]
-    flags = (*FLAGS, f"-DELEMENT={element}")
-    name = f"ops-{source}-{level}-{element}"
-    kernels = cpu_build.load(name, [FOLDER / f"ops_{source}.cpp"], features, flags, [VECTORS])
+    tiles = _tiles(level, dtype, products)
+    kernels = cpu_build.load(*_recipe(level, dtype, products))
     if tiles and kernels.amx_request() != 0:
         raise compiled.NotCompiled("Linux refuses this process the AMX tiles")
     for function, types in (SIGNATURES | PACKING[products]).items():
         getattr(kernels, function).argtypes = types
     return kernels
+
+
+def is_compiled(level: str, dtype: torch.dtype, products: Products = "elements") -> bool:
+    """Whether `library` finds these kernels in the cache."""
+    return cpu_build.is_compiled(*_recipe(level, dtype, products))
+
+
+def _tiles(level: str, dtype: torch.dtype, products: Products) -> bool:
+    return level == "amx" and dtype == torch.bfloat16 and products == "elements"
+
+
+def _recipe(
+    level: str, dtype: torch.dtype, products: Products
+) -> tuple[str, list[Path], tuple[str, ...], tuple[str, ...], list[Path]]:
+    """The arguments of attention.cpu.build.load."""
+    tiles = _tiles(level, dtype, products)
+    source, element = "amx" if tiles else "bytes" if products == "bytes" else "any", ELEMENTS[dtype]
+    features = LEVELS["avx512_bf16" if level == "amx" and not tiles else level]
+    flags = (*FLAGS, f"-DELEMENT={element}")
+    return f"ops-{source}-{level}-{element}", [FOLDER / f"ops_{source}.cpp"], features, flags, [VECTORS]
 
 
 class Packed:

@@ -5,10 +5,10 @@ last cache several times, so none finds its KV in a cache. Ours are called throu
 All levels and torch take turns. The best of several rounds counts for each call, and these times are added. So other
 work on the machine disturbs all of them equally and little.
 
-Limits, for the same number of threads:
+Limits, for the same number of threads (lab/bench/ops/limits.py); a share above 1 marks the limit as invalid:
     read   GB/s of summing huge pages in order: the limit of decode, whose goal is 0.7 of it
-    GEMM   GFLOP/s of a product 512 x 576 x 3072 by torch, in bfloat16 for levels that multiply it, else in float32:
-           the limit of prefill if the softmax were free; the goal is 0.6 of it
+    GEMM   GFLOP/s of the fastest product by a torch with the level's instructions, in bfloat16 for levels that multiply
+           it, else in float32: the limit of prefill if the softmax were free; the goal is 0.6 of it
 
 What decode can read: blocks are scattered, and at the start of each the hardware's prefetchers start again. One thread
 of a Zen 4 (EPYC) that only reads the blocks of SmolLM2, four at a time, reached 0.72 of reading in order with bfloat16,
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,19 +39,17 @@ from attention.torch_backend import TorchBackend
 from cache.block import BlockGeometry
 from engine.model.ops.huge_pages import HugePages
 from lab.bench.attention.cases import LLAMA_8B, SMOLLM2, Case, batch_of
-from lab.bench.common.results import Row
+from lab.bench.common.results import Row, exceeded
+from lab.bench.common.timing import best_in_turns
+from lab.bench.ops.limits import gemm_rates, multiplied, read_rate
 
 LAYERS = 30
 POOL_BYTES = 256 << 20
 """Larger pools get fewer layers, and in smaller ones there are several sets of requests."""
-READ_BYTES = 16 << 20
-"""One sum of `read_rate`."""
 SECONDS = 0.4
 """Measuring time for each number; at least one round."""
-DTYPES = (torch.float32, torch.bfloat16)
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 """Type of the pool -> of the queries."""
-MULTIPLIES_BF16 = ("amx", "avx512_bf16")
 GOALS = {"read": 0.7, "GEMM": 0.6}
 NOISE = 1.1
 
@@ -67,12 +64,13 @@ def cpu_cases(quick: bool) -> list[Case]:
 
 def cpu_rows(block_size: int, threads: list[int], quick: bool, levels: list[str]) -> list[Row]:
     before, rows = torch.get_num_threads(), []
+    gemm = {level: gemm_rates(level, threads) for level in levels}
     try:
         for count in threads:
             torch.set_num_threads(count)
-            gemm, read = {dtype: gemm_rate(dtype) for dtype in DTYPES}, read_rate()
+            read = read_rate(count)
             for kind, case in itertools.product(KINDS, cpu_cases(quick)):
-                limit = {name: gemm[KINDS[kind] if name in MULTIPLIES_BF16 else torch.float32] for name in levels}
+                limit = {level: gemm[level][count][multiplied(level, KINDS[kind])] for level in levels}
                 rows += case_rows(case, block_size, count, kind, limit, read)
     finally:
         torch.set_num_threads(before)
@@ -157,41 +155,24 @@ def slower_than_torch(rows: list[Row]) -> list[str]:
 
 
 def shares(rows: list[Row]) -> list[str]:
-    """A line for each limit, level, type and number of threads: the smallest and the largest share, and the goal."""
+    """A line for each limit, level, type and number of threads: the smallest and the largest share, and the goal. A
+    limit that a row exceeds is named as invalid."""
     found: dict[tuple[str, str], list[float]] = {}
+    invalid: set[tuple[str, str]] = set()
     for row in rows:
         level, kind, _, threads = row.case.split(", ")
         for limit, value in row.limits.items():
-            found.setdefault((limit, f"{level}, {kind}, {threads}"), []).append((row.ours or 0.0) / value)
+            key = limit, f"{level}, {kind}, {threads}"
+            found.setdefault(key, []).append((row.ours or 0.0) / value)
+            if limit in exceeded(row):
+                invalid.add(key)
     return [
         f"share of {limit} (goal {GOALS[limit]}): {where}: {min(each):.2f} to {max(each):.2f}"
+        + (", invalid limit" if (limit, where) in invalid else "")
         for (limit, where), each in sorted(found.items())
     ]
 
 
 def best_seconds(*contenders: Sequence[Callable[[], object]]) -> list[list[float]]:
-    """The best seconds of each call of each contender. The contenders take turns."""
-    best = [[float("inf")] * len(calls) for calls in contenders]
-    for calls in contenders:
-        calls[0]()
-    began = time.perf_counter()
-    while time.perf_counter() - began < SECONDS * len(contenders):
-        for seconds, calls in zip(best, contenders, strict=True):
-            for i, call in enumerate(calls):
-                start = time.perf_counter()
-                call()
-                seconds[i] = min(seconds[i], time.perf_counter() - start)
-    return best
-
-
-def read_rate() -> float:
-    """GB/s of reading POOL_BYTES of huge pages in order."""
-    memory = HugePages().take(POOL_BYTES // 4, dtype=torch.float32).fill_(1)
-    (best,) = best_seconds([part.sum for part in memory.split(READ_BYTES // 4)])
-    return POOL_BYTES / sum(best) / 1e9
-
-
-def gemm_rate(dtype: torch.dtype) -> float:
-    a, b = torch.randn(512, 576).to(dtype), torch.randn(576, 3072).to(dtype)
-    ((best,),) = best_seconds([lambda: a @ b])
-    return 2 * 512 * 576 * 3072 / best / 1e9
+    """The best seconds of each call of each contender, in turns."""
+    return best_in_turns(SECONDS, *contenders)

@@ -11,7 +11,7 @@ Files:
     portable     Makes result files portable: paths of this machine are cut to their last part
     results      The one result format of all benchmarks, as JSON and as a table with ratios
     serve_flags  The flags of scripts/bench.py serve: servers, requests, report
-    timing       Seconds of calls, one after the other
+    timing       Seconds of calls: one after the other, or of contenders in turns
     trace        Rows of a trace as requests of a benchmark
     workload     The requests of a benchmark: prompts as token ids, output lengths, arrival times
 """

@@ -41,6 +41,19 @@ class Row:
     note: str = ""
 
 
+def exceeded(row: Row) -> list[str]:
+    """The limits of a rate that are below it. Such a limit is invalid: it was measured wrongly, or is not one."""
+    if row.metric != "rate" or row.ours is None:
+        return []
+    return [name for name, limit in row.limits.items() if row.ours > limit]
+
+
+def marked(row: Row) -> Row:
+    """The same row; if it exceeds limits, its note names them."""
+    wrong = [f"invalid limit {name}: a rate exceeds it" for name in exceeded(row)]
+    return replace(row, note="; ".join([row.note, *wrong] if row.note else wrong)) if wrong else row
+
+
 def add_result_flags(parser: ArgumentParser) -> None:
     """--quick and --json, the same in every benchmark."""
     parser.add_argument("--quick", action="store_true", help="a small run of under a minute")
@@ -60,8 +73,9 @@ def quicken(args: Namespace, **most: Any) -> Namespace:
 
 
 def report(config: Mapping[str, Any], rows: Sequence[Row], path: Path | None, out: TextIO | None = None) -> None:
-    """Print the table; write the same as JSON if there is a path."""
+    """Print the table; write the same as JSON if there is a path. Rows that exceed their limits are marked."""
     stream = sys.stdout if out is None else out
+    rows = [marked(row) for row in rows]
     print(table(rows), file=stream)
     for note in dict.fromkeys(row.note for row in rows if row.note):
         print(f"note: {note}", file=stream)
@@ -109,7 +123,8 @@ def _complete(row: Any) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Columns: case, metric, unit, ours, then each peer and limit with the ratio ours / theirs."""
+    """Columns: case, metric, unit, ours, then each peer and limit with the ratio ours / theirs. The ratio to a limit
+    that a rate exceeds is followed by 'invalid'."""
     peers = list(dict.fromkeys(name for row in rows for name in row.peers))
     limits = list(dict.fromkeys(name for row in rows for name in row.limits))
     head = ["case", "metric", "unit", "ours"]
@@ -121,7 +136,10 @@ def table(rows: Sequence[Row]) -> str:
         for name in peers:
             line += [_number(row.peers[name]) if name in row.peers else "", _ratio(row.ours, row.peers.get(name))]
         for name in limits:
-            line += [_number(row.limits[name]) if name in row.limits else "", _ratio(row.ours, row.limits.get(name))]
+            ratio = _ratio(row.ours, row.limits.get(name))
+            line += [_number(row.limits[name]) if name in row.limits else "", ratio]
+            if name in exceeded(row):
+                line[-1] += " invalid"
         lines.append(line)
     return columns(lines, range(3))
 

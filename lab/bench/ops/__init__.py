@@ -4,6 +4,9 @@ Files:
     command     The products of a step at each level of this CPU, against F.linear, oneDNN's packed weights and the
                 machine's limits
     limits.cpp  The limits of this machine: bytes read per second, and products of AMX tiles held in registers
+    limits      The limits of this machine that no kernel can exceed: bytes read per second, and torch's best matrix
+                product
+    one_level   Rows of one level, in a process whose torch has the instructions of that level
     products    Each product of the embedded model's layer: ours, F.linear, oneDNN with packed weights, and the
                 machine's limits
     quantized   Products of quantized weights: those of one layer of the embedded model, and the same products of

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from engine.model.ops.cpu import CpuOps
 from engine.model.ops.huge_pages import HugePages
 from engine.model.ops.interface import Linear
 from lab.bench.common.results import Row
-from lab.bench.common.timing import timed
+from lab.bench.common.timing import best_in_turns, timed
+from lab.bench.ops.limits import gemm_rate, multiplied, packed_by_onednn, read_rate
 
 HIDDEN, INNER, QKV, VOCAB = 576, 1536, 960, 49152
 SHAPES = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
@@ -26,18 +28,18 @@ ROTATE_BYTES = 256 << 20
 cached."""
 
 SECONDS = 0.15  # time of repetitions per figure; the shortest counts
+LARGEST_HEAD = 32
+"""Maximum rows of a product with the vocabulary: a step needs the logits of few tokens."""
+TORCH = "F.linear"
+GOAL_METRIC = "time / F.linear's"
+NOISE = 1.1
 
 
 def limits(threads: int, level: str, dtype: torch.dtype) -> dict[str, float]:
     """read: GB/s from huge pages. With AMX tiles: TFLOP/s of tiles that stay in registers; else GEMM: of torch's
-    product of 1,024 x 1,024 numbers."""
+    fastest product, in float32 where the level widens the elements."""
     if (level, dtype) != ("amx", torch.bfloat16):
-        memory = HugePages().take(ROTATE_BYTES // 4, dtype=torch.float32).fill_(1)
-        square = torch.ones(1024, 1024, dtype=dtype)
-        return {
-            "read": ROTATE_BYTES / shortest(memory.sum) / 1e9,
-            "GEMM": 2 * 1024**3 / shortest(lambda: square @ square) / 1e12,
-        }
+        return {"read": read_rate(threads), "GEMM": gemm_rate(multiplied(level, dtype), threads) / 1e3}
     library = cpu_build.load("limits", [Path(__file__).with_name("limits.cpp")], LEVELS["amx"], ("-Wno-uninitialized",))
     library.read_memory.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     library.multiply_tiles.argtypes = [ctypes.c_int64, ctypes.c_int32]
@@ -50,28 +52,28 @@ def limits(threads: int, level: str, dtype: torch.dtype) -> dict[str, float]:
 
 
 def product_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.dtype) -> list[Row]:
-    """GB/s of weights up to 32 rows of x, TFLOP/s beyond. Kernels of one level."""
+    """GB/s of weights up to 32 rows of x, TFLOP/s beyond. The contenders take turns, so other work on the machine
+    disturbs all of them equally. Limits are the better ones of before and after."""
     torch.set_num_threads(threads)
-    ceiling = limits(threads, level, dtype)
+    before = limits(threads, level, dtype)
     where = f"{level}, {str(dtype).removeprefix('torch.')}, {threads} threads"
-    found = [
-        Row(f"limit, {where}", name, "GB/s" if name == "read" else "TFLOP/s", limit) for name, limit in ceiling.items()
-    ]
+    measured = []
     for name, shape in (SHAPES | {"head": (VOCAB, HIDDEN)}).items():
-        makers = contenders(name, CpuOps(level, dtype))
         count = max(1, ROTATE_BYTES // (dtype.itemsize * shape[0] * shape[1]))
         weights = [torch.randn(shape).to(dtype) for _ in range(count)]
-        seconds: dict[str, dict[int, float]] = {}
-        for contender, make in makers.items():
-            made = [make(weight) for weight in weights]
-            seconds[contender] = {
-                m: per_call(made if m <= 32 else made[:4], torch.randn(m, shape[1]).to(dtype)) for m in rows
-            }
+        made = {
+            who: [make(weight) for weight in weights] for who, make in contenders(name, CpuOps(level, dtype)).items()
+        }
         for m in rows:
-            if name != "head" or m <= 32:
-                by = {who: times[m] for who, times in seconds.items()}
-                found.append(_row(f"{name}, {m} rows, {where}", shape, m, dtype, by, ceiling))
-    return found
+            if name != "head" or m <= LARGEST_HEAD:
+                by = seconds_of(made, torch.randn(m, shape[1]).to(dtype))
+                measured.append((f"{name}, {m} rows, {where}", shape, m, by))
+    after = limits(threads, level, dtype)
+    ceiling = {name: max(limit, after[name]) for name, limit in before.items()}
+    return [
+        *(Row(f"limit, {where}", name, "GB/s" if name == "read" else "TFLOP/s", ceiling[name]) for name in ceiling),
+        *(_row(case, shape, m, dtype, by, ceiling) for case, shape, m, by in measured),
+    ]
 
 
 def contenders(name: str, ops: CpuOps) -> dict[str, Callable[[Tensor], Linear]]:
@@ -85,18 +87,14 @@ def contenders(name: str, ops: CpuOps) -> dict[str, Callable[[Tensor], Linear]]:
         ours = lambda weight: ops.vocabulary(weight).logits  # noqa: E731
     found: dict[str, Callable[[Tensor], Linear]] = {
         "ours": ours,
-        "F.linear": lambda weight: lambda x: finish(F.linear(x, weight)),
+        TORCH: lambda weight: lambda x: finish(F.linear(x, weight)),
     }
-    mkldnn = torch.ops.mkldnn
-    if (
-        ops.dtype == torch.bfloat16
-        and hasattr(mkldnn, "_reorder_linear_weight")
-        and hasattr(mkldnn, "_linear_pointwise")
-    ):
+    if packed_by_onednn(torch.zeros(16, 32, dtype=ops.dtype)) is not None:
 
         def packed(weight: Tensor) -> Linear:
-            copy = mkldnn._reorder_linear_weight(weight, None)
-            return lambda x: finish(mkldnn._linear_pointwise(x, copy, None, "none", [], ""))
+            product = packed_by_onednn(weight)
+            assert product is not None  # it had one for this type
+            return lambda x: finish(product(x))
 
         found["oneDNN packed"] = packed
     return found
@@ -119,12 +117,38 @@ def _row(
     return Row(case, "rate", unit, ours, rates, {limit: ceiling[limit]})
 
 
-def per_call(linears: Sequence[Linear], x: Tensor) -> float:
-    def all_of_them() -> None:
-        for linear in linears:
-            linear(x)
+def goal_rows(rows: Sequence[Row]) -> list[Row]:
+    """For each number of rows of x, level, type and number of threads: the largest time of a product in times of
+    torch's, and the goal."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.metric == "rate" and row.ours and (torchs := row.peers.get(TORCH)):
+            ratios.setdefault(row.case.partition(", ")[2], []).append(torchs / row.ours)
+    return [
+        Row(f"slowest product, {where}", GOAL_METRIC, "", max(each), limits={"goal": 1.0})
+        for where, each in ratios.items()
+    ]
 
-    return shortest(all_of_them) / len(linears)
+
+def slower_than_torch(rows: Sequence[Row]) -> list[str]:
+    """The cases of goal rows that miss the goal by more than the noise."""
+    return [row.case for row in rows if row.metric == GOAL_METRIC and (row.ours or 0.0) > NOISE]
+
+
+def seconds_of(made: dict[str, list[Linear]], x: Tensor) -> dict[str, float]:
+    """Of one product, for each contender."""
+    linears = [each if len(x) <= 32 else each[:4] for each in made.values()]
+    best = best_in_turns(SECONDS, *([partial(_all, each, x)] for each in linears))
+    return {who: took / len(each) for who, each, (took,) in zip(made, linears, best, strict=True)}
+
+
+def _all(linears: Sequence[Linear], x: Tensor) -> None:
+    for linear in linears:
+        linear(x)
+
+
+def per_call(linears: Sequence[Linear], x: Tensor) -> float:
+    return shortest(partial(_all, linears, x)) / len(linears)
 
 
 def shortest(run: Callable[[], object]) -> float:

@@ -10,19 +10,17 @@ from engine.model.ops.cpu import CpuOps
 from engine.model.ops.interface import Linear
 from engine.model.ops.quantized import BLOCKS, SHARED, Quantized, Scaled
 from lab.bench.common.results import Row
-from lab.bench.ops.products import HIDDEN, ROTATE_BYTES, SHAPES, VOCAB, limits, per_call
+from lab.bench.ops.limits import read_rate
+from lab.bench.ops.products import HIDDEN, LARGEST_HEAD, ROTATE_BYTES, SHAPES, VOCAB, per_call
 
 ITEM_BYTES = {kind: nbytes / inputs for kind, (inputs, nbytes) in BLOCKS.items()} | dict.fromkeys(SHARED, 1.0)
 """Kind of weights -> bytes of an element; without the float32 scales of int8 and fp8."""
-
-LARGEST_HEAD = 32
-"""Maximum rows of a product with the vocabulary: a step needs the logits of few tokens."""
 
 
 def quantized_rows(rows: Sequence[int], threads: int, level: str, dtype: torch.dtype) -> list[Row]:
     """Microseconds of a product; the limit is its bytes of weights at the rate at which this machine reads."""
     torch.set_num_threads(threads)
-    read = limits(threads, level, dtype)["read"]
+    read = read_rate(threads)
     where = f"{level}, {str(dtype).removeprefix('torch.')}, {threads} threads"
     found = []
     for name, shape in (SHAPES | {"head": (VOCAB, HIDDEN)}).items():

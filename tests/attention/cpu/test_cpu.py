@@ -17,7 +17,8 @@ from attention.choice.measured import Heads, batch_of, fastest_of, seconds_of
 from attention.cpu import build as cpu_build
 from attention.cpu import level as cpu_level
 from attention.cpu.backend import CpuBackend
-from attention.cpu.level import LEVELS, levels_here
+from attention.cpu.level import LEVELS, levels_here, lower
+from attention.cpu.library import is_compiled, library
 from attention.reference import ReferenceBackend
 from attention.rotary import rotate
 from lab.bench.attention.grid import Point
@@ -235,10 +236,13 @@ def test_refuses_what_it_cannot_compute():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Seconds that candidates are measured to take, for prompts and for decodes."""
+    """Seconds that candidates are measured to take, for prompts and for decodes. No lower level is compiled."""
     times = {"prompts": [1.0, 2.0], "decodes": [1.0, 2.0]}
     kind = {True: "decodes", False: "prompts"}
-    monkeypatch.setattr(cpu_choice, "seconds_of", lambda backends, batch, heads: times[kind[batch.num_decodes > 0]])
+    monkeypatch.setattr("attention.choice.choose.lower", lambda *_: [])
+    monkeypatch.setattr(
+        cpu_choice, "seconds_of", lambda backends, batch, heads, check: times[kind[batch.num_decodes > 0]]
+    )
     return times
 
 
@@ -251,6 +255,46 @@ def test_auto_takes_what_was_measured_to_be_faster(measured, caplog):
     assert ours.startswith(f"attention by our kernels of level {HERE[0]}") and "9/3 heads of 64 in bfloat16" in ours
     assert theirs.startswith("attention by torch") and "32/8 heads of 128" in theirs
     assert "2000.00 ms for 256 new tokens, 400.00 ms for 4 decodes over 512" in theirs
+
+
+def test_the_best_level_loses_by_more_than_the_noise_only(measured):
+    measured["prompts"] = [1.0, 0.95]
+    assert choose("auto", "cpu").name == "cpu"
+
+
+@pytest.mark.skipif(len(HERE) == 1, reason="this CPU has one level")
+def test_auto_takes_a_lower_level_if_it_is_faster_and_no_level_is_named(measured, monkeypatch, caplog):
+    asked = []
+    monkeypatch.setattr("attention.choice.choose.lower", lambda *given: asked.append(given[:2]) or [HERE[-1]])
+    measured.update(prompts=[2.0, 1.0, 3.0], decodes=[2.0, 1.0, 3.0])
+    with caplog.at_level(logging.INFO):
+        assert choose("auto", "cpu", dtype=torch.float16).level == HERE[-1]
+    assert f"attention by our kernels of level {HERE[-1]}, measured with" in caplog.text
+    assert f"; our kernels of level {HERE[0]} 2000.00 ms" in caplog.text and "; torch 3000.00 ms" in caplog.text
+    measured.update(prompts=[2.0, 1.0], decodes=[2.0, 1.0])
+    assert choose("auto", "cpu", cpu_level=HERE[0]).name == "torch" and asked == [(HERE[0], False)]
+
+
+def test_lower_levels_are_those_that_are_compiled_and_compute_otherwise(monkeypatch):
+    def here(*levels):
+        monkeypatch.setattr("attention.cpu.level.levels_here", lambda: list(levels))
+
+    here("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")
+    asked = []
+    assert lower("amx", True, lambda each: asked.append(each) or True) == ["avx512_bf16", "avx512_vnni", "avx2"]
+    assert asked == ["avx512_bf16", "avx512_vnni", "avx2"]  # avx512 multiplies elements as avx512_vnni
+    assert lower("amx", True, lambda each: each != "avx512_vnni") == ["avx512_bf16", "avx512", "avx2"]
+    assert lower("amx", False, lambda each: True) == ["avx2"]  # float32: no level has tiles or pairs
+    assert lower("amx", False, lambda each: False) == [] == lower("avx2", True, lambda each: True)
+    here("neon_dotprod", "neon")
+    assert lower("neon_dotprod", True, lambda each: True) == []
+
+
+def test_whether_kernels_are_compiled_is_known_without_compiling(monkeypatch, tmp_path):
+    library(HERE[-1])
+    assert is_compiled(HERE[-1])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not is_compiled(HERE[-1]) and not list(tmp_path.iterdir())
 
 
 def test_the_measurement_computes_with_every_candidate():

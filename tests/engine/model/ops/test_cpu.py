@@ -272,30 +272,58 @@ def test_memory_is_aligned_disjoint_and_grows():
 
 
 def test_choice(monkeypatch, caplog):
-    """What was measured decides, and the log says it."""
-    times = [[1.0, 1.0], [2.0, 2.0]]
-    monkeypatch.setattr(ops_choice, "seconds_of", lambda candidates, dtype: times)
+    """What was measured decides, and the log says it. The best level loses by more than the noise only."""
+    times = [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
+    monkeypatch.setattr(ops_choice, "lower", lambda *_: [])
+    monkeypatch.setattr(ops_choice, "seconds_of", lambda among, weights, check: times)
     for dtype in ELEMENTS:
         made = choose_ops("cpu", "cpu", dtype)
         assert isinstance(made, CpuOps) and made.dtype == dtype and made.level == HERE[0]
-    times[1] = [0.4, 2.0]
+    times[1] = [0.9, 1.0, 1.0]
+    assert isinstance(choose_ops("cpu", "cpu", torch.float32), CpuOps)
+    times[1] = [0.4, 1.0, 2.0]
     with caplog.at_level("INFO"):
         assert type(choose_ops("cpu", "cpu", torch.float32)) is TorchOps
     (message,) = (message for message in caplog.messages if message.startswith("matrix products by torch"))
-    assert "in float32" in message and "torch 400.00 ms for 1 rows, 2000.00 ms for 128 rows" in message
+    assert "in float32" in message and f"our kernels of level {HERE[0]} 1000.00 ms for 1 rows" in message
+    assert "torch 400.00 ms for 1 rows, 1000.00 ms for 8 rows, 2000.00 ms for 128 rows" in message
     for other in (("torch", "cpu", torch.bfloat16), ("cpu", "cpu", torch.float64), ("torch", "cuda", torch.bfloat16)):
         assert type(choose_ops(*other)) is TorchOps
 
 
-def test_the_measurement_computes_by_both():
-    seen = []
+@pytest.mark.skipif(len(HERE) == 1, reason="this CPU has one level")
+def test_a_lower_level_is_chosen_if_it_is_faster_and_the_level_is_not_named(monkeypatch, caplog):
+    asked = []
+
+    def lower(level, bfloat16, is_compiled):
+        asked.append((level, bfloat16))
+        return [HERE[-1]]
+
+    monkeypatch.setattr(ops_choice, "lower", lower)
+    monkeypatch.setattr(
+        ops_choice, "seconds_of", lambda among, weights, check: [[2.0] * 3, [1.0] * 3, [3.0] * 3][: len(among)]
+    )
+    with caplog.at_level("INFO"):
+        made = choose_ops("cpu", "cpu", torch.bfloat16)
+    assert isinstance(made, CpuOps) and made.level == HERE[-1] and asked == [(HERE[0], True)]
+    assert f"matrix products by our kernels of level {HERE[-1]}, measured with" in caplog.text
+    named = choose_ops("cpu", "cpu", torch.float32, HERE[0])
+    assert type(named) is TorchOps and len(asked) == 1  # it was measured against torch alone
+
+
+def test_the_measurement_computes_by_all():
+    seen, checks = [], []
 
     class Noting(TorchOps):
         def linear(self, weight, bias=None):
             run = super().linear(weight, bias)
             return lambda x: (seen.append((x.dtype, len(x))), run(x))[1]
 
-    times = ops_choice.seconds_of([CpuOps(HERE[0], torch.float16), Noting()], torch.float16)
+    weight = torch.full((48, 64), 0.5, dtype=torch.float16)
+    times = ops_choice.seconds_of(
+        [CpuOps(HERE[0], torch.float16), Noting()], [weight, weight], lambda: checks.append(1)
+    )
+    assert len(checks) == len(ops_choice.ROWS) * (ops_choice.ROUNDS + 1)
     assert all(0 < took < 60 for each in times for took in each)
     assert seen == [(torch.float16, rows) for rows in ops_choice.ROWS for _ in range(ops_choice.ROUNDS + 1)]
 
