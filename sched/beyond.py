@@ -3,10 +3,11 @@
 The newest blocks of such a request are *hot*: they lie in the arena. All earlier ones are *cold*: they lie in the
 node's share of the pool, as many as possible in its DRAM (*near*), the others on its SSD (*far*). Every step reads each
 layer of each of them once: near ones where they lie, far ones through a *window* of a few blocks of the arena, while
-the layers before compute (FlexGen, arXiv 2303.06865, section 4.2). Its time grows with both:
+the layers before compute (FlexGen, arXiv 2303.06865, section 4.2). On a CPU, hot blocks lie in memory like near ones,
+and take as long. So the time of a step is
 
-    seconds per token    s0 + s1 (near bytes) + s2 (far bytes)
-    seconds of a prompt  the steps as if everything were hot, plus s1 and s2 times the bytes of each chunk
+    seconds of a step    s0 + s1 (hot and near bytes) + s2 (far bytes); s0 has the weights, which every step reads
+    seconds of a prompt  the steps as if everything were hot, plus s1 and s2 times the cold bytes of each chunk
 
 The node fits the coefficients to its own steps, first to a few when it starts.
 """
@@ -71,6 +72,10 @@ class Room:
         near = min(cold, self.near_blocks)
         return near * self.block_bytes, max(0, cold - near - self.held_blocks) * self.block_bytes
 
+    def hot_bytes(self, tokens: int) -> int:
+        """Of its blocks in the arena."""
+        return (-(-tokens // self.block_size) - self.cold_of(tokens)) * self.block_bytes
+
 
 def room_of(
     arena_blocks: int, near_far: tuple[int, int], block_size: int, block_bytes: int, step_tokens: int
@@ -86,7 +91,8 @@ def room_of(
 
 
 class ColdSteps:
-    """Seconds of a decode step by its cold bytes. Feed it every such step."""
+    """Seconds of a decode step by its bytes: `near_bytes` in memory, which are near and hot ones, and on SSD. Feed it
+    every such step."""
 
     def __init__(self, step_s: float = 1e-2, near_bytes_s: float = 4e9, far_bytes_s: float = 5e8) -> None:
         """The prior, until the first measurement: seconds, and bytes/s."""
@@ -111,7 +117,7 @@ class Forecast:
     cold_blocks: int  # at its end
     near_bytes: int  # at the end of the prompt: those that its first tokens read
     far_bytes: int
-    token_s: float  # for each of them, while nothing else runs
+    token_s: float  # a step of theirs, while nothing else runs
     prompt_s: float  # until the first token
 
     @property
@@ -132,7 +138,8 @@ def forecast(prompt: int, output: int, known: int, room: Room, steps: ColdSteps,
         near, far = near + of_chunk[0], far + of_chunk[1]
     cold = room.bytes_of(prompt)
     prompt_s = prefill_s + steps.read_s(near, far)
-    return Forecast(room.cold_of(prompt + output), *cold, steps.token_s(*cold), prompt_s)
+    token_s = steps.token_s(cold[0] + room.hot_bytes(prompt), cold[1])
+    return Forecast(room.cold_of(prompt + output), *cold, token_s, prompt_s)
 
 
 def no_room(prompt: int, output: int, room: Room, node: str, lent: int = 0) -> str | None:

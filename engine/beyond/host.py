@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -142,9 +142,9 @@ class Host:
         prefill_s = self._costs.prefill.estimate(tokens - known, known, chunks)
         room = self.room if split is None else room_with(self.room, split)
         found = forecast(tokens, output, known, room, self.steps, prefill_s)
-        if split is None:
-            return found
-        return with_asks(found, split, self.steps.read_s(found.near_bytes, found.far_bytes))
+        if split is not None:
+            found = with_asks(found, split, self.steps.read_s(found.near_bytes, found.far_bytes))
+        return replace(found, token_s=self._costs.served.next_token_s(found.token_s))
 
     def _job(self, tokens: int, output: int, known: int) -> Job:
         assert self._elsewhere is not None
@@ -298,7 +298,7 @@ class Host:
             places += [far[: max(1, most // 2)], far]
         for some in places:
             taken = [self._measured(runner, blocks, here, some) for _ in range(TRIES)]
-            here.ran(1, some, min(taken))
+            here.ran(1, some, 1, min(taken))
         return len(places)
 
     def _measured(self, runner: Runner, blocks: Sequence[int], here: RequestRoom, places: Sequence[int]) -> float:

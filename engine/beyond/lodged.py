@@ -258,7 +258,7 @@ class RequestRoom:
         if 0 <= slot < self._memory.num_slots:
             self._lodging.name(key, slot, block_checksum, facts)
 
-    def ran(self, tokens: int, places: Sequence[int], seconds: float) -> None:
+    def ran(self, tokens: int, places: Sequence[int], hot: int, seconds: float) -> None:
         """Only decode steps predict others; a chunk computes more, and one that asks waits."""
         own = [place for place in places if place >= 0]
         near = sum(place < self._memory.num_slots for place in own) * self._memory.block_bytes
@@ -266,7 +266,7 @@ class RequestRoom:
         self._done.tokens += tokens
         self._done.dram_bytes += near
         if tokens == 1 and places and len(own) == len(places):
-            self._steps.observe(near, far, seconds)
+            self._steps.observe(near + hot * self._memory.block_bytes, far, seconds)
 
     def close(self) -> None:
         self._lodging.close()

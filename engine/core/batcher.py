@@ -251,9 +251,9 @@ class Batcher:
         self._changes += 1
         request.num_computed = num_tokens
 
-    def lost_parts(self) -> list[Request]:
-        """Requests with a part whose blocks went to others: what was computed here is gone, so they must end."""
-        return [r for r in self.requests.values() if r.part is not None and r.part.lost]
+    def lost_parts(self) -> list[tuple[Request, str]]:
+        """Requests with a part that must end because of blocks, each with the reason."""
+        return [(r, r.part.lost) for r in self.requests.values() if r.part is not None and r.part.lost]
 
     # --- steps
 
@@ -272,6 +272,7 @@ class Batcher:
             not rows and self.waiting and not (first is not None and self._has_room(now, first))
         ):  # no request can start in turn: start any that can, which frees what the others wait for
             rows = self._planner.rows(now, in_turn=False)
+        self.seats.give_way(now)
         self._in_step = {row.request.request_id: row.request for row in rows}
         return Step(rows) if rows else None
 

@@ -133,8 +133,12 @@ class StepCosts:
                 self.served.shared(row.request.request_id, seconds)
 
     def decoded(self, step: Step, begin: float, end: float, tokens: int) -> None:
-        """A step yielded `tokens` tokens of its requests that decode."""
+        """A step yielded `tokens` tokens of its requests that decode. One beyond memory counts if it was alone, and its
+        token passed all layers in this step."""
         rows = [row for row in step.rows if row.decodes and row.request.cold is None]
+        lone = step.rows[0]
+        if not rows and tokens and len(step.rows) == 1 and lone.decodes and lone.share == 1:
+            self.served.decoded([lone.request.request_id], end, end - begin, tokens)
         if rows and tokens:
             plain = len(rows) == len(step.rows) and not any(row.num_drafts for row in rows)
             context = sum(row.start + 1 for row in rows)

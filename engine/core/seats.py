@@ -6,6 +6,9 @@ their seat, and claims on blocks for KV that another node will push here. An ear
 starting. It may take resources from later requests of a lower class: first their seats (they keep their blocks and
 continue later), then if necessary their blocks (named blocks stay in the prefix cache). A request never loses a seat or
 blocks to a later one, so if the order is free of starvation, the seats are too.
+
+Parts of long prompts hold blocks on one node and wait for them on another. `give_way` keeps two groups from waiting for
+each other, by a second order that is the same on all nodes (sched/placement/groups/giving_way.py).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from cache.pool.block_pool import OutOfBlocks
 from engine.step.block_book import BlockBook
 from engine.step.request import Request, RequestState
 from sched.classes import RANK
+from sched.placement.groups.giving_way import Holder, ends, in_the_way
 from sched.queueing import QueueOrder
 
 
@@ -81,15 +85,21 @@ class Seats:
             return False
         if self.blocks.adopt_prefix(request):
             request.count_cached()
-        if self.blocks.lacks(request) + blocks <= self.blocks.pool.num_free:
+        if self._needs(request) + blocks <= self.blocks.pool.num_free:
             return True
         if not self.running:  # ignore the order: one request must make progress, and not wait for other nodes
             last_first = self._order.order(now, [r for r in self.waiting if r is not request])[::-1]
             holders = sorted(last_first, key=lambda other: other.part is not None)
-            self._strip(now, holders, self.blocks.lacks(request) + blocks)
+            self._strip(now, holders, self._needs(request) + blocks)
         else:
-            self.make_room(now, request, self.blocks.lacks(request) + blocks)
-        return self.blocks.lacks(request) + blocks <= self.blocks.pool.num_free
+            self.make_room(now, request, self._needs(request) + blocks)
+        return self._needs(request) + blocks <= self.blocks.pool.num_free
+
+    def _needs(self, request: Request) -> int:
+        """Free blocks with which the request may start. Not those that started parts will take, if it is one: the last
+        of them would lose what its group has computed."""
+        parts = (r for r in self.running if r.part is not None) if request.part is not None else ()
+        return self.blocks.lacks(request) + sum(max(0, self.blocks.lacks(r)) for r in parts)
 
     def start(self, now: float, request: Request, seats: int = 0) -> None:
         """Give the request a seat. Call it only after `may_start`."""
@@ -122,6 +132,21 @@ class Seats:
         hand-overs, requests that lost their seat, and parts of long prompts, whose group would begin again."""
         parts = [r for r in self.waiting if r.part is not None and r.state is RequestState.WAITING]
         return [*self.ready(), *parts]
+
+    def give_way(self, now: float) -> None:
+        """End groups that could wait for each other: parts that cannot start here although they could compute now, or
+        those whose blocks they need. See sched/placement/groups/giving_way.py."""
+        for request in self._order.order(now, [r for r in self.waiting if r.part is not None and r.num_ready > 0]):
+            part = request.part
+            if part is None or request.state is not RequestState.WAITING or not request.num_ready:
+                continue  # one before it has taken its blocks
+            if (need := self._needs(request)) <= self.blocks.pool.num_free:
+                continue
+            own, holders = _holder(request), {r.request_id: _holder(r) for r in self.requests.values()}
+            del holders[request.request_id]
+            self._strip(now, [self.requests[name] for name in in_the_way(own, holders.values())], need)
+            if self._needs(request) > self.blocks.pool.num_free and ends(own, holders.values()):
+                part.lost = "prompts of other nodes have the blocks that it needs on a node of its group"
 
     # --- giving it up
 
@@ -220,7 +245,7 @@ class Seats:
         self.blocks.release(request)
         request.looked_up = request.paused = False
         if request.part is not None:
-            request.part.lost = True
+            request.part.lost = "its blocks on a node of its group went to other requests"
 
     def leave(self, now: float, request: Request, reason: str) -> None:
         """The request ends. The caller releases its blocks, because a running step may still write to them."""
@@ -231,3 +256,16 @@ class Seats:
         del self.requests[request.request_id]
         request.finish_reason = reason
         request.move(now, RequestState.FINISHED, reason=reason)
+
+
+def _holder(request: Request) -> Holder:
+    part = request.part
+    runs, comes = request.state is RequestState.RUNNING, part is not None and part.follows and request.num_ready > 0
+    return Holder(
+        request.request_id,
+        RANK[request.service_class],
+        has_blocks=bool(request.block_ids),
+        part=part is not None and not part.lost,
+        begun=part is not None and (runs or comes),
+        arrives=request.state is RequestState.REMOTE,
+    )

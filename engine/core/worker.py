@@ -299,8 +299,8 @@ class Worker:
         while True:
             self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
-            for request in self.batcher.lost_parts():
-                self.fail(request, "its blocks on a node of its group went to other requests")
+            for request, reason in self.batcher.lost_parts():
+                self.fail(request, reason)
             running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)
             if running is not None:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PATIENCE_S = 60.0
-"""Without a step here and without news from the other nodes, a member gives up: two groups whose nodes have blocks for
-only one of them each would wait for one another."""
+"""Without a step here and without news from the other nodes, a member gives up."""
 
 
 class Context:

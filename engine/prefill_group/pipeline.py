@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HIDDEN_TIMEOUT_S = 60.0
-"""For the next stage to compute a chunk. Two groups whose nodes have blocks for only one of them each would wait for
-one another: after this time one of them gives up."""
+"""For the next stage to compute a chunk, with all that its node computes before. Groups that would wait for each
+other's blocks end at once (sched/placement/groups/giving_way.py)."""
 
 
 class Pipeline:

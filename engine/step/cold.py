@@ -65,8 +65,9 @@ class Lodged(Protocol):
     def name(self, key: BlockKey, slot: int, block_checksum: int, facts: Facts) -> None:
         """A slot has the whole block of this key: others may find it."""
 
-    def ran(self, tokens: int, slots: Sequence[int], seconds: float) -> None:
-        """`tokens` tokens of the request have passed all layers, over the cold blocks in these slots."""
+    def ran(self, tokens: int, slots: Sequence[int], hot: int, seconds: float) -> None:
+        """`tokens` tokens of the request have passed all layers, over the cold blocks in these slots and `hot` blocks
+        of the arena."""
 
     def close(self) -> None:
         """Give all slots back."""
@@ -98,7 +99,7 @@ class Cold:
     hidden: Any = None  # their input of that layer, a tensor
     spent_s: float = 0.0  # on them
     layer_s: dict[bool, float] = field(default_factory=dict)  # of the last step, by whether it was for one token
-    ran: tuple[int, Sequence[int], float] | None = None  # the last tokens that have passed all layers, as in Lodged.ran
+    ran: tuple[int, Sequence[int], int, float] | None = None  # the last tokens behind all layers, as in Lodged.ran
 
     @property
     def open(self) -> bool:
@@ -144,7 +145,7 @@ class Cold:
         self.spent_s += seconds
         self.hidden = hidden
         if layers.stop == self.num_layers:
-            self.ran = (count, tuple(self.slots), self.spent_s)
+            self.ran = (count, tuple(self.slots), len(self.hot), self.spent_s)
 
     def passed(self, count: int, layer: int) -> None:
         """`count` tokens go on at that layer in the next step; 0: none."""

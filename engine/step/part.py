@@ -30,7 +30,7 @@ class Part(ABC):
     num_layers: int
     most: int  # tokens in one step: what it passes on must fit into a message
     begun: bool = False  # the nodes agree on the known prefix
-    lost: bool = False  # its blocks went to other requests; nothing can be computed any more
+    lost: str = ""  # why nothing of it can be computed any more: its blocks, or those it needs, are other requests'
 
     @property
     def share(self) -> float:
@@ -46,6 +46,11 @@ class Part(ABC):
     @abstractmethod
     def last(self) -> bool:
         """Whether this node samples the first token."""
+
+    @property
+    @abstractmethod
+    def follows(self) -> bool:
+        """Whether other nodes of the group compute something before this one can begin."""
 
     @abstractmethod
     def room(self, num_computed: int) -> int:
@@ -85,6 +90,10 @@ class Stage(Part):
     @property
     def last(self) -> bool:
         return self.end == self.num_layers
+
+    @property
+    def follows(self) -> bool:
+        return not self.first
 
     def room(self, num_computed: int) -> int:
         if self.lost or not self.begun or self.unread >= MAX_UNREAD:
@@ -127,6 +136,10 @@ class Stripes(Part):
     @property
     def last(self) -> bool:
         return self.index == self.nodes - 1
+
+    @property
+    def follows(self) -> bool:
+        return not self.borders or self.next_begin(0) != self.borders[0]
 
     def start(self, start: int, sizes: Sequence[int] = ()) -> None:
         self.begun = True

@@ -301,3 +301,22 @@ def test_a_stage_gives_its_blocks_to_a_higher_class(start: Start, tiny_model, ri
         else:
             raise AssertionError("no stage lost its blocks")
         settled(cluster)
+
+
+@pytest.mark.parametrize("way", [GROUPS, pytest.param(BY_TOKENS, marks=pytest.mark.heavy)], ids=lambda way: way[1])
+def test_groups_with_room_for_one_do_not_wait_for_each_other(start: Start, tiny_model, right, way):
+    """Each node has blocks for one long prompt, and several begin at once on different nodes. A group that could wait
+    for another in a circle gives everything back at once: none ends because a node was silent for a minute."""
+    arenas = {"prefill": ["--kv-cache-bytes", str(1600 * 768)]}
+    with start("prefill=2,decode=1", *tiny_model, *EVERY, *way, *SLOW, role_flags=arenas) as cluster:
+        url = cluster["decode-0"].url
+        for number in range(4):
+            with ThreadPoolExecutor(4) as clients:
+                salt = salted(f"at once {number}")
+                asked = [clients.submit(complete, url, prompt(one), 8, **salt) for one in range(4)]
+            answers = [one.result() for one in asked]
+            assert [text(answer) for answer in answers] == right["prompt"]
+            assert any(stages_of(url, answer) for answer in answers)
+            failed = [event["detail"]["reason"] for one in answers for event in events(url, one, "attempt_failed")]
+            assert all("its group" in reason and "nothing came" not in reason for reason in failed)
+            settled(cluster)

@@ -54,7 +54,9 @@ def test_a_forecast_grows_with_the_prompt_and_falls_with_what_is_known(room, pro
     assert found.near_bytes <= room.near_blocks * room.block_bytes
     assert found.token_s <= longer.token_s and found.prompt_s <= longer.prompt_s
     assert prefill_s <= found.prompt_s <= whole.prompt_s
-    assert found.token_s == pytest.approx(0.01 + found.near_bytes / 1e9 + found.far_bytes / 1e8)
+    in_memory = found.near_bytes + room.hot_bytes(prompt)
+    assert in_memory + found.far_bytes == -(-prompt // room.block_size) * room.block_bytes
+    assert found.token_s == pytest.approx(0.01 + in_memory / 1e9 + found.far_bytes / 1e8)
 
 
 def test_it_learns_all_coefficients():

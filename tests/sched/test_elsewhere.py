@@ -131,7 +131,7 @@ def test_the_forecast_counts_the_longer_of_reads_and_asks():
     assert wider.cold_blocks == 50 and wider.bytes_of(54 * 16) == (20_000, 0)
     alone = forecast(54 * 16, 0, 0, wider, steps, 1.0)
     found = with_asks(alone, split, steps.read_s(alone.near_bytes, alone.far_bytes))
-    assert alone.token_s == pytest.approx(0.03) and found.token_s == pytest.approx(0.06)
+    assert alone.token_s == pytest.approx(0.034) and found.token_s == pytest.approx(0.064)  # 4 ms of hot blocks
     assert found.prompt_s == pytest.approx(alone.prompt_s + 0.5)
     quick = with_asks(alone, replace(split, ask_s=0.001), steps.read_s(alone.near_bytes, alone.far_bytes))
     assert quick.token_s == pytest.approx(alone.token_s)

@@ -78,7 +78,8 @@ class ContextCase:
         steps = ColdSteps()
         for part in CALIBRATED:
             tokens = (room.hot_blocks + int(part * room.cold_blocks)) * BLOCK_TOKENS
-            steps.observe(*room.bytes_of(tokens), step_s(tokens))
+            near, far = room.bytes_of(tokens)
+            steps.observe(near + room.hot_bytes(tokens), far, step_s(tokens))
         promised = forecast(self.tokens, TOKENS, 0, room, steps, PAPER_NODE.prompt_s(self.tokens, 0))
         token_s = fmean(step_s(self.tokens + made) for made in range(TOKENS))
         read_s = promised.cold_bytes / (self.gbyte_s * 1e9)

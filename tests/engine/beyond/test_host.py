@@ -85,6 +85,15 @@ async def test_it_measures_both_tiers_and_leaves_nothing_behind(tmp_path):
         assert here.share.stats()["dram"]["held"] == 0
 
 
+async def test_a_forecast_has_what_is_between_two_steps(tmp_path):
+    async with host(tmp_path) as here:
+        alone = here.host.forecast(300, 10, 0).token_s
+        served = here.host._costs.served
+        for i in range(64):
+            served.decoded(["r"], 3 * alone * i, alone, 1)
+        assert here.host.forecast(300, 10, 0).token_s == pytest.approx(3 * alone, rel=0.05)
+
+
 async def test_a_disk_that_fails_leaves_the_prior(tmp_path, monkeypatch):
     async with host(tmp_path) as here:
         monkeypatch.setattr(here.ssd, "put", lambda *block: False)

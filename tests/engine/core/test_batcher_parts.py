@@ -126,7 +126,7 @@ def test_a_stage_loses_its_blocks_only_to_a_class_before_it(priority):
     b.add(1, other)
     step = b.schedule(1)
     if priority == "interactive":
-        assert b.lost_parts() == [r] and r.part.room(r.num_computed) == 0
+        assert [lost for lost, _ in b.lost_parts()] == [r] and r.part.room(r.num_computed) == 0
         assert [row.request for row in step.rows] == [other]
         b.abort(1, r.request_id)
     else:
@@ -179,7 +179,54 @@ def test_where_nothing_runs_a_stage_gives_its_prefix_last():
     whole = request("whole", [8] * 40, arrival=2, max_tokens=1)
     b.add(3, whole)
     step = b.schedule(3)
-    assert [row.request for row in step.rows] == [whole] and b.lost_parts() == [r], "a node does not wait for others"
+    assert [row.request for row in step.rows] == [whole] and b.lost_parts()[0][0] is r, (
+        "a node does not wait for others"
+    )
+
+
+def test_a_prefix_goes_to_a_stage_with_input_while_others_decode():
+    """Its group, which has computed nothing, may wait on another node for the group of that stage."""
+    b = batcher(blocks=16, budget=64, seqs=4)
+    idle, comes = stage(2, 4, name="a"), stage(2, 4, name="b", arrival=1)
+    waiting_with(b, 20, idle)
+    decode = request("decode", [9] * 8, max_tokens=30)
+    b.add(1, decode)
+    run_step(b, 1, b.schedule(1))
+    comes.token_ids = [7] * 40
+    b.add(2, comes)
+    b.begin_part(comes, 0)
+    comes.part.available = 40
+    step = b.schedule(2)
+    assert [row.request for row in step.rows] == [decode]
+    assert [lost for lost, _ in b.lost_parts()] == [idle] and not idle.block_ids
+    run_step(b, 2, step)
+    b.abort(3, "a")
+    run_dry(b)
+    assert comes.finish_reason == "handover"
+    b.check_integrity()
+
+
+@pytest.mark.parametrize("name", ["a", "z"])
+def test_one_of_two_groups_ends_where_both_have_begun_and_one_lacks_blocks(name):
+    """The last in the order of ids, which all nodes know. The first waits."""
+    b = batcher(blocks=12, budget=64, seqs=4)
+    runs, comes = stage(0, 2, name="m"), stage(2, 4, name=name)
+    comes.token_ids = [7] * 40
+    for r in (runs, comes):
+        b.add(0, r)
+    b.begin_part(runs, 0, [16, 24])
+    run_step(b, 1, b.schedule(1))
+    runs.part.unread = MAX_UNREAD
+    b.begin_part(comes, 0)
+    comes.part.available = 16
+    assert b.schedule(2) is None
+    assert [(lost, "prompts of other nodes" in why) for lost, why in b.lost_parts()] == [(comes, True)] * (name == "z")
+    if name == "z":
+        b.abort(3, name)
+    comes.part.available, runs.part.unread = 40, 0
+    run_dry(b)
+    assert runs.finish_reason == "passed" and comes.finished
+    b.check_integrity()
 
 
 def test_a_stage_gets_more_tokens_in_the_same_time():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.core.costs import StepCosts
-from engine.core.served import MAX_BEGUN, Served
+from engine.core.served import MAX_BEGUN, TOKENS, Served
 from engine.sampling.params import SamplingParams
+from engine.step.cold import Cold
 from engine.step.request import Request
 from engine.step.step import ScheduledRow, Step
 
@@ -110,6 +111,17 @@ def test_a_node_whose_prompts_never_have_a_step_to_themselves_learns_their_time(
     assert a0 + 200 * a1 + 200 * 200 * a2 == pytest.approx(4 * wrong, rel=0.05)
     assert costs.prefill_left(request("new", 200), 4096) == pytest.approx(4 * wrong, rel=0.05)
     assert costs.token_s(1, 100) == pytest.approx(4 * wrong, rel=0.05)
+
+
+@pytest.mark.parametrize("layers, seconds", [(range(8), 0.013), (range(4), 0.01)])
+def test_a_token_beyond_memory_takes_its_step_and_what_is_between_two_steps(layers, seconds):
+    """Not if its steps pass only some layers, because others run too: it rests between them."""
+    costs, alone = StepCosts(), request("long", 100)
+    alone.cold = Cold(4, 0, 16, num_layers=8)
+    for i in range(4 * TOKENS):
+        step = Step([ScheduledRow(alone, 99, 1, True, layers=layers)])
+        costs.decoded(step, 0.013 * i, 0.013 * i + 0.01, 1)
+    assert costs.served.next_token_s(0.01) == pytest.approx(seconds, rel=0.02)
 
 
 def test_prompts_of_one_step_share_its_time_by_their_tokens():

@@ -32,7 +32,7 @@ class Tier:
     def name(self, key, slot, block_checksum, facts) -> None:
         self.named.append((key, slot))
 
-    def ran(self, tokens, slots, seconds) -> None:
+    def ran(self, tokens, slots, hot, seconds) -> None:
         self.seen.append((tokens, len(slots), seconds))
 
     def close(self) -> None:
