@@ -79,12 +79,29 @@ def test_a_report(tmp_path):
     assert "Configuration: pool_blocks 6000; nic_gbit_s 100;" in report and "kv_overlap layer or none." in report
     means = orjson.loads((tmp_path / "report.json").read_bytes())
     assert means["config"]["defaults"]["prefill"] == 8 and means["commit"]
+    assert means["config"]["minutes"] > 0 < means["config"]["processor_minutes"] and means["config"]["runs"] == 2
+    runs = [orjson.loads(line) for line in lzma.decompress((tmp_path / "runs.jsonl.xz").read_bytes()).splitlines()]
+    assert len(runs) == 2 and {run["commit"] for run in runs} == {means["commit"]}
     assert {(row["ablation"], row["case"]) for row in means["rows"]} == {
         ("overlap", "layer-wise"),
         ("overlap", "at the end"),
     }
     cases = means["config"]["cases"]["overlap"]
     assert cases["at the end"]["config"]["kv_overlap"] == "none" and "kv_overlap" not in cases["layer-wise"]["config"]
+
+
+def test_a_report_has_what_papers_and_goals_need_and_the_rest_on_demand(monkeypatch, tmp_path):
+    assert set(WITH_GOALS) <= set(reproduce.CORE) < set(ABLATIONS)
+    assert {"effective", "breakdown", "scheduling", "pool", "ratio", "overload"} <= set(reproduce.CORE)
+    chosen = []
+    monkeypatch.setattr(reproduce, "commit", lambda: "abc")
+    monkeypatch.setattr(reproduce, "replays", lambda: ([], []))
+    monkeypatch.setattr(reproduce, "write", lambda names, *_: chosen.append(list(names)) or reproduce.Report())
+    for argv in ([], ["--all"], ["--only", "pool,ratio"]):
+        assert reproduce.main([*argv, "--out", str(tmp_path)]) == 0
+    assert chosen == [reproduce.CORE, list(ABLATIONS), ["pool", "ratio"]]
+    with pytest.raises(SystemExit):
+        reproduce.main(["--all", "--only", "pool"])
 
 
 def test_the_report_holds_cache_policies_against_a_reference_only_where_it_has_one(monkeypatch):
