@@ -13,6 +13,8 @@ from lab.ablations import curve, reproduce
 from lab.ablations.common.ablation import estimated, run, run_each
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import section
+from lab.ablations.decoding.case import TOKENS
+from lab.ablations.decoding.flexgen import OUTPUT
 from lab.ablations.simulated import ABLATIONS, WITH_GOALS, scheduling
 from lab.caches import command as cache_policies
 
@@ -38,7 +40,22 @@ def test_every_ablation_runs_and_reads_its_numbers(name):
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_ablation_says_what_it_costs(name):
-    assert any(metric.startswith("cost per million") for metric in ABLATIONS[name].metrics)
+    metrics = ABLATIONS[name].metrics
+    assert any(metric.startswith("cost per million") for metric in metrics)
+    assert any(metric.startswith("node-hours") for metric in metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "hours"),
+    [
+        ("flexgen", lambda found: found["finished"] * OUTPUT / found["tokens_s"] / 3600),
+        ("beyond-memory", lambda found: TOKENS / found["tokens_s"] / 3600),
+    ],
+)
+def test_node_hours_are_the_seconds_of_what_was_answered(name, hours):
+    for case in ABLATIONS[name].cases(4)[:3]:
+        found = case.simulate(0)
+        assert found["node_hours"] == pytest.approx(hours(found)) and found["node_hours"] > 0
 
 
 def test_an_interval_over_seeds():
