@@ -7,7 +7,8 @@ Files:
     reproduce   Every table of the Mooncake papers that public data allows, with our values and theirs
     by_model/   Ablations by the groups of a model's KV: several models on the same nodes, by formula
     common/     Shared by all ablations: cases, looks, tables, plots
-    decoding/   Ablations of decode nodes: contexts and models beyond memory, and requests that move
+    decoding/   Ablations of decode nodes: short and long answers, contexts and models beyond memory, and requests
+                that move
     fleet/      Ablations of the nodes themselves: how many there are over time, and what unlike ones cost
     groups/     Ablations of long prompts on groups of prefill nodes
     live/       Questions answered by real nodes on this machine, or by a running cluster

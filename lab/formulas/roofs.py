@@ -7,7 +7,9 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -34,14 +36,20 @@ def reuse_s(model: StepModel, prefix: int) -> tuple[float, float]:
     return model.prompt_s(prefix, 0), model.nic_latency_s + model.fetch_bytes(prefix) / model.nic_bytes_s
 
 
-def decode_share(model: StepModel, prompt: int, tbt_s: float) -> float:
-    """Seconds of a decode-only node per answered token, at the largest batch within tbt_s. Infinite if one request
-    alone is slower."""
+def decode_batch(model: StepModel, prompt: int, tbt_s: float) -> int:
+    """The largest batch of a decode-only node whose steps take at most tbt_s; 0 if one request alone is slower."""
     batch = 0
     while batch < model.max_batch and (batch + 1) * model.held_tokens(prompt) <= model.kv_tokens:
         if model.decode_s(batch + 1, (batch + 1) * prompt) > tbt_s:
             break
         batch += 1
+    return batch
+
+
+def decode_share(model: StepModel, prompt: int, tbt_s: float) -> float:
+    """Seconds of a decode-only node per answered token, at the largest batch within tbt_s. Infinite if one request
+    alone is slower."""
+    batch = decode_batch(model, prompt, tbt_s)
     return model.decode_s(batch, batch * prompt) / batch if batch else float("inf")
 
 
@@ -87,6 +95,45 @@ def crossovers(model: StepModel, prompt: int, tbt_s: float, most: int = 8192) ->
         if not found or found[-1][1] != apart:
             found.append((output, apart))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Amortized:
+    """Node seconds of a request, apart and in mixed steps: those for its prompt with the first token of its answer, and
+    those for each further token. `handover_s` is part of the prompt's seconds apart."""
+
+    apart_prompt_s: float
+    mixed_prompt_s: float
+    handover_s: float
+    apart_token_s: float
+    mixed_token_s: float
+
+    @classmethod
+    def of(cls, model: StepModel, prompt: int, tbt_s: float, answer: int = 1024) -> Self:
+        """`answer`: the length from which the seconds of a token are taken."""
+        one, many = ([way(model, prompt, n, tbt_s) for n in (1, answer)] for way in (apart_s, chunking_s))
+        handover_s = model.nic_latency_s + model.handover_bytes(prompt) / model.nic_bytes_s
+        per_token = [(long_s - short_s) / (answer - 1) for short_s, long_s in (one, many)]
+        return cls(one[0], many[0], handover_s, *per_token)
+
+    def about(self, changes: Sequence[tuple[int, bool | None]]) -> str:
+        """Why short answers pay for separate nodes, or do not, and until which length. changes: from `crossovers`.
+        Empty if one of both ways keeps no objective."""
+        if not all(map(math.isfinite, (self.apart_prompt_s, self.mixed_prompt_s, self.mixed_token_s))):
+            return ""
+        chunks_s = self.mixed_prompt_s - self.apart_prompt_s + self.handover_s
+        token_s = self.mixed_token_s - self.apart_token_s
+        verdict = "pay for separate nodes" if changes[0][1] else "do not pay for separate nodes"
+        until = f"until {changes[1][0]:,} tokens" if len(changes) > 1 else "and no longer ones change that"
+        prompt, token = _more(1e3 * chunks_s, "ms"), _more(1e6 * token_s, "us")
+        return (
+            f"short answers {verdict}, {until}: a prompt in mixed steps takes {prompt} than alone, and its hand-over "
+            f"{1e3 * self.handover_s:.3g} ms; each token of an answer takes {token} in mixed steps"
+        )
+
+
+def _more(amount: float, unit: str) -> str:
+    return f"{abs(amount):.3g} {unit} {'more' if amount > 0 else 'less'}"
 
 
 def measure(seconds: float = 1.0) -> Measured:

@@ -54,6 +54,22 @@ def one_token(rows: list[TraceRow], seed: int) -> list[TraceRow]:
     return [replace(row, output_length=1) for row in rows]
 
 
+class Alike:
+    """Prompts of `tokens` tokens without shared blocks, answers of `answer` tokens, Poisson arrivals at `rate_s`. A
+    class, so that processes can send it to each other."""
+
+    def __init__(self, tokens: int, answer: int, rate_s: float) -> None:
+        self.tokens, self.answer, self.rate_s = tokens, answer, rate_s
+
+    def __call__(self, rows: list[TraceRow], seed: int) -> list[TraceRow]:
+        rng, ids, at, made = Random(seed), count(), 0.0, []
+        for _ in rows:
+            at += rng.expovariate(self.rate_s)
+            blocks = [next(ids) for _ in range(-(-self.tokens // BLOCK_TOKENS))]
+            made.append(TraceRow(1000 * at, self.tokens, self.answer, blocks))
+        return made
+
+
 def bursty(burst: float = 5.0, share: float = 0.1, mean_s: float = 5.0) -> Change:
     """The same requests in the same order at the same mean rate, in bursts: a Poisson process whose rate is `burst`
     times the mean for a `share` of the time, in bursts of `mean_s` on average, and less between them (MMPP-2)."""

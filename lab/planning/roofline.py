@@ -21,7 +21,7 @@ from rich.table import Table
 
 from lab.bench.common.results import Row, numbers, write_result
 from lab.flag_types import above_zero, not_negative, positive
-from lab.formulas.roofs import Measured, crossovers, least_bandwidth, measure, reuse_s
+from lab.formulas.roofs import Amortized, Measured, crossovers, least_bandwidth, measure, reuse_s
 from lab.simulator.geometry_flags import add_geometry_flags, step_model
 from lab.simulator.models.step_models import PRESETS, Geometry, Hardware, StepModel, roofline, with_bandwidth
 
@@ -98,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"prompts of {args.prompt} tokens, {1000 * args.tbt_s:g} ms between tokens; what takes less node time by the "
         f"answer's length, prefill and decode separate or mixed in steps: {told}"
     )
+    if why := Amortized.of(model, args.prompt, args.tbt_s).about(changes):
+        print(f"{why} (scripts/ablate.py answers asks the simulator)")
     if args.json:
         rows: list[Row] = []
         for n in PREFIXES:

@@ -8,9 +8,9 @@
   scripts/simulate.py --placement mooncake,mooncake-cost --node-classes prefill:4:0.5:0.3,decode:4:0.5:0.3
 
 Several placements run one after the other on the same requests and are printed side by side. The same seed gives the
-same bytes. --placement, --eviction, --queue-order, --rejection and --batching also take your own class as FILE.py:NAME,
-as nodes do (docs/hacking.md). --trace takes a file in Mooncake's format; the default is the released conversation trace
-if ../shared/traces has it, else a generated one.
+same bytes. --placement, --eviction, --cache-admission, --queue-order, --batching-policy and --rejection also take your
+own class as FILE.py:NAME, as nodes do (docs/hacking.md). --trace takes a file in Mooncake's format; the default is the
+released conversation trace if ../shared/traces has it, else a generated one.
 """
 
 from __future__ import annotations

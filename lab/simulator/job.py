@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 
 @dataclass(slots=True, eq=False)
@@ -87,11 +88,11 @@ class Job:
     @property
     def tail_tbt(self) -> float:
         """FAST'25's time between tokens: the mean of the longest tenth of the gaps; NaN for one token."""
-        left = tenth = -(-sum(count for count, _ in self.gaps) // 10)
+        left = tenth = -(-sum([count for count, _ in self.gaps]) // 10)
         if not tenth:
             return float("nan")
         total = 0.0
-        for count, seconds in sorted(self.gaps, key=lambda gap: -gap[1]):
+        for count, seconds in sorted(self.gaps, key=itemgetter(1), reverse=True):
             taken = min(count, left)
             total += taken * seconds
             left -= taken

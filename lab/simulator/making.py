@@ -41,7 +41,7 @@ def nodes(
     lengths: Lengths,
 ) -> list[Node]:
     """All nodes; slowness(index): the present factor of one. Raises ValueError."""
-    make_policy = chosen("--batching", config.batching, batching_policies, batching.METHODS)
+    make_policy = chosen("--batching-policy", config.batching_policy, batching_policies, batching.METHODS)
     make_order = chosen("--queue-order", config.queue_order, queue_orders, queueing.METHODS)
     mixed = [name for name, roles in _names(config) if len(roles) == 2]
     heavy = prefill_heavy(mixed) if config.heavy_chunk_tokens else set()

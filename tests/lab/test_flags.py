@@ -171,7 +171,7 @@ def test_the_simulator_refuses_what_would_hang_or_mean_nothing(wrong, capsys):
 
 NAMES = {
     "placement": ["nonsense", "missing.py:X"], "queue-order": ["nonsense"], "eviction": ["nonsense", "missing.py"],
-    "rejection": ["nonsense"], "batching": ["nonsense"],
+    "rejection": ["nonsense"], "batching-policy": ["nonsense"],
 }  # fmt: skip
 SIMULATED_NAMES = NAMES | {
     "cache-admission": ["nonsense"], "gossip-model": ["nonsense"], "pool-model": ["nonsense"], "model": ["nonsense"],

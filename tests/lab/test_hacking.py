@@ -12,11 +12,17 @@ import pytest
 
 from attention.choice.choose import choose as choose_backend
 from cache.pool.policies import choose as choose_eviction
+from cache.pool.policy import Facts
 from engine.checkpoint import hf_config
+from engine.config.cache_policies import cache_admission
 from engine.config.flags import UsageError, parse
 from engine.config.step_policies import batching_policy, queue_order, refusals
 from engine.front.placement_policy import placement_policy
+from lab.ablations import command as ablation
+from lab.ablations import reproduce
 from lab.ablations.command import main as ablate
+from lab.ablations.common.own_policies import FIELDS, with_own
+from lab.ablations.simulated import ABLATIONS
 from lab.simulator.command import main as simulate
 from net.transfer import engine as transfer
 from net.transfer.common.memory import Region
@@ -45,8 +51,8 @@ def mine(tmp_path):
 
 
 def test_every_example_has_a_test():
-    examples = {"kernel", "placement", "steps", "eviction", "transport", "transfer", "model", "geometry"}
-    assert set(EXAMPLES) == examples
+    examples = {"kernel", "placement", "steps", "eviction", "admission", "transport", "transfer"}
+    assert set(EXAMPLES) == examples | {"model", "geometry"}
 
 
 def test_a_kernel(mine):
@@ -71,6 +77,14 @@ def test_an_eviction_policy(mine):
     assert (policy.victim(), len(policy)) == ("c", 2)
 
 
+def test_an_admission_policy(mine):
+    policy = cache_admission(parse(["--cache-admission", f"{mine('admission')}:Heads"]))
+    policy.wanted("a")
+    assert [policy.admits("a", Facts(position), "b") for position in (0, 3, 4)] == [True, True, False]
+    with pytest.raises(UsageError, match=r"--cache-admission .*lacks wanted"):
+        cache_admission(parse(["--cache-admission", f"{mine('eviction')}:Newest"]))
+
+
 def test_orders_chunks_and_refusals(mine):
     file = mine("steps")
     config = parse(
@@ -89,8 +103,9 @@ def test_orders_chunks_and_refusals(mine):
 SIMULATED = {
     "--placement": ("placement", "ShortestQueue"),
     "--eviction": ("eviction", "Newest"),
+    "--cache-admission": ("admission", "Heads"),
     "--queue-order": ("steps", "Longest"),
-    "--batching": ("steps", "Halves"),
+    "--batching-policy": ("steps", "Halves"),
     "--rejection": ("steps", "NoBatch"),
 }
 
@@ -99,8 +114,8 @@ SIMULATED = {
 def test_the_same_file_runs_in_the_simulator(mine, flag, tmp_path):
     """Its figures differ from those of the default: it is used."""
     example, name = SIMULATED[flag]
-    few = ["--requests", "60", "--prefill", "2", "--decode", "1", "--speed", "20", "--batching", "decode-first"]
-    few += ["--cache-blocks", "40", "--generate", "mixed" if flag == "--rejection" else "agents"]
+    few = ["--requests", "60", "--prefill", "2", "--decode", "1", "--speed", "20"]
+    few += ["--cache-blocks", "40", "--pool-blocks", "40", "--generate", "mixed" if flag == "--rejection" else "agents"]
     told = []
     for own in ([], [flag, f"{mine(example)}:{name}"]):
         out = tmp_path / "out.json"
@@ -109,11 +124,27 @@ def test_the_same_file_runs_in_the_simulator(mine, flag, tmp_path):
     assert told[0] != told[1]
 
 
+@pytest.mark.parametrize("flag", SIMULATED)
+@pytest.mark.parametrize("command", [ablation, reproduce])
+def test_the_same_file_and_flag_add_a_case_to_every_ablation(mine, command, flag):
+    example, name = SIMULATED[flag]
+    own, field = f"{mine(example)}:{name}", flag.removeprefix("--").replace("-", "_")
+    *known, added = with_own(ABLATIONS["overlap"], command.parser().parse_args([flag, own])).cases(40)
+    assert len(known) == 2 and getattr(added.config, field) == own and added.label.endswith(own)
+    assert parse([flag, own]) is not None, "a node has the same flag"
+
+
+def test_every_policy_of_a_user_has_an_example():
+    assert {flag.removeprefix("--").replace("-", "_") for flag in SIMULATED} == set(FIELDS)
+
+
 def test_the_same_file_is_one_more_case_of_an_ablation(mine, capsys):
     argv = ["overlap", "--requests", "40", "--seeds", "1", "--workers", "1"]
     assert ablate([*argv, "--placement", f"{mine('placement')}:ShortestQueue"]) == 0
     assert "mine.py:ShortestQueue" in capsys.readouterr().out
     assert ablate([*argv, "--placement", "oracle"]) == 2
+    assert ablate([*argv, "--cache-admission", f"{mine('admission')}:Heads"]) == 0
+    assert "mine.py:Heads" in capsys.readouterr().out
 
 
 async def test_a_transfer():

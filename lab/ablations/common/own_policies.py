@@ -8,8 +8,8 @@ from typing import Any
 
 from lab.ablations.common.ablation import Ablation, Case
 
-FIELDS = ("placement", "eviction", "queue_order", "rejection", "batching")
-"""Of SimConfig."""
+FIELDS = ("placement", "eviction", "cache_admission", "queue_order", "batching_policy", "rejection")
+"""Of SimConfig; the flags have the names of a node's."""
 
 
 def add_flags(made: ArgumentParser) -> None:

@@ -69,6 +69,7 @@ BEYOND = Ablation(
         OFF: metric("forecast_off", scale=100),
         CLASSES: metric("classes"),
         COST: metric("cost"),
+        "node-hours": metric("node_hours"),
     },
     reading,
     paper_source="no figure of one context: FlexGen's own figures are in the ablation flexgen",

@@ -95,6 +95,7 @@ class ContextCase:
             "classes": len(bearing),
             "of_fitting": own_s / token_s,
             "cost": 1e6 * token_s / HOUR_S,
+            "node_hours": TOKENS * token_s / HOUR_S,
         }
 
 
@@ -135,4 +136,5 @@ class BlockCase:
             "refused": 0,
             "tokens_s": tokens_s,
             "cost": 1e6 / tokens_s / HOUR_S,
+            "node_hours": self.block.seconds() / HOUR_S,
         }

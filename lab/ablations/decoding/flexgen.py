@@ -88,7 +88,7 @@ FLEXGEN = Ablation(
     "over all of the time, prefill included. Weights and KV lie in the fastest places with room. Cost: 1 per node and "
     "hour.",
     cases,
-    {RATE: metric("tokens_s"), "cost per million tokens": metric("cost")},
+    {RATE: metric("tokens_s"), "cost per million tokens": metric("cost"), "node-hours": metric("node_hours")},
     reading,
     paper={block(name): of[0] for name, of in PUBLISHED.items()}
     | {alone(name): of[1] for name, of in PUBLISHED.items()},

@@ -79,6 +79,7 @@ class GroupCase:
             "full_s": fmean(full.ttft_s),
             "shorts_per_s": len(full.short_ttft_s) / full.seconds,
             "computing": full.computing,
+            "node_hours": self.nodes * full.seconds / HOUR_S,
             "cost": 1e6 * self.nodes * full.seconds / HOUR_S / prompt_tokens,
             "received_gb": alone.received_bytes / 1e9,
         }

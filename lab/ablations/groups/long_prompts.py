@@ -79,6 +79,7 @@ LONG_PROMPTS = Ablation(
         "bubbles alone": metric("idle_alone"),
         BYTES: metric("received_gb"),
         COST: metric("cost"),
+        "node-hours with a queue": metric("node_hours"),
     },
     reading,
     paper_source="no figure of this: section 5.1 gives the reasons in words",

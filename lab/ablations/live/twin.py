@@ -53,7 +53,7 @@ def twin(
         eviction=str(config["eviction"]),
         cache_blocks=kv_tokens // LIVE_BLOCK,
         block_tokens=LIVE_BLOCK,
-        batching=str(config["batching_policy"]),
+        batching_policy=str(config["batching_policy"]),
         prefill_chunk_tokens=int(config["prefill_chunk_tokens"]),
         tbt_budget_s=float(config["tbt_budget_ms"]) / 1000,
         step_prompts=int(config["max_num_seqs"]),

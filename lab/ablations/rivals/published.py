@@ -23,10 +23,10 @@ SYSTEMS = {
     DEFAULT: SimConfig(pool_blocks=POOL_BLOCKS),
     NO_POOL: SimConfig(),
     MIXED: SimConfig(
-        prefill=0, decode=0, mixed=16, batching="mixed", prefill_chunk_tokens=512, pool_blocks=POOL_BLOCKS
+        prefill=0, decode=0, mixed=16, batching_policy="mixed", prefill_chunk_tokens=512, pool_blocks=POOL_BLOCKS
     ),
     COLOCATED: SimConfig(
-        prefill=0, decode=0, mixed=16, placement="least-load", batching="mixed", prefill_chunk_tokens=512
+        prefill=0, decode=0, mixed=16, placement="least-load", batching_policy="mixed", prefill_chunk_tokens=512
     ),
     SPLIT: SimConfig(placement="least-load"),
 } | {name: SimConfig(placement=placement, pool_blocks=POOL_BLOCKS) for name, placement in PLAIN.items()}
@@ -72,7 +72,7 @@ RIVALS = {
         (COLOCATED, SPLIT),
     ),
     "windserve": Rival(
-        SimConfig(placement="windserve", prefill=8, decode=0, mixed=8, batching="mixed"),
+        SimConfig(placement="windserve", prefill=8, decode=0, mixed=8, batching_policy="mixed"),
         "ISCA 2025",
         "median TTFT 4.28x lower",
         "p50 TTFT, s",
@@ -86,14 +86,14 @@ RIVALS = {
         (COLOCATED, SPLIT),
     ),
     "ecoserve": Rival(
-        SimConfig(prefill=0, decode=0, mixed=16, placement="ecoserve", batching="prefill-first"),
+        SimConfig(prefill=0, decode=0, mixed=16, placement="ecoserve", batching_policy="prefill-first"),
         "2504.18154",
         "goodput +82 to +127 % over four systems",
         "goodput",
         (COLOCATED, SPLIT),
     ),
     "taichi": Rival(
-        SimConfig(prefill=0, decode=0, mixed=16, placement="taichi", batching="mixed", heavy_chunk_tokens=2048),
+        SimConfig(prefill=0, decode=0, mixed=16, placement="taichi", batching_policy="mixed", heavy_chunk_tokens=2048),
         "2508.01989",
         "goodput up to +77 %",
         "goodput",
@@ -108,7 +108,7 @@ RIVALS = {
     ),
     "dynaserve": Rival(
         SimConfig(
-            prefill=0, decode=0, mixed=16, placement="dynaserve", batching="mixed", prefill_chunk_tokens=512
+            prefill=0, decode=0, mixed=16, placement="dynaserve", batching_policy="mixed", prefill_chunk_tokens=512
         ),
         "2504.09285v2",
         "goodput up to 1.91x colocated, 1.61x disaggregated",

@@ -38,6 +38,7 @@ from lab.ablations.by_model.split import SPLIT
 from lab.ablations.common.ablation import Ablation, Case
 from lab.ablations.common.evidence import saturated
 from lab.ablations.common.metrics import BUSY, COSTS
+from lab.ablations.decoding.answers import ANSWERS
 from lab.ablations.decoding.beyond import BEYOND
 from lab.ablations.decoding.flexgen import FLEXGEN
 from lab.ablations.decoding.moves import MOVES
@@ -90,6 +91,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         BANDWIDTH,
         OVERLOAD,
         COLOCATED,
+        ANSWERS,
         OVERLAP,
         QUANTIZED,
         SPECULATIVE,

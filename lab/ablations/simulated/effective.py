@@ -14,12 +14,14 @@ MOONCAKE = "Mooncake"
 OWN_BLOCKS = 1270  # of a vLLM node: half of its KV memory holds prefixes
 SYSTEMS = {
     MOONCAKE: SimConfig(pool_blocks=6000),
-    "vLLM": SimConfig(prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=0, batching="prefill-first"),
+    "vLLM": SimConfig(
+        prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=0, batching_policy="prefill-first"
+    ),
     "vLLM + prefix": SimConfig(
-        prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=OWN_BLOCKS, batching="prefill-first"
+        prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=OWN_BLOCKS, batching_policy="prefill-first"
     ),
     "vLLM + chunked": SimConfig(
-        prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=0, batching="mixed",
+        prefill=0, decode=0, mixed=16, placement="least-load", cache_blocks=0, batching_policy="mixed",
         prefill_chunk_tokens=512,
     ),
 }  # fmt: skip

@@ -1,59 +1,107 @@
-"""Speculative decoding with prompts found in the pool, and without."""
+"""Speculative decoding with prompts found in the pool, and without. What a step drafts and keeps was measured."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from lab.ablations.common.ablation import Ablation, Case, Estimated, Workload
 from lab.ablations.common.evidence import relative
 from lab.ablations.common.looks import answer_times
 from lab.ablations.common.metrics import metric
+from lab.docs.figures import RESULTS, Result
 from lab.simulator.config import SimConfig
-from lab.simulator.models.speculation import speculating
+from lab.simulator.models.speculation import kept_tokens, verifying
 from lab.simulator.models.step_models import PRESETS
+
+RESULT = "speculative"
+"""The benchmark whose newest result tells the acceptance."""
+
+MEASURED = re.compile(r"(\w+) x(\d+) (ngram|draft) auto")
+"""A case of it: the kind of prompts, requests of a batch, the method. `auto`: the length of drafts follows their
+acceptance, as nodes do by default."""
+
+ASSUMED = {"n-grams": (0.3, 0.0), "draft model": (0.7, 8.03 / 70.6)}
+"""Sensitivity: (acceptance of each of DRAFTED tokens, parameters over the target's)."""
 
 DRAFTED = 4
 PLAIN = "no drafts"
-DRAFTS = {PLAIN: None, "n-grams": (0.3, 0.0), "draft model": (0.7, 8.03 / 70.6)}
-"""(acceptance, parameters over the target's)"""
-
+SIZES = {"ngram": 0.0, "draft": ASSUMED["draft model"][1]}
+METHODS = {"ngram": "n-grams", "draft": "draft model"}
 KV = {"cold": SimConfig(cache_blocks=0), "warm": SimConfig(pool_blocks=6000)}
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Of a request, per step: drafted tokens, kept tokens. `size`: of the draft model, over the target's."""
+
+    drafted: float
+    kept: float
+    size: float
+
+
+@lru_cache
+def measured(folder: Path = RESULTS) -> tuple[str, dict[str, Drafts]]:
+    """(the file, drafts by name) of the largest batch of each kind of prompts and method. Raises LookupError if nobody
+    has measured any."""
+    result, largest = Result.newest(RESULT, folder), dict[tuple[str, str], int]()
+    named = {case: found.groups() for case in result.cases(".*") if (found := MEASURED.fullmatch(case))}
+    for kind, batch, method in named.values():
+        largest[kind, method] = max(int(batch), largest.get((kind, method), 0))
+    found = {}
+    for case, (kind, batch, method) in named.items():
+        drafted = result.row(case, "drafts per row and step")["ours"]
+        kept = result.row(case, "tokens per row and step")["ours"]
+        if int(batch) == largest[kind, method]:
+            found[f"{METHODS[method]} as measured, {kind}"] = Drafts(drafted, kept, SIZES[method])
+    if not found:
+        raise LookupError(f"{result.path.name} has no row of a measured acceptance")
+    return result.path.name, found
+
+
+def drafts() -> dict[str, Drafts]:
+    """All kinds of drafts: measured ones, then assumed ones."""
+    assumed = {
+        f"{name}, assumed {acceptance:.0%}": Drafts(DRAFTED, kept_tokens(DRAFTED, acceptance), size)
+        for name, (acceptance, size) in ASSUMED.items()
+    }
+    return measured()[1] | assumed
 
 
 def cases(requests: int | None) -> list[Case]:
     work, model = Workload("conversation", min(requests or 6000, 6000)), PRESETS["llama3-70b-8xa800"]
-    return [
-        Case(
-            f"{kv}, {name}",
-            config,
-            work,
-            model=None if draft is None else speculating(model, DRAFTED, *draft),
-            look=(answer_times,),
-        )
-        for kv, config in KV.items()
-        for name, draft in DRAFTS.items()
-    ]
+    made = []
+    for kv, config in KV.items():
+        made.append(Case(f"{kv}, {PLAIN}", config, work, look=(answer_times,)))
+        for name, one in drafts().items():
+            speculates = verifying(model, one.drafted, one.kept, one.size)
+            made.append(Case(f"{kv}, {name}", config, work, model=speculates, look=(answer_times,)))
+    return made
 
 
 def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = []
     for kv in KV:
         gains = [
-            f"{relative(values, 'mean answer, s', f'{kv}, {name}', f'{kv}, {PLAIN}')} with {name}"
-            for name in DRAFTS
-            if name != PLAIN
+            f"{relative(values, 'mean answer, s', f'{kv}, {name}', f'{kv}, {PLAIN}')} with {name}" for name in drafts()
         ]
         said.append(f"{kv} KV {' and '.join(gains)}")
     warm = relative(values, "mean answer, s", f"warm, {PLAIN}", f"cold, {PLAIN}")
+    steps = "; ".join(f"{name} {one.drafted:.2f} and {one.kept:.2f}" for name, one in drafts().items())
     return (
         f"Time from arrival to the last token against no drafts: {', '.join(said)}. Warm KV instead of cold, without "
-        f"drafts: {warm}. Acceptance is assumed, not simulated; scripts/bench.py speculative measures it."
+        f"drafts: {warm}. Drafts as measured are those of {measured()[0]}, on another model than the simulated one; "
+        f"the assumed ones show how much depends on them. Tokens of a request that a step drafts and keeps: {steps}."
     )
 
 
 SPECULATIVE = Ablation(
     "speculative",
     "What do drafts gain with cold and with warm KV?",
-    f"8P+8D, conversation trace; cold = no node keeps KV. {DRAFTED} drafted tokens: n-grams of the prompt, "
-    "free, 30 % accepted; a draft model of the 8B shape on the same nodes, 70 %.",
+    "8P+8D, conversation trace; cold = no node keeps KV. N-grams are free; a draft model has the 8B shape and runs on "
+    "the same nodes.",
     cases,
     {
         "mean answer, s": metric("answer_s"),

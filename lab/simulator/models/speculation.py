@@ -25,14 +25,22 @@ def kept_tokens(drafted: int, acceptance: float) -> float:
 
 def speculating(model: StepModel, drafted: int, acceptance: float, size: float = 0.0) -> StepModel:
     """`size` 0: free drafts, like n-grams of the prompt."""
-    kept = kept_tokens(drafted, acceptance)
+    made = verifying(model, drafted, kept_tokens(drafted, acceptance), size)
+    return replace(made, name=f"{model.name}, {drafted} drafts at {acceptance:g}")
+
+
+def verifying(model: StepModel, drafted: float, kept: float, size: float = 0.0) -> StepModel:
+    """Steps with `drafted` drafts per request on average keep `kept` tokens of it, as a benchmark measures both. Raises
+    ValueError."""
+    if not drafted >= 0 or not 1 <= kept <= 1 + drafted:
+        raise ValueError(f"a step keeps at least 1 token, and at most one more than its drafts: {kept} of {drafted}")
     w, p, d0, d1, k = model.decode
     a0, a1, a2 = model.prefill
     draft_s = drafted * (size * w + d0 / 8) if size else 0.0  # a small model's step has an eighth of the overhead
     decode = (w / kept, p * (drafted + 1 + drafted * size) / kept, (d0 + draft_s) / kept, d1 / kept, k / kept)
     return replace(
         model,
-        name=f"{model.name}, {drafted} drafts at {acceptance:g}",
+        name=f"{model.name}, {drafted:.3g} drafts, {kept:.3g} tokens kept",
         prefill=(a0, a1 * (1 + size), a2 * (1 + size)),
         decode=decode,
     )

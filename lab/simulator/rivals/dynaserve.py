@@ -12,8 +12,8 @@ max(first, second), by bisection. All of the prompt on the first node is plain d
 be done as early, the request stays there: plain colocation.
 
 Kept: the two parts, and the split by load. The KV of the first part moves while it is computed. Batches are those of
---batching; the paper's local schedulers bound the time of a step. Left out: splits inside the answer, because nobody
-knows its length here (the paper predicts it), and splits inside a block. Nodes cannot do this: a request has one
+--batching-policy; the paper's local schedulers bound the time of a step. Left out: splits inside the answer, because
+nobody knows its length here (the paper predicts it), and splits inside a block. Nodes cannot do this: a request has one
 prefill node, or a pipeline of nodes that split its layers.
 """
 

@@ -13,6 +13,8 @@ from lab.ablations import curve, reproduce
 from lab.ablations.common.ablation import estimated, run, run_each
 from lab.ablations.common.runs import Runs
 from lab.ablations.common.tables import section
+from lab.ablations.decoding.case import TOKENS
+from lab.ablations.decoding.flexgen import OUTPUT
 from lab.ablations.simulated import ABLATIONS, WITH_GOALS, scheduling
 from lab.caches import command as cache_policies
 
@@ -38,7 +40,22 @@ def test_every_ablation_runs_and_reads_its_numbers(name):
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_ablation_says_what_it_costs(name):
-    assert any(metric.startswith("cost per million") for metric in ABLATIONS[name].metrics)
+    metrics = ABLATIONS[name].metrics
+    assert any(metric.startswith("cost per million") for metric in metrics)
+    assert any(metric.startswith("node-hours") for metric in metrics)
+
+
+@pytest.mark.parametrize(
+    ("name", "hours"),
+    [
+        ("flexgen", lambda found: found["finished"] * OUTPUT / found["tokens_s"] / 3600),
+        ("beyond-memory", lambda found: TOKENS / found["tokens_s"] / 3600),
+    ],
+)
+def test_node_hours_are_the_seconds_of_what_was_answered(name, hours):
+    for case in ABLATIONS[name].cases(4)[:3]:
+        found = case.simulate(0)
+        assert found["node_hours"] == pytest.approx(hours(found)) and found["node_hours"] > 0
 
 
 def test_an_interval_over_seeds():
@@ -79,12 +96,29 @@ def test_a_report(tmp_path):
     assert "Configuration: pool_blocks 6000; nic_gbit_s 100;" in report and "kv_overlap layer or none." in report
     means = orjson.loads((tmp_path / "report.json").read_bytes())
     assert means["config"]["defaults"]["prefill"] == 8 and means["commit"]
+    assert means["config"]["minutes"] > 0 < means["config"]["processor_minutes"] and means["config"]["runs"] == 2
+    runs = [orjson.loads(line) for line in lzma.decompress((tmp_path / "runs.jsonl.xz").read_bytes()).splitlines()]
+    assert len(runs) == 2 and {run["commit"] for run in runs} == {means["commit"]}
     assert {(row["ablation"], row["case"]) for row in means["rows"]} == {
         ("overlap", "layer-wise"),
         ("overlap", "at the end"),
     }
     cases = means["config"]["cases"]["overlap"]
     assert cases["at the end"]["config"]["kv_overlap"] == "none" and "kv_overlap" not in cases["layer-wise"]["config"]
+
+
+def test_a_report_has_what_papers_and_goals_need_and_the_rest_on_demand(monkeypatch, tmp_path):
+    assert set(WITH_GOALS) <= set(reproduce.CORE) < set(ABLATIONS)
+    assert {"effective", "breakdown", "scheduling", "pool", "ratio", "overload"} <= set(reproduce.CORE)
+    chosen = []
+    monkeypatch.setattr(reproduce, "commit", lambda: "abc")
+    monkeypatch.setattr(reproduce, "replays", lambda: ([], []))
+    monkeypatch.setattr(reproduce, "write", lambda names, *_: chosen.append(list(names)) or reproduce.Report())
+    for argv in ([], ["--all"], ["--only", "pool,ratio"]):
+        assert reproduce.main([*argv, "--out", str(tmp_path)]) == 0
+    assert chosen == [reproduce.CORE, list(ABLATIONS), ["pool", "ratio"]]
+    with pytest.raises(SystemExit):
+        reproduce.main(["--all", "--only", "pool"])
 
 
 def test_the_report_holds_cache_policies_against_a_reference_only_where_it_has_one(monkeypatch):

@@ -108,4 +108,4 @@ def test_the_flag_makes_and_prints_this_table_alone(tmp_path, capsys, monkeypatc
     assert "Ablations: rivals" in (tmp_path / "report.md").read_text()
     with pytest.raises(SystemExit):
         reproduce.main(["--rivals", "--only", "pool"])
-    assert "--rivals is one ablation" in capsys.readouterr().err
+    assert "give one of them" in capsys.readouterr().err

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
 import orjson
 import pytest
 
-from lab.formulas.roofs import chunking_s, crossovers, decode_share, least_bandwidth, measure, reuse_s
+from lab.formulas.roofs import (
+    Amortized,
+    apart_s,
+    chunking_s,
+    crossovers,
+    decode_share,
+    least_bandwidth,
+    measure,
+    reuse_s,
+)
 from lab.planning import roofline
 from lab.simulator.models.step_models import PRESETS
 
@@ -39,6 +49,23 @@ def test_there_is_no_winner_where_neither_keeps_the_objective():
     assert all(apart is not None for _, apart in crossovers(PAPER, 8192, 0.1, 50))
 
 
+@pytest.mark.parametrize("preset", ["llama3-70b-8xa800", "llama3-8b-h200"])
+@pytest.mark.parametrize("gbit_s", [1.0, 100.0, 1000.0])
+def test_the_paragraph_about_short_answers_says_what_the_node_times_say(preset, gbit_s):
+    model = replace(PRESETS[preset], nic_bytes_s=gbit_s * 1e9 / 8)
+    found, changes = Amortized.of(model, 8192, 0.1), crossovers(model, 8192, 0.1)
+    said = found.about(changes)
+    apart_first = apart_s(model, 8192, 1, 0.1) < chunking_s(model, 8192, 1, 0.1)
+    assert said.startswith("short answers pay" if apart_first else "short answers do not pay")
+    dearer = found.mixed_prompt_s - found.apart_prompt_s + found.handover_s
+    assert f"takes {abs(1000 * dearer):.3g} ms {'more' if dearer > 0 else 'less'} than alone" in said
+    if until := re.search(r"until ([\d,]+) tokens", said):
+        last = int(until[1].replace(",", ""))
+        before, after = (apart_s(model, 8192, n, 0.1) < chunking_s(model, 8192, n, 0.1) for n in (last - 1, last))
+        assert (before, after) == (apart_first, not apart_first)
+    assert Amortized.of(model, 8192, 0.001).about([(1, None)]) == "", "no way keeps this objective"
+
+
 def test_shares_are_bounded_by_what_they_hold():
     assert decode_share(PAPER, 8192, 0.1) < PAPER.decode_s(1, 8192)
     assert decode_share(PAPER, 8192, 0.001) == chunking_s(PAPER, 8192, 100, 0.001) == float("inf")
@@ -53,7 +80,8 @@ def test_this_machine_is_measured():
 def test_the_command(tmp_path, capsys):
     out, plot = tmp_path / "r.json", tmp_path / "r.svg"
     assert roofline.main(["--nic-gbit-s", "10", "--json", str(out), "--plot", str(plot)]) == 0
-    assert "prefill and decode separate or mixed" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "prefill and decode separate or mixed" in told and "\nshort answers " in told
     assert len(orjson.loads(out.read_bytes())["rows"]) == 3 * 5 and "<svg" in plot.read_text()
     with pytest.raises(SystemExit):
         roofline.main(["--tbt-s", "0"])

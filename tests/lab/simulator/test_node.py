@@ -46,16 +46,16 @@ def test_a_running_request_is_in_every_step_or_waits():
     rows = [TraceRow(0.0, 10, 50, [1]), TraceRow(100.0, 2000, 1, list(range(2, 9)))]
     first, _ = ran(BASE, rows).jobs
     assert first.longest_gap == pytest.approx(0.01 + 0.999)  # a chunk with it, and the fixed part of a step
-    waiting, other = ran(replace(BASE, batching="prefill-first"), rows).jobs
+    waiting, other = ran(replace(BASE, batching_policy="prefill-first"), rows).jobs
     assert waiting.longest_gap == pytest.approx(2.01)
     assert other.first_token < waiting.finished
-    chunked, _ = ran(replace(BASE, batching="mixed", prefill_chunk_tokens=100), rows).jobs
+    chunked, _ = ran(replace(BASE, batching_policy="mixed", prefill_chunk_tokens=100), rows).jobs
     assert chunked.longest_gap == pytest.approx(0.11)
 
 
 def test_dynamic_chunks_keep_the_time():
     rows = [TraceRow(0.0, 10, 60, [1]), TraceRow(100.0, 2000, 1, list(range(2, 9)))]
-    first, _ = ran(replace(BASE, batching="dynamic", tbt_budget_s=0.2), rows).jobs
+    first, _ = ran(replace(BASE, batching_policy="dynamic", tbt_budget_s=0.2), rows).jobs
     assert 0.19 < first.longest_gap < 0.2001
 
 
@@ -63,7 +63,7 @@ def test_without_a_fixed_limit_prompts_and_streams_miss_their_objectives_by_the_
     """Prompts of 0.5 s arrive twice a second, while every decode step of 10 ms needs its share."""
     rows = [TraceRow(500.0 * i, 500, 100, [100 * i]) for i in range(60)]
     classes = with_objectives("standard:ttft=2,tbt=0.05")
-    config = replace(BASE, batching="dynamic", tbt_budget_s=0.0, slo=spell(classes))
+    config = replace(BASE, batching_policy="dynamic", tbt_budget_s=0.0, slo=spell(classes))
     fair, fixed = (ran(one, rows).jobs for one in (config, replace(config, tbt_budget_s=0.05)))
     prompt = max(job.ttft for job in fair) / classes["standard"].ttft_s
     stream = max(job.longest_gap for job in fair) / classes["standard"].tbt_s
@@ -99,7 +99,7 @@ def test_nodes_of_a_machine_slow_each_other_down():
     assert later.first_token == pytest.approx(2.15)  # its step began with a decode
 
 
-@pytest.mark.parametrize("wrong", [{"batching": "nonsense"}, {"step_prompts": 0}, {"contention": -1.0}])
+@pytest.mark.parametrize("wrong", [{"batching_policy": "nonsense"}, {"step_prompts": 0}, {"contention": -1.0}])
 def test_wrong_flags_are_named(wrong):
     with pytest.raises(ValueError, match="--" + next(iter(wrong)).replace("_", "-")):
         Cluster(replace(BASE, **wrong), MODEL)

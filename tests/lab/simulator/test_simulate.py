@@ -45,7 +45,7 @@ WRONG = [
     (["--placement", "oracle"], "--placement"),
     (["--eviction", "oracle"], "eviction"),
     (["--queue-order", "oracle"], "--queue-order"),
-    (["--batching", "no.py:Mine"], "--batching no.py:Mine: there is no file"),
+    (["--batching-policy", "no.py:Mine"], "--batching-policy no.py:Mine: there is no file"),
     (["--trace", "no.jsonl"], "no.jsonl"),
 ]
 

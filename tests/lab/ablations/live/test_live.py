@@ -105,7 +105,7 @@ def test_figures_of_outcomes():
 def test_the_simulated_twin_of_nodes():
     config = twin("prefill=2,decode=1,store=1", NODE, 6400)
     assert (config.prefill, config.decode, config.mixed, config.block_tokens, config.cache_blocks) == (2, 1, 0, 64, 100)
-    assert (config.batching, config.step_prompts, config.tbt_budget_s) == ("dynamic", 64, 0.1)
+    assert (config.batching_policy, config.step_prompts, config.tbt_budget_s) == ("dynamic", 64, 0.1)
     assert twin("prefill+decode=2", NODE, 6400).mixed == twin("mixed=2", NODE, 6400).mixed == 2
     model = base_model("mine", NODE, 6400)
     assert (model.token_bytes, model.chunk_tokens, model.max_batch) == (23040, 1024, 64)

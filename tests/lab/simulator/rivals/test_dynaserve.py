@@ -91,8 +91,8 @@ def test_a_part_that_is_not_there_yet_counts_as_work():
 
 
 CONFIG = SimConfig(
-    prefill=0, decode=0, mixed=2, placement="dynaserve", batching="dynamic", tbt_budget_s=10.0, step_models="exact",
-    step_noise=0.0, output_lengths="oracle", probe_s=0.0, cache_blocks=50, block_tokens=100,
+    prefill=0, decode=0, mixed=2, placement="dynaserve", batching_policy="dynamic", tbt_budget_s=10.0,
+    step_models="exact", step_noise=0.0, output_lengths="oracle", probe_s=0.0, cache_blocks=50, block_tokens=100,
 )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_only_the_simulator_has_them():
 def test_prefill_heavy_nodes_have_larger_chunks():
     """TaiChi: of two nodes the first one takes 500 tokens per step, the other one 100."""
     config = SimConfig(
-        prefill=0, decode=0, mixed=2, batching="mixed", prefill_chunk_tokens=100, heavy_chunk_tokens=500,
+        prefill=0, decode=0, mixed=2, batching_policy="mixed", prefill_chunk_tokens=100, heavy_chunk_tokens=500,
         placement="round-robin", step_models="exact", step_noise=0.0, probe_s=0.0, cache_blocks=0,
     )  # fmt: skip
     cluster = ran(config, [TraceRow(0.0, 1000, 1, [10 * i, 10 * i + 1]) for i in range(2)])
