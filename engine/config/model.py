@@ -208,6 +208,23 @@ class ModelFields:
         least=1,
         most=64,
     )
+    expert_remote_ranks: int = flag(
+        0,
+        "engine",
+        "how many of --expert-parallel-size, the last ones, are processes on other hosts, started there by mooncake.py "
+        "expert-rank --join HOST:EXPERT-PORT",
+        unit="ranks",
+        least=0,
+        most=63,
+    )
+    expert_port: int = flag(
+        0,
+        "engine",
+        "TCP port at which --expert-remote-ranks join; 0 = any free one, which the log shows",
+        unit="port",
+        least=0,
+        most=65535,
+    )
     expert_replicas: int = flag(
         1,
         "engine",

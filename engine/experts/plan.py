@@ -22,6 +22,12 @@ class Plan:
     expert_size: int
     activation: str
     layout: Layout
+    remote: int = 0  # of the ranks, the last ones: on other hosts
+
+    @property
+    def local(self) -> int:
+        """Ranks on the node's host: 0 and the next ones."""
+        return self.ranks - self.remote
 
     @property
     def expert_elements(self) -> int:
@@ -31,6 +37,25 @@ class Plan:
     def share_bytes(self) -> int:
         """Of the experts of one rank."""
         return len(self.layers) * self.slots * self.expert_elements * self.layout.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What a rank must hold. `living`: ranks of its host whose shares are filled."""
+
+    rank: int
+    plan: Plan
+    placement: Placement
+    living: tuple[int, ...] = ()
+
+    @property
+    def experts(self) -> list[tuple[int, int, int]]:
+        """(layer, slot, expert), of the layers with experts."""
+        return [
+            (layer, slot, expert)
+            for layer, ranks in enumerate(self.placement.layers)
+            for slot, expert in enumerate(ranks[self.rank])
+        ]
 
 
 def plan_of(config: Config, model: ModelConfig) -> Plan:
@@ -51,6 +76,7 @@ def plan_of(config: Config, model: ModelConfig) -> Plan:
             dtype=config.dtype,
             coded=config.expert_dispatch_dtype == "int8",
         ),
+        remote=config.expert_remote_ranks,
     )
 
 

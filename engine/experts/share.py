@@ -15,6 +15,9 @@ from torch.nn import functional as F
 from engine.experts.plan import Plan
 from net.transfer.common.memory import Region
 
+KINDS = ("gate", "up", "down")
+"""The weights of an expert."""
+
 
 class Share:
     """`region`: of Plan.share_bytes, this process's own or another rank's."""
@@ -43,6 +46,10 @@ class Share:
         self.gate_up[layer, slot].copy_(other.gate_up[layer, other_slot])
         self.down[layer, slot].copy_(other.down[layer, other_slot])
 
+    def bytes_of(self, layer: int, slot: int) -> list[memoryview]:
+        """The memory of an expert's weights: the parts of the share, in order."""
+        return [_bytes(part[layer, slot]) for part in (self.gate_up, self.down)]
+
     def stage(self, layer: int, slot: int, other: Share, other_slot: int) -> None:
         """The same, to be used from `commit` on."""
         weights = other.gate_up[layer, other_slot].clone(), other.down[layer, other_slot].clone()
@@ -62,3 +69,8 @@ class Share:
         gate, up = F.linear(x, self.gate_up[layer, slot]).chunk(2, dim=-1)
         acted = F.silu(gate) if self._plan.activation == "silu" else F.gelu(gate, approximate="tanh")
         return F.linear(acted * up, self.down[layer, slot])
+
+
+def _bytes(part: Tensor) -> memoryview:
+    found: memoryview = part.reshape(-1).view(torch.uint8).numpy().data
+    return found

@@ -7,6 +7,8 @@ COMMIT                         use them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,9 @@ COMPUTE, STAGE, COMMIT = 0, 1, 2
 
 
 class Work:
-    """What one rank does with the messages on its desk. `shares`: of all ranks, its own among them."""
+    """What one rank does with the messages on its desk. `shares`: of the ranks of its host, its own among them."""
 
-    def __init__(self, desk: Desk, rank: int, shares: list[Share]) -> None:
+    def __init__(self, desk: Desk, rank: int, shares: Mapping[int, Share]) -> None:
         layout = desk.layout
         self._desk, self._share, self._shares = desk, shares[rank], shares
         memory, self._dtype = desk.region.memory, getattr(torch, layout.dtype)

@@ -146,7 +146,7 @@ def _load_experts(
             f"--expert-parallel-size {config.expert_parallel_size}: experts with biases (gpt-oss) are not spread over "
             "processes; give 1"
         )
-    torch.set_num_threads(max(1, config.num_threads // config.expert_parallel_size))
+    torch.set_num_threads(max(1, config.num_threads // (config.expert_parallel_size - config.expert_remote_ranks)))
     torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
     try:

@@ -326,6 +326,11 @@ class Engine:
         return self._processes.state() if isinstance(self._processes, ExpertProcesses) else None
 
     @property
+    def awaited_ranks(self) -> str | None:
+        """The ranks of other hosts that have not joined since the start, and where they join; None without."""
+        return self._processes.awaited() if isinstance(self._processes, ExpertProcesses) else None
+
+    @property
     def masked_ranks(self) -> dict[str, str]:
         """Ranks with experts that steps do without, and why."""
         return self._processes.missing() if isinstance(self._processes, ExpertProcesses) else {}

@@ -66,6 +66,19 @@ class Layout:
     def message_bytes(self) -> int:
         return self.at_pair_weights + pages(self.most_rows * self.top_k * 4)
 
+    def parts(self, rows: int, pairs: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of what a message with so much in it fills. Raises ValueError if there is no room for it."""
+        if not (0 <= rows <= self.most_rows and 0 <= pairs <= self.most_rows * self.top_k):
+            raise ValueError(f"{rows} rows and {pairs} pairs are no message of at most {self.most_rows} rows")
+        of_row = self.hidden if self.coded else self.hidden * self.item_bytes
+        filled = [(0, rows * of_row), (self.at_scales, rows * 4 if self.coded else 0)]
+        filled += [(at, pairs * 4) for at in (self.at_pair_rows, self.at_pair_slots, self.at_pair_weights)]
+        return [part for part in filled if part[1]]
+
+    def answer_part(self, rows: int) -> int:
+        """Bytes that the answer to `rows` rows fills."""
+        return rows * self.hidden * self.item_bytes
+
 
 def pages(nbytes: int) -> int:
     """`nbytes`, rounded up to whole pages."""

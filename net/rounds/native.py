@@ -68,6 +68,7 @@ _SHORT: Calls = {
     "mr_asked": (_U, [_P]),
     "mr_answered": (_U, [_P]),
     "mr_beats": (_U, [_P]),
+    "mr_live": (None, [_P]),
 }
 
 

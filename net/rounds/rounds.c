@@ -28,6 +28,7 @@ void mr_answer(Desk *desk, Bell *bell, uint64_t number) {
 uint64_t mr_asked(Desk *desk) { return atomic_load(&desk->asked); }
 uint64_t mr_answered(Desk *desk) { return atomic_load(&desk->answered); }
 uint64_t mr_beats(Desk *desk) { return atomic_load(&desk->beats); }
+void mr_live(Desk *desk) { atomic_fetch_add(&desk->beats, 1); }
 
 // The number of a message that is not answered yet; 0 at the end of the time.
 uint64_t mr_await_message(Desk *desk, int64_t spin_ns, int yields, int64_t time_ns) {

@@ -46,8 +46,8 @@ def new_desk(keep) -> Callable[[], Desk]:
 def group_of(keep, new_desk) -> Callable[[LossRule], ExpertGroup]:
     def made(rule: LossRule) -> ExpertGroup:
         own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
-        shares = [Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for _ in range(2)]
-        return ExpertGroup(PLAN, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), rule)
+        shares = {rank: Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for rank in range(2)}
+        return ExpertGroup(PLAN, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), rule, {})
 
     return made
 

@@ -293,7 +293,7 @@ def test_a_rank_that_dies_while_others_move_experts_begins_where_they_end(saved,
         made.until(lambda state: state["restarts"] == 1 and not state["masked"])
         assert group.num_moved == 2 and group.placement.layers[0] == (*swapped, third)
         for layer in layers:
-            for share, experts in zip(shares, group.placement.layers[layer], strict=True):
+            for share, experts in zip(shares.values(), group.placement.layers[layer], strict=True):
                 for slot, expert in enumerate(experts):
                     assert torch.equal(share.gate_up[layer, slot], weights[layer][expert]), (layer, experts, slot)
         for logits, one in zip(all_logits(made.logits), expected(path), strict=True):
