@@ -13,7 +13,7 @@ from engine.checkpoint.weight_cache import WeightCache
 from engine.checkpoint.weights import Reader, open_weights, read_all, type_of
 from engine.config.config import Config
 from engine.experts.plan import Duty, Plan
-from engine.experts.share import KINDS, Share
+from engine.experts.share import Share, kinds
 
 LOADING = "loading"
 """What a rank says from time to time while it loads. Then it says None, or why it could not."""
@@ -50,7 +50,7 @@ def fill(
             copied += 1
             progress()
             continue
-        for kind in KINDS:
+        for kind in kinds(plan):
             wanted[weight_name(plan, layer, expert, kind)] = layer, slot, kind
 
     def take(reader: Reader, name: str) -> None:

@@ -23,6 +23,8 @@ class Plan:
     activation: str
     layout: Layout
     remote: int = 0  # of the ranks, the last ones: on other hosts
+    gate_limit: float = 0.0  # of the activation "clamped"
+    biased: bool = False  # the products of an expert have biases
 
     @property
     def local(self) -> int:
@@ -31,7 +33,8 @@ class Plan:
 
     @property
     def expert_elements(self) -> int:
-        return 3 * self.hidden * self.expert_size
+        matrices = 3 * self.hidden * self.expert_size
+        return matrices + self.biased * (2 * self.expert_size + self.hidden)
 
     @property
     def share_bytes(self) -> int:
@@ -77,6 +80,8 @@ def plan_of(config: Config, model: ModelConfig) -> Plan:
             coded=config.expert_dispatch_dtype == "int8",
         ),
         remote=config.expert_remote_ranks,
+        gate_limit=model.gate_limit,
+        biased=model.expert_biases,
     )
 
 

@@ -25,7 +25,7 @@ from engine.experts.group import ExpertGroup
 from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, refusal
 from engine.experts.loading import weight_name
 from engine.experts.plan import Duty
-from engine.experts.share import KINDS, Share
+from engine.experts.share import Share, kinds
 from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.wire import Header
@@ -215,7 +215,7 @@ class RemoteRanks:
             one = replace(duty.plan, layers=(duty.plan.layers[layer],), ranks=1, slots=1, remote=0)
             share = Share(Region.private("an expert for another rank", one.share_bytes), one)
             try:
-                for kind in KINDS:
+                for kind in kinds(duty.plan):
                     share.put(0, 0, kind, reader.read(weight_name(duty.plan, layer, expert, kind)))
             except (ModelError, OSError) as error:
                 raise PeerLost(f"its weights cannot be read here: {error}") from None

@@ -82,6 +82,15 @@ def test_the_same_as_one_process_and_back_after_a_kill(saved, checkpoint):
             assert made.group.pairs[2] > before
 
 
+def test_biases_come_with_the_weights(saved):
+    """gpt-oss, whose rank elsewhere has no checkpoint."""
+    path = saved("gpt-oss")
+    with ranks(path, expert_remote_ranks=1) as made, joins(port_of(made)):
+        all_here(made)
+        same(made, path)
+        assert made.group.pairs[1] > 0
+
+
 def test_a_node_whose_only_other_rank_is_elsewhere_and_lost_follows_the_rule(saved):
     path = saved("mixtral")
     with ranks(path, expert_remote_ranks=1, expert_loss="fail") as made, joins(port_of(made)) as process:
