@@ -252,9 +252,9 @@ class ModelFields:
     expert_dispatch_dtype: str = flag(
         "auto",
         "engine",
-        "type of the rows that go to the ranks with experts; auto = as --dtype; int8 = a byte per element and a scale "
-        "per row",
-        ("auto", "int8"),
+        "type of the rows that go to the ranks with experts; auto = as --dtype; int8, fp8 = a byte per element and a "
+        "scale per row",
+        ("auto", "int8", "fp8"),
     )
     expert_balance_steps: int = flag(
         0,

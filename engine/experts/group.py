@@ -230,7 +230,8 @@ class ExpertGroup:
         for rank in asked:
             self._desks[rank].ask(COMPUTE, layer, rows[rank], pairs[rank])
         if rows[0]:
-            self._own.compute(layer, rows[0], pairs[0])
+            given = None if d.own < 0 else (x, self._tokens[0][: rows[0]])
+            self._own.compute(layer, rows[0], pairs[0], given)
         other = meanwhile()
         failed = self._collector.wait(self._desks_by_rank, asked) if asked else {}
         for rank, why in failed.items():
@@ -386,5 +387,6 @@ def _dispatch(plan: Plan, desks: Sequence[Desk]) -> tuple[native.Dispatch, list[
     d.slots, d.ranks = plan.slots, plan.ranks
     d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
     d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights
-    d.type, d.coded = TYPES.index(layout.dtype), int(layout.coded)
+    d.type, d.coded = TYPES.index(layout.dtype), layout.coded
+    d.own = -1 if layout.coded else 0  # a token's result should not depend on where its experts are
     return d, tokens

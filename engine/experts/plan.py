@@ -77,7 +77,7 @@ def plan_of(config: Config, model: ModelConfig) -> Plan:
             hidden=model.hidden_size,
             top_k=model.experts_per_token,
             dtype=config.dtype,
-            coded=config.expert_dispatch_dtype == "int8",
+            codes=config.expert_dispatch_dtype.replace("auto", "none"),
         ),
         remote=config.expert_remote_ranks,
         gate_limit=model.gate_limit,

@@ -54,8 +54,9 @@ class Work:
         else:
             self._share.commit()
 
-    def compute(self, layer: int, rows: int, pairs: int) -> None:
-        x = self._x(rows)
+    def compute(self, layer: int, rows: int, pairs: int, given: tuple[Tensor, Tensor] | None = None) -> None:
+        """`given`: x [T, H] and the token of each row [rows], in place of rows in the message."""
+        x, tokens = (self._x(rows), None) if given is None else given
         slots = self._pair_slots[:pairs]
         order = slots.argsort(stable=True)
         of_row = self._pair_rows[:pairs][order]
@@ -65,7 +66,7 @@ class Work:
         for slot, count in enumerate(slots.bincount().tolist()):
             if count:
                 chosen = of_row[begin : begin + count]
-                out = self._share.expert(layer, slot, x[chosen])
+                out = self._share.expert(layer, slot, x[chosen if tokens is None else tokens[chosen]])
                 total.index_add_(0, chosen, out.float() * weight[begin : begin + count])
                 begin += count
         self._answer[:rows].copy_(total)
@@ -85,6 +86,6 @@ class Work:
             return self._rows[:rows]
         layout = self._desk.layout
         x = torch.empty(rows, layout.hidden, dtype=self._dtype)
-        message, code = self._desk.message, TYPES.index(layout.dtype)
-        native.library().mr_decode(message, message + layout.at_scales, x.data_ptr(), rows, layout.hidden, code)
+        message, kinds = self._desk.message, (TYPES.index(layout.dtype), layout.coded)
+        native.library().mr_decode(message, message + layout.at_scales, x.data_ptr(), rows, layout.hidden, *kinds)
         return x

@@ -8,6 +8,7 @@ Files:
                   the kernel
     desk          The shared memory between the process that asks and one that answers
     frame_socket  A TCP connection with frames of net/channel/wire.py, for threads that wait
+    lanes.h       The float32 numbers of one register, read from and written to elements of three types
     layout        Where the parts of a message lie
     native        rounds.c as Python sees it: the description of a dispatch, mirrored field by field, and the calls
     outpost       The answering end of a RemoteDesk

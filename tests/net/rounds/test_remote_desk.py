@@ -22,7 +22,7 @@ from net.rounds.remote_desk import RemoteDesk
 from net.transfer.common.memory import Region
 
 LAYOUT = Layout(most_rows=600, hidden=4096, top_k=2, dtype="float32")
-CODED = Layout(most_rows=600, hidden=4096, top_k=2, dtype="bfloat16", coded=True)
+CODED = Layout(most_rows=600, hidden=4096, top_k=2, dtype="bfloat16", codes="int8")
 RING = Keyring((Key(b"a" * 32),))
 
 
