@@ -18,11 +18,11 @@ class Collector:
         self.silence = Silence()
         self.waited_s = 0.0
 
-    def wait(self, desks: Mapping[int, Desk], asked: Sequence[int]) -> dict[int, str]:
-        """Until every asked rank has answered or is given up. Returns why, by rank."""
+    def wait(self, desks: Mapping[int, Desk], asked: Sequence[int], work: int = 0) -> dict[int, str]:
+        """Until every asked rank has answered or is given up. Returns why, by rank. `work`: as Silence.begin has it."""
         pending, given_up = list(asked), dict[int, str]()
         begun = time.monotonic()
-        self.silence.begin(begun, {rank: desks[rank].beats for rank in pending})
+        self.silence.begin(begun, {rank: desks[rank].beats for rank in pending}, work)
         while pending:
             done = await_answers([desks[rank] for rank in pending], self._bell, LOOK_S / 2)
             pending = [rank for rank, answered in zip(pending, done, strict=True) if not answered]
@@ -35,7 +35,7 @@ class Collector:
                 elif rank in late:
                     given_up[rank] = f"it shows no sign of life for {self.silence.limit_s(rank):.1f} s"
                     if self.silence.beats_without_answer(rank):
-                        given_up[rank] = f"it lives and does not answer within {self.silence.answer_limit_s:.0f} s"
+                        given_up[rank] = f"it lives and does not answer within {self.silence.answer_limit_s:.1f} s"
                 else:
                     continue
                 pending.remove(rank)

@@ -233,7 +233,8 @@ class ExpertGroup:
             given = None if d.own < 0 else (x, self._tokens[0][: rows[0]])
             self._own.compute(layer, rows[0], pairs[0], given)
         other = meanwhile()
-        failed = self._collector.wait(self._desks_by_rank, asked) if asked else {}
+        work = max((pairs[rank] for rank in asked), default=0)
+        failed = self._collector.wait(self._desks_by_rank, asked, work) if asked else {}
         for rank, why in failed.items():
             self._mask(rank, why)
         return sent, list(failed), other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from engine.experts.processes import ExpertProcesses
 from engine.model.decoder import Model, Outside
 from engine.step.runner import Row, Runner
 from net.rounds.desk import Desk
+from net.rounds.silence import ANSWER_S
 from tests.engine.model.test_model import TOLERANCE, blocks_for, tokens
 from tests.engine.tiny_families import empty_pool, ours, save
 from tests.engine.tiny_llama import BLOCK_SIZE, logits_of
@@ -140,6 +142,28 @@ def test_a_stopped_rank_is_masked_and_continues(saved):
         for logits, one in zip(all_logits(made.logits), wanted, strict=True):
             torch.testing.assert_close(logits, one, **TOLERANCE)
         assert made.processes.state()["restarts"] == 0
+
+
+def test_a_hung_rank_is_masked_by_the_length_of_its_rounds_and_continues(saved, tmp_path, monkeypatch):
+    """It beats all the time, and does not answer."""
+    file = tmp_path / "hangs"
+    monkeypatch.setenv("HANGS_WHILE", str(file))
+    monkeypatch.setattr("engine.experts.processes.WORKER", "tests.engine.experts.hanging_worker")
+    path = saved("mixtral")
+    wanted = expected(path)
+    with ranks(path, expert_parallel_size=2, expert_replicas=2) as made:
+        all_logits(made.logits)
+        file.touch()
+        for logits, one in zip(all_logits(made.logits), wanted, strict=True):
+            torch.testing.assert_close(logits, one, **TOLERANCE)
+        why = made.processes.state()["masked"]["1"]
+        limit = re.fullmatch(r"it lives and does not answer within (.*) s", why)
+        assert limit is not None and float(limit[1]) < ANSWER_S
+        file.unlink()
+        made.until(lambda state: not state["masked"])
+        for logits, one in zip(all_logits(made.logits), wanted, strict=True):
+            torch.testing.assert_close(logits, one, **TOLERANCE)
+        assert made.processes.state()["restarts"] == 0 and made.group.num_masked == 1
 
 
 def test_a_rank_that_comes_back_while_no_step_runs_is_left_alone_unless_it_hangs(saved, monkeypatch):
@@ -285,7 +309,7 @@ def test_a_rank_that_dies_while_others_move_experts_begins_where_they_end(saved,
         group.balance = OneMove(0, before.with_layer(0, [*swapped, third]))
         wait = group._collector.wait
 
-        def kill_and_wait(desks: Mapping[int, Desk], asked: Sequence[int]) -> dict[int, str]:
+        def kill_and_wait(desks: Mapping[int, Desk], asked: Sequence[int], work: int = 0) -> dict[int, str]:
             monkeypatch.undo()
             kill(made, 2)
             wait_for(lambda: made.processes.restarts == 1)
