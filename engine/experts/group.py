@@ -87,6 +87,7 @@ class ExpertGroup:
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
+        self._lack: tuple[frozenset[int], Placement, float] = frozenset(), placement, 0.0
         self._turn = 0
         self._dispatch, self._tokens = _dispatch(plan, desks)
         self._tables: list[Tensor] = []
@@ -119,6 +120,20 @@ class ExpertGroup:
         masked = dict(self._dead) | dict(self.masked)
         back = set(self._arrivals)
         return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
+
+    def lack(self) -> float:
+        """Share of the ranks that the next step does without; 1 if experts are lost with them."""
+        missing = frozenset(map(int, self.missing()))
+        if not missing:
+            return 0.0
+        known, placement, share = self._lack
+        if known != missing or placement is not self.placement:
+            placement, alive = self.placement, set(range(self._plan.ranks)) - missing
+            layers = range(len(placement.layers))
+            lost = any(row[0] < 0 for layer in layers for row in placement.table(layer, alive))
+            share = 1.0 if lost else len(missing) / self._plan.ranks
+            self._lack = missing, placement, share
+        return share
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""

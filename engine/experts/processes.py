@@ -117,6 +117,10 @@ class ExpertProcesses:
         """The ranks that steps do without, and why."""
         return {} if self.group is None else self.group.missing()
 
+    def lack(self) -> float:
+        """See ExpertGroup.lack."""
+        return 0.0 if self.group is None else self.group.lack()
+
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         pids = {str(rank): process.pid for rank, process in sorted(self._processes.items())}

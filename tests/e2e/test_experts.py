@@ -20,6 +20,7 @@ from engine.model.decoder import Model
 from engine.step.runner import Runner
 from lab.faults.tiny import EXPERTS, tiny_model
 from lab.foreign.common.processes import free_port
+from lab.launch.rest import RestError
 from tests.e2e.conftest import SMALL, Start, complete, settled
 from tests.e2e.test_start import run
 from tests.e2e.test_tensor_parallel import children, running, soon
@@ -125,6 +126,26 @@ def test_a_node_waits_for_ranks_of_other_hosts(start: Start, moe, expected, tmp_
         for process in others:
             process.kill()
             process.wait()
+
+
+def test_without_copies_a_request_fails_with_the_name_of_the_rank(start: Start, moe, expected):
+    """--expert-loss fail, on the only node: 503 until the rank is back. It cannot come back while it is stopped."""
+    with start("mixed=1", *moe, "--expert-parallel-size", "2", "--expert-loss", "fail") as cluster:
+        url = cluster.nodes[0].url
+        assert texts(url) == expected
+        (rank,) = children(cluster.nodes[0].pid)
+        os.kill(rank, signal.SIGSTOP)
+        try:
+            with pytest.raises(RestError, match="lost with rank 1 of --expert-parallel-size") as refused:
+                complete(url, list(range(7, 250)), NEW_TOKENS, ignore_eos=True)
+            assert refused.value.status == 503
+            state = get(f"{url}/debug/state")["engine"]["experts"]
+            assert list(state["masked"]) == ["1"] and state["dropped_pairs"] > 0
+        finally:
+            os.kill(rank, signal.SIGCONT)
+        soon(lambda: get(f"{url}/health") == {"status": "ok"}, 60)
+        assert texts(url) == expected
+        settled(cluster)
 
 
 def test_a_dense_model_is_refused(tiny_model):
