@@ -10,6 +10,7 @@
     python mooncake.py explain [REQUEST-ID] [--url HOST:8000]      why it (or the last request) went where it went
     python mooncake.py top [--url HOST:8000]                       the cluster as it is now, in the terminal
     python mooncake.py drain --url HOST:8000                       that node leaves without dropping a request
+    python mooncake.py expert-rank --join HOST:PORT                a share of the experts of a node on another host
 
 This file is the table of contents: flags -> Config -> Node -> run. engine/node/node.py wires a node.
 """
@@ -48,6 +49,7 @@ from engine.config.machine import survey
 from engine.config.net_options import api_key, open_cluster_key
 from engine.config.resolve import resolve
 from engine.doctor.run import main as doctor
+from engine.experts.rank_command import main as expert_rank
 from engine.model.model_error import ModelError
 from engine.node.drain import main as drain
 from engine.node.node import Node
@@ -74,7 +76,7 @@ decode steps of 14 ms took 560 ms next to one busy process. With 3,000 they take
 63 ms, without a gain on an idle machine. With 1,000 they take 38 ms, but steps of 32 requests on an idle machine take
 2 ms longer."""
 
-COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top}
+COMMANDS = {"doctor": doctor, "explain": explain, "drain": drain, "top": top, "expert-rank": expert_rank}
 """Commands other than running a node: `mooncake.py NAME ...`."""
 
 SUMMARIES = {
@@ -82,6 +84,7 @@ SUMMARIES = {
     "explain": "why a request went where it went, and how it did",
     "drain": "a node leaves without dropping a request",
     "top": "the cluster as it is now, in the terminal",
+    "expert-rank": "a share of the experts of a node on another host",
 }
 """One line for each command in --help; each command has its own --help."""
 

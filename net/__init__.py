@@ -17,7 +17,6 @@ Files:
     kv_events/    KV events in vLLM's form: which blocks a node holds, told over ZeroMQ
     loop/         The health of a node's event loop: tasks, clocks, deadlines, stalls
     metrics/      A node's Prometheus metrics
-    rounds/       Rounds: a process sends one message to each of several others on its host, and takes one answer from
-                  each
+    rounds/       Rounds: a process sends one message to each of several others, and takes one answer from each
     transfer/     The transfer engine: spans of bytes between registered regions of two nodes
 """

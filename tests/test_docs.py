@@ -33,7 +33,7 @@ OF_OTHERS = (
     "vllm.md",
     "vllm-connector.md",
 )  # show command lines of other programs
-COMMANDS = ("doctor", "drain", "explain", "top")  # of mooncake.py
+COMMANDS = ("doctor", "drain", "expert-rank", "explain", "top")  # of mooncake.py
 TABLES = {
     "scripts/bench.py": BENCHMARKS,
     "scripts/faults.py": FAULTS,

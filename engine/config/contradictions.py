@@ -100,6 +100,18 @@ def contradictions(config: Config) -> Iterator[str]:
             if given:
                 ranks = f"--expert-parallel-size {config.expert_parallel_size}"
                 yield f"{ranks} does not work with {flag}; use one of the two"
+        if config.expert_remote_ranks >= config.expert_parallel_size:
+            yield (
+                f"--expert-remote-ranks {config.expert_remote_ranks}: the node itself is one of the "
+                f"--expert-parallel-size {config.expert_parallel_size} ranks; give fewer"
+            )
+        if config.expert_remote_ranks and config.expert_balance_steps:
+            yield (
+                f"--expert-balance-steps {config.expert_balance_steps}: experts move between ranks of one host only, "
+                "not with --expert-remote-ranks; use one of the two"
+            )
+    elif config.expert_remote_ranks:
+        yield "--expert-remote-ranks is about the ranks of --expert-parallel-size: give it too"
     elif config.expert_replicas > 1 or config.num_redundant_experts:
         yield "--expert-replicas and --num-redundant-experts are about the ranks of --expert-parallel-size: give it too"
     if config.weight_dtype not in ("auto", "wide"):

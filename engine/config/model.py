@@ -209,6 +209,23 @@ class ModelFields:
         least=1,
         most=64,
     )
+    expert_remote_ranks: int = flag(
+        0,
+        "engine",
+        "how many of --expert-parallel-size, the last ones, are processes on other hosts, started there by mooncake.py "
+        "expert-rank --join HOST:EXPERT-PORT",
+        unit="ranks",
+        least=0,
+        most=63,
+    )
+    expert_port: int = flag(
+        0,
+        "engine",
+        "TCP port at which --expert-remote-ranks join; 0 = any free one, which the log shows",
+        unit="port",
+        least=0,
+        most=65535,
+    )
     expert_replicas: int = flag(
         1,
         "engine",
@@ -236,9 +253,9 @@ class ModelFields:
     expert_dispatch_dtype: str = flag(
         "auto",
         "engine",
-        "type of the rows that go to the ranks with experts; auto = as --dtype; int8 = a byte per element and a scale "
-        "per row",
-        ("auto", "int8"),
+        "type of the rows that go to the ranks with experts; auto = as --dtype; int8, fp8 = a byte per element and a "
+        "scale per row",
+        ("auto", "int8", "fp8"),
     )
     expert_balance_steps: int = flag(
         0,

@@ -18,7 +18,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ log = logging.getLogger("mooncake.experts")
 WAIT_S = 60.0
 """How long after the loss of a rank --expert-loss wait waits for it. Then the requests fail that need its experts."""
 POLL_S = 0.05
+ENDED = "its process has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +56,29 @@ class LossRule:
 
 
 class ExpertGroup:
-    """`desks`: of all ranks; rank 0's own is private memory. `shares`: of all ranks."""
+    """`desks`: of all ranks; rank 0's own is private memory. `shares`: of the ranks of this host. `absent`: ranks that
+    have not been there yet, and why; what their desks are does not matter."""
 
     def __init__(
-        self, plan: Plan, placement: Placement, desks: list[Desk], shares: list[Share], bell: Region, rule: LossRule
+        self,
+        plan: Plan,
+        placement: Placement,
+        desks: list[Desk],
+        shares: Mapping[int, Share],
+        bell: Region,
+        rule: LossRule,
+        absent: Mapping[int, str],
     ) -> None:
         self.placement = placement
-        self.alive = set(range(plan.ranks))
-        self.masked: dict[int, str] = {}  # why
+        self.alive = set(range(plan.ranks)) - {*absent}
+        self.masked = dict(absent)  # why
         self.counts = torch.zeros(len(plan.layers), plan.num_experts, dtype=torch.int64)
         self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
         self.num_masked = self.num_dropped = self.num_moved = 0
         self.balance: Balance | None = None
         self._plan, self._desks, self._shares, self._rule = plan, desks, shares, rule
         self._own = Work(desks[0], 0, shares)
-        self._dead: set[int] = set()
+        self._dead = dict(absent)
         self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
         self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
         self._arrivals: dict[int, Desk] = {}
@@ -78,6 +87,7 @@ class ExpertGroup:
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
+        self._lack: tuple[frozenset[int], Placement, float] = frozenset(), placement, 0.0
         self._turn = 0
         self._dispatch, self._tokens = _dispatch(plan, desks)
         self._tables: list[Tensor] = []
@@ -86,10 +96,10 @@ class ExpertGroup:
 
     # --- from other threads
 
-    def died(self, rank: int) -> None:
+    def died(self, rank: int, why: str = ENDED) -> None:
         """Its process has ended, also one that has arrived and has no place yet."""
         with self._lock:
-            self._dead.add(rank)
+            self._dead[rank] = why
             self._arrivals.pop(rank, None)
 
     def arrived(self, rank: int, desk: Desk) -> None:
@@ -98,17 +108,32 @@ class ExpertGroup:
             self._arrivals[rank] = desk
 
     def restart_from(self, rank: int) -> tuple[Placement, tuple[int, ...]]:
-        """What a new process begins with, after `died(rank)`: where experts lie, and the other ranks that have theirs.
+        """What a new process begins with, after `died(rank)`: where experts lie, and the other ranks here that have
+        theirs.
         Waits for the end of a move that is under way. No other move begins before the process has its place: what it
         reads in the shares of these ranks stays true."""
         with self._moving:
-            return self.placement, tuple(sorted(self.alive - {rank}))
+            return self.placement, tuple(sorted(one for one in self.alive - {rank} if one < self._plan.local))
 
     def missing(self) -> dict[str, str]:
         """The ranks that the next step does without, and why."""
-        masked = dict.fromkeys(set(self._dead), "its process has ended") | dict(self.masked)
+        masked = dict(self._dead) | dict(self.masked)
         back = set(self._arrivals)
         return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
+
+    def lack(self) -> float:
+        """Share of the ranks that the next step does without; 1 if experts are lost with them."""
+        missing = frozenset(map(int, self.missing()))
+        if not missing:
+            return 0.0
+        known, placement, share = self._lack
+        if known != missing or placement is not self.placement:
+            placement, alive = self.placement, set(range(self._plan.ranks)) - missing
+            layers = range(len(placement.layers))
+            lost = any(row[0] < 0 for layer in layers for row in placement.table(layer, alive))
+            share = 1.0 if lost else len(missing) / self._plan.ranks
+            self._lack = missing, placement, share
+        return share
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
@@ -220,9 +245,11 @@ class ExpertGroup:
         for rank in asked:
             self._desks[rank].ask(COMPUTE, layer, rows[rank], pairs[rank])
         if rows[0]:
-            self._own.compute(layer, rows[0], pairs[0])
+            given = None if d.own < 0 else (x, self._tokens[0][: rows[0]])
+            self._own.compute(layer, rows[0], pairs[0], given)
         other = meanwhile()
-        failed = self._collector.wait(self._desks_by_rank, asked) if asked else {}
+        work = max((pairs[rank] for rank in asked), default=0)
+        failed = self._collector.wait(self._desks_by_rank, asked, work) if asked else {}
         for rank, why in failed.items():
             self._mask(rank, why)
         return sent, list(failed), other
@@ -283,14 +310,15 @@ class ExpertGroup:
                 self._desks[rank].close()
                 self._desks[rank] = desk
                 self._dispatch.desks[rank] = desk.message
-                self._dead.discard(rank)
+                self._dead.pop(rank, None)
         for rank in arrived:
             self._unmask(rank, "a new process has its place")
         for rank in list(self.masked):
             if self._answers(rank):
                 self._unmask(rank, "it answers again")
-        for rank in self._dead & self.alive:
-            self._mask(rank, "its process has ended")
+        for rank, why in dict(self._dead).items():
+            if rank in self.alive:
+                self._mask(rank, why)
 
     def _answers(self, rank: int) -> bool:
         """Whether a masked rank lives and has answered everything."""
@@ -375,5 +403,6 @@ def _dispatch(plan: Plan, desks: Sequence[Desk]) -> tuple[native.Dispatch, list[
     d.slots, d.ranks = plan.slots, plan.ranks
     d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
     d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights
-    d.type, d.coded = TYPES.index(layout.dtype), int(layout.coded)
+    d.type, d.coded = TYPES.index(layout.dtype), layout.coded
+    d.own = -1 if layout.coded else 0  # a token's result should not depend on where its experts are
     return d, tokens

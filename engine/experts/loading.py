@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,8 @@ from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weight_cache import WeightCache
 from engine.checkpoint.weights import Reader, open_weights, read_all, type_of
 from engine.config.config import Config
-from engine.experts.placement import Placement
-from engine.experts.plan import Plan
-from engine.experts.share import Share
+from engine.experts.plan import Duty, Plan
+from engine.experts.share import Share, kinds
 
 LOADING = "loading"
 """What a rank says from time to time while it loads. Then it says None, or why it could not."""
@@ -22,49 +21,51 @@ LOADING = "loading"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """All that a rank is told before the first message."""
+    """All that a rank of this host is told before the first message."""
 
-    rank: int
+    duty: Duty
     config: Config
     source: ModelSource
-    plan: Plan
-    placement: Placement
-    living: tuple[int, ...]  # ranks whose shares are filled
-    memfds: tuple[int, ...]  # of the shares of all ranks
+    memfds: tuple[int, ...]  # of the shares of all ranks of this host
     desk: int
     bell: int
 
 
 def fill(
-    start: Start,
-    shares: list[Share],
+    duty: Duty,
+    source: ModelSource,
+    shares: Mapping[int, Share],
     cache: WeightCache | None = None,
     progress: Callable[..., None] = lambda *read: None,
 ) -> int:
-    """Fill the share of start.rank. Returns the number of experts that came from other ranks. `progress` is called
-    after every copy and every weight. Raises ModelError."""
-    plan, placement, own = start.plan, start.placement, shares[start.rank]
+    """Fill the share of duty.rank. `shares`: of the ranks of this host. Returns the number of experts that came from
+    other ranks. `progress` is called after every copy and every weight. Raises ModelError."""
+    plan, placement, own = duty.plan, duty.placement, shares[duty.rank]
     wanted: dict[str, tuple[int, int, str]] = {}
     copied = 0
-    for layer, index in enumerate(plan.layers):
-        for slot, expert in enumerate(placement.layers[layer][start.rank]):
-            there = [at for at in placement.holders(layer, expert) if at[0] in start.living and at[0] != start.rank]
-            if there:
-                own.copy(layer, slot, shares[there[0][0]], there[0][1])
-                copied += 1
-                progress()
-                continue
-            for kind in ("gate", "up", "down"):
-                wanted[f"layers.{index}.experts.{expert}.{kind}"] = layer, slot, kind
+    for layer, slot, expert in duty.experts:
+        there = [at for at in placement.holders(layer, expert) if at[0] in duty.living and at[0] != duty.rank]
+        if there:
+            own.copy(layer, slot, shares[there[0][0]], there[0][1])
+            copied += 1
+            progress()
+            continue
+        for kind in kinds(plan):
+            wanted[weight_name(plan, layer, expert, kind)] = layer, slot, kind
 
     def take(reader: Reader, name: str) -> None:
         layer, slot, kind = wanted[name]
         own.put(layer, slot, kind, reader.read(name))
 
     if wanted:
-        dtype = getattr(torch, start.config.dtype)
-        read_all(start.source, open_weights(start.source, dtype, cache), take, dtype, progress, wanted.__contains__)
+        dtype = getattr(torch, plan.layout.dtype)
+        read_all(source, open_weights(source, dtype, cache), take, dtype, progress, wanted.__contains__)
     return copied
+
+
+def weight_name(plan: Plan, layer: int, expert: int, kind: str) -> str:
+    """In the checkpoint; `layer` counts layers with experts."""
+    return f"layers.{plan.layers[layer]}.experts.{expert}.{kind}"
 
 
 def load_rest(

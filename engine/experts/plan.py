@@ -22,15 +22,43 @@ class Plan:
     expert_size: int
     activation: str
     layout: Layout
+    remote: int = 0  # of the ranks, the last ones: on other hosts
+    gate_limit: float = 0.0  # of the activation "clamped"
+    biased: bool = False  # the products of an expert have biases
+
+    @property
+    def local(self) -> int:
+        """Ranks on the node's host: 0 and the next ones."""
+        return self.ranks - self.remote
 
     @property
     def expert_elements(self) -> int:
-        return 3 * self.hidden * self.expert_size
+        matrices = 3 * self.hidden * self.expert_size
+        return matrices + self.biased * (2 * self.expert_size + self.hidden)
 
     @property
     def share_bytes(self) -> int:
         """Of the experts of one rank."""
         return len(self.layers) * self.slots * self.expert_elements * self.layout.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What a rank must hold. `living`: ranks of its host whose shares are filled."""
+
+    rank: int
+    plan: Plan
+    placement: Placement
+    living: tuple[int, ...] = ()
+
+    @property
+    def experts(self) -> list[tuple[int, int, int]]:
+        """(layer, slot, expert), of the layers with experts."""
+        return [
+            (layer, slot, expert)
+            for layer, ranks in enumerate(self.placement.layers)
+            for slot, expert in enumerate(ranks[self.rank])
+        ]
 
 
 def plan_of(config: Config, model: ModelConfig) -> Plan:
@@ -49,8 +77,11 @@ def plan_of(config: Config, model: ModelConfig) -> Plan:
             hidden=model.hidden_size,
             top_k=model.experts_per_token,
             dtype=config.dtype,
-            coded=config.expert_dispatch_dtype == "int8",
+            codes=config.expert_dispatch_dtype.replace("auto", "none"),
         ),
+        remote=config.expert_remote_ranks,
+        gate_limit=model.gate_limit,
+        biased=model.expert_biases,
     )
 
 

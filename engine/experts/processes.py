@@ -1,7 +1,7 @@
-"""ExpertProcesses: the other ranks as child processes: started, watched, started again.
+"""ExpertProcesses: the other ranks: child processes that are started, watched and started again, and remote_ranks.py.
 
-All ranks of a node are on one host. Their shares of the experts lie in memory that rank 0 keeps, so a process that is
-started again finds the experts of the other ranks there and needs the checkpoint only for those that no other rank has.
+The shares of the ranks of this host lie in memory that rank 0 keeps, so a process that is started again finds the
+experts of the other ranks there and needs the checkpoint only for those that no other rank has.
 A rank that is masked and shows no sign of life for HUNG_S is killed, and so is one that loads and makes no progress for
 LOAD_HUNG_S. Both are started again like one that ended by itself.
 """
@@ -27,7 +27,8 @@ from engine.experts.balance import Balance
 from engine.experts.group import ExpertGroup, LossRule
 from engine.experts.loading import LOADING, Start, fill
 from engine.experts.placement import Placement
-from engine.experts.plan import first_of, plan_of
+from engine.experts.plan import Duty, first_of, plan_of
+from engine.experts.remote_ranks import NOT_YET, RemoteRanks
 from engine.experts.share import Share
 from engine.model.model_error import ModelError
 from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
@@ -48,7 +49,8 @@ WELL_S = 60.0
 
 
 class ExpertProcesses:
-    """The constructor returns while the other ranks load; `join` waits for them. `source`: the model served."""
+    """The constructor returns while the other ranks load; `join` waits for those of this host. `source`: the model
+    served. The constructor raises OSError, and UsageError if nobody could connect to this node."""
 
     def __init__(self, config: Config, source: ModelSource) -> None:
         self.plan = plan_of(config, source.config)
@@ -58,51 +60,73 @@ class ExpertProcesses:
         self._config, self._source = config, source
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        ranks = range(self.plan.ranks)
+        ranks = range(self.plan.local)
         self._regions = [Region.shared(f"experts of rank {rank}", self.plan.share_bytes) for rank in ranks]
-        self.shares = [Share(region, self.plan) for region in self._regions]
+        self.shares = {rank: Share(region, self.plan) for rank, region in enumerate(self._regions)}
         self._bell = new_bell("bell of the experts")
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._links: dict[int, Connection] = {}
         self._threads: list[threading.Thread] = []
         self.restarts = 0
-        self._desks = [Desk(Region.private("desk", desk_bytes(self.plan.layout)), self.plan.layout)]
+        self._desks = [self._private_desk()]
+        self.remote: RemoteRanks | None = None
         try:
+            if self.plan.remote:
+                self.remote = RemoteRanks(config, source, self.shares, Duty(0, self.plan, self.placement), self._bell)
             for rank in ranks[1:]:
                 self._desks.append(self._start(rank, self.placement, ()))
+            self._desks += [self._private_desk() for _ in range(self.plan.remote)]  # until they join
         except BaseException:
             self.close()
             raise
 
     def fill_own(self, cache: WeightCache | None) -> None:
         """Rank 0's share, from the checkpoint. Raises ModelError."""
-        fill(self._told(0, self.placement, (), 0), self.shares, cache)
+        fill(Duty(0, self.plan, self.placement), self._source, self.shares, cache)
 
     def join(self) -> ExpertGroup:
-        """Wait until the others have loaded. Raises ModelError with the error of one of them."""
-        for rank in range(1, self.plan.ranks):
+        """Wait until the others of this host have loaded. Ranks of other hosts may come later: until then they are
+        masked. Raises ModelError with the error of one of them."""
+        for rank in range(1, self.plan.local):
             if (error := self._loaded(rank)) is not None:
                 raise ModelError(f"--expert-parallel-size {self.plan.ranks}: rank {rank}: {error}")
         config = self._config
         rule = LossRule(config.expert_loss)
-        self.group = ExpertGroup(self.plan, self.placement, self._desks, self.shares, self._bell, rule)
+        absent = {} if self.remote is None else self.remote.absent()
+        parts = self.plan, self.placement, self._desks, self.shares, self._bell, rule, absent
+        self.group = ExpertGroup(*parts)
         if config.expert_balance_steps:
             self.group.balance = Balance(config.expert_balance_steps, config.expert_replicas)
-        for rank in range(1, self.plan.ranks):
+        if self.remote is not None:
+            self.remote.begin(self.group, self._desks)
+        for rank in range(1, self.plan.local):
             thread = threading.Thread(target=self._keep, args=(rank,), name=f"expert rank {rank}", daemon=True)
             self._threads.append(thread)
             thread.start()
         return self.group
 
+    def awaited(self) -> str | None:
+        """The ranks that have never joined, and where they join, for people; None if all have."""
+        waits = [] if self.remote is None else [rank for rank, why in self.missing().items() if why == NOT_YET]
+        if self.remote is None or not waits:
+            return None
+        ranks, where = ", ".join(waits), self.remote.where
+        return f"waiting for ranks {ranks} of the experts: mooncake.py expert-rank --join {where}"
+
     def missing(self) -> dict[str, str]:
         """The ranks that steps do without, and why."""
         return {} if self.group is None else self.group.missing()
+
+    def lack(self) -> float:
+        """See ExpertGroup.lack."""
+        return 0.0 if self.group is None else self.group.lack()
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         pids = {str(rank): process.pid for rank, process in sorted(self._processes.items())}
         group = {} if self.group is None else self.group.state()
-        return group | {"restarts": self.restarts, "processes": pids}
+        remote = {} if self.remote is None else self.remote.state()
+        return group | {"restarts": self.restarts, "processes": pids, "remote": remote}
 
     def close(self) -> None:
         """End the other ranks and wait for them."""
@@ -110,6 +134,8 @@ class ExpertProcesses:
             self._closing.set()
             for link in self._links.values():
                 link.close()
+        if self.remote is not None:
+            self.remote.close()
         for process in list(self._processes.values()):
             with suppress(ProcessLookupError):
                 process.kill()  # one that is stopped does not see the closed socket
@@ -120,6 +146,9 @@ class ExpertProcesses:
             desk.close()
         for region in (*self._regions, self._bell):
             region.close()
+
+    def _private_desk(self) -> Desk:
+        return Desk(Region.private("desk", desk_bytes(self.plan.layout)), self.plan.layout)
 
     # --- one process
 
@@ -150,8 +179,8 @@ class ExpertProcesses:
 
     def _told(self, rank: int, placement: Placement, living: tuple[int, ...], desk: int) -> Start:
         memfds = tuple(region.memfd or 0 for region in self._regions)
-        parts = self._config, self._source, self.plan, placement
-        return Start(rank, *parts, living, memfds, desk, self._bell.memfd or 0)
+        duty = Duty(rank, self.plan, placement, living)
+        return Start(duty, self._config, self._source, memfds, desk, self._bell.memfd or 0)
 
     def _loaded(self, rank: int) -> str | None:
         """Wait until the rank has loaded; returns why it could not."""

@@ -1,19 +1,31 @@
 """Share: the experts of one rank, in memory that the other ranks of the host can read.
 
-    gate_up   [layers, slots, 2 * expert size, H]
-    down      [layers, slots, H, expert size]
+    gate_up         [layers, slots, 2 * expert size, H]
+    down            [layers, slots, H, expert size]
+    gate_up_bias    [layers, slots, 2 * expert size], of models with biases (gpt-oss)
+    down_bias       [layers, slots, H]
 
 The products read this memory as it is. A slot changes its expert when its bytes are replaced, between two rounds.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.experts.plan import Plan
+from engine.model.ops.interface import SHARPNESS
 from net.transfer.common.memory import Region
+
+MATRICES = ("gate", "up", "down")
+
+
+def kinds(plan: Plan) -> tuple[str, ...]:
+    """The weights of an expert, as the end of their names."""
+    return (*MATRICES, *(f"{name}_bias" for name in MATRICES)) if plan.biased else MATRICES
 
 
 class Share:
@@ -23,35 +35,42 @@ class Share:
         self._region, self._plan = region, plan
         dtype = getattr(torch, plan.layout.dtype)
         every = torch.frombuffer(region.memory, dtype=dtype)
-        split = 2 * plan.hidden * plan.expert_size * len(plan.layers) * plan.slots
-        shape = len(plan.layers), plan.slots
-        self.gate_up: Tensor = every[:split].view(*shape, 2 * plan.expert_size, plan.hidden)
-        self.down: Tensor = every[split:].view(*shape, plan.hidden, plan.expert_size)
-        self._staged: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        shapes = [(2 * plan.expert_size, plan.hidden), (plan.hidden, plan.expert_size)]
+        shapes += [shape[:1] for shape in shapes] if plan.biased else []
+        self._parts: list[Tensor] = []
+        for shape in shapes:
+            whole = len(plan.layers), plan.slots, *shape
+            self._parts.append(every[: math.prod(whole)].view(whole))
+            every = every[math.prod(whole) :]
+        self.gate_up, self.down = self._parts[:2]
+        self._staged: dict[tuple[int, int], list[Tensor]] = {}
 
     def put(self, layer: int, slot: int, kind: str, weight: Tensor) -> None:
-        """`weight` [out, in] of any float type; kind: gate, up or down."""
-        size = self._plan.expert_size
-        if kind == "down":
-            self.down[layer, slot].copy_(weight)
-        else:
-            begin = size if kind == "up" else 0
-            self.gate_up[layer, slot, begin : begin + size].copy_(weight)
+        """`weight` [out, in] or [out] of any float type; kind: of `kinds`."""
+        size, matrix = self._plan.expert_size, kind.removesuffix("_bias")
+        part = self._parts[(matrix == "down") + 2 * (matrix != kind)][layer, slot]
+        if matrix != "down":
+            begin = size if matrix == "up" else 0
+            part = part[begin : begin + size]
+        part.copy_(weight)
 
     def copy(self, layer: int, slot: int, other: Share, other_slot: int) -> None:
         """Take an expert from another rank."""
-        self.gate_up[layer, slot].copy_(other.gate_up[layer, other_slot])
-        self.down[layer, slot].copy_(other.down[layer, other_slot])
+        for ours, theirs in zip(self._parts, other._parts, strict=True):
+            ours[layer, slot].copy_(theirs[layer, other_slot])
+
+    def bytes_of(self, layer: int, slot: int) -> list[memoryview]:
+        """The memory of an expert's weights: the parts of the share, in order."""
+        return [_bytes(part[layer, slot]) for part in self._parts]
 
     def stage(self, layer: int, slot: int, other: Share, other_slot: int) -> None:
         """The same, to be used from `commit` on."""
-        weights = other.gate_up[layer, other_slot].clone(), other.down[layer, other_slot].clone()
-        self._staged[layer, slot] = weights
+        self._staged[layer, slot] = [part[layer, other_slot].clone() for part in other._parts]
 
     def commit(self) -> None:
-        for (layer, slot), (gate_up, down) in self._staged.items():
-            self.gate_up[layer, slot].copy_(gate_up)
-            self.down[layer, slot].copy_(down)
+        for (layer, slot), weights in self._staged.items():
+            for part, weight in zip(self._parts, weights, strict=True):
+                part[layer, slot].copy_(weight)
         self._staged.clear()
 
     def drop_staged(self) -> None:
@@ -59,6 +78,20 @@ class Share:
 
     def expert(self, layer: int, slot: int, x: Tensor) -> Tensor:
         """x [rows, H] -> [rows, H]."""
-        gate, up = F.linear(x, self.gate_up[layer, slot]).chunk(2, dim=-1)
-        acted = F.silu(gate) if self._plan.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return F.linear(acted * up, self.down[layer, slot])
+        inner = F.linear(x, self.gate_up[layer, slot], self._bias(2, layer, slot))
+        return F.linear(self._acted(*inner.chunk(2, dim=-1)), self.down[layer, slot], self._bias(3, layer, slot))
+
+    def _bias(self, part: int, layer: int, slot: int) -> Tensor | None:
+        return self._parts[part][layer, slot] if self._plan.biased else None
+
+    def _acted(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self._plan.activation == "clamped":
+            limit = self._plan.gate_limit
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            return (up + 1) * (gate * torch.sigmoid(gate * SHARPNESS))
+        return up * (F.silu(gate) if self._plan.activation == "silu" else F.gelu(gate, approximate="tanh"))
+
+
+def _bytes(part: Tensor) -> memoryview:
+    found: memoryview = part.reshape(-1).view(torch.uint8).numpy().data
+    return found

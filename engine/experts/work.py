@@ -7,6 +7,8 @@ COMMIT                         use them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,9 @@ COMPUTE, STAGE, COMMIT = 0, 1, 2
 
 
 class Work:
-    """What one rank does with the messages on its desk. `shares`: of all ranks, its own among them."""
+    """What one rank does with the messages on its desk. `shares`: of the ranks of its host, its own among them."""
 
-    def __init__(self, desk: Desk, rank: int, shares: list[Share]) -> None:
+    def __init__(self, desk: Desk, rank: int, shares: Mapping[int, Share]) -> None:
         layout = desk.layout
         self._desk, self._share, self._shares = desk, shares[rank], shares
         memory, self._dtype = desk.region.memory, getattr(torch, layout.dtype)
@@ -52,8 +54,9 @@ class Work:
         else:
             self._share.commit()
 
-    def compute(self, layer: int, rows: int, pairs: int) -> None:
-        x = self._x(rows)
+    def compute(self, layer: int, rows: int, pairs: int, given: tuple[Tensor, Tensor] | None = None) -> None:
+        """`given`: x [T, H] and the token of each row [rows], in place of rows in the message."""
+        x, tokens = (self._x(rows), None) if given is None else given
         slots = self._pair_slots[:pairs]
         order = slots.argsort(stable=True)
         of_row = self._pair_rows[:pairs][order]
@@ -63,7 +66,7 @@ class Work:
         for slot, count in enumerate(slots.bincount().tolist()):
             if count:
                 chosen = of_row[begin : begin + count]
-                out = self._share.expert(layer, slot, x[chosen])
+                out = self._share.expert(layer, slot, x[chosen if tokens is None else tokens[chosen]])
                 total.index_add_(0, chosen, out.float() * weight[begin : begin + count])
                 begin += count
         self._answer[:rows].copy_(total)
@@ -83,6 +86,6 @@ class Work:
             return self._rows[:rows]
         layout = self._desk.layout
         x = torch.empty(rows, layout.hidden, dtype=self._dtype)
-        message, code = self._desk.message, TYPES.index(layout.dtype)
-        native.library().mr_decode(message, message + layout.at_scales, x.data_ptr(), rows, layout.hidden, code)
+        message, kinds = self._desk.message, (TYPES.index(layout.dtype), layout.coded)
+        native.library().mr_decode(message, message + layout.at_scales, x.data_ptr(), rows, layout.hidden, *kinds)
         return x

@@ -1,4 +1,4 @@
-"""The process of a rank above 0: it loads its share of the experts, then answers rank 0.
+"""The process of a rank above 0 on the node's host: it loads its share of the experts, then answers rank 0.
 
 Started by processes.py with the descriptor of a socket pair as its only argument. It ends when that socket closes,
 whatever it is doing then.
@@ -46,21 +46,21 @@ def main(descriptor: int) -> int:
 
     try:
         start: Start = link.recv()
-        config, plan = start.config, start.plan
-        logs.configure(config.log_level, config.log_format, node_id=config.node_id, rank=start.rank)
+        config, duty, plan = start.config, start.duty, start.duty.plan
+        logs.configure(config.log_level, config.log_format, node_id=config.node_id, rank=duty.rank)
         step_back(config.engine_nice)  # before any thread of the model starts
-        torch.set_num_threads(max(1, config.num_threads // plan.ranks))
+        torch.set_num_threads(max(1, config.num_threads // plan.local))
         torch.set_grad_enabled(False)
         regions = [Region.attach(f"experts of rank {i}", fd, plan.share_bytes) for i, fd in enumerate(start.memfds)]
-        shares = [Share(region, plan) for region in regions]
+        shares = {rank: Share(region, plan) for rank, region in enumerate(regions)}
         desk = Desk(Region.attach("desk", start.desk, desk_bytes(plan.layout)), plan.layout)
         bell = Region.attach("bell", start.bell, os.fstat(start.bell).st_size)
         try:
-            fill(start, shares, progress=progress)
+            fill(duty, start.source, shares, progress=progress)
         except (ModelError, ValueError) as error:
             link.send(str(error))
             return 1
-        work = Work(desk, start.rank, shares)
+        work = Work(desk, duty.rank, shares)
         with Heart(desk):
             link.send(None)
             while True:

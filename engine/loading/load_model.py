@@ -152,13 +152,8 @@ def _load_experts(
 ) -> LoadedModel:
     """As rank 0 of ranks that share the experts. `made`: the arena."""
     region, kv = made
-    if source.config.expert_biases:
-        raise UsageError(
-            f"--expert-parallel-size {config.expert_parallel_size}: experts with biases (gpt-oss) are not spread over "
-            "processes; give 1"
-        )
     source = _as_flagged(config, source)
-    torch.set_num_threads(max(1, config.num_threads // config.expert_parallel_size))
+    torch.set_num_threads(max(1, config.num_threads // (config.expert_parallel_size - config.expert_remote_ranks)))
     torch.set_grad_enabled(False)
     dtype = getattr(torch, config.dtype)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,8 @@ from net.metrics.events import Metrics
 from net.transfer.common.memory import Region
 from net.transfer.device.staging import DeviceRegion
 from sched.batching import BatchingPolicy, BoundedSteps, Tuning
+from sched.gossip.load_word import lack_bits
+from sched.gossip.record import NodeRecord
 from sched.offload import FilledSteps
 
 FORGET_BATCH = 512
@@ -117,7 +120,7 @@ class Engine:
             ),
         )
         self.beyond = self._beyond(geometry, cluster, self._elsewhere(geometry, loaded, cluster, metrics))
-        self.load = EngineLoad(config, self.batcher, self.costs, complete)
+        self.load = EngineLoad(config, self.batcher, self.costs, lambda record: complete(self._with_lack(record)))
         self.load.stages = loaded.runner.why_whole is None and not unlike
         reused = store if config.enable_prefix_caching else None
         self._pool_blocks = pool_blocks(
@@ -324,6 +327,16 @@ class Engine:
     def experts(self) -> dict[str, Any] | None:
         """The ranks that share the experts (engine/experts/group.py); None without --expert-parallel-size."""
         return self._processes.state() if isinstance(self._processes, ExpertProcesses) else None
+
+    @property
+    def awaited_ranks(self) -> str | None:
+        """The ranks of other hosts that have not joined since the start, and where they join; None without."""
+        return self._processes.awaited() if isinstance(self._processes, ExpertProcesses) else None
+
+    def _with_lack(self, record: NodeRecord) -> NodeRecord:
+        """`record` and the share of masked ranks."""
+        lack = self._processes.lack() if isinstance(self._processes, ExpertProcesses) else 0.0
+        return replace(record, flags=record.flags | lack_bits(lack)) if lack else record
 
     @property
     def masked_ranks(self) -> dict[str, str]:

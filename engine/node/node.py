@@ -79,6 +79,8 @@ log = logging.getLogger("mooncake.node")
 
 JOIN_S = 10.0
 """Time for a member of the cluster to answer on its control port."""
+RANKS_S = 0.1
+"""Between two looks for ranks with experts that are to join."""
 
 
 class Node:
@@ -197,6 +199,7 @@ class Node:
             await self.weights.hold()
             engine.pool.watch(self.gossip.cached)
             self._tell_kv_events(engine)
+            await self._await_ranks(engine)
             log.info("calibrated by %d steps", await engine.calibrate())
             self.measures.phase("calibration")
             engine.start()
@@ -326,6 +329,14 @@ class Node:
         arenas = Arenas(self.config.node_id, lambda: self.gossip.core.digests.holders, self._lends)
         shapes = self.geometry, self.pooled
         return engine(self.config, shapes, loaded, self._peers, self.measures.metrics, arenas, self.use.onto)
+
+    async def _await_ranks(self, engine: Engine) -> None:
+        """All ranks with experts must have been there once: the steps of the calibration need them."""
+        while (waits := engine.awaited_ranks) is not None:
+            if waits != self.serving.unready:
+                log.info("%s", waits)
+            self.serving.unready = waits
+            await asyncio.sleep(RANKS_S)
 
     def _tell_kv_events(self, engine: Engine) -> None:
         """--kv-events-config. Other nodes do not load ZeroMQ."""

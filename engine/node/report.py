@@ -15,7 +15,7 @@ from engine.observe.recent import Recent
 from net.gossip.driver import Gossip
 from net.loop.stalls import StallMonitor
 from net.transfer.engine import TransferEngine
-from sched.gossip.load_word import ROLE_BITS, STAGES
+from sched.gossip.load_word import ROLE_BITS, STAGES, lack_of
 from sched.membership.member import Member
 
 # fmt: off
@@ -103,6 +103,7 @@ def live(serving: Serving, cluster: Cluster, blocks: Blocks, stalls: StallMonito
         else {
             "does": [name for name, bit in ROLE_BITS.items() if record.flags & bit],
             "stages": bool(record.flags & STAGES),
+            "lack": lack_of(record.flags),
             "running": record.running,
             "waiting": record.waiting,
             "max_running": record.max_running,

@@ -1,15 +1,19 @@
-"""Rounds: a process sends one message to each of several others on its host, and takes one answer from each.
+"""Rounds: a process sends one message to each of several others, and takes one answer from each.
 
 The messages of a round are rows: those of a token go once to every rank that has work for it. The answers are rows too,
 one per token and rank, and are added up. A rank that is silent for too long is given up; the round ends without it.
 
 Files:
-    bell.h    Words in shared memory that one process sets and another waits for: spinning first, then asleep in the
-              kernel
-    desk      The shared memory between the process that asks and one that answers
-    layout    Where the parts of a message lie
-    native    rounds.c as Python sees it: the description of a dispatch, mirrored field by field, and the calls
-    rounds.c  A round: one process asks several others, and takes their answers
-    rows.h    Rows of a message: elements of three types, codes of one byte, sums in float32
-    silence   Decides which ranks are given up: those that show no sign of life, or no answer, for too long
+    bell.h        Words in shared memory that one process sets and another waits for: spinning first, then asleep in
+                  the kernel
+    desk          The shared memory between the process that asks and one that answers
+    frame_socket  A TCP connection with frames of net/channel/wire.py, for threads that wait
+    lanes.h       The float32 numbers of one register, read from and written to elements of three types
+    layout        Where the parts of a message lie
+    native        rounds.c as Python sees it: the description of a dispatch, mirrored field by field, and the calls
+    outpost       The answering end of a RemoteDesk
+    remote_desk   A desk whose answering process is on another host, behind a TCP connection
+    rounds.c      A round: one process asks several others, and takes their answers
+    rows.h        Rows of a message: elements of three types, codes of one byte, sums in float32
+    silence       Decides which ranks are given up: those that show no sign of life, or no answer, for too long
 """

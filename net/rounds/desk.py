@@ -46,7 +46,8 @@ class Desk:
     # --- the side that asks
 
     def ask(self, *head: int) -> None:
-        """Send the message that lies in the region, with up to HEAD_WORDS numbers. The last one must be answered."""
+        """Send the message that lies in the region, with up to HEAD_WORDS numbers: the third and fourth are its rows
+        and pairs. The last one must be answered."""
         for i, number in enumerate(head):
             self._head[i] = number
         self._asked += 1
@@ -72,6 +73,10 @@ class Desk:
     def answered(self, number: int, bell: Region) -> None:
         """The answer to a message lies in the region."""
         self._short.mr_answer(self.address, bell.address, number)
+
+    def live(self) -> None:
+        """A sign of life of the process that answers."""
+        self._short.mr_live(self.address)
 
     def close(self) -> None:
         self.region.close()

@@ -44,6 +44,7 @@ class Dispatch(ctypes.Structure):
         ("at_pair_weights", _L),
         ("type", _I),
         ("coded", _I),
+        ("own", _L),
     ]
 
 
@@ -57,7 +58,7 @@ _WAITS: Calls = {
     "mr_await_message": (_U, [_P, _L, _I, _L]),
     "mr_await_answers": (_U, [_P, _I, _P, _L, _I, _L]),
     "mr_dispatch": (None, [_P]),
-    "mr_decode": (None, [_P, _P, _P, _L, _L, _I]),
+    "mr_decode": (None, [_P, _P, _P, _L, _L, _I, _I]),
     "mr_combine": (None, [_P, _P, _P, _P, _I]),
     "mr_beat": (_I, [_P, _P]),
     "mr_stop": (None, [_P, _P]),
@@ -68,6 +69,7 @@ _SHORT: Calls = {
     "mr_asked": (_U, [_P]),
     "mr_answered": (_U, [_P]),
     "mr_beats": (_U, [_P]),
+    "mr_live": (None, [_P]),
 }
 
 
@@ -75,7 +77,7 @@ _SHORT: Calls = {
 def library() -> ctypes.CDLL:
     """The calls that take long: each lets other threads of Python run. Compiling takes a second, once per machine and
     version. Raises NotCompiled."""
-    headers = [FOLDER / name for name in ("bell.h", "rows.h")]
+    headers = [FOLDER / name for name in ("bell.h", "rows.h", "lanes.h")]
     return typed(compiled.library(FOLDER / "rounds.c", headers, for_this_cpu=True), _WAITS)
 
 

@@ -7,6 +7,11 @@
 #include "bell.h"
 #include "rows.h"
 
+#include "lanes.h"
+
+// Messages and results from this size on are written past the caches: they would push out what is needed next.
+enum { STREAM_BYTES = 8 << 20 };
+
 typedef struct {
     _Alignas(64) _Atomic uint64_t asked;     // number of the last message
     _Alignas(64) _Atomic uint64_t answered;  // number of the last message that has its answer
@@ -28,6 +33,7 @@ void mr_answer(Desk *desk, Bell *bell, uint64_t number) {
 uint64_t mr_asked(Desk *desk) { return atomic_load(&desk->asked); }
 uint64_t mr_answered(Desk *desk) { return atomic_load(&desk->answered); }
 uint64_t mr_beats(Desk *desk) { return atomic_load(&desk->beats); }
+void mr_live(Desk *desk) { atomic_fetch_add(&desk->beats, 1); }
 
 // The number of a message that is not answered yet; 0 at the end of the time.
 uint64_t mr_await_message(Desk *desk, int64_t spin_ns, int yields, int64_t time_ns) {
@@ -104,14 +110,16 @@ typedef struct {  // native.py mirrors it
     int64_t rows[MOST_RANKS], pairs[MOST_RANKS];
     int64_t num_tokens, hidden, top_k, columns, slots, ranks, first;  // first: which column the first token uses
     int64_t at_scales, at_pair_rows, at_pair_slots, at_pair_weights;  // bytes behind the begin of a message
-    int32_t type, coded;      // coded: rows of int8 with a scale each
+    int32_t type, coded;      // coded: rows of codes with a scale each, INT8 or FP8
+    int64_t own;              // the rank that reads x itself: its rows are not copied; -1: none
 } Dispatch;
 
 // Each token goes once to every rank that has one of its experts, with its (row, slot, weight) pairs there.
 void mr_dispatch(Dispatch *d) {
     const int64_t width = d->type == FLOAT32 ? 4 : 2, given = d->hidden * width;
     static _Thread_local float wide[MOST_HIDDEN];
-    static _Thread_local int8_t codes[MOST_HIDDEN];
+    static _Thread_local uint8_t codes[MOST_HIDDEN];
+    const int large = d->num_tokens * given >= STREAM_BYTES;
     for (int64_t r = 0; r < d->ranks; r++) d->rows[r] = d->pairs[r] = 0;
     for (int64_t t = 0; t < d->num_tokens; t++) {
         float scale = -1;
@@ -129,12 +137,14 @@ void mr_dispatch(Dispatch *d) {
                 row = d->rows[rank]++;
                 d->tokens[rank][row] = (int32_t)t;
                 const uint8_t *from = d->x + t * given;
-                if (!d->coded) {
-                    memcpy(message + row * given, from, given);
+                if (rank == d->own) {
+                    // nothing to do
+                } else if (!d->coded) {
+                    copy_row(message + row * given, from, given, large && aligned(message, given));
                 } else {
                     if (scale < 0) {
                         widen(from, wide, d->hidden, d->type);
-                        scale = to_codes(wide, codes, d->hidden);
+                        scale = to_codes(wide, codes, d->hidden, d->coded);
                     }
                     memcpy(message + row * d->hidden, codes, d->hidden);
                     ((float *)(message + d->at_scales))[row] = scale;
@@ -147,14 +157,16 @@ void mr_dispatch(Dispatch *d) {
             d->sent[pair] = (int32_t)rank;
         }
     }
+    if (large) stream_end();
 }
 
 // x [rows, hidden] of `type` from codes [rows, hidden] and scales [rows].
-void mr_decode(const int8_t *codes, const float *scales, void *x, int64_t rows, int64_t hidden, int type) {
+void mr_decode(
+    const uint8_t *codes, const float *scales, void *x, int64_t rows, int64_t hidden, int type, int coded) {
     static _Thread_local float wide[MOST_HIDDEN];
     const int64_t width = type == FLOAT32 ? 4 : 2;
     for (int64_t r = 0; r < rows; r++) {
-        from_codes(codes + r * hidden, scales[r], wide, hidden);
+        from_codes(codes + r * hidden, scales[r], wide, hidden, coded);
         narrow(wide, (uint8_t *)x + r * hidden * width, hidden, type);
     }
 }
@@ -162,19 +174,19 @@ void mr_decode(const int8_t *codes, const float *scales, void *x, int64_t rows, 
 // out [tokens, hidden] of `into_type`: the sum, in float32, of `base` [tokens, hidden] float32 (may be NULL) and of the
 // answers' rows of each token, rank by rank. answers[r] is NULL for a rank whose rows do not count.
 void mr_combine(const Dispatch *d, const uint8_t *const *answers, const float *base, void *out, int into_type) {
-    static _Thread_local float sum[MOST_HIDDEN];
     const int64_t width = d->type == FLOAT32 ? 4 : 2, into = into_type == FLOAT32 ? 4 : 2;
+    const int large = d->num_tokens * d->hidden * into >= STREAM_BYTES && aligned(out, d->hidden * into);
     int64_t next[MOST_RANKS] = {0};
     for (int64_t t = 0; t < d->num_tokens; t++) {
-        if (base)
-            memcpy(sum, base + t * d->hidden, d->hidden * 4);
-        else
-            memset(sum, 0, d->hidden * 4);
+        const uint8_t *rows[MOST_RANKS];
+        int64_t terms = 0;
         for (int64_t r = 0; r < d->ranks; r++) {
             if (next[r] == d->rows[r] || d->tokens[r][next[r]] != t) continue;
-            if (answers[r]) add(answers[r] + next[r] * d->hidden * width, sum, d->hidden, d->type);
+            if (answers[r]) rows[terms++] = answers[r] + next[r] * d->hidden * width;
             next[r]++;
         }
-        narrow(sum, (uint8_t *)out + t * d->hidden * into, d->hidden, into_type);
+        const float *above = base ? base + t * d->hidden : NULL;
+        sum_rows(above, rows, terms, (uint8_t *)out + t * d->hidden * into, d->hidden, d->type, into_type, large);
     }
+    if (large) stream_end();
 }

@@ -1,6 +1,7 @@
 // Rows of a message: elements of three types, codes of one byte, sums in float32
 
 enum { FLOAT32, FLOAT16, BFLOAT16 };  // net/rounds/layout.py: TYPES
+enum { ELEMENTS, INT8, FP8 };         // net/rounds/layout.py: CODES
 enum { MOST_RANKS = 64, MOST_HIDDEN = 65536 };
 
 static inline float from_bfloat16(uint16_t x) {
@@ -42,21 +43,60 @@ static void narrow(const float *from, void *to, int64_t count, int type) {
         for (int64_t i = 0; i < count; i++) ((uint16_t *)to)[i] = to_bfloat16(from[i]);
 }
 
-// Codes c with x = s c, s = max |x| / 127, rounded to nearest. Returns s; a row of zeros has s = 0.
-static float to_codes(const float *x, int8_t *codes, int64_t count) {
+static float largest_of(const float *x, int64_t count) {
     float largest = 0;
     for (int64_t i = 0; i < count; i++) {
         float size = x[i] < 0 ? -x[i] : x[i];
         largest = size > largest ? size : largest;
     }
-    float inverse = largest > 0 ? 127 / largest : 0;
-    for (int64_t i = 0; i < count; i++) {
-        float scaled = x[i] * inverse;
-        codes[i] = (int8_t)(scaled < 0 ? scaled - 0.5f : scaled + 0.5f);
-    }
-    return largest / 127;
+    return largest;
 }
 
-static void from_codes(const int8_t *codes, float scale, float *x, int64_t count) {
-    for (int64_t i = 0; i < count; i++) x[i] = scale * codes[i];
+// E4M3 (OCP, finite values only): sign, 4 bits of exponent with bias 7, 3 of mantissa. |value| <= 448. Rounds to
+// nearest, ties to even. Below 2^-6 the step is 2^-9, which is that of float32 at 2^14.
+static inline uint8_t to_e4m3(float value) {
+    uint32_t bits, shifted;
+    memcpy(&bits, &value, 4);
+    const uint32_t sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
+    float small;
+    memcpy(&small, &size, 4);
+    small += 16384.0f;
+    memcpy(&shifted, &small, 4);
+    const uint32_t subnormal = shifted - 0x46800000;
+    const uint32_t normal = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3);
+    return (uint8_t)(sign | (size < 0x3c800000 ? subnormal : normal));
+}
+
+static inline float from_e4m3(uint8_t code) {
+    const uint32_t size = code & 0x7f, bits = (size << 20) + (120u << 23);
+    float normal;
+    memcpy(&normal, &bits, 4);
+    const float value = size < 8 ? (float)size * 0x1p-9f : normal;
+    return code & 0x80 ? -value : value;
+}
+
+// Codes c with x = s c, the largest |c| being 127 or, of E4M3, 448; rounded to nearest. Returns s; a row of zeros has
+// s = 0.
+static float to_codes(const float *x, uint8_t *codes, int64_t count, int coded) {
+    const float most = coded == INT8 ? 127 : 448, largest = largest_of(x, count), inverse = largest > 0 ? most / largest : 0;
+    if (coded == INT8) {
+        for (int64_t i = 0; i < count; i++) {
+            float scaled = x[i] * inverse;
+            codes[i] = (uint8_t)(int8_t)(scaled < 0 ? scaled - 0.5f : scaled + 0.5f);
+        }
+    } else {
+        for (int64_t i = 0; i < count; i++) {
+            float scaled = x[i] * inverse;
+            scaled = scaled > 448 ? 448 : scaled < -448 ? -448 : scaled;
+            codes[i] = to_e4m3(scaled);
+        }
+    }
+    return largest / most;
+}
+
+static void from_codes(const uint8_t *codes, float scale, float *x, int64_t count, int coded) {
+    if (coded == INT8)
+        for (int64_t i = 0; i < count; i++) x[i] = scale * (int8_t)codes[i];
+    else
+        for (int64_t i = 0; i < count; i++) x[i] = scale * from_e4m3(codes[i]);
 }

@@ -54,6 +54,19 @@ CHANGING = 16  # takes no prefill and no decode until it has changed its role
 STAGES = 32  # can compute some of the layers of a long prompt (--prefill-parallel cpp)
 READING = 64  # reads the weights that the cluster serves, and takes no new requests until it has them
 CLOSED = DRAINING | READING  # takes no new requests
+LACK_SHIFT = 12
+"""The four bits of the flags from here on: sixteenths of a node's ranks with experts that are masked."""
+LACK_MAX = 15
+
+
+def lack_bits(share: float) -> int:
+    """In the flags of a record: `share` of the ranks is masked, rounded up; 1 = no other rank has their experts."""
+    return min(LACK_MAX, math.ceil((LACK_MAX + 1) * share)) << LACK_SHIFT
+
+
+def lack_of(flags: int) -> float:
+    """The share of a node's ranks that its flags tell."""
+    return (flags >> LACK_SHIFT) / (LACK_MAX + 1)
 
 
 class TornWord(ValueError):
@@ -80,7 +93,7 @@ class LoadWord:
     waiting_interactive: int = 0  # requests by class (sched/classes.py)
     waiting_standard: int = 0
     waiting_batch: int = 0
-    flags: int = 0  # ROLE_BITS, DRAINING, CHANGING, STAGES, READING
+    flags: int = 0  # ROLE_BITS, DRAINING, CHANGING, STAGES, READING, lack_bits
     dram_fill: float = 0.0  # share of its DRAM tier in use, in 1/255
     ssd_fill: float = 0.0
     digest_epoch: int = 0  # a new epoch shows that its cached keys changed a lot

@@ -123,7 +123,7 @@ class NodeRecord:
     nic_in: float = 0.0  # share of its network in use, sent in 1/255
     nic_out: float = 0.0
     health: int = 0  # sched/membership/health.py: 0 = healthy .. 7
-    flags: int = 0  # as in the load word: roles, draining, reading weights, whether it can be a stage
+    flags: int = 0  # as in the load word: roles, draining, reading weights, whether it can be a stage, masked ranks
     digest_epoch: int = 0  # of its cache digest, the low 16 bits
     settled: int = 0  # as in the load word
     written_ms: int = 0  # as in the load word

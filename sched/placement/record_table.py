@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from sched.gossip.load_word import LACK_MAX, LACK_SHIFT
 from sched.gossip.record import RECORD, RECORD_BYTES
 from sched.gossip.state import Records
 
@@ -65,7 +66,9 @@ _WAITING, _RUNNING, _FREE, _TOTAL, _STEP, _SOON, _ALONE = _rows(
 
 def table_of(records: Records) -> Table:
     """[len(COLUMNS), len(records)], with times from now on. If a node's steps take much longer than its models predict,
-    all its estimates are scaled up until the models have adapted. `records` is contiguous."""
+    all its estimates are scaled up until the models have adapted. So they are if some of its ranks with experts are
+    masked: the others do their work, by 1 / (share of living ranks). A node that lacks experts altogether counts as one
+    with a sixteenth of its ranks: it is chosen if there is no better one. `records` is contiguous."""
     table = np.zeros((len(COLUMNS), len(records)))
     for of_type, width, copies in _COPIES:
         numbers = records.view(of_type).reshape(len(records), width)
@@ -78,6 +81,10 @@ def table_of(records: Records) -> Table:
     if (slow := residual > SLOW).any():
         for row in _SECONDS:
             table[row] *= np.where(slow, residual, 1.0)
+    lack = records["flags"] >> np.uint16(LACK_SHIFT)
+    if lack.any():
+        for row in _SECONDS:
+            table[row] *= (LACK_MAX + 1) / (LACK_MAX + 1 - lack)
     free = table[_FREE]  # the used ones until now
     np.subtract(table[_TOTAL], free, out=free)
     np.maximum(free, 0.0, out=free)

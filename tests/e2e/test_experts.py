@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +19,15 @@ from engine.checkpoint.model_source import describe
 from engine.model.decoder import Model
 from engine.step.runner import Runner
 from lab.faults.tiny import EXPERTS, tiny_model
+from lab.foreign.common.processes import free_port
+from lab.launch.rest import RestError
 from tests.e2e.conftest import SMALL, Start, complete, settled
 from tests.e2e.test_start import run
 from tests.e2e.test_tensor_parallel import children, running, soon
 from tests.engine.model.test_model import greedy
 from tests.engine.tiny_families import empty_pool
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [list(range(100, 100 + n)) for n in (5, 150, 331)]
 NEW_TOKENS = 12
 
@@ -90,6 +96,56 @@ def test_an_answer_tells_that_experts_were_missing(start: Start, moe, expected):
         assert state["times_masked"] == 1 and state["restarts"] == 1 and state["masked"] == {}
         metrics = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
         assert "mooncake:expert_rank_masked{" in metrics and "mooncake:expert_pairs_total{" in metrics
+
+
+def test_a_node_waits_for_ranks_of_other_hosts(start: Start, moe, expected, tmp_path):
+    """Two ranks that join over TCP, with the cluster's key; then one of them is lost and comes back."""
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    key.chmod(0o600)
+    port = free_port()
+    sealed = ["--cluster-key-file", str(key)]
+    join = ["expert-rank", "--join", f"127.0.0.1:{port}", "--num-threads", "1"]
+    command = [sys.executable, str(ROOT / "mooncake.py"), *join, *sealed]
+    flags = ["--expert-parallel-size", "3", "--expert-replicas", "2", "--expert-remote-ranks", "2"]
+    others = [subprocess.Popen(command) for _ in range(2)]
+    try:
+        with start("mixed=1", *moe, *flags, "--expert-port", str(port), *sealed) as cluster:
+            url = cluster.nodes[0].url
+            assert texts(url) == expected
+            others[0].kill()
+            others[0].wait()
+            assert texts(url) == expected
+            soon(lambda: len(get(f"{url}/health").get("masked_ranks", ())) == 1, 60)
+            others.append(subprocess.Popen(command))
+            soon(lambda: get(f"{url}/health") == {"status": "ok"}, 60)
+            assert texts(url) == expected
+            settled(cluster)
+            assert get(f"{url}/debug/state")["engine"]["experts"]["remote"]["connected"] == [1, 2]
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
+def test_without_copies_a_request_fails_with_the_name_of_the_rank(start: Start, moe, expected):
+    """--expert-loss fail, on the only node: 503 until the rank is back. It cannot come back while it is stopped."""
+    with start("mixed=1", *moe, "--expert-parallel-size", "2", "--expert-loss", "fail") as cluster:
+        url = cluster.nodes[0].url
+        assert texts(url) == expected
+        (rank,) = children(cluster.nodes[0].pid)
+        os.kill(rank, signal.SIGSTOP)
+        try:
+            with pytest.raises(RestError, match="lost with rank 1 of --expert-parallel-size") as refused:
+                complete(url, list(range(7, 250)), NEW_TOKENS, ignore_eos=True)
+            assert refused.value.status == 503
+            state = get(f"{url}/debug/state")["engine"]["experts"]
+            assert list(state["masked"]) == ["1"] and state["dropped_pairs"] > 0
+        finally:
+            os.kill(rank, signal.SIGCONT)
+        soon(lambda: get(f"{url}/health") == {"status": "ok"}, 60)
+        assert texts(url) == expected
+        settled(cluster)
 
 
 def test_a_dense_model_is_refused(tiny_model):

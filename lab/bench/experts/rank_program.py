@@ -5,7 +5,8 @@
 A case is TOKENS,HIDDEN,EXPERTS,TOP_K. Rank 0 has all tokens, as in a node with --expert-parallel-size. Ours: one
 message to each other rank through its desk, an answer with as many rows, and the sum per token. Gloo: the same rows by
 all_to_all_single with the counts known before, back by another one, and the sum per token by torch. memcpy: the bytes
-of both ways, copied once by one thread. The contenders take turns, round by round. Rank 0 prints a list of
+of both ways, copied once by one thread. All three move the same bytes: rows for experts of rank 0 itself go nowhere,
+and none of them counts or moves them. The contenders take turns, round by round. Rank 0 prints a list of
 [case, {"ours": [s, ...], "gloo": [s, ...], "memcpy": [s, ...]}, bytes of both ways].
 """
 
@@ -45,7 +46,7 @@ class Ours:
         self.out, self.chosen, self.x, self.weights = torch.empty_like(x), chosen, x, weights
         self.table = torch.arange(experts, dtype=torch.int32)
         self.sent = torch.empty(chosen.shape, dtype=torch.int32)
-        self.own = Region.private("own", desk_bytes(layout))
+        self.own = Region.private("own", desk_bytes(layout))  # for the pairs of rank 0
         self.tokens = [torch.zeros(layout.most_rows, dtype=torch.int32) for _ in range(ranks)]
         self.d = d = native.Dispatch()
         messages = [self.own.address + PAGE, *(desk.message for desk in self.desks)]
@@ -56,9 +57,8 @@ class Ours:
         d.hidden, d.top_k, d.columns, d.slots, d.ranks = layout.hidden, layout.top_k, 1, experts // ranks, ranks
         d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
         d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights
-        d.type = TYPES.index(layout.dtype)
-        own_answer = messages[0] + layout.message_bytes
-        self.answers = (ctypes.c_void_p * ranks)(own_answer, *(desk.answer for desk in self.desks))
+        d.type, d.own = TYPES.index(layout.dtype), 0
+        self.answers = (ctypes.c_void_p * ranks)(None, *(desk.answer for desk in self.desks))
 
     def __call__(self) -> None:
         library = native.library()
@@ -66,7 +66,7 @@ class Ours:
         asked = [desk for rank, desk in enumerate(self.desks, 1) if self.d.rows[rank]]
         for rank, desk in enumerate(self.desks, 1):
             if self.d.rows[rank]:
-                desk.ask(self.d.rows[rank])
+                desk.ask(0, 0, self.d.rows[rank], self.d.pairs[rank])
         while asked and not all(await_answers(asked, self.bell, 10.0)):
             pass
         library.mr_combine(ctypes.addressof(self.d), self.answers, None, self.out.data_ptr(), self.d.type)
@@ -140,6 +140,7 @@ def case(rank: int, ranks: int, rounds: int, text: str) -> list[Any]:
     weights = torch.rand(tokens, top_k)
     owner = chosen // (experts // ranks)
     rows = [(owner == one).any(1).nonzero()[:, 0] for one in range(ranks)]
+    rows[0] = rows[0][:0]
     counts = [len(of_rank) for of_rank in rows]
     layout = Layout(tokens, hidden, top_k, str(DTYPE).removeprefix("torch."))
     names: list[Any] = [None]

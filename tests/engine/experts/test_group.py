@@ -46,8 +46,8 @@ def new_desk(keep) -> Callable[[], Desk]:
 def group_of(keep, new_desk) -> Callable[[LossRule], ExpertGroup]:
     def made(rule: LossRule) -> ExpertGroup:
         own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
-        shares = [Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for _ in range(2)]
-        return ExpertGroup(PLAN, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), rule)
+        shares = {rank: Share(keep(Region.private("share", PLAN.share_bytes)), PLAN) for rank in range(2)}
+        return ExpertGroup(PLAN, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), rule, {})
 
     return made
 
@@ -72,6 +72,19 @@ def test_losses_of_a_step_of_several_rounds_are_those_of_its_rows(group_of, rule
     group.only(torch.arange(100, 119))  # the last layer computes tokens that somebody reads
     compute(group, 1, experts)
     assert group.take_losses().tokens == dict.fromkeys([*lost, *(100 + token for token in lost)], 1)
+
+
+def test_the_share_of_missing_ranks_is_told_and_lost_experts_count_as_all(group_of, new_desk):
+    group = group_of(LossRule(FAIL))
+    assert group.lack() == 0.0
+    group.died(1)  # no step has noticed it yet
+    assert group.lack() == 1.0
+    group.arrived(1, new_desk())
+    assert group.lack() == 0.0
+    both = Placement(2, (((EXPERT_OF_0, EXPERT_OF_1), (EXPERT_OF_1, EXPERT_OF_0)),) * 2)
+    group.placement = both
+    group.died(1)
+    assert group.lack() == 0.5
 
 
 class Clock:

@@ -16,6 +16,7 @@ from engine.checkpoint.model_source import describe
 from engine.config.config import Config
 from engine.experts import processes
 from engine.experts.loading import LOADING, fill
+from engine.experts.plan import Duty
 from engine.experts.processes import ExpertProcesses, why_not_loaded
 from tests.engine.tiny_families import save
 
@@ -98,7 +99,8 @@ def test_a_share_tells_how_far_it_is(config, monkeypatch):
     monkeypatch.setattr(processes, "WORKER", "no_such_module")
     made, signs = ExpertProcesses(config, describe(config.model)), list[tuple[int, ...]]()
     try:
-        fill(made._told(0, made.placement, (), 0), made.shares, progress=lambda *read: signs.append(read))
+        duty = Duty(0, made.plan, made.placement)
+        fill(duty, describe(config.model), made.shares, progress=lambda *read: signs.append(read))
         experts = made.placement.layers
         assert len(signs) == 3 * sum(len(layer[0]) for layer in experts)
         assert "exit code 1" in (made._loaded(1) or "")

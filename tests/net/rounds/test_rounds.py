@@ -92,7 +92,7 @@ def test_rows_go_once_to_each_rank_and_are_added_up(dtype):
     d.num_tokens, d.hidden, d.top_k, d.columns, d.slots, d.ranks = tokens, layout.hidden, 3, 1, slots, 3
     d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
     d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights
-    d.type = {"float32": 0, "float16": 1}[dtype]
+    d.type, d.own = {"float32": 0, "float16": 1}[dtype], -1
     native.library().mr_dispatch(ctypes.addressof(d))
 
     assert (counts == np.bincount(chosen.ravel(), minlength=experts)).all()

@@ -6,17 +6,19 @@ import random
 
 import pytest
 
-from net.rounds.silence import ANSWER_S, LEAST_S, LOOK_S, MOST_S, Silence
+from net.rounds.silence import ANSWER_S, LEAST_ANSWER_S, LEAST_S, LOOK_S, MOST_S, Silence
 
 LOOK = LOOK_S / 2
 
 
-def run(silence: Silence, beats_at: list[list[float]], answers_at: list[float], looks: list[float]) -> dict[int, float]:
+def run(
+    silence: Silence, beats_at: list[list[float]], answers_at: list[float], looks: list[float], work: int = 0
+) -> dict[int, float]:
     """One round from time 0: rank r beats at beats_at[r] and answers at answers_at[r]; the observer looks at `looks`.
     Returns when which ranks were given up."""
     given_up: dict[int, float] = {}
     begun = looks[0]
-    silence.begin(begun, {rank: sum(t <= begun for t in times) for rank, times in enumerate(beats_at)})
+    silence.begin(begun, {rank: sum(t <= begun for t in times) for rank, times in enumerate(beats_at)}, work)
     for now in looks[1:]:
         pending = [rank for rank, at in enumerate(answers_at) if at > now and rank not in given_up]
         if not pending:
@@ -77,8 +79,44 @@ def test_a_rank_that_beats_and_never_answers_is_given_up():
 def test_long_rounds_are_waited_for_longer():
     silence = Silence()
     assert run(silence, [every(0.01, 9)], [8.0], every(LOOK, 9)) == {}
-    assert silence.answer_limit_s == pytest.approx(160, rel=0.1)
     assert run(silence, [every(0.01, 120)], [110.0], every(LOOK, 120)) == {}
+    assert silence.answer_limit_s == pytest.approx(160, rel=0.1)
+
+
+def answers_after(silence: Silence, seconds: float, work: int) -> dict[int, float]:
+    """A round of a rank that beats all the time."""
+    until = min(seconds, 300) + 1
+    return run(silence, [every(0.01, until)], [seconds], every(LOOK, until), work)
+
+
+def test_a_rank_that_hangs_is_given_up_soon_after_short_rounds():
+    silence = Silence()
+    assert answers_after(silence, 9.0, work=8) == {}  # the first: nothing is known yet
+    silence = Silence()
+    for _ in range(5):
+        assert answers_after(silence, 0.03, work=8) == {}
+    found = answers_after(silence, 999.0, work=9)
+    assert LEAST_ANSWER_S <= found[0] <= LEAST_ANSWER_S + 2 * LOOK_S
+    assert answers_after(silence, 999.0, work=8)[0] == found[0]  # that round was no measure
+
+
+def test_a_round_of_more_work_may_take_longer_in_proportion():
+    silence = Silence()
+    assert answers_after(silence, 0.1, work=8) == {}
+    assert answers_after(silence, 60.0, work=8 * 64) == {}  # 20 x 64 x the other
+    assert answers_after(silence, 200.0, work=8 * 64) == {}
+    assert silence.answer_limit_s == pytest.approx(1200, rel=0.1)
+    found = answers_after(silence, 999.0, work=8)  # and the short ones are still short
+    assert found[0] <= 20 * (0.1 + LOOK_S) + 2 * LOOK_S
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rounds_that_get_up_to_ten_times_as_long_mask_nobody(seed):
+    """Prompts and single tokens in turn, on a machine that others use too."""
+    rng, silence = random.Random(seed), Silence()
+    for _ in range(150):
+        work = rng.choice([8, 8, 8, 64, 8 * 512])
+        assert answers_after(silence, (0.01 + 0.0005 * work) * rng.choice([1, 1, 2, 10]), work) == {}
 
 
 def test_a_steady_rank_is_given_up_after_the_least_time():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sched.admission import Limits
 from sched.cost import TransferModel
-from sched.gossip.load_word import ROLE_BITS, STAGES
+from sched.gossip.load_word import CLOSED, ROLE_BITS, STAGES, lack_bits, lack_of
 from sched.gossip.record import RECORD, NodeRecord
 from sched.membership.member import Member
 from sched.placement.choice import Placement
@@ -70,6 +70,30 @@ def test_a_node_that_became_slow_is_slow_in_everything():
     policy = MooncakePlacement(Limits(), random.Random(0))
     placed = policy.place(NOW, demand(), view, view.none)
     assert isinstance(placed, Placement) and (placed.prefill, placed.decode) == ("n1", "n1")
+
+
+def test_a_node_with_masked_ranks_is_slower_by_their_share_and_one_without_experts_comes_last():
+    record = NodeRecord(blocks_total=1000, work_s=1.5, prefill_a1=2.0**-10, decode_step_s=0.25)
+    does = sum(ROLE_BITS.values())
+    flags = [does | lack_bits(0.5), does | lack_bits(1.0), does]
+    view = seen(*(replace(record, flags=one) for one in flags))
+    assert (view.work_until - NOW).tolist() == [3.0, 24.0, 1.5]
+    assert view.a1.tolist() == [2.0**-9, 2.0**-6, 2.0**-10] and view.step_s.tolist() == [0.5, 4.0, 0.25]
+    policy = MooncakePlacement(Limits(), random.Random(0))
+    for nodes, best in ((3, "n2"), (2, "n0")):
+        view = seen(*(replace(record, flags=one) for one in flags[:nodes]))
+        placed = policy.place(NOW, demand(), view, view.none)
+        assert isinstance(placed, Placement) and (placed.prefill, placed.decode) == (best, best)
+    alone = seen(replace(record, flags=flags[1]))
+    placed = policy.place(NOW, demand(), alone, alone.none)
+    assert isinstance(placed, Placement) and placed.prefill == "n0"
+
+
+def test_a_share_of_masked_ranks_is_rounded_up_and_leaves_the_other_flags():
+    assert [lack_of(lack_bits(share)) for share in (0, 1 / 64, 0.25, 0.5, 63 / 64, 1)] == [
+        0, 1 / 16, 0.25, 0.5, 15 / 16, 15 / 16,
+    ]  # fmt: skip
+    assert not lack_bits(1.0) & (CLOSED | STAGES | sum(ROLE_BITS.values()))
 
 
 def test_a_node_that_gave_up_a_role_is_no_candidate_for_it():

@@ -1,0 +1,56 @@
+"""`mooncake.py expert-rank --join HOST:PORT`: this process is a rank of a node on another host."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.checkpoint.model_source import describe
+from engine.model.model_error import ModelError
+from engine.observe import logs
+from net.channel.cluster_key import ClusterKey, KeyFileError
+from net.errors import PeerRefused
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs until a signal ends it. Exit code 2: the node refuses this process, or it cannot load."""
+    args = flags().parse_args(argv)
+    host, _, port = args.join.rpartition(":")
+    if not host or not port.isdecimal():
+        print(f"mooncake expert-rank: --join {args.join} is not HOST:PORT, which the node logs", file=sys.stderr)
+        return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # in the middle of a product too
+    logs.configure(args.log_level, "text")
+    try:
+        key = None if args.cluster_key_file is None else ClusterKey(Path(args.cluster_key_file))
+        source = None if args.model is None else describe(args.model, args.load_format, args.seed)
+        # Here, because torch costs a second that the other commands do not need.
+        from engine.experts.remote_worker import RemoteWorker, limit_threads
+
+        limit_threads(args.num_threads or len(os.sched_getaffinity(0)))
+        RemoteWorker((host.strip("[]"), int(port)), source, key).run()
+    except (PeerRefused, ModelError, KeyFileError) as error:
+        print(f"mooncake expert-rank: {error}", file=sys.stderr)
+    return 2
+
+
+def flags() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="mooncake expert-rank",
+        description="This process has a share of the experts of a node on another host, which was started with "
+        "--expert-remote-ranks. It joins again whenever the connection ends.",
+    )
+    parser.add_argument("--join", required=True, help="where the node listens for ranks (it logs the address)")
+    parser.add_argument("--model", help="the node's model on this host; without it, the weights come from the node")
+    parser.add_argument("--load-format", default="auto", help="of --model, as the node's (default: auto)")
+    parser.add_argument("--seed", type=int, default=0, help="of --load-format dummy, as the node's (default: 0)")
+    parser.add_argument("--cluster-key-file", help="the cluster's keys, if the node has --cluster-key-file")
+    parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (default: all cores)")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser

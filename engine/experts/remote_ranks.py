@@ -1,0 +1,246 @@
+"""RemoteRanks: the ranks on other hosts, as the node sees them: they connect, get their share, and come back.
+
+A process of another host (mooncake.py expert-rank) asks for a place. The first free rank is its own, or the one that it
+had. When its connection ends, the rank is lost like one whose process has ended; the next connection has the place.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from engine.checkpoint.model_source import ModelSource
+from engine.checkpoint.weights import Reader, open_weights
+from engine.config.config import Config
+from engine.config.flags import UsageError
+from engine.config.net_options import open_cluster_key
+from engine.experts.group import ExpertGroup
+from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, refusal
+from engine.experts.loading import weight_name
+from engine.experts.plan import Duty
+from engine.experts.share import Share, kinds
+from engine.model.model_error import ModelError
+from net import bodies
+from net.channel.wire import Header
+from net.errors import PeerLost, PeerRefused
+from net.rounds.desk import Desk
+from net.rounds.frame_socket import FrameSocket
+from net.rounds.remote_desk import RemoteDesk
+from net.transfer.common.memory import Region
+
+log = logging.getLogger("mooncake.experts")
+
+NOT_YET = "it has not joined yet"
+MOST_GUESTS = 16
+"""Connections that have not joined yet, at most."""
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A connection that has a place. `desk`: once it is ready."""
+
+    instance: str
+    wire: FrameSocket
+    desk: RemoteDesk | None = None
+
+
+class RemoteRanks:
+    """Listens from the constructor on. `first`: of rank 0; the placement at the start. `bell`: of the rounds."""
+
+    def __init__(
+        self, config: Config, source: ModelSource, shares: Mapping[int, Share], first: Duty, bell: Region
+    ) -> None:
+        """Raises UsageError."""
+        self._config, self._source, self._shares, self._first, self._bell = config, source, shares, first, bell
+        self._key = open_cluster_key(config)
+        self._group: ExpertGroup | None = None
+        self._desks: list[Desk] = []
+        self._begun = threading.Event()
+        self._lock = threading.Lock()  # of _guests
+        self._guests: dict[int, _Guest] = {}
+        self._closing = False
+        self._waiting = threading.Semaphore(MOST_GUESTS)
+        try:
+            self._listener = socket.create_server((config.host, config.expert_port))
+        except OSError as error:
+            raise UsageError(
+                f"--expert-port {config.expert_port} on {config.host}: {error.strerror or error}; give another one, or "
+                "0 for any"
+            ) from None
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        ranks = ", ".join(str(rank) for rank in range(first.plan.local, first.plan.ranks))
+        self.where = spelled(self.address)
+        log.info("ranks %s of the experts join by mooncake.py expert-rank --join %s", ranks, self.where)
+        self._threads = [threading.Thread(target=self._accept, name="expert ranks", daemon=True)]
+        self._threads[0].start()
+
+    def begin(self, group: ExpertGroup, desks: list[Desk]) -> None:
+        """Those that wait and those that come get their places. `desks`: the group's."""
+        self._group, self._desks = group, desks
+        self._begun.set()
+
+    def absent(self) -> dict[int, str]:
+        """The ranks of other hosts, all of which come after `begin`."""
+        return dict.fromkeys(range(self._first.plan.local, self._first.plan.ranks), NOT_YET)
+
+    def state(self) -> dict[str, Any]:
+        """For /debug/state."""
+        with self._lock:
+            here = sorted(rank for rank, guest in self._guests.items() if guest.desk is not None)
+        return {"address": list(self.address), "connected": here}
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            guests = list(self._guests.values())
+        self._begun.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        for guest in guests:
+            guest.wire.end()
+            if guest.desk is not None and guest.desk not in self._desks:
+                guest.desk.close()
+        for thread in self._threads:
+            thread.join(SILENCE_S)
+
+    # --- one connection
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._waiting.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._receive, args=(sock,), name="expert rank joins", daemon=True).start()
+
+    def _receive(self, sock: socket.socket) -> None:
+        try:
+            try:
+                peer = spelled(sock.getpeername())
+                ring = None if self._key is None else self._key.ring()
+                wire = FrameSocket.accepted(sock, ring, SILENCE_S)
+                joining = bodies.decode(Joining, wire.frame().header.get("join"))
+            finally:
+                self._waiting.release()
+        except (OSError, bodies.BodyError) as error:
+            log.warning("a connection for a rank of the experts is refused: %s", error)
+            sock.close()
+            return
+        try:
+            self._join(wire, joining, peer)
+        except (PeerLost, PeerRefused, ModelError) as error:
+            log.warning("the process at %s that joined the ranks of the experts is lost: %s", peer, error)
+        finally:
+            if not any(guest.wire is wire and guest.desk for guest in list(self._guests.values())):
+                self._leave(wire)
+                wire.close()
+
+    def _join(self, wire: FrameSocket, joining: Joining, peer: str) -> None:
+        if (reason := refusal(joining, self._source.fingerprint)) is not None:
+            log.warning("%s cannot be a rank of the experts: %s", peer, reason)
+            wire.send({"refused": reason})
+            return
+        self._begun.wait()
+        rank = self._take_place(wire, joining)
+        if rank is None:
+            wire.send({"refused": "all ranks have their processes", "again": True})
+            return
+        assert self._group is not None
+        placement, living = self._group.restart_from(rank)
+        duty = replace(self._first, rank=rank, placement=placement, living=living)
+        wire.send({"welcome": bodies.encode(Welcome(rank, self._source.fingerprint, duty.plan, placement))})
+        wire.await_for(LOADING_S)
+        if not self._loaded(wire, duty):
+            return
+        wire.await_for(SILENCE_S)
+        with self._lock:
+            guest = self._guests.get(rank)
+            if guest is None or guest.wire is not wire or self._closing:
+                return
+            guest.desk = desk = RemoteDesk(wire, duty.plan.layout, self._bell, lambda why: self._ended(rank, wire, why))
+            log.info("rank %d of the experts is the process at %s", rank, peer)
+            self._group.arrived(rank, desk)
+
+    def _take_place(self, wire: FrameSocket, joining: Joining) -> int | None:
+        """The rank of this connection from now on; None if all are taken. A process that connects again has lost its
+        earlier connection, also if this host has not noticed: it is asked to come again, when it has."""
+        plan = self._first.plan
+        with self._lock:
+            for guest in self._guests.values():
+                if guest.instance == joining.instance:
+                    guest.wire.end()
+            free = [rank for rank in range(plan.local, plan.ranks) if rank not in self._guests]
+            if self._closing or not free:
+                return None
+            rank = joining.rank if joining.rank in free else free[0]
+            self._guests[rank] = _Guest(joining.instance, wire)
+            return rank
+
+    def _loaded(self, wire: FrameSocket, duty: Duty) -> bool:
+        """Hand out weights until the process has its share. Raises PeerLost."""
+        opened = open_weights(self._source, getattr(torch, duty.plan.layout.dtype), None)
+        with opened as reader:
+            while True:
+                header = wire.frame().header
+                if "ready" in header:
+                    return True
+                if "failed" in header:
+                    log.error("rank %d of the experts cannot load: %s", duty.rank, str(header["failed"]))
+                    return False
+                if "want" in header:
+                    self._send_expert(wire, duty, reader, header)
+
+    def _send_expert(self, wire: FrameSocket, duty: Duty, reader: Reader, header: Header) -> None:
+        try:
+            layer, slot = header["want"]
+            expert = duty.placement.layers[layer][duty.rank][slot]
+        except (TypeError, ValueError, IndexError):
+            raise PeerLost(f"it asked for {header['want']}, which is no place of an expert") from None
+        for rank, there in duty.placement.holders(layer, expert):
+            if rank in duty.living:
+                views = self._shares[rank].bytes_of(layer, there)
+                break
+        else:
+            one = replace(duty.plan, layers=(duty.plan.layers[layer],), ranks=1, slots=1, remote=0)
+            share = Share(Region.private("an expert for another rank", one.share_bytes), one)
+            try:
+                for kind in kinds(duty.plan):
+                    share.put(0, 0, kind, reader.read(weight_name(duty.plan, layer, expert, kind)))
+            except (ModelError, OSError) as error:
+                raise PeerLost(f"its weights cannot be read here: {error}") from None
+            views = share.bytes_of(0, 0)
+        wire.send({"expert": [layer, slot]}, views)
+
+    def _leave(self, wire: FrameSocket) -> None:
+        with self._lock:
+            self._guests = {rank: guest for rank, guest in self._guests.items() if guest.wire is not wire}
+
+    def _ended(self, rank: int, wire: FrameSocket, why: str) -> None:
+        """In the thread of its desk."""
+        assert self._group is not None
+        with self._lock:  # after the desk has arrived
+            desk = self._guests[rank].desk
+        assert desk is not None
+        if self._closing:
+            return
+        self._group.died(rank, f"its connection has ended: {why}")
+        if self._desks[rank] is not desk:  # no step has begun since it was ready
+            desk.close()
+        self._leave(wire)
+
+
+def spelled(address: tuple[Any, ...]) -> str:
+    """HOST:PORT of a socket's address."""
+    host, port, *_ = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,153 @@
+"""The process of a rank on another host than the node's: it joins, gets its share, answers rank 0, and joins again."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import torch
+
+from engine.checkpoint.model_source import ModelSource
+from engine.experts.joining import SILENCE_S, VERSION, Joining, Welcome
+from engine.experts.loading import fill
+from engine.experts.plan import Duty
+from engine.experts.share import Share
+from engine.experts.work import Work
+from engine.model.model_error import ModelError
+from net import bodies
+from net.channel.cluster_key import ClusterKey
+from net.channel.wire import FrameError, Header
+from net.errors import PeerLost, PeerRefused
+from net.rounds.frame_socket import FrameSocket
+from net.rounds.outpost import Outpost
+from net.transfer.common.memory import Region
+
+log = logging.getLogger("mooncake.experts")
+
+AGAIN_S = 1.0
+"""Between two tries to connect."""
+LOOK_S = 1.0
+TELL_S = 1.0
+"""Between two signs that the loading goes on."""
+
+
+class RemoteWorker:
+    """`source`: the model on this host; None: the weights come from the node. `key`: of the cluster."""
+
+    def __init__(self, address: tuple[str, int], source: ModelSource | None, key: ClusterKey | None) -> None:
+        self._address, self._source, self._key = address, source, key
+        self._instance = secrets.token_hex(8)
+        self._share: Share | None = None
+        self._held: Welcome | None = None  # what the share was filled for
+
+    def run(self) -> None:
+        """Until the node refuses this process: raises PeerRefused, and ModelError if it cannot load."""
+        said = ""
+        while True:
+            try:
+                self._serve()
+            except PeerLost as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("%s; trying again every %g s", said, AGAIN_S)
+            else:
+                said = ""
+            time.sleep(AGAIN_S)
+
+    def _serve(self) -> None:
+        """One connection, until it ends or there is no place."""
+        wire = FrameSocket.dial(self._address, None if self._key is None else self._key.ring(), SILENCE_S)
+        try:
+            fingerprint = "" if self._source is None else self._source.fingerprint
+            rank = -1 if self._held is None else self._held.rank
+            wire.send({"join": bodies.encode(Joining(VERSION, self._instance, fingerprint, rank))})
+            wire.await_for(0.0)  # the node may have to load first
+            answer = wire.frame().header
+            if "refused" in answer:
+                if answer.get("again"):
+                    log.info("the node has no place for another rank: %s", answer["refused"])
+                    return
+                raise PeerRefused(str(answer["refused"]))
+            welcome = bodies.decode(Welcome, answer.get("welcome"))
+            with _telling(wire):
+                try:
+                    share = self._filled(wire, welcome)
+                except ModelError as error:
+                    wire.send({"failed": str(error)})
+                    raise
+            wire.send({"ready": True})
+            log.info("rank %d of the experts of the node at %s:%d", welcome.rank, *self._address)
+            with Outpost(wire, welcome.plan.layout) as outpost:
+                self._answer(outpost, Work(outpost.desk, welcome.rank, {welcome.rank: share}))
+                log.warning("the connection to the node has ended: %s", outpost.ended)
+        except bodies.BodyError as error:
+            raise PeerLost(f"the node does not speak as a rank expects: {error}") from None
+        finally:
+            wire.close()
+
+    def _answer(self, outpost: Outpost, work: Work) -> None:
+        while outpost.ended is None:
+            if (message := outpost.desk.next_message(LOOK_S)) is not None:
+                work.do(message.head)
+                outpost.answered(message)
+
+    def _filled(self, wire: FrameSocket, welcome: Welcome) -> Share:
+        """The share that `welcome` asks for; the one that is here if nothing has changed. Raises ModelError,
+        PeerLost."""
+        if self._share is not None and welcome == self._held:
+            return self._share
+        self._share = self._held = None  # frees the memory of another one
+        duty = welcome.duty
+        share = Share(Region.private("experts", duty.plan.share_bytes), duty.plan)
+        if self._source is not None:
+            fill(duty, self._source, {duty.rank: share})
+        else:
+            _pull(wire, duty, share)
+        self._share, self._held = share, welcome
+        return share
+
+
+def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:
+    """All experts of the share from the node. Raises PeerLost."""
+
+    def place(header: Header, nbytes: int) -> Sequence[memoryview]:
+        views = share.bytes_of(*wanted)
+        if header.get("expert") != list(wanted) or nbytes != sum(map(len, views)):
+            raise FrameError(f"{nbytes} bytes are not the expert that was asked for")
+        return views
+
+    wire.trust(place)
+    for layer, slot, _ in duty.experts:
+        wanted = layer, slot
+        wire.send({"want": [layer, slot]})
+        if "expert" not in wire.frame().header:
+            raise PeerLost("the node sent something else than an expert")
+
+
+@contextmanager
+def _telling(wire: FrameSocket) -> Iterator[None]:
+    """Inside, the node hears from time to time that this process loads."""
+    done = threading.Event()
+
+    def tell() -> None:
+        with suppress(PeerLost):
+            while not done.wait(TELL_S):
+                wire.send({"loading": True})
+
+    thread = threading.Thread(target=tell, name="telling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def limit_threads(count: int) -> None:
+    """Of the products of this process."""
+    torch.set_num_threads(count)
+    torch.set_grad_enabled(False)

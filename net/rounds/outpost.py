@@ -1,0 +1,89 @@
+"""Outpost: the answering end of a RemoteDesk. The process that answers uses an ordinary desk of its own host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
+
+from net.channel.wire import FrameError, Header
+from net.errors import PeerLost, PeerRefused
+from net.rounds.desk import BEAT_NS, HEAD_WORDS, Desk, Message, desk_bytes, new_bell
+from net.rounds.frame_socket import FrameSocket
+from net.rounds.layout import PAGE, Layout
+from net.transfer.common.memory import Region
+
+
+class Outpost:
+    """A context manager: inside, messages arrive at `desk` and beats leave. `ended` says why that is over."""
+
+    def __init__(self, wire: FrameSocket, layout: Layout) -> None:
+        """`wire`: nothing but messages comes on it from now on."""
+        self.desk = Desk(Region.private("desk", desk_bytes(layout)), layout)
+        self.ended: str | None = None
+        self._wire, self._bell = wire, new_bell("bell")
+        self._number = 0  # of the last message
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._receive, name="rounds-receive", daemon=True),
+            threading.Thread(target=self._beat, name="rounds-beat", daemon=True),
+        ]
+
+    def __enter__(self) -> Self:
+        self._wire.trust(self._place)
+        self._wire.await_for(0.0)  # a node without work is silent; beats that nobody takes end the connection
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._wire.end()
+        for thread in self._threads:
+            thread.join()
+        self._wire.close()
+        self.desk.close()
+        self._bell.close()
+
+    def answered(self, message: Message) -> None:
+        """The answer to a message lies at the desk: send it. A connection that is broken shows in `ended`."""
+        nbytes = self.desk.layout.answer_part(message.head[2])
+        begin = PAGE + self.desk.layout.message_bytes
+        self.desk.answered(message.number, self._bell)
+        with suppress(PeerLost):
+            self._wire.send({"a": message.number}, [self.desk.region.memory[begin : begin + nbytes]])
+
+    def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
+        """The memory of a message. Raises FrameError for anything else."""
+        head = self._head(header)
+        if header["m"] != self._number + 1 or not self.desk.idle:
+            raise FrameError(f"message {header['m']} came before message {self._number} was answered")
+        memory = self.desk.region.memory[PAGE:]
+        try:
+            return [memory[at : at + size] for at, size in self.desk.layout.parts(head[2], head[3])]
+        except ValueError as error:
+            raise FrameError(str(error)) from None
+
+    @staticmethod
+    def _head(header: Header) -> list[int]:
+        head = header.get("h")
+        fits = isinstance(head, list) and 4 <= len(head) <= HEAD_WORDS and all(type(word) is int for word in head)
+        if not fits or type(header.get("m")) is not int:
+            raise FrameError("a frame is no message to a rank")
+        return list(head or ())
+
+    def _receive(self) -> None:
+        try:
+            for frame in self._wire.frames():
+                head = self._head(frame.header)
+                self._number += 1
+                self.desk.ask(*head)
+        except (PeerLost, PeerRefused, FrameError) as error:
+            self.ended = str(error)
+            self._wire.end()
+
+    def _beat(self) -> None:
+        with suppress(PeerLost):
+            while not self._stop.wait(BEAT_NS / 1e9):
+                self._wire.send({"b": True})

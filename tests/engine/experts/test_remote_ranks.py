@@ -1,0 +1,249 @@
+"""Ranks on other hosts: real processes that join over TCP, the tokens of one process, and what follows from a cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config.flags import UsageError
+from engine.experts import joining
+from tests.engine.experts.test_ranks import Ranks, all_logits, expected, ranks, saved, wait_for
+from tests.engine.model.test_model import TOLERANCE
+
+__all__ = ["saved"]
+
+MOONCAKE = Path(__file__).resolve().parents[3] / "mooncake.py"
+
+
+@contextmanager
+def joins(port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that is a rank of the node at this port of this host."""
+    command = [sys.executable, str(MOONCAKE), "expert-rank", "--join", f"127.0.0.1:{port}", "--num-threads", "1"]
+    process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.communicate()
+
+
+def port_of(made: Ranks) -> int:
+    assert made.processes.remote is not None
+    return made.processes.remote.address[1]
+
+
+def all_here(made: Ranks) -> None:
+    wait_for(lambda: made.processes.awaited() is None)
+    made.until(lambda state: not state["masked"])
+
+
+def same(made: Ranks, path: Path) -> None:
+    for logits, wanted in zip(all_logits(made.logits), expected(path), strict=True):
+        torch.testing.assert_close(logits, wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_same_as_one_process_and_back_after_a_kill(saved, checkpoint):
+    """Rank 1 is here, rank 2 elsewhere: with the checkpoint there, or weights from the node."""
+    path = saved("mixtral")
+    flags = ("--model", str(path)) if checkpoint else ()
+    with ranks(path, expert_parallel_size=3, expert_remote_ranks=1, expert_replicas=2) as made:
+        waits = made.processes.awaited()
+        told = f"ranks 2 of the experts: mooncake.py expert-rank --join 127.0.0.1:{port_of(made)}"
+        assert waits is not None and told in waits
+        same(made, path)  # ranks 0 and 1 have a copy of each expert
+        with joins(port_of(made), *flags) as process:
+            all_here(made)
+            before = made.group.pairs[2]
+            same(made, path)
+            assert made.group.pairs[2] > before and made.group.num_masked == 0
+            process.kill()
+            same(made, path)
+            made.until(lambda state: "2" in state["masked"])
+            assert "its connection has ended" in made.processes.missing()["2"]
+        with joins(port_of(made), *flags):
+            made.until(lambda state: not state["masked"])
+            before = made.group.pairs[2]
+            same(made, path)
+            assert made.group.pairs[2] > before
+
+
+def test_biases_come_with_the_weights(saved):
+    """gpt-oss, whose rank elsewhere has no checkpoint."""
+    path = saved("gpt-oss")
+    with ranks(path, expert_remote_ranks=1) as made, joins(port_of(made)):
+        all_here(made)
+        same(made, path)
+        assert made.group.pairs[1] > 0
+
+
+def test_a_node_whose_only_other_rank_is_elsewhere_and_lost_follows_the_rule(saved):
+    path = saved("mixtral")
+    with ranks(path, expert_remote_ranks=1, expert_loss="fail") as made, joins(port_of(made)) as process:
+        all_here(made)
+        same(made, path)
+        assert not made.group.take_losses().tokens
+        process.kill()
+        process.wait()
+        wait_for(lambda: bool(made.processes.missing()))
+        all_logits(made.logits)
+        losses = made.group.take_losses()
+        assert losses.masked == (1,) and losses.tokens and losses.by_row([0], [105])[0].fails
+
+
+def test_a_stopped_rank_is_masked_and_continues(saved):
+    path = saved("mixtral")
+    with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made, joins(port_of(made)) as process:
+        all_here(made)
+        process.send_signal(signal.SIGSTOP)
+        same(made, path)
+        assert "no sign of life" in made.processes.state()["masked"]["1"]
+        process.send_signal(signal.SIGCONT)
+        made.until(lambda state: not state["masked"])
+        same(made, path)
+
+
+class Way:
+    """Carries bytes between a rank and the node; a cut holds them back silently, as a network does that drops all."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.open = port, threading.Event()
+        self.open.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._socks: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.port))
+                self._socks += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, begin: socket.socket, end: socket.socket) -> None:
+        with suppress(OSError):
+            while data := begin.recv(1 << 16):
+                self.open.wait()
+                end.sendall(data)
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.open.set()
+        self._listener.close()
+        for sock in self._socks:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+
+@pytest.fixture
+def way_to() -> Iterator[Any]:
+    ways: list[Way] = []
+
+    def made(port: int) -> Way:
+        ways.append(Way(port))
+        return ways[-1]
+
+    yield made
+    for way in ways:
+        way.close()
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_cut_masks_a_rank_until_it_heals(saved, way_to, monkeypatch, long):
+    """A short one leaves the connection; after a long one the process, which kept its experts, connects again."""
+    if long:
+        monkeypatch.setattr("engine.experts.remote_ranks.SILENCE_S", 2.0)
+    path = saved("mixtral")
+    with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made:
+        way = way_to(port_of(made))
+        with joins(way.address[1]) as process:
+            all_here(made)
+            way.open.clear()
+            same(made, path)
+            assert "no sign of life" in made.processes.state()["masked"]["1"]
+            if long:
+                wait_for(lambda: not made.processes.state()["remote"]["connected"])
+            way.open.set()
+            made.until(lambda state: not state["masked"])
+            same(made, path)
+            assert process.poll() is None and made.group.num_masked == 1
+
+
+@pytest.fixture
+def keys(tmp_path) -> tuple[str, str]:
+    found = []
+    for name in "ab":
+        file = tmp_path / name
+        file.write_text(name.encode().hex() * 32)
+        file.chmod(0o600)
+        found.append(str(file))
+    return found[0], found[1]
+
+
+def refused(port: int, *flags: str) -> str:
+    with joins(port, *flags) as process:
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 2
+        return told.strip().splitlines()[-1]
+
+
+def test_with_a_cluster_key_all_is_sealed_and_others_are_refused(saved, keys):
+    path = saved("mixtral")
+    with ranks(path, expert_remote_ranks=1, cluster_key_file=keys[0]) as made:
+        port = port_of(made)
+        assert "one of the two nodes has a cluster key and the other has none" in refused(port)
+        assert "no cluster key in common" in refused(port, "--cluster-key-file", keys[1])
+        with joins(port, "--cluster-key-file", keys[0]):
+            all_here(made)
+            same(made, path)
+            assert made.group.pairs[1] > 0
+    with ranks(path, expert_remote_ranks=1) as made:
+        told = refused(port_of(made), "--cluster-key-file", keys[0])
+        assert "one of the two nodes has a cluster key and the other has none" in told
+
+
+def test_a_rank_of_another_model_or_release_is_refused(saved, monkeypatch):
+    with ranks(saved("mixtral"), expert_remote_ranks=1) as made:
+        assert "its --model is another one" in refused(port_of(made), "--model", str(saved("qwen3moe")))
+        found = joining.Joining("0.0.0/1", "x")
+        assert "run the same release" in (joining.refusal(found, "") or "")
+
+
+def test_a_rank_too_many_waits_for_a_place(saved):
+    path = saved("mixtral")
+    with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made, joins(port_of(made)) as first:
+        all_here(made)
+        with joins(port_of(made)) as second:
+            time.sleep(3)
+            assert second.poll() is None
+            os.kill(first.pid, signal.SIGKILL)
+            wait_for(lambda: bool(made.processes.missing()))
+            made.until(lambda state: not state["masked"])
+            same(made, path)
+
+
+def test_a_port_in_use_is_named(saved):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        told = f"--expert-port {port} on 127.0.0.1: Address already in use"
+        with pytest.raises(UsageError, match=told), ranks(saved("mixtral"), expert_remote_ranks=1, expert_port=port):
+            pass

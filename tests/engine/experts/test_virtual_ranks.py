@@ -1,0 +1,245 @@
+"""The whole rule in virtual time: ranks that are killed, stopped, hang, come back and move experts, all of it by seed.
+
+The group, its messages and its products are the real ones. Time, and with it the ranks, only moves while rank 0 waits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.experts.group import ExpertGroup, LossRule
+from engine.experts.placement import Placement, first_placement
+from engine.experts.plan import Plan
+from engine.experts.share import MATRICES, Share
+from engine.experts.work import Work
+from engine.model.experts.losses import DROP
+from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
+from net.rounds.layout import Layout
+from net.rounds.silence import ANSWER_S, ANSWERS, LEAST_ANSWER_S, MOST_S
+from net.transfer.common.memory import Region
+
+RANKS, EXPERTS, HIDDEN, SIZE, TOP_K = 4, 8, 16, 8, 2
+LAYOUT = Layout(most_rows=32, hidden=HIDDEN, top_k=TOP_K, dtype="float32")
+TICK_S = 0.005
+LONGEST_S = 0.12
+"""Of a rank's work on one message."""
+
+
+@dataclass
+class Rank:
+    """A process that is not there: it beats and answers in virtual time."""
+
+    desk: Desk
+    work: Work
+    state: str = "runs"  # or: dead, stopped, hangs
+    answers_at: float | None = None
+    messages: list[int] = field(default_factory=list)
+
+
+class World:
+    """The clock, the ranks, and what rank 0 sees of them."""
+
+    def __init__(self, seed: int, keep: Callable[[Region], Region], replicas: int, rule: str) -> None:
+        self.rng, self.now, self._keep = random.Random(seed), 100.0, keep
+        copies = replicas * EXPERTS
+        self.plan = Plan((0, 1), EXPERTS, RANKS, copies // RANKS, HIDDEN, SIZE, "silu", LAYOUT)
+        placement = first_placement(2, EXPERTS, RANKS, copies, replicas)
+        self.shares = {r: Share(keep(Region.private("share", self.plan.share_bytes)), self.plan) for r in range(RANKS)}
+        shapes = {"gate": (SIZE, HIDDEN), "up": (SIZE, HIDDEN), "down": (HIDDEN, SIZE)}
+        self.weights = {
+            (layer, expert, kind): torch.randn(shapes[kind])
+            for layer in range(2)
+            for expert in range(EXPERTS)
+            for kind in MATRICES
+        }
+        for rank in range(RANKS):
+            self.fill(rank, placement)
+        self.bell = keep(new_bell("bell"))
+        own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
+        self.ranks = {rank: self.process(rank) for rank in range(1, RANKS)}
+        desks = [own, *(rank.desk for rank in self.ranks.values())]
+        self.group = ExpertGroup(self.plan, placement, desks, self.shares, self.bell, LossRule(rule), {})
+
+    def process(self, rank: int) -> Rank:
+        desk = Desk(self._keep(new_region("desk", LAYOUT)), LAYOUT)
+        return Rank(desk, Work(desk, rank, self.shares))
+
+    def fill(self, rank: int, placement: Placement) -> None:
+        for layer in range(2):
+            for slot, expert in enumerate(placement.layers[layer][rank]):
+                for kind in MATRICES:
+                    self.shares[rank].put(layer, slot, kind, self.weights[layer, expert, kind])
+
+    # --- in place of the time module, and of desk.await_answers
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.tick()
+
+    def await_answers(self, desks: Sequence[Desk], bell: Region, time_s: float) -> list[bool]:
+        until = self.now + time_s
+        while not all(desk.idle for desk in desks) and self.now < until:
+            self.tick()
+        return [desk.idle for desk in desks]
+
+    def tick(self) -> None:
+        self.now += TICK_S
+        for rank in self.ranks.values():
+            if rank.state in ("runs", "hangs"):
+                rank.desk.live()
+            if rank.state != "runs" or rank.desk.idle:
+                continue
+            if rank.answers_at is None:
+                rank.answers_at = self.now + self.rng.uniform(0, LONGEST_S)
+            elif self.now >= rank.answers_at:
+                message = rank.desk.next_message(0.0)
+                assert message is not None
+                rank.work.do(message.head)
+                rank.desk.answered(message.number, self.bell)
+                rank.answers_at = None
+
+    # --- faults
+
+    def begin_fault(self, rank: int, kind: str) -> None:
+        self.ranks[rank].state = kind
+        if kind == "dead" and self.rng.random() < 0.7:
+            self.group.died(rank)  # otherwise the watcher is late, and silence tells
+
+    def end_fault(self, rank: int) -> None:
+        if self.ranks[rank].state == "dead":
+            self.group.died(rank)
+            placement, living = self.group.restart_from(rank)
+            assert rank not in living
+            self.shares[rank].gate_up.zero_()
+            self.shares[rank].down.zero_()
+            self.fill(rank, placement)
+            self.ranks[rank] = self.process(rank)
+            self.group.arrived(rank, self.ranks[rank].desk)
+        self.ranks[rank].state = "runs"
+
+    # --- a layer
+
+    def random_layer(self) -> tuple[int, Tensor, Tensor, Tensor]:
+        tokens = self.rng.choice([1, 1, 2, 30, 70])  # 70 take three rounds
+        x, weights = torch.randn(tokens, HIDDEN), torch.rand(tokens, TOP_K)
+        chosen = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(tokens)])
+        return self.rng.randrange(2), x, chosen, weights
+
+    def expected(self, layer: int, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros(x.shape)
+        for token, experts in enumerate(chosen.tolist()):
+            for expert, weight in zip(experts, weights[token].tolist(), strict=True):
+                gate, up, down = (self.weights[layer, expert, kind] for kind in MATRICES)
+                inner = torch.nn.functional.silu(gate @ x[token]) * (up @ x[token])
+                out[token] += weight * (down @ inner)
+        return out
+
+    def move(self) -> None:
+        """The next step begins with a move of two experts between two ranks."""
+        layer, placement = self.rng.randrange(2), self.group.placement
+        before = placement.layers[layer]
+        a, b = self.rng.sample(range(RANKS), 2)
+        give, take = set(before[a]) - set(before[b]), set(before[b]) - set(before[a])
+        if not give or not take:
+            return
+        swap = dict(zip((g := self.rng.choice(sorted(give)), t := self.rng.choice(sorted(take))), (t, g), strict=True))
+        after = [tuple(swap.get(e, e) for e in slots) if r in (a, b) else slots for r, slots in enumerate(before)]
+        self.group.balance = Once(layer, placement.with_layer(layer, after))
+
+
+class Once:
+    """In place of Balance: one move."""
+
+    def __init__(self, layer: int, placement: Placement) -> None:
+        self.moves = [(layer, placement)]
+
+    def next(self, counts: Tensor, placement: Placement) -> tuple[int, Placement] | None:
+        return self.moves.pop() if self.moves else None
+
+
+@pytest.fixture
+def world(monkeypatch) -> Iterator[Callable[..., World]]:
+    regions: list[Region] = []
+
+    def keep(region: Region) -> Region:
+        regions.append(region)
+        return region
+
+    def made(seed: int, replicas: int, rule: str) -> World:
+        torch.manual_seed(seed)
+        one = World(seed, keep, replicas, rule)
+        monkeypatch.setattr("engine.experts.group.time", one)
+        monkeypatch.setattr("engine.experts.collect.time", one)
+        monkeypatch.setattr("engine.experts.collect.await_answers", one.await_answers)
+        return one
+
+    yield made
+    for region in regions:
+        region.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_copies_every_result_is_whole_and_every_rank_comes_back(world, seed):
+    """One fault at a time, of any kind, and moves in between. Nobody else is masked, and no wait is longer than the
+    rule's limit."""
+    one = world(seed, replicas=2, rule=DROP)
+    faults = 0
+    for _ in range(12):
+        rank, kind = one.rng.randrange(1, RANKS), one.rng.choice(["dead", "stopped", "hangs"])
+        for step in range(10):
+            if step == 3:
+                one.begin_fault(rank, kind)
+                faults += 1
+            if step == 7:
+                one.end_fault(rank)
+                one.sleep(0.5)
+            if step == 9 and one.rng.random() < 0.5:
+                one.move()
+            one.group.begin()
+            layer, x, chosen, weights = one.random_layer()
+            begun = one.now
+            found, _ = one.group.compute(layer, x, chosen, weights, lambda: None)
+            torch.testing.assert_close(found, one.expected(layer, x, chosen, weights), rtol=1e-3, atol=1e-4)
+            assert not one.group.take_losses().tokens
+            assert set(one.group.masked) <= ({rank} if step >= 3 else set())
+            # one masking, and rounds before and after it
+            limit = max(MOST_S, LEAST_ANSWER_S, ANSWERS * (LONGEST_S + 0.1)) if faults else ANSWER_S
+            assert one.now - begun <= limit + 8 * LONGEST_S
+        assert not one.group.masked
+    assert one.group.num_masked <= faults
+    assert one.group.num_moved > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_copies_what_is_lost_is_counted_and_the_rest_is_right(world, seed):
+    one = world(seed, replicas=1, rule=DROP)
+    rank, kind = one.rng.randrange(1, RANKS), one.rng.choice(["dead", "stopped", "hangs"])
+    for step in range(12):
+        if step == 3:
+            one.begin_fault(rank, kind)
+        if step == 8:
+            one.end_fault(rank)
+            one.sleep(0.5)
+        one.group.begin()
+        layer, x, chosen, weights = one.random_layer()
+        found, _ = one.group.compute(layer, x, chosen, weights, lambda: None)
+        gone = torch.isin(chosen, torch.tensor(one.group.placement.layers[layer][rank]))
+        if not 3 <= step < 8:
+            gone = torch.zeros_like(gone)
+        losses = one.group.take_losses()
+        assert losses.tokens == {t: int(n) for t, n in enumerate(gone.sum(1)) if n}
+        kept = weights.masked_fill(gone, 0)
+        scale = weights.sum(1) / kept.sum(1).clamp_min(1e-20)
+        wanted = one.expected(layer, x, chosen, kept) * scale[:, None] * (kept.sum(1) > 0)[:, None]
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert not one.group.masked

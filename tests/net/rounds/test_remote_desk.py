@@ -1,0 +1,175 @@
+"""Messages and answers over a TCP connection: the bytes that arrive, in clear and sealed, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from net.channel.keyring import Key, Keyring
+from net.channel.wire import encode
+from net.errors import PeerLost, PeerRefused
+from net.rounds.desk import await_answers, new_bell
+from net.rounds.frame_socket import FrameSocket
+from net.rounds.layout import PAGE, Layout
+from net.rounds.outpost import Outpost
+from net.rounds.remote_desk import RemoteDesk
+from net.transfer.common.memory import Region
+
+LAYOUT = Layout(most_rows=600, hidden=4096, top_k=2, dtype="float32")
+CODED = Layout(most_rows=600, hidden=4096, top_k=2, dtype="bfloat16", codes="int8")
+RING = Keyring((Key(b"a" * 32),))
+
+
+def connected(
+    near: Keyring | None, far: Keyring | None, silence_s: float = 20.0
+) -> tuple[FrameSocket | Exception, FrameSocket | Exception]:
+    """Both ends of a connection over the loopback, or why there is none."""
+    made: list[FrameSocket | Exception] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            try:
+                made.append(FrameSocket.accepted(listener.accept()[0], near, silence_s))
+                made[0].frame()  # type: ignore[union-attr]
+            except (PeerLost, PeerRefused) as error:
+                made[:] = [error]
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            other: FrameSocket | Exception = FrameSocket.dial(listener.getsockname(), far, silence_s)
+            assert isinstance(other, FrameSocket)
+            other.send({"hello": True})
+            if near != far:
+                refused = other.frame().header
+                other = PeerRefused(str(refused["refused"]))
+        except (PeerLost, PeerRefused) as error:
+            other = error
+        thread.join()
+    return made[0], other
+
+
+@pytest.fixture
+def ends() -> Iterator[Callable[..., tuple[RemoteDesk, Outpost, Region, list[str]]]]:
+    """Closed at the end."""
+    close: list[Callable[[], None]] = []
+
+    def made(
+        layout: Layout, ring: Keyring | None = None, silence_s: float = 20.0
+    ) -> tuple[RemoteDesk, Outpost, Region, list[str]]:
+        near, far = connected(ring, ring, silence_s)
+        assert isinstance(near, FrameSocket) and isinstance(far, FrameSocket)
+        bell, ended = new_bell("bell"), list[str]()
+        outpost = Outpost(far, layout).__enter__()
+        desk = RemoteDesk(near, layout, bell, ended.append)
+        close.extend([desk.close, lambda: outpost.__exit__(), bell.close])
+        return desk, outpost, bell, ended
+
+    yield made
+    for one in close:
+        one()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("ring", [None, RING], ids=["clear", "sealed"])
+@pytest.mark.parametrize("layout", [LAYOUT, CODED], ids=["float32", "int8"])
+@pytest.mark.parametrize("rows", [1, 37, 600])
+def test_what_a_message_fills_arrives_and_the_answer_comes_back(ends, ring, layout, rows):
+    desk, outpost, bell, ended = ends(layout, ring)
+    for number in range(1, 4):
+        here = np.frombuffer(desk.region.memory, np.uint8)[PAGE:]
+        there = np.frombuffer(outpost.desk.region.memory, np.uint8)[PAGE:]
+        here[:] = np.frombuffer(os.urandom(here.nbytes), np.uint8)
+        desk.ask(0, 5, rows, 2 * rows)
+        message = outpost.desk.next_message(30.0)
+        assert message is not None and message.number == number and message.head[:4] == [0, 5, rows, 2 * rows]
+        parts = layout.parts(rows, 2 * rows)
+        assert sum(size for _, size in parts) == rows * (layout.sent_row_bytes + 2 * 3 * 4)
+        assert all((here[at : at + size] == there[at : at + size]).all() for at, size in parts)
+        answer = layout.answer_part(rows)
+        there[layout.message_bytes :] = np.frombuffer(os.urandom(layout.answer_bytes), np.uint8)
+        assert not desk.idle
+        outpost.answered(message)
+        assert await_answers([desk], bell, 30.0) == [True] and desk.idle
+        begin = layout.message_bytes
+        assert (here[begin : begin + answer] == there[begin : begin + answer]).all()
+    assert not ended
+    before = desk.beats
+    until(lambda: desk.beats > before + 2)
+
+
+def test_the_end_of_either_side_is_noticed(ends):
+    desk, outpost, _, ended = ends(LAYOUT)
+    outpost.__exit__()
+    until(lambda: bool(ended))
+    assert "closed at the other end" in ended[0]
+    desk.ask(0, 0, 600, 1200)  # nobody is there: no error, and no answer
+    assert not desk.idle
+
+    desk, outpost, _, ended = ends(LAYOUT)
+    desk.close()
+    until(lambda: outpost.ended is not None)
+    assert not ended
+
+
+def test_a_side_from_which_nothing_comes_is_given_up(ends):
+    desk, outpost, _, ended = ends(LAYOUT, silence_s=1.0)
+    until(lambda: desk.beats > 0)
+    outpost._stop.set()  # no beats any more
+    until(lambda: bool(ended))
+    assert ended == ["nothing came for 1 s"]
+
+
+def test_bytes_that_are_no_answer_end_the_connection(ends):
+    desk, outpost, _, ended = ends(LAYOUT)
+    desk.ask(0, 0, 2, 4)
+    outpost._wire.send({"a": 1}, [memoryview(bytes(100))])
+    until(lambda: bool(ended))
+    assert "100 bytes are no answer to message 1" in ended[0]
+
+
+def test_a_message_before_the_answer_ends_the_connection(ends):
+    desk, outpost, _, _ = ends(LAYOUT)
+    desk.ask(0, 0, 2, 4)
+    desk.ask(0, 0, 2, 4)
+    until(lambda: outpost.ended is not None)
+    assert "came before message 1 was answered" in (outpost.ended or "")
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "told"),
+    [
+        (RING, None, "one of the two nodes has a cluster key"),
+        (None, RING, "one of the two nodes has a cluster key"),
+        (RING, Keyring((Key(b"b" * 32),)), "no cluster key in common"),
+    ],
+)
+def test_other_keys_are_refused_on_both_sides(near, far, told):
+    for error in connected(near, far):
+        assert isinstance(error, PeerRefused) and told in str(error)
+
+
+def test_a_stranger_gets_no_memory():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as far:
+        near = FrameSocket.accepted(listener.accept()[0], None, 20.0)
+        far.sendall(encode({"join": {}}, [bytes(10)]))
+        with pytest.raises(PeerLost, match="before both sides knew each other"):
+            near.frame()
+        near.close()
+
+
+def test_more_than_a_message_has_room_for_is_no_message():
+    with pytest.raises(ValueError, match="601 rows and 0 pairs"):
+        LAYOUT.parts(601, 0)
