@@ -55,9 +55,12 @@ class Offer:
     kept: Sequence[bool] = ()  # of a repair: which of them must never be evicted
     contents: Contents | None = None  # of copies
     facts: BlockFacts | None = None
+    ttl_ms: int = 0  # they are copies from another site, which leave when nobody reads them for so long; 0 = they stay
 
     def check(self, count: int) -> None:
         """Raises BodyError unless it describes `count` blocks."""
+        if self.ttl_ms < 0:
+            raise BodyError(f"a time to live of {self.ttl_ms} ms")
         if self.contents is not None and len(self.contents.checksums) != count:
             raise BodyError(f"contents of {len(self.contents.checksums)} blocks instead of {count}")
         if self.facts is not None and len(self.facts.positions) not in (1, count):

@@ -28,6 +28,7 @@ Files:
     sampling/       From logits to tokens: penalties, draws, and randomness that does not depend on the node of a
                     request
     scaling/        Nodes for the load: roles that change, nodes that start and leave
+    sites/          Sites: which site computes a request, and prefixes that come from the pools of other sites
     speculation/    Speculative decoding: how drafts are proposed and verified
     step/           One step: requests, blocks, rows and tensors
     text/           Converts between text and token ids: tokenizers, chat templates, and output cut at stop strings

@@ -40,6 +40,7 @@ from cache.recent import Recent
 from cache.server.lasting import Lasting
 from cache.server.leases import Leases
 from cache.server.listing import Listing
+from cache.sites.copies import ExpiringCopies
 from cache.tiers.granting import Granting, contents_of, facts_of
 from cache.tiers.local_store import LocalStore, Pin
 from net.bodies import BodyError, Nothing, typed
@@ -65,6 +66,7 @@ class StoreServer:
         self._leases = Leases(node_id, channel, transfer, local, deadlines)
         self.hints = Hints()
         self.hot = HotBlocks()
+        self.copies = ExpiringCopies[BlockKey]()
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
         self._granting = Granting(local, lambda key: self._passed_on.has(loop_time(), key))
         self.uneven = self._granting.uneven
@@ -146,6 +148,7 @@ class StoreServer:
 
     def warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """Count the reads; returns (position, replicas) of the blocks that other homes have too."""
+        self.copies.used(now, keys)
         for key in keys:
             self.hot.read(now, key)
         replicas = self.hot.replicas
@@ -234,6 +237,11 @@ class StoreServer:
         the writer takes the other blocks to the next member."""
         now = loop_time()
         answers = self._granting.grant(now, keys, offer)
+        if offer.ttl_ms:
+            granted = [key for key, answer in zip(keys, answers, strict=False) if answer >= 0]
+            self.copies.arrived(now, granted, offer.ttl_ms / 1000)
+        elif not offer.repair:
+            self.copies.own(keys[: len(answers)])
         if offer.divert:
             for key in keys[len(answers) :]:
                 self._passed_on.add(now, key)

@@ -48,6 +48,7 @@ class StoreCall:
     replicas: int = 0  # of a put: copies of each block, if more than the cluster's
     durable: bool = False  # of a put: it ends when the block is synced on a home's SSD
     keep: bool = False  # of a put: homes must never evict the block
+    ttl_s: float = 0.0  # of a put: the blocks are copies from another site (cache/sites/copies.py); 0 = they are not
     arrived: dict[int, tuple[str, str, str]] = field(default_factory=dict)  # position -> home, transport, tier
     stored: set[int] = field(default_factory=set)  # of a put: positions of blocks that it added to the pool
     present: set[int] = field(default_factory=set)  # positions that the pool already had

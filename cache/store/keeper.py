@@ -58,7 +58,7 @@ class Keeper:
         self._debts: dict[str, deque[BlockKey]] = {}  # home -> keys to offer to it
         self._rest_until: dict[str, float] = {}  # homes that failed
         self._away_since: dict[str, float] = {}
-        self._counts = Counter(dict.fromkeys(("offered", "moved", "moved_bytes"), 0))
+        self._counts = Counter(dict.fromkeys(("offered", "moved", "moved_bytes", "expired"), 0))
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Keeper:
             self._task = None
 
     def stats(self) -> dict[str, int]:
-        """Blocks offered, moved and still to be offered."""
+        """Blocks offered, moved and still to be offered; copies from other sites whose time to live was over."""
         return {**self._counts, "owed": sum(map(len, self._debts.values()))}
 
     async def _run(self) -> None:
@@ -98,6 +98,8 @@ class Keeper:
                 await self._plan(self._before, members)
                 self._before = members
             self._collect(members)
+            if over := self._share.copies.expired(asyncio.get_running_loop().time()):
+                self._counts["expired"] += await self._local.remove(over)
             if not await self._pay():
                 await asyncio.sleep(PERIOD_S)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from cache.homes.rendezvous import Members
 from cache.protocol import Deadlines
 from cache.store.job import MESSAGE_BLOCK_BYTES, MESSAGE_BYTES
 
@@ -19,3 +21,4 @@ class StoreOptions:
     message_block_bytes: int = MESSAGE_BLOCK_BYTES  # blocks up to this size travel in the messages themselves,
     message_call_bytes: int = MESSAGE_BYTES  # and larger ones if the whole call moves no more than this
     checksums: bool = True  # False: only the SSD tiers compute and compare them
+    other_sites: Callable[[], Mapping[str, Members]] = dict  # the members of the pools of other sites, by site

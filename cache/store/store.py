@@ -30,6 +30,7 @@ from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
 from cache.server.taking import Taking
+from cache.sites.other_sites import OtherSites
 from cache.stable_marks import StableMarks
 from cache.store.accounts import Accounts
 from cache.store.calls import HOME_ERRORS, Calls
@@ -88,6 +89,11 @@ class Store:
         self.router = Router(node_id, options.replicas)
         self.same_host = SameHost(transfer, calls)
         self._reader = Reader(calls, transfer, self.same_host, self.router, self.deadlines, accounts, options.checksums)
+        self.other_sites = OtherSites(
+            options.other_sites,
+            lambda: Router(node_id, options.replicas),
+            lambda far: Reader(calls, transfer, self.same_host, far, self.deadlines, accounts, options.checksums),
+        )
         self._near = NearPut(calls, transfer)
         self._writer = Writer(
             calls, transfer, self._near, self.router, self.deadlines, accounts.failed, options.checksums
@@ -153,10 +159,17 @@ class Store:
 
     # --- blocks between the pool and arenas
 
-    async def get_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> GetResult:
+    async def get_into(
+        self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int], site: str | None = None
+    ) -> GetResult:
         """Fetch the leading run of `keys` that is available, block i to offsets[i] of `region`. The memory of later
-        blocks is undefined afterwards. Raises ValueError for offsets outside the region."""
-        return await self._get(self._job(keys, region, offsets), leading=True)
+        blocks is undefined afterwards. `site`: from the pool of that other site. Raises ValueError for offsets outside
+        the region."""
+        job = self._job(keys, region, offsets)
+        if site is None:
+            return await self._get(job, leading=True)
+        await self.other_sites.reader(site).fetch(job, self._window, leading=True)
+        return self._accounts.got(job)
 
     def stream_into(self, keys: Sequence[BlockKey], region: str, offsets: Sequence[int]) -> AsyncGenerator[GetResult]:
         """The same for a long prefix, window by window (cache/store/streaming.py): each result covers the next intact
@@ -187,16 +200,18 @@ class Store:
         nbytes: int = 0,
         durable: bool = False,
         pin: bool = False,
+        ttl_s: float = 0.0,
     ) -> int:
         """Publish blocks to their homes, block i from offsets[i] of `region`; returns how many are new. `nbytes`: of
         each block, if it does not fill its slot. A block that no home accepts is skipped. With `facts`, one per block,
         the blocks are KV, whose keys identify their content: homes need not agree on it, and may refuse a block to keep
-        others (--cache-admission). `durable`, `pin`: see `put_many`. Raises ValueError for offsets outside the region;
-        with those two also NoRoom, NotDurable."""
+        others (--cache-admission). `durable`, `pin`: see `put_many`. `ttl_s`: they are copies of blocks of another site
+        (cache/sites/copies.py). Raises ValueError for offsets outside the region; with those two also NoRoom,
+        NotDurable."""
         if facts and len(facts) != len(keys):
             raise ValueError(f"{len(keys)} keys, but facts of {len(facts)}")
         job = self._job(keys, region, offsets)
-        job.facts, job.durable, job.keep = facts, durable, pin
+        job.facts, job.durable, job.keep, job.ttl_s = facts, durable, pin, ttl_s
         job.agree = not facts
         if nbytes:
             job.lengths = dict.fromkeys(range(len(keys)), nbytes)

@@ -305,6 +305,7 @@ def _offer(job: StoreCall, target: Target, positions: Sequence[int]) -> Offer:
         kept=kept,
         contents=_contents(job, target, positions),
         facts=_facts(job, positions),
+        ttl_ms=round(1000 * job.ttl_s),
     )
 
 

@@ -22,8 +22,8 @@ Files:
     net_options      Converts a Config to the options of net/: transports, the cluster key, the API keys
     resolve          Resolves 'auto': one function turns the user's flags and the machine's facts into the final
                      Config
-    scaling          The part of Config for the number of nodes: the price of this one, and those that start and leave
-                     with the load
+    scaling          The part of Config for the number of nodes: price and site of this one, and those that start and
+                     leave
     shape            The shape of KV blocks, from flags and a model's configuration
     step_policies    The policies of steps and admission that the flags name: built-in ones, or a user's file
     tenants          The value of --tenants: tenants of the store, and their quotas

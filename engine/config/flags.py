@@ -28,7 +28,7 @@ GROUPS = {
     "model": "what is served",
     "engine": "how a step is computed",
     "cache": "where KV is kept",
-    "scaling": "what nodes cost, and which start and leave with the load",
+    "scaling": "what nodes cost, their sites, and which start and leave with the load",
     "scheduling": "who computes what",
     "transfer": "how KV moves",
     "api": "the OpenAI-compatible HTTP API",

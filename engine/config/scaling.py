@@ -1,4 +1,4 @@
-"""The part of Config for the number of nodes: the price of this one, and those that start and leave with the load."""
+"""The part of Config for the number of nodes: price and site of this one, and those that start and leave."""
 
 from __future__ import annotations
 
@@ -24,6 +24,35 @@ class ScalingFields(CacheFields):
         unit="price",
         least=0.0,
         most=MAX_COST,
+    )
+    site: str | None = flag(
+        None,
+        "scaling",
+        "site of this node: nodes with a fast network between them, such as one data centre; each site has a pool of "
+        "its own, and a request goes to another site only if its queue is shorter by more than the distance; none = "
+        "the cluster has one site",
+        unit="name",
+    )
+    site_link_limit_bytes: int = flag(
+        0,
+        "scaling",
+        "bytes of KV per second that all nodes of this site together may read from each other site; the node fetches "
+        "a prefix from there only if computing it takes longer; 0 = no KV moves between sites",
+        least=0,
+    )
+    site_copy_ttl_ms: int = flag(
+        600_000,
+        "scaling",
+        "blocks that this node reads from another site twice within this time are copied to its own site, where they "
+        "stay until nobody has read them for as long",
+        least=1000,
+    )
+    site_bound_tenants: str = flag(
+        "none",
+        "scaling",
+        "tenants, by the cache_salt of their requests, whose requests and KV never leave the site that accepts them: "
+        "team-a,team-b; give every node the same value",
+        unit="TENANT,...",
     )
     scale_command: str | None = flag(
         None,
@@ -53,6 +82,11 @@ class ScalingFields(CacheFields):
     scale_start_ms: int = flag(
         900_000, "scaling", "maximum time from a start to a ready node; then the start has failed", least=100
     )
+
+
+def bound_tenants(text: str) -> frozenset[str]:
+    """The tenants of --site-bound-tenants."""
+    return frozenset(filter(None, (part.strip() for part in text.split(",")))) if text != "none" else frozenset()
 
 
 def command_parts(text: str) -> list[str]:

@@ -47,6 +47,7 @@ class RequestLimits:
     max_model_len: int  # tokens, prompt and output
     timeout_s: float  # from acceptance to the last token
     role_wait_s: float  # how long a new request waits for a role that no node has
+    site_bound: frozenset[str] = frozenset()  # tenants, by their cache_salt, whose requests stay at this site
 
 
 class Nodes(Protocol):
@@ -184,6 +185,7 @@ class Acceptor:
             accepted=now,
             persistence=Persistence(now, now + timeout_s, self._limits.role_wait_s),
             weights=self._weights,
+            site_bound=cache_salt in self._limits.site_bound,
         )
 
     # --- weights

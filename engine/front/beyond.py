@@ -52,7 +52,9 @@ class BeyondPlacing:
         return not (open_end and request.num_tokens < held)
 
     def _hosts(self) -> list[Member]:
-        return [m for m in self._gossip.members if m.status is Status.ALIVE and _tokens(m) and not self._closed(m)]
+        site = self._gossip.me.site
+        members = [member for member in self._gossip.members if member.site == site]
+        return [m for m in members if m.status is Status.ALIVE and _tokens(m) and not self._closed(m)]
 
     def _closed(self, member: Member) -> bool:
         record = self._gossip.record(member.node_id)

@@ -41,6 +41,7 @@ class Flight:
     accepted: float  # monotonic seconds
     persistence: Persistence
     weights: bytes = b""  # that compute it; they may change until the first token
+    site_bound: bool = False  # as in Request
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0
@@ -94,6 +95,7 @@ class Flight:
             service_class=self.service_class,
             weights=self.weights,
             fetches=not self.incomplete and not self.persistence.last,
+            site_bound=self.site_bound,
         )
 
 

@@ -44,6 +44,14 @@ class Known:
     ring: Ring  # the prefill nodes, for sched/gossip/intents.py
     at: float
 
+    def at_site(self, site: str) -> Known:
+        """Only the nodes of this site. It shares no memory with this one."""
+        indices = np.array([i for i, member in enumerate(self.members) if member.site == site], dtype=np.intp)
+        members = [self.members[i] for i in indices]
+        strangers = [member for member in self.strangers if member.site == site]
+        ring = ring_of(member.node_id for member in members if "prefill" in member.roles)
+        return Known(self.view.only(indices.tolist()), members, strangers, self.places[indices], ring, self.at)
+
     def of(self, node_id: str, now: float) -> tuple[float, float] | None:
         """(wait_s, age_s) of a node according to gossip."""
         i = self.view.index.get(node_id)

@@ -26,10 +26,12 @@ from engine.front.groups import GroupRules
 from engine.front.known import Known, Neighbours, with_unasked
 from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
+from engine.sites.finder import SiteFinder, Wanted
 from engine.step.request import Request
+from net.loop.tasks import spawn
 from sched.admission import retry_after_s
 from sched.gossip.intents import WORTH_S, Coming
-from sched.membership.member import Rng, Status
+from sched.membership.member import Member, Rng, Status
 from sched.placement.burst import Choice
 from sched.placement.choice import LearningPolicy, Placement, PlacementPolicy, Rejected
 from sched.placement.costs import horizon_s
@@ -71,6 +73,7 @@ class Placer:
         self._rejection = rules.rejection
         self._neighbours = Neighbours(gossip, self.links, rules.max_waiting, rng, geometry)
         self._prober = Prober(cluster, self.clocks, rules.rejection.forecasts, self.links)
+        self._sites = SiteFinder(gossip.me.site, self._measure)
         self._bursts = Bursts(cluster.channel, gossip)
         self._intents = rules.intents and rules.prefix_caching
         self._groups = rules.groups
@@ -90,23 +93,38 @@ class Placer:
         begun = time.monotonic()
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
-        known = self._neighbours.known(begun)
+        everyone = known = self._neighbours.known(begun)
         if self._beyond.concerns(request, known.view):
             placed = await self._beyond.place(request, keys, begun, avoid)
-            return self._charged(placed, known, time.monotonic(), request)
+            return self._charged(placed, everyone, time.monotonic(), request)
         demand = self._demands.of(request, LeadingRun(0), 0, known.view)
         matched = self._neighbours.matched(known, keys, self.block_size)
+        pooled = None
+        if self._sites.several(known.members + known.strangers):
+            pooled = await self._pooled(keys if request.fetches else [])
+            wanted = Wanted(self._demands.of(request, pooled, 0, known.view), demand, request.site_bound)
+            site = self._sites.choose(begun, known.view, known.members, matched, wanted)
+            if site != self._sites.own:
+                pooled = LeadingRun(0)  # the nodes of that site ask its pool
+            known = known.at_site(site)
+            if matched is not everyone.view.none:
+                matched = matched[[everyone.view.index[node] for node in known.view.ids]]
+            else:
+                matched = known.view.none
         asked = self._policy.shortlist(begun, demand, known.view, matched)
         members = [known.members[i] for i in asked] + known.strangers
         gossiped = {known.view.ids[i]: int(matched[i]) for i in asked}
         question = Question(keys, horizon_s(begun, demand, known.view), gossiped)
         asking = self._prober.begin(members, question, known)
         try:
-            pooled = await self._pooled(keys if request.fetches else [])
+            if pooled is None:
+                pooled = await self._pooled(keys if request.fetches else [])
             answers = await asking.answers()
         finally:
             asking.stop()
         now = time.monotonic()
+        for answer in answers.values():
+            self._sites.heard(now, answer.member, answer.round_trip_s)
         view = self._neighbours.answered(now, known, answers, bool(asked))
         held = 0 if matched is known.view.none else int(matched.max(initial=0.0))  # tokens on the best node
         if asked or not known.members:
@@ -121,7 +139,7 @@ class Placer:
         unsure = isinstance(decision, Rejected) or not known.members
         if unsure and self._beyond.concerns(request, with_unasked(view, known.view)):
             placed = await self._beyond.place(request, keys, begun, avoid)
-            return self._charged(placed, known, now, request)
+            return self._charged(placed, everyone, now, request)
         if isinstance(decision, Rejected):
             raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
         if not one_node and not request.scores_prompt and self._groups is not None:
@@ -140,7 +158,16 @@ class Placer:
             await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun
         placed = Placed(decision, list(answers.values()), len(members), seconds, claim, given_up, choice.computing)
-        return self._charged(placed, known, now, request)
+        return self._charged(placed, everyone, now, request)
+
+    def _measure(self, member: Member) -> None:
+        """Ask a node of another site in the background, for the distance."""
+        spawn(self._round_trip(member), "measuring the distance of a site")
+
+    async def _round_trip(self, member: Member) -> None:
+        known = self._neighbours.known(time.monotonic())
+        for answer in (await self._prober.ask([member], Question([], 0.0, {}), known)).values():
+            self._sites.heard(time.monotonic(), answer.member, answer.round_trip_s)
 
     def _charged(self, placed: Placed, known: Known, now: float, request: Request) -> Placed:
         for node in placed.placement.prefills:

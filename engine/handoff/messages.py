@@ -65,6 +65,7 @@ class WireRequest:
     age_s: float  # time since acceptance: an age needs no common clock
     fetches: bool = True  # as in Request
     weights: bytes = b""  # as in Request
+    site_bound: bool = False  # as in Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +301,7 @@ def pack_request(request: Request, age_s: float = 0.0) -> tuple[WireRequest, lis
         age_s,
         request.fetches,
         request.weights,
+        request.site_bound,
     )
     return wire, [array("I", request.token_ids).tobytes()]
 
@@ -329,6 +331,7 @@ def unpack_request(
         service_class=wire.service_class,
         fetches=wire.fetches,
         weights=wire.weights,
+        site_bound=wire.site_bound,
         first_output_index=len(tokens) - wire.num_prompt_tokens,
         handover=handover,
         part=part,

@@ -4,13 +4,15 @@ comparison of Algorithm 1 for one node.
     pool, DRAM only   the blocks before the first one on SSD: costs the transfer to this node
     pool, all         costs the SSD read, as measured by the home, and the transfer
     another arena     costs the transfer
+    another site      costs the wait for the link's budget, the distance and the transfer, for the part that the pool
+                      of this site lacks (engine/sites/far_prefixes.py)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cache.block import BlockGeometry, BlockKey
@@ -23,6 +25,8 @@ from engine.handoff.arenas import Arenas
 from engine.handoff.borrowing import Borrowing
 from engine.pooled.pool_blocks import PoolBlocks
 from engine.pooled.prefetch import Get
+from engine.sites.far_prefixes import FarPrefixes
+from engine.step.step import Named
 from sched.cost import TransferModel
 
 POOL = "pool"
@@ -36,12 +40,14 @@ decoding."""
 class Source:
     """A leading run of blocks that a source probably holds."""
 
-    name: str  # POOL, or the node that owns the arena
+    name: str  # POOL, the node that owns the arena, or another site
     keys: Sequence[BlockKey]
     load_s: float  # estimated
     saved_s: float  # compute time minus load_s; for an arena, minus ARENA_LOAD_WEIGHT * load_s
     block_bytes: int  # transferred per block
     get: Get
+    site: str | None = None  # the other site from which a part of it comes
+    arrived: Callable[[Sequence[Named]], None] | None = None  # to be called with the blocks in the arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,9 @@ class OthersArenas:
 
 class PrefixSources:
     """The pool and the arenas of other nodes; either may be None. `policy`: auto, always or never."""
+
+    far: FarPrefixes | None = None
+    """The pools of other sites, if KV may come from there."""
 
     def __init__(
         self,
@@ -89,13 +98,16 @@ class PrefixSources:
         self._way = TransferModel()  # from remote memory to this node, queued behind transfers in flight
         self._coming = 0  # bytes in flight
 
-    async def of(self, keys: Sequence[BlockKey], first: int) -> list[Source]:
+    async def of(self, keys: Sequence[BlockKey], first: int, crosses: bool = True) -> list[Source]:
         """Sources of keys[first:] that save time, largest saving first; this node holds the first `first` keys. With
-        the policy `always`, all sources, longest run first."""
+        the policy `always`, all sources, longest run first, but of those at other sites only such as save time.
+        `crosses`: whether the KV may come from another site."""
         if self._policy == "never" or first >= len(keys):
             return []
         pooled = await self._pool(keys[first:], first)
         found = pooled + self._others(keys, first, max((len(one.keys) for one in pooled), default=0))
+        if self.far is not None and crosses and self._geometry.groups is None:
+            found += await self._far(self.far, keys, first, pooled)
         if self._policy == "always":
             return sorted(found, key=lambda source: len(source.keys), reverse=True)
         return sorted((one for one in found if one.saved_s > 0), key=lambda source: source.saved_s, reverse=True)
@@ -115,6 +127,27 @@ class PrefixSources:
                 sources.append(self._source(POOL, keys[:count], first, load_s, size, self._pool_blocks.get))
         return sources
 
+    async def _far(
+        self, far: FarPrefixes, keys: Sequence[BlockKey], first: int, pooled: Sequence[Source]
+    ) -> list[Source]:
+        """What the pool of this site lacks, from those of other sites: one source per site that saves time."""
+        near = max(pooled, key=lambda one: len(one.keys), default=None)
+        count = 0 if near is None else len(near.keys)
+        here = frozenset(keys[first : first + count])
+        known, size, sources = first + count, self._geometry.block_size, []
+
+        def compute_s(blocks: int) -> float:
+            return self._costs.prefill.estimate(blocks * size, known * size)
+
+        block_bytes = self._each * self._pooled.pool_bytes
+        for run in await far.of(keys[known:], compute_s, block_bytes):
+            whole = keys[first : known + run.blocks]
+            load_s = run.load_s + (0.0 if near is None else near.load_s)
+            get = partial(far.get, run.site, here, block_bytes)
+            found = self._source(f"site {run.site}", whole, first, load_s, block_bytes, get)
+            sources.append(replace(found, site=run.site, arrived=partial(far.arrived, count)))
+        return sources
+
     def _others(self, keys: Sequence[BlockKey], first: int, pooled: int) -> list[Source]:
         """The other arena that saves the most time, as a list of at most one. No node knows at which borders others
         have states, so with states only the pool is a source."""
@@ -124,18 +157,25 @@ class PrefixSources:
         for node, count in self._of_others.arenas.beyond(keys, first, pooled).items():
             load_s = max(self._way_s(count * size), self._node_s(node, count * size))
             get = partial(self._of_others.borrowing.get, node)
-            sources.append(self._source(node, keys[first : first + count], first, load_s, size, get))
+            run = keys[first : first + count]
+            sources.append(self._source(node, run, first, load_s, size, get, ARENA_LOAD_WEIGHT))
         return sorted(sources, key=lambda source: source.saved_s, reverse=True)[:1]
 
     def _way_s(self, nbytes: int) -> float:
         return self._way.estimate(self._coming + nbytes)
 
     def _source(
-        self, name: str, keys: Sequence[BlockKey], first: int, load_s: float, block_bytes: int, get: Get
+        self,
+        name: str,
+        keys: Sequence[BlockKey],
+        first: int,
+        load_s: float,
+        block_bytes: int,
+        get: Get,
+        weight: float = 1.0,
     ) -> Source:
         size = self._geometry.block_size
         compute_s = self._costs.prefill.estimate(len(keys) * size, first * size)
-        weight = 1.0 if name == POOL else ARENA_LOAD_WEIGHT
         return Source(name, keys, load_s, compute_s - weight * load_s, block_bytes, get)
 
     @contextmanager

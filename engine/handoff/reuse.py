@@ -118,7 +118,7 @@ class PrefixLoader:
         if not request.fetches:
             return None
         keys = request.block_keys(size)[: (request.num_tokens - 1) // size]
-        for source in await self._sources.of(keys, local):
+        for source in await self._sources.of(keys, local, crosses=not request.site_bound):
             before = len(request.block_ids)
             if request.finished:
                 break
@@ -270,10 +270,14 @@ class PrefixLoader:
         each = result.nbytes // max(1, result.blocks)
         for transport, count in result.transports.items():
             self._metrics.count_transfer("read", transport, count * each, seconds)
-        self._sources.observe(result, before, seconds)
+        if source.site is None:
+            self._sources.observe(result, before, seconds)
         if good:
             placed = [(group, place, block) for (group, place, _), block in zip(others, blocks, strict=False)]
+            first = len(request.block_ids)
             self._batcher.blocks.adopt_loaded(request, blocks[len(others) : good], placed)
+            if source.arrived is not None:
+                source.arrived(self._batcher.blocks.named(request, first, len(request.block_ids)))
             detail = {
                 "blocks": good,
                 "bytes": result.nbytes,
@@ -282,20 +286,25 @@ class PrefixLoader:
                 "sources": result.sources,
                 "tiers": result.tiers,
                 "transports": {t: n * each for t, n in result.transports.items()},
-            }
+            } | ({} if source.site is None else {"site": source.site})
             request.journal.note(time.monotonic(), "prefix_fetched", detail)
 
 
 class Publisher:
     """Writes newly full blocks to their homes in the pooled store in the background, oldest first, in batches."""
 
-    def __init__(self, pool: BlockPool, pool_blocks: PoolBlocks | None, metrics: Metrics) -> None:
-        """pool_blocks: the destination; None = publish nothing."""
+    def __init__(
+        self, pool: BlockPool, pool_blocks: PoolBlocks | None, metrics: Metrics, copy_ttl_s: float = 0.0
+    ) -> None:
+        """pool_blocks: the destination; None = publish nothing. copy_ttl_s: time to live of copies from other
+        sites."""
+        self._copy_ttl_s = copy_ttl_s
         self._metrics = metrics
         self._pool = pool
         self._pool_blocks = pool_blocks
         self._backlog: deque[Named] = deque()
         self._again: deque[Named] = deque()  # offered before; the pool may have refused them
+        self._copies: deque[Named] = deque()  # of another site
         self._wake = asyncio.Event()
         self._in_flight: list[Named] = []
         self._idle = asyncio.Event()  # no batch is being written
@@ -316,6 +325,10 @@ class Publisher:
         policy that counts uses counts this one."""
         self._take(self._again, named)
 
+    def copy(self, named: Sequence[Named]) -> None:
+        """Queue blocks of another site that become copies at this one (cache/sites/copies.py)."""
+        self._take(self._copies, named)
+
     def _take(self, queue: deque[Named], named: Sequence[Named]) -> int:
         """Queue and hold blocks; returns the number of blocks that did not fit."""
         if self._task is None or not named:
@@ -329,11 +342,12 @@ class Publisher:
     @property
     def backlog(self) -> int:
         """Number of blocks not written yet."""
-        return len(self._backlog) + len(self._again) + len(self._in_flight)
+        return len(self._backlog) + len(self._again) + len(self._copies) + len(self._in_flight)
 
     def held_blocks(self) -> Iterator[int]:
         """Ids of queued blocks, one item per transfer reference."""
-        return (block_id for part in (self._backlog, self._again, self._in_flight) for _, block_id, _ in part)
+        parts = self._backlog, self._again, self._copies, self._in_flight
+        return (block_id for part in parts for _, block_id, _ in part)
 
     async def give_up(self) -> None:
         """Drop all queued blocks, and wait for the end of the batch that is being written."""
@@ -348,14 +362,14 @@ class Publisher:
         self._empty()
 
     def _empty(self) -> None:
-        for queue in (self._backlog, self._again):
+        for queue in (self._backlog, self._again, self._copies):
             self._pool.unhold([block_id for _, block_id, _ in queue])
             queue.clear()
 
     async def _run(self) -> None:
         assert self._pool_blocks is not None
         while True:
-            queue = self._backlog or self._again
+            queue = self._backlog or self._again or self._copies
             if not queue:
                 self._wake.clear()
                 await self._wake.wait()
@@ -367,7 +381,8 @@ class Publisher:
                 rows = batch if queue is self._backlog else await self._lacking(batch)
                 if rows:
                     keys, blocks, facts = zip(*rows, strict=True)
-                    stored = await self._pool_blocks.put(keys, blocks, facts)
+                    ttl_s = self._copy_ttl_s if queue is self._copies else 0.0
+                    stored = await self._pool_blocks.put(keys, blocks, facts, ttl_s)
                     self._metrics.count("mooncake:store_put_blocks", stored)
             except HOME_ERRORS as error:  # a lost home costs reuse, never correctness
                 log.info("publishing %d blocks failed: %r", len(batch), error)

@@ -166,7 +166,7 @@ class Migrator:
 
     def _others(self, now: float) -> list[DecodeNode]:
         """Living decode nodes that take requests, without those that refused one a moment ago. A move copies blocks as
-        they are, so nodes with other blocks are no destination."""
+        they are, so nodes with other blocks are no destination, nor are those of another site, whose link is slow."""
         records, own = self._gossip.records, kv_of(self._gossip.me.info)
         return [
             _decode_node(member.node_id, record)
@@ -174,6 +174,7 @@ class Migrator:
             if member.status is Status.ALIVE
             and member.node_id != self._config.node_id
             and kv_of(member.info) == own
+            and member.site == self._gossip.me.site
             and (record := records.get(member.node_id)) is not None
             and record.flags & ROLE_BITS["decode"]
             and not record.flags & CLOSED

@@ -46,6 +46,8 @@ from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
 from engine.pooled.unlike_blocks import UnlikeBlocks
+from engine.sites.far_prefixes import FarPrefixes, LinkRules
+from engine.sites.members import mates, readers
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Lookups, Speculator
 from engine.speculation.suffix import SuffixLookups, SuffixRules
@@ -127,13 +129,18 @@ class Engine:
             store, self.region, geometry, config.kv_staging_bytes, pooled if unlike else None
         )
         published = self._pool_blocks if reused and feeds_pool(config) else None
-        self.publisher = Publisher(self.pool, published, metrics)
+        self.publisher = Publisher(self.pool, published, metrics, config.site_copy_ttl_ms / 1000)
         self._converter = self._make_converter(geometry)
         rails = RailNews(transfer, store.router.homes, self._converter)
         borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry, each)
         prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
         others = None if arenas is None else OthersArenas(arenas, borrowing)
         sources = PrefixSources(reused, self._pool_blocks, others, geometry, prices, config.prefix_fetch, pooled)
+        if reused and config.site_link_limit_bytes:
+            rules = LinkRules(
+                config.site_link_limit_bytes, lambda: readers(cluster.gossip), config.site_copy_ttl_ms / 1000
+            )
+            sources.far = FarPrefixes(store, self._pool_blocks, rules, each, self.publisher.copy, metrics)
         prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
         one_group = geometry.groups is None  # the layers of a prefix arrive group by group, not in the model's order
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and one_group  # ranks do not wait
@@ -210,7 +217,7 @@ class Engine:
             return None
         model, always = loaded.runner.model, self._config.attention_elsewhere == "always"
         heads = Heads(model.config.num_heads, model.config.head_size, model.dtype.itemsize)
-        return Elsewhere(geometry, heads, cluster.channel, lambda: cluster.gossip.members, metrics, always=always)
+        return Elsewhere(geometry, heads, cluster.channel, lambda: mates(cluster.gossip), metrics, always=always)
 
     def _make_converter(self, geometry: BlockGeometry) -> Converter | None:
         """For KV sent to nodes whose blocks differ; None: nodes with such blocks do not connect to this one."""

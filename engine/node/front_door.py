@@ -19,6 +19,7 @@ from engine.config.backend_address import addresses
 from engine.config.config import ROLES, Config
 from engine.config.flags import UsageError
 from engine.config.net_options import api_keys, open_cluster_key
+from engine.config.scaling import bound_tenants
 from engine.config.step_policies import refusals
 from engine.front.acceptor import Acceptor, RequestLimits, Tries
 from engine.front.attempts import Attempts
@@ -131,7 +132,12 @@ class FrontDoor:
             placer = await self._open_fleet(config.backend, rules)
         else:
             placer = Placer(rules, cluster, blocks.geometry, self._rng)
-        limits = RequestLimits(config.max_model_len, config.request_timeout_ms / 1000, config.role_wait_ms / 1000)
+        limits = RequestLimits(
+            config.max_model_len,
+            config.request_timeout_ms / 1000,
+            config.role_wait_ms / 1000,
+            bound_tenants(config.site_bound_tenants),
+        )
         measures = self._measures
         flight_log = FlightLog(config.node_id, measures.metrics, placer, measures.history, self._recorder, self._export)
         attempts: Tries

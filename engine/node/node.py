@@ -51,6 +51,7 @@ from engine.node.scrape import watch, watch_engine
 from engine.observe.history import History
 from engine.scaling.role_changes import RoleChanges
 from engine.scaling.scaler import SCALES, Scaler, may_leave
+from engine.sites.members import shares
 from net.bodies import Nothing, typed
 from net.channel.channel import Channel, PeerRefused
 from net.channel.sockets import control_port, naming_control_port
@@ -100,6 +101,7 @@ class Node:
         self.source = source
         self._draft = draft
         self.geometry = geometry(config, source.config, config.kv_cache_dtype)
+        self._site = config.site or ""
         self.pooled = cluster_geometry(config, source.config)
         self.root = root_key(source.fingerprint, self.pooled)
         if cluster is not None and (reason := disagreement(config, self.root.hex(), cluster)):
@@ -129,6 +131,7 @@ class Node:
                 replicas=config.replicas,
                 repair_limit=config.repair_limit_bytes,
                 checksums=config.block_checksums,
+                other_sites=self._other_sites,
                 message_call_bytes=0 if config.rail_limit or config.transport == "rdma" else MESSAGE_BYTES,
             ),
         )
@@ -392,9 +395,11 @@ class Node:
 
     @property
     def _scaling(self) -> dict[str, Any]:
-        """What others must know to choose cheap nodes, and the node that starts others. Defaults are left out."""
+        """What others must know to choose cheap and near nodes, and the node that starts others. Defaults are left
+        out."""
         cost = {"cost": self.config.node_cost} if self.config.node_cost != 1.0 else {}
-        return cost | ({SCALES: True} if self.config.scale_command is not None else {})
+        site = {"site": self._site} if self._site else {}
+        return cost | site | ({SCALES: True} if self.config.scale_command is not None else {})
 
     @property
     def _ssd_bytes(self) -> int:
@@ -408,13 +413,17 @@ class Node:
     def _lends(self, node_id: str) -> bool:
         """Whether this node may read blocks in the arena of that one."""
         member = self.gossip.core.membership.get(node_id)
-        if member is None or member.status is not Status.ALIVE:
+        if member is None or member.status is not Status.ALIVE or member.site != self._site:
             return False
         return kv_of(member.info) == kv_of(self._identity)
 
     def _homes(self) -> dict[str, int]:
-        """Members that store pooled blocks, with the bytes of their shares."""
-        return {member.node_id: member.share for member in self.gossip.members if member.share > 0}
+        """Members of this node's site that store pooled blocks, with the bytes of their shares."""
+        return shares(self.gossip).get(self._site, {})
+
+    def _other_sites(self) -> dict[str, dict[str, int]]:
+        """The same for every other site."""
+        return {site: members for site, members in shares(self.gossip).items() if site != self._site}
 
     async def _pool_members(self, peer: str, body: Nothing, data: memoryview) -> PoolMembers:
         return node_report.pool_members(self.gossip, self.pooled.pool_bytes, self.config.replicas)

@@ -57,8 +57,10 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
 
 
 def pool_members(gossip: Gossip, block_bytes: int, replicas: int) -> PoolMembers:
-    """For clients of the store (cache/store/remote.py): the addresses and sizes of the shares."""
-    rows = [(member.node_id, *member.address, member.share) for member in gossip.members]
+    """For clients of the store (cache/store/remote.py): the addresses and sizes of the shares of this site."""
+    rows = [
+        (member.node_id, *member.address, member.share) for member in gossip.members if member.site == gossip.me.site
+    ]
     return PoolMembers(rows, block_bytes, replicas)
 
 

@@ -40,7 +40,9 @@ class DeviceBlocks:
         for number in range(WINDOWS):
             self._free.put_nowait(number * WINDOW_BLOCKS * self._block_bytes)
 
-    async def put(self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts]) -> int:
+    async def put(
+        self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts], ttl_s: float = 0.0
+    ) -> int:
         stored = 0
         for first in range(0, len(keys), WINDOW_BLOCKS):
             part = slice(first, first + WINDOW_BLOCKS)
@@ -48,7 +50,7 @@ class DeviceBlocks:
             try:
                 await _ended(self._device.copy_out(self._host, self._moves(window, block_ids[part])))
                 slots = self._slots(window, len(keys[part]))
-                stored += await self._store.put_from(keys[part], WINDOW, slots, facts[part])
+                stored += await self._store.put_from(keys[part], WINDOW, slots, facts[part], ttl_s=ttl_s)
             finally:
                 self._free.put_nowait(window)
         return stored
@@ -56,7 +58,7 @@ class DeviceBlocks:
     async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
         return await self._store.exists_many(keys)
 
-    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
+    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int], site: str | None = None) -> GetResult:
         """Returns or raises behind the last copy into the device."""
         parts: list[GetResult] = []
         copies: list[asyncio.Task[None]] = []
@@ -66,7 +68,7 @@ class DeviceBlocks:
                 window = await self._free.get()
                 try:
                     wanted = len(keys[part])
-                    result = await self._store.get_into(keys[part], WINDOW, self._slots(window, wanted))
+                    result = await self._store.get_into(keys[part], WINDOW, self._slots(window, wanted), site)
                     moves = self._moves(window, block_ids[part][: result.blocks])
                     copying = self._device.copy_in(self._host, moves) if moves else None
                 except BaseException:

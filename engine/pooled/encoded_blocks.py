@@ -56,7 +56,9 @@ class EncodedBlocks:
         codes = torch.frombuffer(staging.region().memory, dtype=torch.uint8)
         return codes.view(-1, self._layer_bytes)
 
-    async def put(self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts]) -> int:
+    async def put(
+        self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts], ttl_s: float = 0.0
+    ) -> int:
         stored, step = 0, self._window // self._each
         for first in range(0, len(keys), step):
             part = slice(first, first + step)
@@ -64,20 +66,20 @@ class EncodedBlocks:
             async with self._out.slots(len(named)) as offsets:
                 await self._conversion.run(partial(self._encode, block_ids[part], offsets))
                 all_facts = [one for one in facts[part] for _ in range(self._each)]
-                stored += await self._store.put_from(named, self._out.region().name, offsets, all_facts)
+                stored += await self._store.put_from(named, self._out.region().name, offsets, all_facts, ttl_s=ttl_s)
         return stored
 
     async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
         found = await self._store.exists_many(pooled_keys(keys))
         return [all(found[first : first + self._each]) for first in range(0, len(found), self._each)]
 
-    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
+    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int], site: str | None = None) -> GetResult:
         parts, step = [], self._window // self._each
         for first in range(0, len(keys), step):
             part = slice(first, first + step)
             named = pooled_keys(keys[part])
             async with self._in.slots(len(named)) as offsets:  # other requests get their turn between windows
-                result = await self._store.get_into(named, self._in.region().name, offsets)
+                result = await self._store.get_into(named, self._in.region().name, offsets, site)
                 whole = result.blocks // self._each
                 await self._conversion.run(partial(self._decode, block_ids[part][:whole], offsets))
             parts.append(result if self._each == 1 else self._in_own_blocks(result, whole))

@@ -18,11 +18,14 @@ from cache.store.store import Store
 class PoolBlocks(Protocol):
     """The caller holds the blocks until a call is over."""
 
-    async def put(self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts]) -> int:
-        """Publish blocks of the arena; returns how many the pool did not have."""
+    async def put(
+        self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts], ttl_s: float = 0.0
+    ) -> int:
+        """Publish blocks of the arena; returns how many the pool did not have. ttl_s: see Store.put_from."""
 
-    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
-        """Fetch the leading run of `keys` that can be had into the arena; bytes are those that moved."""
+    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int], site: str | None = None) -> GetResult:
+        """Fetch the leading run of `keys` that can be had into the arena; bytes are those that moved. `site`: from
+        the pool of that other site."""
 
     async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
         """Whether the pool has each of them now."""
@@ -54,11 +57,13 @@ class PlainBlocks:
         self._geometry = geometry
         self._block_bytes = geometry.block_bytes
 
-    async def put(self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts]) -> int:
-        return await self._store.put_from(keys, self._region, self._offsets(block_ids), facts)
+    async def put(
+        self, keys: Sequence[BlockKey], block_ids: Sequence[int], facts: Sequence[Facts], ttl_s: float = 0.0
+    ) -> int:
+        return await self._store.put_from(keys, self._region, self._offsets(block_ids), facts, ttl_s=ttl_s)
 
-    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> GetResult:
-        return await self._store.get_into(keys, self._region, self._offsets(block_ids))
+    async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int], site: str | None = None) -> GetResult:
+        return await self._store.get_into(keys, self._region, self._offsets(block_ids), site)
 
     async def exists(self, keys: Sequence[BlockKey]) -> list[bool]:
         return await self._store.exists_many(keys)

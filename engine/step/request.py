@@ -57,6 +57,7 @@ class Request:
     service_class: str = STANDARD.name
     weights: bytes = b""  # that compute it, from its first token to its last; b"": those with which the cluster began
     fetches: bool = True  # may load its prefix from the pool or another arena; else the node computes it
+    site_bound: bool = False  # neither it nor its KV may leave the site of its acceptor (--site-bound-tenants)
     state: RequestState = RequestState.WAITING
     num_computed: int = 0  # tokens whose KV is in `block_ids`
     block_ids: list[int] = field(default_factory=list)  # of group 0 (cache/layer_groups.py)

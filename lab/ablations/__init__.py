@@ -9,7 +9,8 @@ Files:
     common/     Shared by all ablations: cases, looks, tables, plots
     decoding/   Ablations of decode nodes: short and long answers, contexts and models beyond memory, and requests
                 that move
-    fleet/      Ablations of the nodes themselves: how many there are over time, and what unlike ones cost
+    fleet/      Ablations of the nodes themselves: how many there are over time, what unlike ones cost, and where they
+                are
     groups/     Ablations of long prompts on groups of prefill nodes
     live/       Questions answered by real nodes on this machine, or by a running cluster
     rivals/     The rivals of 2025-26 in one table: the same nodes, loads and objectives, the published figures next

@@ -8,6 +8,8 @@ Files:
     generate      Seeded request traces in Mooncake's format, if the released ones are not available
     generators    Generated traces by name: (seed, requests) -> rows by time
     shapes        Seeded loads with one property each
+    sun           Several sites that follow the sun: the rate of each is a daily wave, and each is shifted by its part
+                  of a day
     synthetic     A seeded substitute for the synthetic trace of FAST'25, for machines without its file
     trace         Mooncake's trace format, read and written
     traces        The location of the released traces: shared/traces next to a parent of this checkout

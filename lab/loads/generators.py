@@ -9,6 +9,7 @@ from lab.loads.changes import bursty, flipped, unique, viral
 from lab.loads.conversation import conversation
 from lab.loads.generate import chats
 from lab.loads.shapes import goes_viral, mixed, pareto, popular
+from lab.loads.sun import sun
 from lab.loads.synthetic import synthetic
 from lab.loads.trace import TraceRow
 
@@ -26,6 +27,7 @@ GENERATORS: dict[str, Generator] = {
     "goes-viral": goes_viral,
     "pareto": pareto,
     "mixed": mixed,
+    "sun": sun,
     "bursty": lambda seed, requests: bursty()(conversation(seed, requests), seed),
 }
 

@@ -26,6 +26,7 @@ class TraceRow:
     output_length: int
     hash_ids: list[int]
     service_class: str = "standard"  # an extension; files without it have one class
+    site: int = 0  # an extension: where the request arrives
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
@@ -41,13 +42,17 @@ def _row(line: bytes, where: str) -> TraceRow:
     try:
         data = orjson.loads(line)
         service_class = data.get("service_class", "standard")
-        row = TraceRow(data["timestamp"], data["input_length"], data["output_length"], data["hash_ids"], service_class)
+        site = data.get("site", 0)
+        lengths = data["input_length"], data["output_length"]
+        row = TraceRow(data["timestamp"], *lengths, data["hash_ids"], service_class, site)
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where} is no row of a Mooncake trace: {error!r}") from error
     sizes_fit = all(type(size) is int and size > 0 for size in (row.input_length, row.output_length))
     ids_fit = isinstance(row.hash_ids, list) and all(type(i) is int and i >= 0 for i in row.hash_ids)
     if not sizes_fit or not ids_fit or not isinstance(row.timestamp_ms, int | float):
         raise ValueError(f"{where}: timestamp must be a number, lengths positive integers, hash_ids non-negative ones")
+    if type(site) is not int or site < 0:
+        raise ValueError(f"{where}: site must be a non-negative integer")
     if service_class not in CLASSES:
         raise ValueError(f"{where}: service_class must be one of {', '.join(CLASSES)}")
     if len(row.hash_ids) * BLOCK_TOKENS < row.input_length:
@@ -67,6 +72,7 @@ def write_trace(path: Path, rows: Iterable[TraceRow]) -> int:
                 "output_length": row.output_length,
                 "hash_ids": row.hash_ids,
             } | ({} if row.service_class == "standard" else {"service_class": row.service_class})
+            line |= {"site": row.site} if row.site else {}
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
     return count

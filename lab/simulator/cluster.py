@@ -4,7 +4,8 @@ place them with the knowledge of a node (lab/simulator/placing.py)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Self
@@ -37,17 +38,32 @@ from sched.placement.demand import Demand
 from sched.placement.pooled import PooledPrefix
 
 
+@dataclass(frozen=True, slots=True)
+class FarFetch:
+    """Tokens that come from another site; begin(done): fetch them, then call `done`. With 0 tokens it only asks."""
+
+    tokens: int
+    begin: Callable[[Callable[[], None]], None]
+
+
+def job_of(index: int, row: TraceRow) -> Job:
+    """The request of a row."""
+    output = max(1, row.output_length)
+    return Job(index, row.timestamp_ms / 1000, row.input_length, output, tuple(row.hash_ids), row.service_class)
+
+
 class Cluster:
     """One run. `jobs` are all requests so far, in the order of their arrival."""
 
-    def __init__(self, config: SimConfig, model: StepModel | None = None) -> None:
-        """`model` replaces the config's. Raises KeyError for unknown policies, ValueError, OSError."""
+    def __init__(self, config: SimConfig, model: StepModel | None = None, loop: Loop | None = None) -> None:
+        """`model` replaces the config's; `loop`: the clock, if others use it too. Raises KeyError for unknown policies,
+        ValueError, OSError."""
         if model is None:
             rule = PoolRule(config.pool_windows, config.state_every)
             model = chosen(config.model, config.model_geometry, config.hardware, rule)
         self.model = with_bandwidth(model, config.nic_gbit_s) if config.nic_gbit_s else model
         self.config = config
-        self.loop = Loop()
+        self.loop = Loop() if loop is None else loop
         self.jobs: list[Job] = []
         self.rng = Random(config.seed)
         self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
@@ -83,10 +99,16 @@ class Cluster:
     def run(self, rows: Iterable[TraceRow]) -> Iterator[int]:
         """Simulate; yields the number of requests done every thousand events."""
         for index, row in enumerate(rows):
-            at = row.timestamp_ms / 1000
-            job = Job(index, at, row.input_length, max(1, row.output_length), tuple(row.hash_ids), row.service_class)
+            job = job_of(index, row)
             self.jobs.append(job)
-            self.loop.at(at, self._arrive, job)
+            self.loop.at(job.arrival, self._arrive, job)
+        self._begin()
+        while self._left and self.loop.step():
+            if self.loop.events % 1000 == 0:
+                yield len(self.jobs) - self._left
+
+    def _begin(self) -> None:
+        """`jobs` are all requests that will arrive here first."""
         self._left = len(self.jobs)
         self.failures.schedule(max((job.arrival for job in self.jobs), default=0.0))
         self.scaling.schedule(min((job.arrival for job in self.jobs), default=0.0))
@@ -94,9 +116,6 @@ class Cluster:
         self.migration.schedule(min((job.arrival for job in self.jobs), default=0.0))
         if not self.placing.policy.asks_everybody:
             self.loop.at(self.jobs[0].arrival if self.jobs else 0.0, self._gossip)
-        while self._left and self.loop.step():
-            if self.loop.events % 1000 == 0:
-                yield len(self.jobs) - self._left
 
     def played(self, rows: Iterable[TraceRow]) -> Self:
         """Simulate all of it."""
@@ -174,9 +193,11 @@ class Cluster:
         job.split = decision.split_tokens if isinstance(decision, SplitPlacement) else 0
         own = self._own_tokens(prefill, job)
         fetched = max(own, decision.prefix_tokens) if decision.prefix_source == "pool" else own
-        job.prefix_tokens = job.computed = fetched
-        job.fetched_tokens = fetched - own
-        job.source = "pool" if fetched > own else "local" if own else "none"
+        more = self._far_prefix(prefill, job, fetched)
+        far = 0 if more is None else more.tokens
+        job.prefix_tokens = job.computed = fetched + far
+        job.fetched_tokens = fetched + far - own
+        job.source = "site" if far else "pool" if fetched > own else "local" if own else "none"
         job.prefill_s = prefill.costs.prompt_s(job.num_uncomputed, job.computed)
         decode.promise(job)
         prefill.expect(job)
@@ -195,12 +216,23 @@ class Cluster:
                 job.fetched = self.loop.now - begun if nbytes else 0.0
                 if not cold:  # a disk is not part of the network path
                     self.links.fetched(prefill.name, nbytes, job.fetched)
-                prefill.ready(job)
+                if more is None:
+                    prefill.ready(job)
+                else:
+                    more.begin(partial(self._far_ready, prefill, job, attempt))
 
         if nbytes:
             self.loop.at(begun, read)
         else:
             self.loop.at(begun, ready)
+
+    def _far_prefix(self, node: Node, job: Job, known: int) -> FarFetch | None:
+        """What comes from other sites behind the first `known` tokens (lab/simulator/sites/)."""
+        return None
+
+    def _far_ready(self, prefill: Node, job: Job, attempt: int) -> None:
+        if job.retries == attempt:
+            prefill.ready(job)
 
     def _own_tokens(self, node: Node, job: Job) -> int:
         """Leading tokens that the node has, in whole blocks; one is always left to compute."""
@@ -246,13 +278,8 @@ class Cluster:
             self._facts.append(Facts(position, self.model.prompt_s(size, size * position)))
         if not job.resumed and not job.split:
             self.placing.acceptors.observed(job)
-        if self.config.publish == "home":
-            block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
-            missing = self.pool.missing(blocks).items() if self.pool.capacity else ()
-            parts = {self.homes[home]: count * block_bytes for home, count in missing}
-            self.network.scatter(node.name, parts, _nothing)
+        self._publish(node, job, blocks)
         self.caches[node.index].use(blocks, self._facts)
-        self.pool.use(blocks, self._facts)
         if job.output_tokens == 1 and not job.split:
             job.finished = self.loop.now
             self.by_name[job.decode].batch.release(job)
@@ -263,6 +290,15 @@ class Cluster:
             self._move(node, job)
         else:
             self._arrived(job, job.retries)
+
+    def _publish(self, node: Node, job: Job, blocks: Sequence[int]) -> None:
+        """The blocks of a computed prompt go to their homes in the pool."""
+        if self.config.publish == "home":
+            block_bytes = self.model.block_bytes(self.config.block_tokens) * self.config.kv_scale
+            missing = self.pool.missing(blocks).items() if self.pool.capacity else ()
+            parts = {self.homes[home]: count * block_bytes for home, count in missing}
+            self.network.scatter(node.name, parts, _nothing)
+        self.pool.use(blocks, self._facts)
 
     def _move(self, node: Node, job: Job) -> None:
         together = self.halves.together(node.index, self.by_name[job.decode].index)

@@ -212,6 +212,11 @@ class Placing:
                 decision = choice.decide()
         return Decision(decision, choice.view, questions, cell)
 
+    def told_here(self, job: Job) -> tuple[View, Vector]:
+        """All nodes as gossip tells them, and the tokens of the job that each has; of a cluster with one cell."""
+        view, depths = self._heard(self._cells[0], job)
+        return view, self._matched(depths, job)
+
     def _heard(self, cell: Cell, job: Job) -> tuple[View, Vector]:
         """What the acceptor knows from gossip: its view of the cell, and [all nodes] the leading blocks of the job."""
         view, told = self._known(cell), self.told

@@ -161,6 +161,7 @@ CLUSTER = (
     ),
     Declared(Counter, "mooncake:store_missed_blocks", "Blocks requested from the pool and not found"),
     Declared(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool"),
+    Declared(Counter, "mooncake:site_link_bytes", "Bytes of KV that this node has read from another site", ("site",)),
     Declared(
         Histogram,
         "mooncake:event_loop_stall_seconds",

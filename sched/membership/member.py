@@ -89,6 +89,12 @@ class Member:
         return float(cost) if isinstance(cost, int | float) and 0 <= cost <= MAX_COST else 1.0
 
     @property
+    def site(self) -> str:
+        """Its site (--site); '' if the cluster has one site, or if it is invalid."""
+        site = self.info.get("site", "")
+        return site if isinstance(site, str) and len(site) <= TEXT_BYTES else ""
+
+    @property
     def here(self) -> bool:
         """Whether the node counts as a member: alive or suspected."""
         return self.status < Status.DEAD

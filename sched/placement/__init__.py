@@ -28,4 +28,6 @@ Files:
     view            The known state of the nodes, in columns: a decision evaluates all nodes in a dozen vector
                     operations
     groups/         Groups of prefill nodes that compute one long prompt: which nodes, and how they divide it
+    sites/          Sites: which site a request goes to, how far the sites are, and which fetches between them save
+                    time
 """

@@ -85,7 +85,8 @@ class MeasuredLinks:
             detail = event["detail"]
             if event["event"] == "kv_moved":
                 self.handed_over(event["node"], decode, detail["bytes"], detail["seconds"])
-            elif event["event"] == "prefix_fetched" and "ssd" not in detail["tiers"]:  # not the path alone
+            # Not the path alone, if a disk was read; not the path to the pool of its site, if another site sent blocks.
+            elif event["event"] == "prefix_fetched" and "ssd" not in detail["tiers"] and "site" not in detail:
                 self.fetched(event["node"], detail["bytes"], detail["seconds"])
 
     def forget(self, node: str) -> None:

@@ -44,6 +44,7 @@ from lab.ablations.decoding.flexgen import FLEXGEN
 from lab.ablations.decoding.moves import MOVES
 from lab.ablations.fleet.autoscaling import AUTOSCALING
 from lab.ablations.fleet.prices import PRICES
+from lab.ablations.fleet.sites import SITES_ABLATION
 from lab.ablations.groups.long_prompts import LONG_PROMPTS
 from lab.ablations.rivals.table import TABLE as RIVALS
 from lab.ablations.simulated.bandwidth import BANDWIDTH
@@ -109,7 +110,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         CACHE,
         RIVALS,
     )
-} | {one.name: one for one in (LONG_PROMPTS, BEYOND, FLEXGEN)}
+} | {one.name: one for one in (LONG_PROMPTS, BEYOND, FLEXGEN, SITES_ABLATION)}
 
 WITH_GOALS = [name for name, one in ABLATIONS.items() if one.goals is not None]
 """Ablations that answer a goal of this project."""

@@ -249,6 +249,11 @@ class HomedPool:
             if homes[position] not in self._down:
                 self.shares[homes[position]].put(key_of(blocks[position]), facts[position])
 
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Homes remove these from DRAM, if they have them."""
+        for block, home in zip(blocks, self._homed(blocks), strict=True):
+            self.shares[home].dram.forget(key_of(block))
+
     def lost(self, node: int) -> None:
         """A crash: its DRAM is empty, and its SSD is unavailable until `back`."""
         self.shares[node].clear()

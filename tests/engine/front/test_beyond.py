@@ -39,6 +39,8 @@ class Cluster:
             raise answer
         return encode(answer), memoryview(b"")
 
+    me = Member("me", ("h", 1))
+
     @property
     def members(self) -> list[Member]:
         return [Member(name, ("h", 1), roles=("decode",), info={BEYOND_TOKENS: 9999}) for name in self.answers]

@@ -87,3 +87,20 @@ def test_views_follow_members_records_flags_and_digests():
     last = world.known()
     assert [one.node_id for one in last.members] == ["door", "a", "b"] == last.view.ids
     assert last.view.prefills.tolist() == [True, True, False] and {name for _, name in last.ring} == {"door", "a"}
+
+
+def test_the_nodes_of_one_site():
+    here, there = {"site": "a"}, {"site": "b"}
+    world = World(
+        replace(member("p1", "prefill"), info=here),
+        replace(member("p2", "prefill"), info=there),
+        replace(member("d1", "decode"), info=here),
+    )
+    world.records["p2"] = replace(world.records["p2"], work_s=3.0)
+    known = world.known()
+    part = known.at_site("b")
+    assert [one.node_id for one in part.members] == part.view.ids == ["p2"]
+    assert [node for _, node in part.ring] == ["p2"] and len(part.places) == 1
+    part.view.charge(world.now, "p2", 5.0)
+    assert part.view.work_until[0] - known.view.work_until[known.view.index["p2"]] == 5.0, "no common memory"
+    assert known.at_site("c").members == []

@@ -157,7 +157,7 @@ async def test_publishing_goes_on_behind_a_batch_that_failed():
     pool, puts = BlockPool(8), []
 
     class Blocks:
-        async def put(self, keys, blocks, facts):
+        async def put(self, keys, blocks, facts, ttl_s):
             puts.append(blocks)
             if len(puts) == 1:
                 raise KeyError("bug")

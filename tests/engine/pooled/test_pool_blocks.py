@@ -24,7 +24,7 @@ class DictStore:
     def attach(self, region):
         self.regions[region.name] = region
 
-    async def put_from(self, keys, region, offsets, facts=()):
+    async def put_from(self, keys, region, offsets, facts=(), ttl_s=0.0):
         await asyncio.sleep(0)
         new = 0
         for i, (key, offset) in enumerate(zip(keys, offsets, strict=True)):
@@ -33,7 +33,7 @@ class DictStore:
             self.facts[key] = facts[i]
         return new
 
-    async def get_into(self, keys, region, offsets):
+    async def get_into(self, keys, region, offsets, site=None):
         run = 0
         for key, offset in zip(keys, offsets, strict=True):
             if key not in self.values:

@@ -10,7 +10,7 @@ import pytest
 from sched.membership.events import Join, Joined, MemberDown, MemberSuspected, Refused, Suspect, Tick
 from sched.membership.member import Member, Status, presets
 from sched.membership.swim import Membership
-from tests.sched.virtual import VirtualNet
+from tests.sched.virtual import ROOT, VirtualNet
 
 LOCAL = replace(presets["local"], state_period_s=2.0)
 """Records are rare here: they are most of the work, and tests/sched/gossip/test_state.py is about them."""
@@ -311,3 +311,29 @@ def test_a_suspect_whose_refutation_was_lost_on_the_way_to_one_node_has_the_last
     suspicion.started_at -= 60.0
     net.run(0.2)
     assert deaf.core.membership.get("n2").status is Status.ALIVE and not deaf.downs()
+
+
+def test_two_sites_that_are_cut_off_each_go_on_and_find_each_other_again():
+    """Each side keeps its own members, and so the homes of its blocks; of the other site none is left."""
+    net = VirtualNet(11, LOCAL)
+    for name in ("e0", "e1", "w0", "w1"):
+        net.add(name, root=ROOT, site={"e": "east", "w": "west"}[name[0]])
+    net.acquaint()
+    assert net.run_until(net.converged, 10.0) is not None
+
+    def sites(name: str) -> dict[str, str]:
+        return {one.node_id: one.site for one in net.node(name).core.membership.alive()}
+
+    everyone = {"e0": "east", "e1": "east", "w0": "west", "w1": "west"}
+    assert all(sites(name) == everyone for name in everyone)
+    net.partition(["e0", "e1"], ["w0", "w1"])
+    assert net.run_until(lambda: all(len(sites(name)) == 2 for name in everyone), 60.0) is not None
+    for name, own in everyone.items():
+        assert sites(name) == {other: site for other, site in everyone.items() if site == own}
+    net.heal()
+    assert net.run_until(lambda: all(sites(name) == everyone for name in everyone), 60.0) is not None
+
+
+@pytest.mark.parametrize("site", [7, None, ["a"], "x" * 65])
+def test_an_invalid_site_is_none(site):
+    assert Member("n", ("h", 1), info={"site": site}).site == ""

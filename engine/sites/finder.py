@@ -1,0 +1,68 @@
+"""SiteFinder: the site of a request, as its acceptor chooses it (sched/placement/sites/).
+
+The acceptor knows the queues and the arenas of all sites from gossip, and the pool of its own site by asking it. The
+distance of a site is the shortest round trip of the questions to its nodes; a site without a recent one is asked in the
+background, and takes no request before it has answered once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sched.membership.member import Member
+from sched.placement.demand import Demand
+from sched.placement.links import Vector
+from sched.placement.sites.choice import by_site, nearest, site_cost
+from sched.placement.sites.distances import Distances
+from sched.placement.view import View
+
+RETRY_S = 1.0  # between two background questions to a site
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request, as its own site (`near`: with what the pool there has) and other sites (`far`) see it; `bound`: it may
+    not leave its site."""
+
+    near: Demand
+    far: Demand
+    bound: bool
+
+
+class SiteFinder:
+    """The finder of an acceptor at site `own`. `measure(member)` asks that node, and reports to `heard`."""
+
+    def __init__(self, own: str, measure: Callable[[Member], None]) -> None:
+        self.own = own
+        self._measure = measure
+        self._distances = Distances(own)
+        self._asked: dict[str, float] = {}  # site -> time of the last background question
+
+    def several(self, members: Sequence[Member]) -> bool:
+        """Whether some of these nodes are of another site."""
+        return any(member.site != self.own for member in members)
+
+    def heard(self, now: float, member: Member, round_trip_s: float) -> None:
+        """The node has answered a question."""
+        self._distances.observe(now, member.site, round_trip_s)
+
+    def choose(self, now: float, view: View, members: Sequence[Member], matched: Vector, wanted: Wanted) -> str:
+        """The site of the request: the own one if none can take it. members: in the order of the view; matched: leading
+        tokens that each holds."""
+        sites = by_site(member.site for member in members)
+        self._distances.keep(sites)
+        costs = []
+        for site, indices in sites.items():
+            if self._distances.stale(now, site) and now - self._asked.get(site, -math.inf) >= RETRY_S:
+                self._asked[site] = now
+                self._measure(members[indices[0]])
+            if site != self.own and wanted.bound:
+                continue
+            part = view.only(indices.tolist())
+            held = part.none if matched is view.none else matched[indices]
+            demand = wanted.near if site == self.own else wanted.far
+            costs.append(site_cost(now, demand, part, held, site, self._distances.of(now, site)))
+        best = nearest(costs, self.own)
+        return self.own if best is None else best.site

@@ -1,0 +1,40 @@
+"""Figures of a run with several sites."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lab.simulator.result import HOUR_S, kept, spread
+from lab.simulator.sites.sites import Sites
+from sched.classes import with_objectives
+
+
+def figures(run: Sites, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
+    """JSON-ready, in the names of lab/simulator/result.py where there is one. Links count KV only."""
+    jobs, config = run.jobs, run.sites[0].config
+    classes = with_objectives(config.slo)
+    done = [job for job in jobs if not math.isnan(job.finished)]
+    placed = [job for job in jobs if not math.isnan(job.first_token)]
+    begin = min((job.arrival for job in jobs), default=0.0)
+    span = max((job.finished for job in done), default=begin) - begin
+    tokens = sum(job.input_tokens for job in placed)
+    good = sum(kept(job, ttft_slo_s, tbt_slo_s, False, classes) for job in done)
+    prefills = [node for site in run.sites for node in site.nodes if "prefill" in node.roles]
+    nodes = sum(len(site.nodes) for site in run.sites)
+    return {
+        "requests": len(jobs),
+        "finished": len(done),
+        "refused": sum(bool(job.refused) for job in jobs),
+        "seconds": span,
+        "ttft_s": spread(job.ttft for job in placed),
+        "tbt_s": spread(job.tbt for job in done),
+        "goodput": good / len(jobs) if jobs else 0.0,
+        "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
+        "node_hours": nodes * span / HOUR_S,
+        "prefill_busy": sum(node.busy_s for node in prefills) / (len(prefills) * span) if span else 0.0,
+        "moved_share": run.moved / len(jobs) if jobs else 0.0,
+        "from_sites": sum(job.source == "site" for job in placed) / len(jobs) if jobs else 0.0,
+        "link_bytes": sum(site.far_bytes for site in run.sites),
+        "copies_expired": sum(site.expired for site in run.sites),
+    }

@@ -1,0 +1,94 @@
+"""Two sites: a prefix that crosses the link once is used once, crossing twice makes a copy, and the KV of a tenant that
+is bound to its site never crosses. A site whose computing nodes are gone still serves the other one from its pool."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from lab.launch import rest
+from lab.launch.cluster import LocalCluster
+from tests.e2e.conftest import Start, complete, settled, timeline, wait_until
+
+SEED = 20261129
+BLOCK = 16
+ARENA_TOKENS = 480
+TOKEN_BYTES = 2 * 30 * 3 * 64 * 4  # of the embedded model in float32
+PROMPT, BLOCKS = 200, 12
+IDS = {"ignore_eos": True, "return_token_ids": True}
+
+FLAGS = (
+    *("--dtype", "float32", "--max-model-len", "480", "--kv-cache-bytes", str(ARENA_TOKENS * TOKEN_BYTES)),
+    *("--site-link-limit-bytes", "200M", "--site-copy-ttl-ms", "30000", "--site-bound-tenants", "bank"),
+    *("--dram-bytes", "0", "--calibration-ms", "500", "--net", "local"),
+)
+EAST, WEST = ("--site", "east"), ("--site", "west")
+POOL = ("--dram-bytes", "512M")
+WHERE = {"mixed-0": EAST, "mixed-1": WEST, "store-0": (*EAST, *POOL), "store-1": (*WEST, *POOL)}
+
+
+def ask(url: str, prompt: list[int], **body: Any) -> tuple[list[int], list[dict[str, Any]]]:
+    """Tokens of the answer, and the prefixes that were fetched for it."""
+    answer = complete(url, prompt, 8, **IDS, **body)
+    told = timeline(url, answer["id"])
+    return answer["choices"][0]["token_ids"], [
+        event["detail"] for event in told["events"] if event["event"] == "prefix_fetched"
+    ]
+
+
+def crossed(url: str) -> float:
+    """Bytes that the node has read from other sites."""
+    lines = rest.text(f"{url}/metrics").splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("mooncake:site_link_bytes_total{"))
+
+
+def in_pool(cluster: LocalCluster, name: str) -> int:
+    """Blocks in the DRAM of this share."""
+    stats = rest.get(f"{cluster[name].url}/debug/state")["store"]
+    return int(stats["dram"]["blocks"])
+
+
+def test_prefixes_cross_by_the_rules_and_a_bound_tenant_does_not(start: Start):
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+
+    def some(tokens: int) -> list[int]:
+        return [rng.randrange(1000, 40_000) for _ in range(tokens)]
+
+    prompt, secret = some(PROMPT), some(PROMPT)
+    with start("mixed=2,store=2", *FLAGS, role_flags=WHERE) as cluster:
+        east, west = cluster["mixed-0"].url, cluster["mixed-1"].url
+        ask(east, prompt)
+        kept, _ = ask(east, secret, cache_salt="bank")
+        settled(cluster)
+        assert in_pool(cluster, "store-0") >= 2 * BLOCKS, "a writer's blocks have their home at its site"
+        assert in_pool(cluster, "store-1") == 0
+        cluster.kill("mixed-0")
+        wait_until(lambda: len(rest.get(f"{west}/cluster")["members"]) == 3, "the west knows that mixed-0 is gone")
+
+        def forget() -> None:
+            ask(west, some(468), cache_salt="bank")
+            settled(cluster)
+
+        first, loads = ask(west, prompt)
+        assert [(load["site"], load["blocks"]) for load in loads] == [("east", BLOCKS)]
+        block_bytes = BLOCK * TOKEN_BYTES
+        assert crossed(west) == BLOCKS * block_bytes
+        forget()
+        second, loads = ask(west, prompt)
+        assert [load["site"] for load in loads] == ["east"]
+        assert crossed(west) == 2 * BLOCKS * block_bytes
+        forget()
+        third, loads = ask(west, prompt)
+        assert [(load.get("site"), load["blocks"]) for load in loads] == [(None, BLOCKS)], "it crossed twice: a copy"
+        assert crossed(west) == 2 * BLOCKS * block_bytes
+        cold, _ = ask(west, prompt, cache_salt="cold")
+        assert first == second == third == cold
+
+        again, loads = ask(west, secret, cache_salt="bank")
+        assert again == kept and loads == [], "it is computed, although the other site has it"
+        assert crossed(west) == 2 * BLOCKS * block_bytes
+
+        copied = in_pool(cluster, "store-1")
+        wait_until(lambda: in_pool(cluster, "store-1") <= copied - BLOCKS, "copies leave if nobody reads them", 120.0)
+        settled(cluster)

@@ -1,0 +1,80 @@
+"""The site of a request as its acceptor finds it: unmeasured sites are asked, bound requests stay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.sites.finder import RETRY_S, SiteFinder, Wanted
+from sched.membership.member import Member
+from sched.placement.sites.distances import MEASURE_S
+from sched.placement.view import View
+from tests.sched.placement.test_placement import FAST, NOW, Node, demand, node
+
+BUSY_S = 5.0
+
+
+class World:
+    """`a1` here is busy, `b1` at the other site is not."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.finder = SiteFinder("a", lambda member: self.asked.append(member.node_id))
+        self.members = [Member(name, ("h", 1), info={"site": name[0]}) for name in ("a1", "b1")]
+
+    def choose(self, now: float = NOW, bound: bool = False, *nodes: Node) -> str:
+        given = nodes or (node("a1", wait_s=BUSY_S), node("b1"))
+        view = View(NOW, [candidate for candidate, _ in given], FAST, 100)
+        matched = np.array([float(local) for _, local in given])
+        return self.finder.choose(now, view, self.members, matched, Wanted(demand(), demand(), bound))
+
+    def hear(self, now: float, seconds: float) -> None:
+        self.finder.heard(now, self.members[1], seconds)
+
+
+def test_a_site_takes_no_request_before_its_distance_is_known():
+    world = World()
+    assert world.choose() == "a"
+    assert world.asked == ["b1"]
+    world.hear(NOW, 0.1)
+    assert world.choose() == "b"
+    world.hear(NOW + 60.0, BUSY_S + 1)
+    assert world.choose(NOW + 60.0) == "a"
+
+
+def test_a_site_that_does_not_answer_is_asked_again_but_not_for_every_request():
+    world = World()
+    for _ in range(5):
+        world.choose()
+    world.choose(NOW + RETRY_S)
+    assert world.asked == ["b1", "b1"]
+    world.hear(NOW + RETRY_S, 0.1)
+    world.choose(NOW + RETRY_S + MEASURE_S / 2)
+    assert len(world.asked) == 2
+    world.choose(NOW + RETRY_S + MEASURE_S)
+    assert len(world.asked) == 3
+
+
+def test_a_bound_request_stays_however_busy_its_site_is():
+    world = World()
+    world.hear(NOW, 0.001)
+    assert world.choose() == "b"
+    assert world.choose(NOW, True) == "a"
+
+
+def test_a_prefix_there_draws_the_request_and_one_here_keeps_it():
+    world = World()
+    world.hear(NOW, 0.5)
+    assert world.choose(NOW, False, node("a1"), node("b1", local_tokens=1600)) == "b"
+    assert world.choose(NOW, False, node("a1", local_tokens=1600), node("b1", local_tokens=1600)) == "a"
+
+
+def test_if_no_site_can_take_it_the_own_one_is_named():
+    world = World()
+    world.hear(NOW, 0.1)
+    assert world.choose(NOW, False, node("a1", roles=("prefill",)), node("b1", roles=("decode",))) == "a"
+
+
+def test_one_site_is_not_several():
+    world = World()
+    assert world.finder.several(world.members)
+    assert not world.finder.several(world.members[:1])
