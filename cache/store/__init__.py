@@ -13,7 +13,6 @@ Files:
                  hot
     layered      A get in two steps: it pins all blocks at their homes, then reads the same part of all blocks before
                  the next part
-    leading      The run of a prompt's blocks that the pool can give back, for a model with or without states
     near_put     Puts to homes on this host, which copy the blocks from this process's memory
     objects      Named bytes of any size in the pooled store: weights, adapters, anything
     options      How a Store keeps blocks and moves them

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
+from cache.leading import leading_run
 from cache.results import LeadingRun
-from cache.store.leading import leading_run
 from engine.front.beyond import BeyondPlacing
 from engine.front.claiming.bursts import Bursts
 from engine.front.claiming.claims import Claims

@@ -17,8 +17,8 @@ from functools import partial
 
 from cache.block import BlockGeometry, BlockKey
 from cache.keys import pooled_keys
+from cache.leading import leading_run
 from cache.results import GetResult
-from cache.store.leading import leading_run
 from cache.store.store import Store
 from engine.core.costs import StepCosts
 from engine.handoff.arenas import Arenas
