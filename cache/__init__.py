@@ -14,7 +14,6 @@ Files:
     keys           The keys of blocks: a 128-bit chained hash, root -> parent key -> token ids
     layer_groups   Layers in groups with a block table each: layers that see all tokens or a window, and layers with a
                    state
-    leading        The run of a prompt's blocks that the pool can give back, for a model with or without states
     messages       The messages of nodes about pooled blocks: their kinds and their bodies
     offer          The facts that a writer sends about blocks in addition to their keys
     protocol       The common parts of questions and answers about pooled blocks: answer codes, deadlines, keys on the

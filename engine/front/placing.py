@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache.block import BlockGeometry, BlockKey
-from cache.leading import leading_run
 from cache.results import LeadingRun
 from engine.front.beyond import BeyondPlacing
 from engine.front.claiming.bursts import Bursts
@@ -26,6 +25,7 @@ from engine.front.groups import GroupRules
 from engine.front.known import Known, Neighbours, with_unasked
 from engine.front.placed import Placed, ProbeAnswer
 from engine.front.probing import Prober, Question
+from engine.handoff.leading import leading_run
 from engine.sites.finder import SiteFinder, Wanted
 from engine.step.request import Request
 from net.loop.tasks import spawn

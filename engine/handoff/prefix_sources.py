@@ -17,12 +17,12 @@ from functools import partial
 
 from cache.block import BlockGeometry, BlockKey
 from cache.keys import pooled_keys
-from cache.leading import leading_run
 from cache.results import GetResult
 from cache.store.store import Store
 from engine.core.costs import StepCosts
 from engine.handoff.arenas import Arenas
 from engine.handoff.borrowing import Borrowing
+from engine.handoff.leading import leading_run
 from engine.pooled.pool_blocks import PoolBlocks
 from engine.pooled.prefetch import Get
 from engine.sites.far_prefixes import FarPrefixes
