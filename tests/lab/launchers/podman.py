@@ -57,7 +57,16 @@ class Podman:
             runtime.mkdir(mode=0o700)
             for path in (folder, runtime):
                 os.chown(path, *_ids(user))
-            self._podman = ["runuser", "-u", user, "--", "env", f"XDG_RUNTIME_DIR={runtime}", *self._podman]
+            self._podman = [
+                "runuser",
+                "-u",
+                user,
+                "--",
+                "env",
+                f"XDG_RUNTIME_DIR={runtime}",
+                f"TMPDIR={folder}",
+                *self._podman,
+            ]
 
     def build(self, name: str, file: Path, context: Path, arguments: Sequence[str] = ()) -> None:
         """An image; in the network of this machine, as root."""
