@@ -444,7 +444,7 @@ class HeldBlocks:
         self._elsewhere.ended(self)
 
 
-def _then(futures: Sequence[Future[Any]], call: Callable[[], None]) -> None:
+def _then(futures: Sequence[Future[Any]], call: Callable[[], object]) -> None:
     """`call()` when all of these are done."""
     coming, lock = {id(future) for future in futures}, Lock()
 

@@ -32,7 +32,7 @@ class PartLate(Exception):
     """Another node has not answered about `layer` yet. The step goes on without the request, whose tokens stay before
     the first layer of the step."""
 
-    def __init__(self, layer: int, then: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, layer: int, then: Callable[[Callable[[], object]], None]) -> None:
         """then(call): `call()` when the node has answered, or is lost; in any thread."""
         super().__init__(f"no answer about layer {layer} yet")
         self.layer, self.then = layer, then

@@ -180,8 +180,8 @@ def test_a_holder_that_hangs_is_a_pause(start: Start, tiny_model, right):
 
 
 def test_other_requests_go_on_while_a_holder_hangs(start: Start, tiny_model, right):
-    """Only the request that asks it waits, until its deadline; the others' tokens keep coming: those are counted that are
-    made before the holder is given up."""
+    """Only the request that asks it waits, until its deadline; the others' tokens keep coming. The test counts those
+    that are made before the holder is given up."""
     with start("mixed=1,store=1", *tiny_model, *EVERY, *ASKING) as cluster, ThreadPoolExecutor(2) as clients:
         mixed, store = cluster["mixed-0"], cluster["store-0"]
         answer = clients.submit(answer_of, mixed.url, 1)
