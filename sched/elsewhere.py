@@ -31,6 +31,11 @@ LEAST_DEADLINE_S, DEADLINE_FACTOR = 5.0, 4.0
 """A holder that has not answered after this many seconds, and this many times what its rate allows, counts as lost."""
 
 
+LEAST_SOON_S, SOON_FACTOR = 0.02, 8.0
+"""A step waits for a holder this many seconds, and this many times as long as its answers take; then it goes on without
+the request that asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """A node that lends room for blocks and attends to them."""
@@ -137,6 +142,11 @@ def with_asks(found: Forecast, split: Split, read_s: float) -> Forecast:
 def deadline_s(rows: int, nbytes: int, bytes_per_s: float) -> float:
     """Of one ask: `rows` queries over `nbytes` of keys and values."""
     return LEAST_DEADLINE_S + DEADLINE_FACTOR * rows * nbytes / bytes_per_s
+
+
+def soon_s(rows: int, nbytes: int, ask_s: float, bytes_per_s: float) -> float:
+    """How long a step waits for the answer to such an ask."""
+    return LEAST_SOON_S + SOON_FACTOR * (ask_s + rows * nbytes / bytes_per_s)
 
 
 def _balanced(job: Job, own: Own, holders: Sequence[Holder]) -> Split | None:

@@ -3,8 +3,9 @@
     engine thread   store a block  ──> event loop ──> holder      not waited for: the next ask finds out
     engine thread   send queries   ──> event loop ──> holder      then it computes its own parts, and waits for theirs
 
-A holder that is lost, or does not answer in time, ends the attempt: the acceptor places the request again, and what no
-memory has is computed again.
+While a holder is late, steps go on without the request; its answer is kept until the request asks again. A holder that
+is lost, or does not answer in time, ends the attempt: the acceptor places the request again, and what no memory has is
+computed again.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -27,13 +29,13 @@ from cache.block import BlockGeometry, BlockKey
 from engine.beyond import messages
 from engine.beyond.leases import LEASE_S
 from engine.beyond.messages import LENDS, Ask, LeaseNumbers, Lend, Lent, Offer, Offered, Parted, Store
-from engine.step.cold import PartLost
+from engine.step.cold import PartLate, PartLost
 from engine.step.hidden import to_bytes
 from net.bodies import answered, encode
 from net.channel.channel import Channel, PeerLost, PeerRefused, RemoteError
 from net.metrics.events import Metrics
 from sched.cost import Regression
-from sched.elsewhere import Holder, Job, Own, Split, deadline_s, divide
+from sched.elsewhere import Holder, Job, Own, Split, deadline_s, divide, soon_s
 from sched.membership.member import Member, Status
 
 log = logging.getLogger("mooncake.engine")
@@ -78,6 +80,7 @@ class Done:
     part_bytes: int = 0
     stored: int = 0  # blocks
     holders_s: float = 0.0  # of computation there
+    late: int = 0  # steps that went on without a request
     fallbacks: int = 0  # requests whose holder was lost
 
 
@@ -107,6 +110,20 @@ class HeldLease:
     blocks: int
     found: int  # leading ones that were there
     link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked about one layer; the answers of each lease."""
+
+    layer: int
+    count: int  # blocks
+    q: Tensor
+    answers: Sequence[Sequence[Future[Part]]]
+    soon_s: float
+
+    def same(self, layer: int, q: Tensor, count: int) -> bool:
+        return (self.layer, self.count) == (layer, count) and torch.equal(self.q, q)
 
 
 class Refused(Exception):
@@ -303,7 +320,8 @@ class HeldBlocks:
         self.leases, self._named = leases, named
         self._elsewhere, self._loop = elsewhere, asyncio.get_running_loop()
         self._stores: list[Future[None]] = []
-        self._lost = False
+        self._late: Asked | None = None
+        self._lost = ""  # why
 
     def __len__(self) -> int:
         return sum(lease.blocks for lease in self.leases)
@@ -329,13 +347,19 @@ class HeldBlocks:
 
     def ask(self, layer: int, q: Tensor, count: int, scale: float, soft_cap: float) -> Callable[[], Iterable[Part]]:
         """Send queries [T, num_heads, head_size] about the first `count` blocks; see engine.step.cold.Pieces.ask."""
-        heads = self._elsewhere.heads
+        if self._lost:
+            raise PartLost(self._lost)
+        if self._late is not None and self._late.same(layer, q, count):
+            return partial(self._answers, self._late)
+        heads, q = self._elsewhere.heads, q.clone()  # it may still be on its way when the model goes on
         rows = max(1, MOST_BYTES // max(heads.query_bytes, heads.part_bytes))
-        asked = list[list[Future[Part]]]()
+        asked, patience_s = list[list[Future[Part]]](), 0.0
         for lease in self.leases:
             blocks = min(count - lease.begin, lease.blocks)
             if blocks > 0:
                 dtype = str(q.dtype).removeprefix("torch.")
+                nbytes = blocks * self._elsewhere.geometry.layer_bytes
+                patience_s = max(patience_s, soon_s(len(q), nbytes, lease.link.ask_s, lease.link.bytes_per_s))
                 asked.append(
                     [
                         self._run(
@@ -348,13 +372,20 @@ class HeldBlocks:
                         for some in q.split(rows)
                     ]
                 )
-        return partial(self._answers, asked)
+        return partial(self._answers, Asked(layer, count, q, asked, patience_s))
 
-    def _answers(self, asked: Sequence[Sequence[Future[Part]]]) -> Iterator[Part]:
+    def _answers(self, asked: Asked) -> Iterator[Part]:
+        coming: list[Future[Any]] = [*self._stores, *(one for of_lease in asked.answers for one in of_lease)]
+        if wait(coming, asked.soon_s).not_done:
+            self._late = asked
+            self._elsewhere.done.late += 1
+            raise PartLate(asked.layer, partial(_then, coming))
         stores, self._stores = self._stores, []
+        if self._late is asked:
+            self._late = None
         for store in stores:
             _result(store)
-        for of_lease in asked:
+        for of_lease in asked.answers:
             outs, lses = zip(*map(_result, of_lease), strict=True)
             yield (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(lses))
 
@@ -403,13 +434,29 @@ class HeldBlocks:
     def _gone(self, lease: HeldLease, reason: str) -> PartLost:
         found = f"{lease.node} does not answer for {lease.blocks} blocks that it holds: {reason}"
         if not self._lost:
-            self._lost = True
+            self._lost = found
             self._elsewhere.fell_back(found)
         return PartLost(found)
 
     def close(self) -> None:
-        """Give all leases back. Idempotent."""
+        """Give all leases back. Idempotent. What is still asked counts as no fallback."""
+        self._lost = self._lost or "the request has ended"
         self._elsewhere.ended(self)
+
+
+def _then(futures: Sequence[Future[Any]], call: Callable[[], object]) -> None:
+    """`call()` when all of these are done."""
+    coming, lock = {id(future) for future in futures}, Lock()
+
+    def done(future: Future[Any]) -> None:
+        with lock:
+            coming.discard(id(future))
+            last = not coming
+        if last:
+            call()
+
+    for future in futures:
+        future.add_done_callback(done)
 
 
 def _result(future: Future[Any]) -> Any:

@@ -40,9 +40,10 @@ class ColdTurns:
 
     def awake(self, now: float, requests: list[Request]) -> list[Request]:
         """Without those that are not in the next step."""
-        if not self.present or now >= self._rests_until:
+        if not self.present:
             return requests
-        return [request for request in requests if request.cold is None]
+        rests = now < self._rests_until
+        return [request for request in requests if request.cold is None or not (rests or request.cold.waits)]
 
     def wake(self, now: float) -> bool:
         """Nothing else can run. Returns whether a request rested."""

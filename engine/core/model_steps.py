@@ -21,6 +21,7 @@ from engine.model.experts.losses import Loss
 from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.layer_drafts import LayerDrafts
+from engine.step.cold import PartLate
 from engine.step.exchange import Exchange, ExchangeEnded
 from engine.step.hidden import HiddenQueue
 from engine.step.layer_blocks import read_layer, write_layer
@@ -54,6 +55,7 @@ class ModelSteps:
         self.ran = (0.0, 0.0)  # begin and end of the last step, monotonic seconds
         self.losses: dict[int, Loss] = {}  # of the last step's rows whose experts were lost
         self.unread: dict[int, Exception] = {}  # of the last step's rows whose cold blocks could not be read: why
+        self.late: dict[int, PartLate] = {}  # of the last step's rows for which another node has not answered yet
         self.unusual = False  # the last step had to wait for KV, or used several weights
         self.inputs: Inputs = {}  # the event loop fills them
         self.passed: dict[int, Tensor] = {}  # the outputs of parts in the last step, by the place of their row
@@ -78,7 +80,7 @@ class ModelSteps:
         change them, and an abort leaves both until the step has ended."""
         proposals = self._draft.propose(step.rows, self._eos_token_ids) if self._draft is not None else {}
         begin, sampled, waited = time.monotonic(), dict[int, list[Sampled]](), False
-        self.losses, self.passed, self.unread, self._ahead = {}, {}, {}, {}
+        self.losses, self.passed, self.unread, self.late, self._ahead = {}, {}, {}, {}, {}
         for place, row in enumerate(step.rows):
             if isinstance(part := row.request.part, Stage):
                 sampled[place] = self._run_stage(place, row, part, loop)
@@ -89,6 +91,8 @@ class ModelSteps:
                 assert row.layers is not None, "the batcher has chosen them"
                 try:
                     sampled[place] = runner.step_beyond(row_of(row, self._eos_token_ids), cold, row.layers)
+                except PartLate as late:
+                    sampled[place], self.late[place] = [], late
                 except (OSError, SsdError) as error:  # of the disk, or another node: the other requests go on
                     sampled[place], self.unread[place] = [], error
         passes = by_weights(step.rows)

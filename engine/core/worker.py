@@ -34,7 +34,7 @@ from engine.sampling.sampler import Sampled
 from engine.speculation.draft import DraftModel
 from engine.speculation.layer_drafts import LayerDrafts
 from engine.speculation.speculative import Speculator, accepted
-from engine.step.cold import PartLost
+from engine.step.cold import Cold, PartLost
 from engine.step.request import Request, RequestState
 from engine.step.runner import Runner
 from engine.step.step import ScheduledRow, Step
@@ -336,7 +336,12 @@ class Worker:
 
     async def _settle(self, step: Step) -> list[Emission]:
         """Wait for the loads of the step. Returns an error emission for each request with an incomplete prefix, and for
-        each whose cold blocks could not be read."""
+        each whose cold blocks could not be read. One for which another node is late goes on when that has answered."""
+        for place, late in self._model.late.items():
+            if (cold := step.rows[place].request.cold) is not None:
+                step.rows[place].stay()
+                cold.late(late.layer)
+                late.then(partial(asyncio.get_running_loop().call_soon_threadsafe, self._answered, cold))
         failed = [
             Emission(request, None, error="its prefix arrived incomplete", incomplete=True)
             for request in await self._loads.settle(row.request for row in step.rows)
@@ -347,6 +352,10 @@ class Worker:
             if self.batcher.abort(time.monotonic(), request.request_id) is not None:
                 failed.append(Emission(request, None, error=reason, incomplete=damaged))
         return failed
+
+    def _answered(self, cold: Cold) -> None:
+        cold.waits = False
+        self.wake()
 
     def _commit(self, step: Step, sampled: Sequence[Sequence[Sampled]], failed: Sequence[Emission]) -> _Produced:
         """failed: error emissions of requests that cannot continue."""

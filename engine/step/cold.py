@@ -28,6 +28,16 @@ class PartLost(OSError):
     """Another node does not answer for the blocks that it holds."""
 
 
+class PartLate(Exception):
+    """Another node has not answered about `layer` yet. The step goes on without the request, whose tokens stay before
+    the first layer of the step."""
+
+    def __init__(self, layer: int, then: Callable[[Callable[[], object]], None]) -> None:
+        """then(call): `call()` when the node has answered, or is lost; in any thread."""
+        super().__init__(f"no answer about layer {layer} yet")
+        self.layer, self.then = layer, then
+
+
 Places = np.ndarray[Any, np.dtype[np.int32]]
 """[n], counted in layers of blocks: layer l of block b is at place b * num_layers + l of the arena."""
 
@@ -40,8 +50,8 @@ class Pieces(Protocol):
 
     def ask(self, q: Any, scale: float, soft_cap: float) -> Callable[[], Iterable[Any]]:
         """Ask the nodes that hold blocks for their parts of the next layer; before `layer`. q: a tensor [T, num_heads,
-        head_size] that stays as it is until the answers are here. The result waits for them: attention.parts.Part of
-        all rows, one from each node. It raises PartLost."""
+        head_size]. The result waits for them: attention.parts.Part of all rows, one from each node. It raises PartLate,
+        and then the same queries may be asked again; or PartLost, as `ask` itself."""
 
     def layer(self) -> tuple[Places, Iterator[Places]]:
         """The next layer's cold blocks: places in `near`, and pieces of the window: places in the arena, each until the
@@ -98,6 +108,8 @@ class Cold:
     layer: int = 0
     hidden: Any = None  # their input of that layer, a tensor
     spent_s: float = 0.0  # on them
+    waits: bool = False  # for another node that is late; until it has answered, no step computes the request
+    most_layers: int = 0  # of the next step, because of that; 0: as many as there is time for
     layer_s: dict[bool, float] = field(default_factory=dict)  # of the last step, by whether it was for one token
     ran: tuple[int, Sequence[int], int, float] | None = None  # the last tokens behind all layers, as in Lodged.ran
 
@@ -137,15 +149,22 @@ class Cold:
         """The layers that `count` tokens pass next, in about `seconds`; at least one."""
         layer_s = self.layer_s.get(count == 1)
         most = 1 if layer_s is None else max(1, int(min(self.num_layers, seconds / max(layer_s, 1e-9))))
+        most = min(most, self.most_layers or most)
         return range(self.layer, min(self.num_layers, self.layer + most))
 
     def computed(self, count: int, layers: range, seconds: float, hidden: Any) -> None:
         """A step took `count` tokens through these layers; hidden: None behind the last one."""
+        self.most_layers = 0
         self.layer_s[count == 1] = seconds / len(layers)
         self.spent_s += seconds
         self.hidden = hidden
         if layers.stop == self.num_layers:
             self.ran = (count, tuple(self.slots), len(self.hot), self.spent_s)
+
+    def late(self, layer: int) -> None:
+        """A step ended at that layer, because another node is late. The next one passes those before it; the one after
+        that begins there, with the answer. So every second step passes a layer, however often a node is late."""
+        self.waits, self.most_layers = True, max(1, layer - self.layer)
 
     def passed(self, count: int, layer: int) -> None:
         """`count` tokens go on at that layer in the next step; 0: none."""

@@ -46,6 +46,11 @@ class ScheduledRow:
         """`num_tokens`, fewer if they pass only some of the layers."""
         return self.num_tokens * self.share
 
+    def stay(self) -> None:
+        """The step ended without it: its tokens have passed no layer."""
+        assert self.layers is not None
+        self.layers, self.samples = range(self.layers.start, self.layers.start), False
+
     def set_draft(self, draft: list[int]) -> None:
         self.num_tokens += len(draft) - self.num_drafts
         self.num_drafts, self.draft = len(draft), draft
@@ -62,7 +67,7 @@ class Step:
     def other_prompts(self) -> list[float]:
         """For each row the share of other prompts in the prompt tokens of this step; 0 for a decode."""
         prompts = sum(row.work_tokens for row in self.rows if not row.decodes)
-        return [0.0 if row.decodes else 1.0 - row.work_tokens / prompts for row in self.rows]
+        return [0.0 if row.decodes or not prompts else 1.0 - row.work_tokens / prompts for row in self.rows]
 
     @property
     def has_parts(self) -> bool:

@@ -81,8 +81,8 @@ def idle(cluster: LocalCluster) -> None:
             assert lending(node)["leases"] == lending(node)["lent"] == 0
 
 
-def metric(node: Node, name: str) -> float:
-    lines = [line for line in rest.text(f"{node.url}/metrics").splitlines() if line.startswith(f"mooncake:{name}")]
+def metric(node: Node, name: str, prefix: str = "mooncake") -> float:
+    lines = [line for line in rest.text(f"{node.url}/metrics").splitlines() if line.startswith(f"{prefix}:{name}")]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
@@ -176,6 +176,46 @@ def test_a_holder_that_hangs_is_a_pause(start: Start, tiny_model, right):
         _, after = events(mixed.url, answer.result(), "beyond_memory")
         assert after["held_blocks"] == {} and after["near_bytes"] > 3 * ARENA_TOKENS * TOKEN_BYTES
         assert asking(mixed)["fallbacks"] == 1
+        idle(cluster)
+
+
+def test_other_requests_go_on_while_a_holder_hangs(start: Start, tiny_model, right):
+    """Only the request that asks it waits, until its deadline; the others' tokens keep coming. The test counts those
+    that are made before the holder is given up."""
+    with start("mixed=1,store=1", *tiny_model, *EVERY, *ASKING) as cluster, ThreadPoolExecutor(2) as clients:
+        mixed, store = cluster["mixed-0"], cluster["store-0"]
+        answer = clients.submit(answer_of, mixed.url, 1)
+        in_the_middle(store, answer)
+        made = []  # tokens, each time before the holder was given up
+        os.kill(store.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: asking(mixed)["late"] > 0, "a step went on without it")
+            short = clients.submit(complete, mixed.url, prompt(2)[:20], 150, ignore_eos=True)
+            while True:
+                now = metric(mixed, "generation_tokens_total", "vllm")
+                if asking(mixed)["fallbacks"]:
+                    break
+                made.append(now)
+            assert text(answer.result()) == right[1]
+            assert short.result()["usage"]["completion_tokens"] == 150
+        finally:
+            os.kill(store.pid, signal.SIGCONT)
+        assert made[-1] - made[0] >= 20, f"{made}: the other request waited for the holder"
+        idle(cluster)
+
+
+def test_a_holder_that_is_late_is_a_pause_of_its_own_request(start: Start, tiny_model, right):
+    """It goes on before the deadline: its answer counts, and nothing falls back."""
+    with start("mixed=1,store=1", *tiny_model, *EVERY, *ASKING) as cluster, ThreadPoolExecutor(1) as client:
+        mixed, store = cluster["mixed-0"], cluster["store-0"]
+        answer = client.submit(answer_of, mixed.url, 0)
+        in_the_middle(store, answer)
+        os.kill(store.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: asking(mixed)["late"] > 0, "a step went on without it")
+        finally:
+            os.kill(store.pid, signal.SIGCONT)
+        assert text(answer.result()) == right[0]
         idle(cluster)
 
 

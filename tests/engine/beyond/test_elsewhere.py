@@ -17,10 +17,10 @@ from cache.arena import checksum
 from engine.beyond import elsewhere as asking_side
 from engine.beyond.elsewhere import Elsewhere, HeldBlocks, NoRoomElsewhere
 from engine.beyond.lodged import Done, RequestRoom
-from engine.step.cold import Cold, PartLost
+from engine.step.cold import Cold, PartLate, PartLost
 from net.channel.channel import Channel
 from sched.beyond import ColdSteps
-from sched.elsewhere import Job, Own
+from sched.elsewhere import Job, Own, soon_s
 from sched.membership.member import Member
 from tests.engine.beyond.holders import (
     BLOCK_SIZE,
@@ -83,6 +83,12 @@ async def process(slots: int = 40) -> AsyncIterator[tuple[Elsewhere, int]]:
             await channel.close()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Whatever else this machine does, nobody counts as late."""
+    monkeypatch.setattr(asking_side, "soon_s", lambda *_: 60.0)
+
+
 @pytest.mark.parametrize("soft_cap", [0.0, 5.0])
 @pytest.mark.parametrize("rows", [1, 5, 70])
 async def test_parts_from_another_process_equal_the_whole(monkeypatch, rows, soft_cap):
@@ -111,9 +117,10 @@ async def test_parts_from_another_process_equal_the_whole(monkeypatch, rows, sof
         assert ours.done.part_bytes == LAYERS * rows * HEADS * (HEAD_SIZE + 1) * 4
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
-async def test_a_model_over_blocks_of_another_process_gives_equal_tokens(backend):
-    """DRAM, another process and SSD, in this order."""
+async def test_a_model_over_blocks_of_another_process_gives_equal_tokens(monkeypatch, backend, late):
+    """DRAM, another process and SSD, in this order. late: so is every answer."""
     from attention.choice.choose import made
 
     try:
@@ -131,10 +138,13 @@ async def test_a_model_over_blocks_of_another_process_gives_equal_tokens(backend
         try:
             cold = Cold(3, 1, BLOCK_SIZE, LAYERS)
             cold.lodge(room, (), [*range(6), *range(-1, -10, -1), *range(40, 80)])
+            if late:
+                monkeypatch.setattr(asking_side, "soon_s", lambda *_: 0.0)
             cold.keys = [key_of(place) for place in range(100)]
             cold.seat(range(4))
             assert await asyncio.to_thread(tokens_of, small, cold, cold.chunk_tokens, prompt) == right
             assert ours.done.stored == 9 and ours.done.asks > 12 * LAYERS
+            assert (ours.done.late > 12) == late
 
             again = Cold(3, 1, BLOCK_SIZE, LAYERS)  # most of the prompt is there already
             del room._far[5:]
@@ -172,6 +182,38 @@ async def test_a_holder_that_dies_or_hangs_is_lost_within_the_deadline(monkeypat
                 os.kill(pid, signal.SIGCONT)
 
 
+async def test_a_late_answer_is_kept_for_the_same_queries(monkeypatch):
+    """The engine thread does not wait for it, and nothing is asked twice. Other queries are asked as always."""
+    q = torch.randn(1, HEADS, HEAD_SIZE)
+    right, blocks = q.clone(), kv_blocks(4)
+    async with process() as (ours, pid):
+        _, held = await ours.lodge(job(4), NOTHING, (), named=False)
+        await asyncio.to_thread(store, held, blocks)
+        await asyncio.to_thread(ask, held, 0, q, 4)
+        monkeypatch.setattr(asking_side, "soon_s", soon_s)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(PartLate) as late:
+                await asyncio.to_thread(ask, held, 1, q, 4)
+            q.zero_()  # the model goes on
+            with pytest.raises(PartLate):
+                await asyncio.to_thread(ask, held, 1, right, 4)
+            assert late.value.layer == 1 and ours.done.asks == 1 and ours.done.late == 2
+            answered, loop = asyncio.Event(), asyncio.get_running_loop()
+            late.value.then(lambda: loop.call_soon_threadsafe(answered.set))
+            assert not answered.is_set()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await answered.wait()
+        ((out, _),) = await asyncio.to_thread(ask, held, 1, right, 4)
+        torch.testing.assert_close(out, whole(right, blocks, 1)[0], atol=2e-6, rtol=2e-6)
+        assert ours.done.asks == 2 and ours.done.fallbacks == 0
+        held.close()
+        with pytest.raises(PartLost, match="has ended"):
+            held.ask(1, right, 4, SCALE, 0.0)
+        assert ours.done.fallbacks == 0
+
+
 @asynccontextmanager
 async def neighbours(slots: int = 40):
     """A holder and an asking side in one process."""
@@ -202,7 +244,7 @@ async def test_every_end_of_a_lease_frees_its_blocks():
             else:
                 holder._free(holder.leases.expire(1e12))
             await until(lambda: held_in(share) == 0)
-            with pytest.raises(PartLost, match="owner has no lease"):
+            with pytest.raises(PartLost, match="has ended" if end == "release" else "owner has no lease"):
                 await asyncio.to_thread(ask, held, 0, torch.zeros(1, HEADS, HEAD_SIZE), 1)
             held.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from engine.beyond.lodged import Damaged, Done, Memory, RequestRoom
 from engine.beyond.window import Reader
 from engine.sampling.logit_rules import SamplingRow
 from engine.sampling.params import SamplingParams
-from engine.step.cold import Cold
+from engine.step.cold import Cold, PartLate
 from engine.step.inputs import Row
 from engine.step.runner import Runner
 from sched.beyond import ColdSteps
@@ -84,8 +85,18 @@ def tokens_of(ours: Runner, cold: Cold | None, chunk: int, prompt: list[int], co
 def beyond(ours: Runner, row: Row, cold: Cold) -> list:
     """All layers at once, or two of the three and then the third."""
     turns = [range(3)] if row.start // BLOCK_SIZE % 2 else [range(2), range(2, 3)]
-    for layers in turns:
-        chosen = ours.step_beyond(row, cold, layers)
+    while turns:
+        layers = turns.pop(0)
+        try:
+            chosen = ours.step_beyond(row, cold, layers)
+        except PartLate as late:
+            answered = Event()
+            late.then(answered.set)
+            answered.wait()
+            cold.late(late.layer)
+            border = layers.start + cold.most_layers
+            turns[:0] = [part for part in (range(layers.start, border), range(border, layers.stop)) if part]
+            continue
         ends = layers.stop == 3
         assert (cold.hidden is None) == ends and bool(chosen) <= ends
         cold.passed(0 if ends else len(row.token_ids), layers.stop % 3)

@@ -245,6 +245,43 @@ def test_its_tokens_pass_the_layers_a_few_at_a_time():
     assert r.cold.spent_s == 0 and node.b.pool.usage()["held"] == 0
 
 
+def test_others_run_while_it_waits_for_a_late_node_and_every_other_step_passes_a_layer():
+    """In every step another node is late, about the last of its layers that was not asked before."""
+    node = Node(beyond(blocks=24), layer_s=0.001)
+    r, short = long("long", 40), request("short", [7] * 9, max_tokens=12)
+    for one in (r, short):
+        node.b.add(0, one)
+    node.load()
+    known, passed, waited = set(), list[tuple[int, range]](), 0
+    for _ in range(500):
+        if (step := node.b.schedule(node.now)) is None:
+            assert r.cold.waits or not node.b.requests
+            r.cold.waits = False  # its answer is here
+        for row in step.rows if step is not None else ():
+            if (cold := row.request.cold) is None:
+                waited += r.cold.waits
+                continue
+            assert not cold.waits
+            late = [layer for layer in row.layers if (row.start, layer) not in known]
+            if late:
+                known.add((row.start, late[-1]))
+                row.stay()
+                cold.late(late[-1])
+            else:
+                cold.make_room(row.start, row.num_tokens)
+                cold.computed(row.num_tokens, row.layers, 0.001, None if row.ends else "hidden")
+                passed.append((row.start, row.layers))
+        if step is not None:
+            node.now += 1
+            run_step(node.b, node.now, step)
+            assert all(0 <= share <= 1 for share in step.other_prompts())
+        if r.finished:
+            break
+    assert r.output_ids == alone(list(range(1, 41)), 4) and waited >= 5
+    for start in {start for start, _ in passed}:
+        assert [layer for at, layers in passed if at == start for layer in layers] == list(range(LAYERS))
+
+
 def test_blocks_lost_between_two_slices_are_computed_again():
     node = Node(beyond(blocks=12), layer_s=0.1)
     r = long("long", 100)
