@@ -3,7 +3,8 @@ classes run in production. Pure: the same seed gives the same bytes.
 
 Files:
     acceptors       The policies of the acceptors: one for all, or one for each acceptor if the policy learns
-    batch           The requests that decode on a node: promised ones, those whose KV waits for room, and running ones
+    batch           The requests that hold KV on a node: prompts that it computes, running ones, and those whose KV
+                    waits for room
     cluster         Moves requests through a cluster: places, queues, computes, hands over and decodes them
     command         A trace through a simulated cluster: the classes of sched/ and cache/ that nodes run, under
                     virtual time

@@ -1,7 +1,9 @@
-"""The requests that decode on a node: promised ones, those whose KV waits for room, and running ones.
+"""The requests that hold KV on a node: prompts that it computes, running ones, and those whose KV waits for room.
 
-A request starts when its present KV fits. Where nobody knows how long its answer gets, its KV may outgrow the memory:
-then the last one in the queue's order is preempted, as in engine/core/seats.py, and computes all of its KV again.
+Each prompt that is computed and each running request has one of the node's seats, as in engine/core/seats.py: a prompt
+starts when there is a seat, and memory for its KV, and keeps both until it leaves the node. Where nobody knows how long
+its answer gets, its KV may outgrow the memory: then the last one in the queue's order is preempted, and computes all of
+its KV again. tests/lab/simulator/test_real_batcher.py holds all of this against the engine's batcher.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ class Batch:
     def __init__(self, model: StepModel, lengths: Lengths) -> None:
         self.running: list[Job] = []
         self.joining: list[Job] = []  # their KV is here, but there is no room yet
+        self.computing: dict[Job, int] = {}  # prompts with a seat, and the KV memory that each takes
         self.promised_tokens = 0  # KV of all requests placed here to decode
-        self.held_tokens = 0  # KV of the running requests
+        self.held_tokens = 0  # KV of the running requests and of the prompts with a seat
         self.context = 0  # KV tokens that a step reads
         self.held_s = 0.0  # time that decode waits for prompts (prefill-first)
         self._model, self._lengths = model, lengths
@@ -42,8 +45,22 @@ class Batch:
         self._promises[job] = self._model.held_tokens(job.input_tokens + self._lengths.expected(job))
         self.promised_tokens += self._promises[job]
 
+    def seat(self, job: Job) -> bool:
+        """Give a prompt a seat and memory, if both are left; one that would be alone here always starts."""
+        tokens = self._kv_tokens(job)
+        if (self.running or self.computing) and not self._has_room(tokens):
+            return False
+        self.computing[job] = tokens
+        self.held_tokens += tokens
+        return True
+
+    def unseat(self, job: Job) -> None:
+        """The prompt is no longer computed here, and decodes elsewhere."""
+        self.held_tokens -= self.computing.pop(job, 0)
+
     def release(self, job: Job) -> None:
         """The job no longer decodes here, or was lost before."""
+        self.unseat(job)
         self.promised_tokens -= self._promises.pop(job, 0)
 
     def cancel(self, job: Job) -> None:
@@ -58,24 +75,34 @@ class Batch:
         """The node lost its memory."""
         self._promises.clear()
         self._held.clear()
+        self.computing.clear()
         self.running, self.joining = [], []
         self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
 
     def admit(self, now: float) -> None:
-        """Start as many joining requests as there is room for."""
-        while self.joining and len(self.running) < self._model.max_batch:
-            job = self.joining[0]
-            tokens = self._kv_tokens(job)
-            growth = 0 if self._lengths.known else len(self.running) + 1
-            if self.running and self.held_tokens + tokens + growth > self._model.kv_tokens:
-                return
-            self.joining.pop(0)
-            self._held[job] = tokens
-            self.held_tokens += tokens
-            self.context += job.context
-            if math.isnan(job.joined):
-                job.joined = now
-            self.running.append(job)
+        """Start the joining requests that were computed here and keep their seat, then as many others as there is room
+        for."""
+        for job in [job for job in self.joining if job in self.computing]:
+            self.unseat(job)
+            self._start(now, job)
+        while self.joining and self._has_room(self._kv_tokens(self.joining[0])):
+            self._start(now, self.joining[0])
+
+    def _start(self, now: float, job: Job) -> None:
+        self.joining.remove(job)
+        self._held[job] = self._kv_tokens(job)
+        self.held_tokens += self._held[job]
+        self.context += job.context
+        if math.isnan(job.joined):
+            job.joined = now
+        self.running.append(job)
+
+    def _has_room(self, tokens: int) -> bool:
+        """Whether there are a seat and so much memory, and some for the next tokens of all."""
+        if len(self.running) + len(self.computing) >= self._model.max_batch:
+            return False
+        growth = 0 if self._lengths.known else len(self.running) + 1
+        return not self.held_tokens or self.held_tokens + tokens + growth <= self._model.kv_tokens
 
     def advance(self, now: float, steps: int, last_s: float, begun: float, first_s: float) -> list[Job]:
         """Give every running request `steps` tokens since `begun`; the first took first_s, the last last_s. Returns the
@@ -114,16 +141,19 @@ class Batch:
             return least
         return max(1, min(least, (self._model.kv_tokens - self.held_tokens) // len(self.running)))
 
-    def preempt(self, order: Callable[[Sequence[Job]], Sequence[Job]]) -> list[Job]:
-        """Take requests out, the last in the order first, until the others' next tokens fit; one always stays."""
+    def preempt(self, node: str, order: Callable[[Sequence[Job]], Sequence[Job]]) -> list[Job]:
+        """Take requests out that decode at `node`, which this is, the last in the order first, until the others' next
+        tokens fit; one always stays. Prompts that are computed count too: they lose their seat."""
         out: list[Job] = []
-        while (
-            not self._lengths.known
-            and len(self.running) > 1
-            and self.held_tokens + len(self.running) > self._model.kv_tokens
-        ):
-            out.append(order(self.running)[-1])
-            self.cancel(out[-1])
+        while not self._lengths.known and self.held_tokens + len(self.running) > self._model.kv_tokens:
+            holders = [*self.running, *(job for job in self.computing if job.decode == node)]
+            if not self.running or len(holders) < 2:
+                break
+            out.append(order(holders)[-1])
+            if out[-1] in self.computing:
+                self.unseat(out[-1])
+            else:
+                self.cancel(out[-1])
         return out
 
     def _grow(self, job: Job) -> None:

@@ -217,10 +217,13 @@ class Node:
         if self._leaving:
             self._let_go()
         self.batch.admit(now)
-        for job in self.batch.preempt(lambda running: self._order.order(now, running)):
-            self._events.preempted(self, job)
-        if self.queue:
-            self._chunk(now)
+        for job in self.batch.preempt(self.name, lambda holders: self._order.order(now, holders)):
+            if job in self.queue:
+                self._begun_in_vain(job)
+            else:
+                self._events.preempted(self, job)
+        if self.queue and self._chunk(now):
+            pass
         elif running := self.batch.running:
             slow = self._step_factor(now)
             base, slope = self.model.decode_line(len(running))
@@ -232,6 +235,13 @@ class Node:
             self._idle = True
         self._events.changed(self)
 
+    def _begun_in_vain(self, job: Job) -> None:
+        """A prompt has lost its memory: it waits, and computes all of its KV again."""
+        self.found(job, 0, self.costs.prompt_s(job.goal, 0))
+        job.prefix_tokens, job.source, job.begun = 0, "none", math.nan
+        job.retries += 1
+        job.preemptions += 1
+
     def _let_go(self) -> None:
         leaving, self._leaving = self._leaving, []
         for job, left in leaving:
@@ -240,11 +250,14 @@ class Node:
                 self.batch.cancel(job)
             left(runs)
 
-    def _chunk(self, now: float) -> None:
-        """Make a step with prompts."""
+    def _chunk(self, now: float) -> bool:
+        """Make a step with prompts; False if none of them has a seat."""
         queue = self._order.order(now, self.queue) if len(self.queue) > 1 else self.queue
         context, running = self.batch.context, len(self.batch.running)
-        for job, tokens in self._share(now, queue, context):
+        shares = self._share(now, queue, context)
+        if not shares:
+            return False
+        for job, tokens in shares:
             self._order.served(job, tokens)
             self._computing.append((job, tokens, job.retries))
         chunks = [(tokens, job.computed) for job, tokens, _ in self._computing]
@@ -254,6 +267,7 @@ class Node:
             seconds = self.model.chunks_s(chunks)
         self._version += 1
         self._loop.after(seconds * self._step_factor(now), self._chunked, self._version, now)
+        return True
 
     def _step_factor(self, now: float) -> float:
         """Of a step that begins now. The node fits its costs to steps without the slowness, because its records carry
@@ -263,17 +277,23 @@ class Node:
 
     def _share(self, now: float, queue: Sequence[Job], context: int) -> list[tuple[Job, int]]:
         """Divide the tokens of the next step among prompts; the batch attends to `context` tokens. A prompt that starts
-        may find a longer prefix than when it was queued."""
-        self._started(now, queue[0])
-        beside = 0 if self._policy.decodes_wait else len(self.batch.running)
-        left = max(1, self._chunk_tokens - beside)
-        left = min(left, max(1, self._policy.prefill_tokens(self._load(now, left, beside, queue, context))))
-        shares = []
-        for job in queue[: self._prompts]:
+        may find a longer prefix than when it was queued. One that gets no seat keeps those behind it from starting."""
+        computing, shares = self.batch.computing, list[tuple[Job, int]]()
+        left, full = 0, False
+        for job in queue:
+            if job not in computing and (full or not self.batch.seat(job)):
+                full = True
+                if len(shares) == len(computing):
+                    break
+                continue
             self._started(now, job)
+            if not shares:
+                beside = 0 if self._policy.decodes_wait else len(self.batch.running)
+                left = max(1, self._chunk_tokens - beside)
+                left = min(left, max(1, self._policy.prefill_tokens(self._load(now, left, beside, queue, context))))
             shares.append((job, min(job.num_uncomputed, left)))
             left -= shares[-1][1]
-            if not left:
+            if not left or len(shares) == self._prompts:
                 break
         return shares
 
@@ -316,6 +336,8 @@ class Node:
         job.prefill_s -= share
         if not job.num_uncomputed:
             self.queue.remove(job)
+            if job.split or job.decode != self.name:
+                self.batch.unseat(job)
             if not job.split:
                 self._answered(job)
             self._events.prefilled(self, job)

@@ -5,7 +5,9 @@
 
 --url is any node of the cluster; the acceptor of a request keeps the last 1,000. A process of the trace is a node, and
 a row an activity: states, prefill chunks, KV to the decode node, prefix loads, decode steps. With --minutes, rows are
-repeated for activities at the same time, and every activity names its request. Nodes use their own clocks. Those of one
+repeated for activities at the same time, and every activity names its request; each node has a row of its batch steps,
+as far as they computed these requests, and a counter of those that waited. A node knows its last 200 requests: if more
+ended in the window, a notice names the node. Nodes use their own clocks. Those of one
 host are equal; others are shifted by the acceptors' estimates from calls, whose error is in the process name.
 """
 
@@ -18,12 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.observe.activities import ROWS, Activity, activities
+from engine.observe.activities import DECODE, PREFILL, ROWS, STATE, Activity, activities
 from engine.observe.explain import find
 from engine.observe.node_client import NoAnswer, NodeClient, add_flags
+from engine.observe.recent import MAX_RECENT_REQUESTS
 from lab.flag_types import above_zero
 
 Json = Mapping[str, Any]
+STEPS = "batch steps"
 LANES = 1000  # numbers of rows between two activities: more requests run at no time
 
 
@@ -45,7 +49,8 @@ def window_trace(records: Sequence[Json]) -> dict[str, Any]:
     found.sort(key=lambda item: (item[1], -item[2]))
     origin = min((begin for _, begin, _, _ in found), default=0.0)
     lanes: dict[tuple[str, str], list[float]] = {}  # (node, row) -> end of the last activity of each lane
-    events, rows = [], set()
+    events, rows = [*_steps(found, nodes, origin), *_waiting(found, nodes, origin)], set[tuple[int, int, str]]()
+    rows |= {(event["pid"], event["tid"], STEPS) for event in events if event["ph"] == "X"}
     for one, begin, end, request_id in found:
         lane = _lane(lanes.setdefault((one.node, one.row), []), begin, end)
         place = {"pid": nodes.index(one.node) + 1, "tid": ROWS.index(one.row) * LANES + lane + 1}
@@ -61,6 +66,56 @@ def window_trace(records: Sequence[Json]) -> dict[str, Any]:
         for pid, tid, row in sorted(rows)
     ]
     return {"traceEvents": [*titles, *named, *events], "displayTimeUnit": "ms"}
+
+
+Found = Sequence[tuple[Activity, float, float, str]]
+"""Activities with their begin and end on one clock, and the id of their request, by begin."""
+
+
+def _steps(found: Found, nodes: Sequence[str], origin: float) -> Iterator[dict[str, Any]]:
+    """The steps of each node, from what they computed of these requests. The acceptors' clocks differ, so activities
+    are of one step if more than half of the longer one is at the same time."""
+    steps: dict[str, list[list[tuple[Activity, float, float, str]]]] = {}
+    for item in found:
+        one, begin, end, _ = item
+        if one.row not in (PREFILL, DECODE):
+            continue
+        own = steps.setdefault(one.node, [])
+        if own and _together(own[-1][0][1:3], (begin, end)):
+            own[-1].append(item)
+        else:
+            own.append([item])
+    for node, own in steps.items():
+        lanes: list[float] = []
+        for items in own:
+            tokens = {row: sum(one.amount or 0 for one, *_ in items if one.row == row) for row in (PREFILL, DECODE)}
+            facts = {"requests": len(items), "prompt tokens": tokens[PREFILL], "decodes": tokens[DECODE]}
+            _, begin, end, _ = items[0]
+            lane = _lane(lanes, begin, end)
+            yield {
+                "name": f"{sum(tokens.values()):,} tokens of {len(items)} requests", "ph": "X", "cat": STEPS,
+                "args": facts, "ts": 1e6 * (begin - origin), "dur": 1e6 * (end - begin),
+                "pid": nodes.index(node) + 1, "tid": len(ROWS) * LANES + lane + 1,
+            }  # fmt: skip
+
+
+def _together(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    shared = min(one[1], other[1]) - max(one[0], other[0])
+    return shared > max(one[1] - one[0], other[1] - other[0]) / 2
+
+
+def _waiting(found: Found, nodes: Sequence[str], origin: float) -> Iterator[dict[str, Any]]:
+    """A counter per node: these requests that wait there for a seat, blocks or the budget of a step."""
+    changes: dict[str, list[tuple[float, int]]] = {}
+    for one, begin, end, _ in found:
+        if (one.row, one.name) == (STATE, "waiting"):
+            changes.setdefault(one.node, []).extend([(begin, 1), (end, -1)])
+    for node, own in changes.items():
+        depth = 0
+        for at, change in sorted(own):
+            depth += change
+            counter = {"name": "waiting requests", "ph": "C", "pid": nodes.index(node) + 1}
+            yield counter | {"ts": 1e6 * (at - origin), "args": {"requests": depth}}
 
 
 def _nodes_of(record: Json) -> Iterator[str]:
@@ -102,10 +157,27 @@ def _title(node: str, error_s: float) -> str:
     return f"{node} (clock +-{1000 * error_s:.2f} ms)" if error_s else node
 
 
+def truncated(live: Json, minutes: float) -> list[str]:
+    """Nodes whose list of recent requests is full and begins within the last minutes: older ones are missing."""
+    since = live["unix_s"] - 60 * minutes
+    heard = [(one["node_id"], one["recent"]["requests"]) for one in live["nodes"] if "error" not in one]
+    return [
+        name
+        for name, rows in heard
+        if len(rows) >= MAX_RECENT_REQUESTS and min(float(row["ended"]) for row in rows) > since
+    ]
+
+
 def recent(node: NodeClient, minutes: float) -> list[Json]:
     """The records of all requests that ended in the last minutes, on any node, as far as nodes still know them. Raises
     NoAnswer."""
     live = node.get("/live")
+    for name in truncated(live, minutes):
+        print(
+            f"notice: {name} keeps its last {MAX_RECENT_REQUESTS} requests, and all of them ended in these {minutes:g} "
+            "minutes: older ones are missing",
+            file=sys.stderr,
+        )
     rows = [row for one in live["nodes"] if "error" not in one for row in one["recent"]["requests"]]
     wanted = [row for row in rows if row["ended"] >= live["unix_s"] - 60 * minutes]
     found: list[Json] = []

@@ -49,10 +49,11 @@ def cases(requests: int | None) -> list[Case]:
     base = SimConfig(cache_blocks=0, batching_policy="dynamic", tbt_budget_s=TBT_S)
     for answer in LENGTHS:
         work = Workload("unique", min(requests or 2000, 2000), change=Alike(PROMPT, answer, rate_s(answer)))
-        shapes = {APART: {"prefill": split(answer), "decode": NODES - split(answer)}}
-        shapes[MIXED] = {"prefill": 0, "decode": 0, "mixed": NODES}
-        for way, nodes in shapes.items():
-            config, model = replace(base, **nodes), most if way == APART else MODEL
+        ways = {
+            APART: (replace(base, prefill=split(answer), decode=NODES - split(answer)), most),
+            MIXED: (replace(base, prefill=0, decode=0, mixed=NODES), MODEL),
+        }
+        for way, (config, model) in ways.items():
             made.append(Case(label(way, answer), config, work, 30.0, TBT_S, model=model, series=way, x=answer))
     return made
 

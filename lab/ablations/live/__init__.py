@@ -17,6 +17,8 @@ Files:
                affects every case
     search     One try of a capacity search on real nodes: requests at a rate, judged by objectives
     shares     CPU time of nodes by thread, and of the client, during a measurement
+    shifts     Loads that are hard for caches on real nodes: lengths without a mean, a viral prefix, prefixes that
+               flip
     table      Live ablations by name, and the reason why the others are only simulated
     twin       The simulated counterpart of nodes on this machine: the same configuration, the same requests
 """

@@ -19,6 +19,7 @@ from lab.launch.nodes import pin
 from lab.simulator.result import spread
 
 WARM_TOKENS, WARM_SEED = 600, 999_983
+HOUR_S = 3600
 PATIENCE_S = 60.0
 """Requests that are unfinished this long after the last arrival count as failed, seconds."""
 
@@ -116,12 +117,25 @@ async def warm_up(clients: Sequence[Client]) -> None:
         await client.ask(Spec(source.tokens(WARM_TOKENS, SUFFIX, index), 8))
 
 
+def costs(played: Played, nodes: int, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, float | None]:
+    """Of a run on `nodes` nodes, as lab.simulator.result has them: a node costs 1 per hour from the first request to
+    the last token, over the prompt and answer tokens of the requests that met their objectives."""
+    hours = nodes * played.seconds / HOUR_S
+    kept = [one for one in played.outcomes if _kept(one, ttft_slo_s, tbt_slo_s)]
+    tokens = sum(one.prompt_tokens + one.output_tokens for one in kept)
+    return {"node_hours": hours, "cost_per_million_tokens": 1e6 * hours / tokens if tokens else None}
+
+
+def _kept(one: Outcome, ttft_slo_s: float, tbt_slo_s: float) -> bool:
+    return one.error is None and one.ttft_s <= ttft_slo_s and tpot_s(one) <= tbt_slo_s
+
+
 def figures(played: Played, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
     """The figures of lab.simulator.result that a client can see, and `errors`: failures except refusals."""
     outcomes = played.outcomes
     good = [one for one in outcomes if one.error is None]
     refused = sum(one.error is not None and one.error.startswith("status 429") for one in outcomes)
-    kept = sum(one.ttft_s <= ttft_slo_s and tpot_s(one) <= tbt_slo_s for one in good)
+    kept = sum(_kept(one, ttft_slo_s, tbt_slo_s) for one in good)
     several = [one for one in good if one.output_tokens > 1]
     tokens = sum(one.prompt_tokens for one in good)
     return {

@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.ablations.common.ablation import Outcome
 from lab.ablations.live.case import LiveAblation, LiveCase
-from lab.ablations.live.play import doors, figures, pinned, play, warmed
+from lab.ablations.live.play import costs, doors, figures, pinned, play, warmed
 from lab.ablations.live.shares import Watch
 from lab.bench.common.client import Unreachable
 from lab.bench.common.workload import Spec
@@ -53,6 +53,8 @@ def send(
     look, watch = case.look(urls), Watch(pids)
     played = play(urls, specs)
     found = figures(played, TTFT_SLO_S, TBT_SLO_S) | {"cores": watch.end()}
+    if pids:  # nobody here knows the nodes behind a URL
+        found |= costs(played, len(pids), TTFT_SLO_S, TBT_SLO_S)
     if not found["finished"]:
         raise Unreachable(f"{case.label}: every request failed: {found['errors']}")
     return found | look(played), played.config

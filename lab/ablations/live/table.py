@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from lab.ablations.common.metrics import COSTS
 from lab.ablations.live.batching import COLOCATED
 from lab.ablations.live.case import LiveAblation
 from lab.ablations.live.kv import OVERLAP, QUANTIZED
 from lab.ablations.live.overload import OVERLOAD
 from lab.ablations.live.placement import SCHEDULING
 from lab.ablations.live.pool import BANDWIDTH, POOL
+from lab.ablations.live.shifts import SHIFTS
 
 LIVE: dict[str, LiveAblation] = {
-    one.name: one for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD)
+    one.name: replace(one, metrics=one.metrics | COSTS)
+    for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD, SHIFTS)
 }
 
 ELSEWHERE = {
@@ -19,7 +24,6 @@ ELSEWHERE = {
     "eviction": "policies differ over hours of a trace; scripts/tools.py cache-policies replays one",
     "speculative": "scripts/bench.py speculative measures it on a model of this machine",
     "orders": "slowdown at the tail needs thousands of requests, which take hours on one node of this machine",
-    "shifts": "it needs a flip of prefixes over 64 nodes, and a minute to recover",
     "migration": "bursts over a dozen decode nodes; scripts/faults.py migrations moves requests between real ones",
     "beyond-memory": "scripts/bench.py beyond-memory measures it on a node of this machine",
     "flexgen": "its figures are of a T4",

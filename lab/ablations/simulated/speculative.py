@@ -47,10 +47,10 @@ def measured(folder: Path = RESULTS) -> tuple[str, dict[str, Drafts]]:
     """(the file, drafts by name) of the largest batch of each kind of prompts and method. Raises LookupError if nobody
     has measured any."""
     result, largest = Result.newest(RESULT, folder), dict[tuple[str, str], int]()
-    named = {case: found.groups() for case in result.cases(".*") if (found := MEASURED.fullmatch(case))}
+    named = {case: match.groups() for case in result.cases(".*") if (match := MEASURED.fullmatch(case))}
     for kind, batch, method in named.values():
         largest[kind, method] = max(int(batch), largest.get((kind, method), 0))
-    found = {}
+    found: dict[str, Drafts] = {}
     for case, (kind, batch, method) in named.items():
         drafted = result.row(case, "drafts per row and step")["ours"]
         kept = result.row(case, "tokens per row and step")["ours"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+from engine.observe.recent import MAX_RECENT_REQUESTS
 from lab.ablations.live.kv import moved
-from lab.tools.perfetto import chrome_trace, window_trace
+from lab.tools.perfetto import STEPS, chrome_trace, truncated, window_trace
 
 RECORD = {
     "request_id": "r",
@@ -43,7 +44,7 @@ def test_every_activity_is_on_its_node_and_row():
     seen = [
         (names[e["pid"]][0], e["cat"], e["name"], round(e["ts"] / 1000), round(e["dur"] / 1000))
         for e in trace["traceEvents"]
-        if e["ph"] == "X"
+        if e["ph"] == "X" and e["cat"] != STEPS
     ]
     assert sorted(seen) == sorted(
         [
@@ -80,6 +81,34 @@ def test_requests_of_a_window_share_the_rows_of_a_node_and_overlap_in_lanes():
     for spans in taken.values():
         spans.sort()
         assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(spans)), "a row shows one at a time"
+
+
+def test_a_window_has_the_steps_of_a_node_and_the_depth_of_its_queue():
+    """Two requests in the same steps of p, and one of them alone in the last one; both wait there at first."""
+    other = json.loads(json.dumps(RECORD)) | {"request_id": "s"}
+    computed = next(e for e in other["events"] if e["event"] == "computed" and e["node"] == "p")
+    computed["detail"]["intervals"] = [[0.10, 0.05, 36]]
+    trace = window_trace([RECORD, other])["traceEvents"]
+    pid = next(e["pid"] for e in trace if e["name"] == "process_name" and e["args"]["name"][0] == "p")
+    steps = [e for e in trace if e.get("cat") == STEPS and e["pid"] == pid]
+    assert [(e["name"], round(e["ts"] / 1000), round(e["dur"] / 1000)) for e in steps] == [
+        ("100 tokens of 2 requests", 30, 50),
+        ("36 tokens of 1 requests", 80, 50),
+    ]
+    assert steps[0]["args"] == {"requests": 2, "prompt tokens": 100, "decodes": 0}
+    titles = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    assert {titles[e["pid"], e["tid"]] for e in steps} == {STEPS}
+    depths = [(round(e["ts"] / 1000), e["args"]["requests"]) for e in trace if e["ph"] == "C" and e["pid"] == pid]
+    assert depths == [(20, 1), (20, 2), (30, 1), (30, 0)]
+
+
+def test_a_node_that_has_forgotten_requests_of_the_window_is_named():
+    def node(name: str, count: int, oldest: float):
+        return {"node_id": name, "recent": {"requests": [{"id": "r", "ended": oldest + i} for i in range(count)]}}
+
+    live = {"unix_s": 1000.0, "nodes": [node("full", MAX_RECENT_REQUESTS, 790.0), node("few", 3, 950.0)]}
+    live["nodes"].append({"node_id": "gone", "error": "no answer"})
+    assert truncated(live, 4) == ["full"] and truncated(live, 3) == []
 
 
 def test_what_moved_is_read_off_the_timeline():

@@ -17,14 +17,16 @@ import pytest
 
 from lab.ablations import command as ablate
 from lab.ablations.common.ablation import Estimated
+from lab.ablations.common.metrics import COSTS
 from lab.ablations.live import overload
 from lab.ablations.live.case import LiveCase, of_shape
 from lab.ablations.live.fetches import Fetches, summed
 from lab.ablations.live.loads import LIVE_BLOCK, Shape, requests, scaled, specs
-from lab.ablations.live.play import Played, figures
+from lab.ablations.live.play import Played, costs, figures
 from lab.ablations.live.run import at_urls
 from lab.ablations.live.search import Objectives, try_rate
 from lab.ablations.live.shares import Watch
+from lab.ablations.live.shifts import LOADS, RATE_S, generated
 from lab.ablations.live.table import DEFAULT_REASON, LIVE, why_not
 from lab.ablations.live.twin import base_model, simulate, twin
 from lab.ablations.simulated import ABLATIONS
@@ -100,6 +102,32 @@ def test_figures_of_outcomes():
     assert found["goodput"] == 0.25 and found["token_hit_rate"] == 0.125
     assert found["tbt_s"]["mean"] == pytest.approx(0.2) and found["longest_gap_s"]["p99"] == pytest.approx(0.3)
     assert found["first_gap_s"]["mean"] == pytest.approx(0.1) and found["ttft_s"]["mean"] == 2.0
+
+
+def test_costs_of_a_run_are_those_of_all_its_nodes_over_the_good_tokens():
+    good = Outcome(ttft_s=0.5, itl_s=[0.1], e2e_s=0.6, prompt_tokens=90, output_tokens=2, error=None)
+    late = replace(good, ttft_s=3.0)
+    broken = replace(good, error="no route")
+    found = costs(Played([good, late, broken], 1800.0, None), 2, 2.0, 0.25)
+    assert found == {"node_hours": 1.0, "cost_per_million_tokens": pytest.approx(1e6 / 92)}
+    assert costs(Played([late], 1800.0, None), 2, 2.0, 0.25)["cost_per_million_tokens"] is None
+    assert all(set(COSTS) <= set(one.metrics) for one in LIVE.values())
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_adversarial_loads_are_small_enough_for_nodes_of_this_machine_and_whole(name):
+    seconds = 40.0
+    made = generated(name, 3, seconds)
+    assert made == generated(name, 3, seconds) != generated(name, 4, seconds)
+    assert 0.5 * RATE_S * seconds <= len(made) <= RATE_S * seconds
+    assert all(0 <= spec.at_s < seconds and 0 < len(spec.token_ids) <= 3000 for spec in made)
+    heads = [tuple(spec.token_ids[:LIVE_BLOCK]) for spec in made]
+    before, after = heads[: len(heads) // 2], heads[len(heads) // 2 + 1 :]
+    popular = max(after.count(head) for head in after) / len(after)
+    if name == "viral":
+        assert popular > 0.6 and max(before.count(head) for head in before) == 1
+    if name == "flip":
+        assert len(set(before)) < len(before) and not set(before) & set(after)
 
 
 def test_the_simulated_twin_of_nodes():
