@@ -35,7 +35,7 @@ class Share:
         self._region, self._plan = region, plan
         dtype = getattr(torch, plan.layout.dtype)
         every = torch.frombuffer(region.memory, dtype=dtype)
-        shapes = [(2 * plan.expert_size, plan.hidden), (plan.hidden, plan.expert_size)]
+        shapes: list[tuple[int, ...]] = [(2 * plan.expert_size, plan.hidden), (plan.hidden, plan.expert_size)]
         shapes += [shape[:1] for shape in shapes] if plan.biased else []
         self._parts: list[Tensor] = []
         for shape in shapes:

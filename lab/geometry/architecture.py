@@ -33,6 +33,8 @@ class Weights:
     embedding: float = 0.0  # looked up, not multiplied; 0 if it is the output's
     shared_bytes: float = 2.0  # of one parameter, shared or of the embedding
     expert_bytes: float = 2.0  # of one parameter of a routed expert
+    experts_per_token: int = 0
+    routed_elements: int = 0  # of a token's row, over all layers with experts
 
     @property
     def parameters(self) -> float:

@@ -92,6 +92,7 @@ def expert_weights(config: Json, layers: int, experts: int, routed: int) -> Weig
     layer. Raises ModelError."""
     shared_bytes, expert_bytes = bytes_of(config)
     vocab_size, hidden = integers(config, "vocab_size hidden_size")
+    size = int(config.get("moe_intermediate_size") or config["intermediate_size"])
     return Weights(
         shared=layers + vocab_size * hidden,
         experts=experts,
@@ -99,6 +100,8 @@ def expert_weights(config: Json, layers: int, experts: int, routed: int) -> Weig
         embedding=0 if config.get("tie_word_embeddings") else vocab_size * hidden,
         shared_bytes=shared_bytes,
         expert_bytes=expert_bytes,
+        experts_per_token=int(config["num_experts_per_tok"]) if routed else 0,
+        routed_elements=experts // (3 * size * routed) if routed else 0,
     )
 
 

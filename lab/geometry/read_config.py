@@ -97,4 +97,6 @@ def _plain_weights(config: Json) -> Weights:
         embedding=embedding,
         shared_bytes=shared_bytes,
         expert_bytes=expert_bytes,
+        experts_per_token=model.experts_per_token,
+        routed_elements=sparse * model.hidden_size if model.num_experts else 0,
     )

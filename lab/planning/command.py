@@ -4,6 +4,7 @@
   scripts/tools.py plan --rate 12 --pool-blocks 50000 --ttft-s 10 --tbt-s 0.1
   scripts/tools.py plan --prompt 4000,1.5 --answer 300,1 --rate 20 --hit-rate 0.4 --model llama3-8b-h200
   scripts/tools.py plan --model-geometry Kimi-K2 --hardware 16xh200 --rate 40
+  scripts/tools.py plan --model-geometry Kimi-K2 --hardware 32xh20 --expert-ranks 32 --expert-copies 2 --rate 10
   scripts/tools.py plan --prefill-cost 16 --decode-cost 16                # per node and hour; cost per million tokens
 
 Prompts and answers come from a trace, with the prefixes that an LRU pool of --pool-blocks finds or --hit-rate of every
@@ -29,7 +30,7 @@ from lab.formulas.plan import Infeasible, Load, Objective, Plan, plan
 from lab.loads.generate import chats
 from lab.loads.trace import TraceRow, read_trace
 from lab.loads.traces import find_trace
-from lab.simulator.geometry_flags import add_geometry_flags, step_model
+from lab.simulator.geometry_flags import add_expert_flags, add_geometry_flags, expert_ranks, step_model
 
 SPLITS_SHOWN = 8  # splits of the Pareto front
 
@@ -46,6 +47,7 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--model", default="llama3-70b-8xa800", help="step times of a node: a preset, or FILE.json")
     add_geometry_flags(made)
+    add_expert_flags(made)
     made.add_argument("--ttft-s", type=above_zero, default=30.0, help="objective for the first token (default: 30)")
     made.add_argument("--tbt-s", type=above_zero, default=0.1, help="objective between tokens, a request's mean")
     made.add_argument("--share", type=part, default=0.9, help="share of requests that must meet both (default: 0.9)")
@@ -100,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{name}: {wanted.rate:.3g} requests/s, {wanted.prompt.mean():.0f} tokens in, {wanted.answer.mean():.0f} "
             f"out, {wanted.hit_rate:.1%} of the prompt tokens found"
         )
-        found = plan(step_model(args), wanted, objective, args.prefill_cost, args.decode_cost)
+        found = plan(step_model(args, expert_ranks(args)), wanted, objective, args.prefill_cost, args.decode_cost)
     except Infeasible as why:
         console.print(str(why), style="red")
         return 1

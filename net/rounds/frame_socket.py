@@ -1,7 +1,7 @@
 """FrameSocket: a TCP connection with frames of net/channel/wire.py, for threads that wait. In clear, or sealed.
 
 One thread receives. Any thread sends; a frame that the socket does not take at once is sent on by a thread of its own
-(`post`), so that whoever computes does not wait for the network.
+(`post`), so that the thread that computes does not wait for the network.
 """
 
 from __future__ import annotations
@@ -205,13 +205,13 @@ class FrameSocket:
                 self._turn.notify_all()
 
     def _broken(self, why: str) -> PeerLost:
-        """Part of a frame may be out: nothing else can be sent, and whoever receives sees the end."""
+        """Part of a frame may be out: nothing else can be sent, and the thread that receives sees the end."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         return PeerLost(why)
 
     def end(self) -> None:
-        """Ends both directions: whoever receives gets PeerLost."""
+        """Ends both directions: the thread that receives gets PeerLost."""
         self._closed = True
         self._broken("")  # first: a thread that sends holds the turn
         with self._turn:

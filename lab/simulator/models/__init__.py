@@ -9,6 +9,8 @@ Files:
     contention     Nodes that share a machine: a step takes longer while another node computes
     costs          A node's knowledge of the time of its own steps: fitted to noisy steps, as real nodes do, or exact
     disk           An SSD: reads and writes share its bandwidth evenly, and each block also takes 1 / IOPS of its time
+    expert_ranks   A step model whose experts are spread over ranks: copies, imbalance, bytes between ranks, masked
+                   ranks
     fit            Step models from recorded steps: the regressions of sched.cost over a whole recording
     gossip         The nodes' knowledge of each other by the gossip of production: SWIM membership and cache digests,
                    in virtual time

@@ -19,11 +19,15 @@ from __future__ import annotations
 
 from cache.groups import Groups, PoolRule
 from lab.geometry.architecture import Architecture, Part
+from lab.simulator.models.expert_ranks import ExpertRanks, with_ranks
 from lab.simulator.models.step_models import H200, Hardware, StepModel
 
 CHUNK_TOKENS = 8192
 
 A800 = Hardware(312e12 * 0.6, 2.04e12 * 0.8, 80e9, 87e9 / 8)
+H20 = Hardware(148e12 * 0.6, 4.0e12 * 0.8, 96e9, 50e9, 1e-3)
+"""148 TFLOP/s in 16 bits, 96 GB of HBM3, 4.0 TB/s, as willitrunai.com/gpus/h20-96gb has them (NVIDIA has no public data
+sheet of it); the shares of them that a step reaches, and the NIC, as H200's."""
 
 
 def times(one: Hardware, count: int) -> Hardware:
@@ -37,12 +41,16 @@ HARDWARE = {
     "8xa800": times(A800, 8),
     "8xh200": times(H200, 8),
     "16xh200": times(H200, 16),
+    "8xh20": times(H20, 8),
+    "16xh20": times(H20, 16),
+    "32xh20": times(H20, 32),
 }
-"""Nodes by the value of --hardware; 16 GPUs are two machines that serve as one node."""
+"""Nodes by the value of --hardware; 16 GPUs are two machines that serve as one node, 32 are four."""
 
 
-def by_formula(model: Architecture, hardware: str, rule: PoolRule) -> StepModel:
-    """hardware: a key of HARDWARE. Raises ValueError."""
+def by_formula(model: Architecture, hardware: str, rule: PoolRule, ranks: ExpertRanks | None = None) -> StepModel:
+    """hardware: a key of HARDWARE. `ranks`: how the GPUs of a node share the experts; None: evenly, and at no cost.
+    Raises ValueError."""
     if hardware not in HARDWARE:
         raise ValueError(f"--hardware: {hardware!r} is not one of {', '.join(HARDWARE)}")
     node, weights, kv = HARDWARE[hardware], model.weights, Groups(tuple(part.group for part in model.parts), rule)
@@ -59,7 +67,7 @@ def by_formula(model: Architecture, hardware: str, rule: PoolRule) -> StepModel:
     fixed = sum(part.group.layers * _fixed_flops(part) for part in model.parts)
     pair = sum(part.group.layers * part.prefill_flops for part in growing)
     read = weights.shared * weights.shared_bytes + weights.experts * weights.expert_bytes
-    return StepModel(
+    made = StepModel(
         name=f"{model.name} on {hardware}",
         prefill=(node.overhead_s, (products + fixed) / node.flops, pair / 2 / node.flops),
         decode=(
@@ -77,6 +85,7 @@ def by_formula(model: Architecture, hardware: str, rule: PoolRule) -> StepModel:
         expert_s=weights.experts * weights.expert_bytes / node.hbm_bytes_s,
         expert_share=weights.expert_share,
     )
+    return made if ranks is None else with_ranks(made, weights, node.memory_bytes, ranks)
 
 
 def _fixed_flops(part: Part) -> float:

@@ -11,18 +11,22 @@ import orjson
 from cache.groups import PoolRule
 from lab.geometry.find import architecture
 from lab.simulator.models.by_formula import by_formula
+from lab.simulator.models.expert_ranks import ExpertRanks
 from lab.simulator.models.step_models import PRESETS, StepModel
 
 
-def chosen(model: str, geometry: str, hardware: str, rule: PoolRule) -> StepModel:
-    """`geometry` on `hardware` by formula; without it, the preset `model`. Raises ValueError, OSError."""
+def chosen(model: str, geometry: str, hardware: str, rule: PoolRule, ranks: ExpertRanks | None = None) -> StepModel:
+    """`geometry` on `hardware` by formula, with its experts on `ranks`; without it, the preset `model`. Raises
+    ValueError, OSError."""
+    if ranks is not None and not geometry:
+        raise ValueError("--expert-ranks needs --model-geometry: the steps of a preset do not tell what is experts'")
     if not geometry:
         return preset(model)
     try:
         found = architecture(geometry)
     except ValueError as error:
         raise ValueError(f"--model-geometry: {error}") from error
-    return by_formula(found, hardware, rule)
+    return by_formula(found, hardware, rule, ranks)
 
 
 def preset(name: str) -> StepModel:

@@ -1,0 +1,96 @@
+"""Goodput under failures of ranks: the formula against events in virtual time, and the command."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from cache.groups import PoolRule
+from lab.formulas.expert_failures import Decoding, Failures, batch_of, goodput, tokens_s
+from lab.geometry.find import architecture
+from lab.planning import command, expert_failures
+from lab.simulator.models.by_formula import by_formula
+from lab.simulator.models.expert_ranks import ExpertRanks
+
+RANKS, WANTED = 16, Decoding(context=8000, answer=500, tbt_s=0.05)
+
+
+def model(copies: int, masked: int = 0):
+    return by_formula(architecture("Kimi-K2"), "16xh200", PoolRule(), ExpertRanks(RANKS, copies, masked=masked))
+
+
+def test_a_batch_is_bounded_by_time_memory_and_seats():
+    found = model(1)
+    assert batch_of(found, WANTED) == found.max_batch
+    short = Decoding(8000, 500, found.decode_s(100, 800_000))
+    assert batch_of(found, short) == 100
+    assert tokens_s(found, short) == pytest.approx(100 / short.tbt_s)
+    long = Decoding(found.kv_tokens / 3, 500, 10.0)
+    assert batch_of(found, long) == 3
+    assert tokens_s(found, Decoding(8000, 500, 1e-6)) == 0.0
+
+
+def simulated(copies: int, failures: Failures, seed: int, days: float) -> float:
+    """Tokens per second: ranks fail one by one, by chance; while one is away, no other fails."""
+    rng, now, tokens = random.Random(seed), 0.0, 0.0
+    whole = tokens_s(model(copies), WANTED)
+    less = tokens_s(model(copies, 1), WANTED) if copies > 1 else 0.0
+    lost = failures.pause_s * whole if copies > 1 else batch_of(model(copies), WANTED) * WANTED.answer / 2
+    while now < 86400 * days:
+        well = rng.expovariate(RANKS / failures.between_s)
+        tokens += well * whole - lost + failures.back_s * less
+        now += well + failures.back_s
+    return tokens / now
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("hours", [0.5, 5.0])
+def test_the_formula_agrees_with_events(copies, hours):
+    failures = Failures(3600 * hours, back_s=60.0)
+    by_formula_ = goodput(model(copies), model(copies, 1) if copies > 1 else None, RANKS, failures, WANTED)
+    assert by_formula_ == pytest.approx(simulated(copies, failures, 3, days=40), rel=0.02)
+
+
+def test_copies_pay_where_memory_does_not_bound_the_batch_and_ranks_fail():
+    """With long contexts it does, and then they cost more than failures do."""
+    one, two, less = model(1), model(2), model(2, 1)
+    long = Decoding(context=60_000, answer=500, tbt_s=0.2)
+    for hours, pay in ((1, True), (24, True), (1e6, False)):
+        failures = Failures(3600.0 * hours, 60.0)
+        gain = goodput(two, less, RANKS, failures, WANTED) - goodput(one, None, RANKS, failures, WANTED)
+        assert gain > 0 if pay else gain == pytest.approx(0, abs=1)
+        assert goodput(two, less, RANKS, failures, long) < goodput(one, None, RANKS, failures, long)
+
+
+def test_the_command_writes_its_figures(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    assert expert_failures.main(["--between-hours", "1", "--max-batch", "256", "--json", str(out)]) == 0
+    rows = {(row["case"], row["metric"]): row["ours"] for row in json.loads(out.read_text())["rows"]}
+    assert rows["copies=2", "a failure per rank in 1 h"] > rows["copies=1", "a failure per rank in 1 h"]
+    assert all(rows[f"copies={c}", "no failures"] > rows[f"copies={c}", "a failure per rank in 1 h"] for c in (1, 2))
+    assert "Kimi-K2 on 16xh200, 16 ranks" in capsys.readouterr().out
+    assert expert_failures.main(["--hardware", "16xh20"]) == 2
+    assert "do not fit" in capsys.readouterr().err
+
+
+def test_a_plan_with_ranks_needs_more_nodes(tmp_path, capsys):
+    load = ["--prompt", "8000,1", "--answer", "500,1", "--rate", "60", "--model-geometry", "Kimi-K2"]
+    found = {}
+    for name, flags in {
+        "even": ["--hardware", "16xh200"],
+        "ranks": ["--hardware", "16xh200", "--expert-ranks", "16", "--expert-copies", "2"],
+        "lost": ["--hardware", "16xh200", "--expert-ranks", "16", "--expert-copies", "2", "--masked-ranks", "4"],
+        "h20": ["--hardware", "32xh20", "--expert-ranks", "32", "--expert-copies", "2"],
+    }.items():
+        out = tmp_path / name
+        assert command.main([*load, *flags, "--json", str(out)]) == 0, capsys.readouterr()
+        best = json.loads(out.read_text())["config"]["plan"]["best"]
+        found[name] = best["prefill"], best["decode"]
+    assert found["even"][0] < found["ranks"][0] < found["lost"][0]
+    assert found["h20"][0] > 1.5 * found["ranks"][0]
+    assert command.main([*load, "--hardware", "16xh200", "--expert-ranks", "16", "--masked-ranks", "1"]) == 2
+    assert "does not serve" in capsys.readouterr().err
+    assert command.main(["--expert-ranks", "16"]) == 2
+    assert "--expert-ranks needs --model-geometry" in capsys.readouterr().err
