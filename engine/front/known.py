@@ -43,6 +43,7 @@ class Known:
     places: npt.NDArray[np.intp]  # index of the view's nodes among the holders of digests; -1 = no digest
     ring: Ring  # the prefill nodes, for sched/gossip/intents.py
     at: float
+    sites: frozenset[str] = frozenset()  # of the members and the strangers
 
     def at_site(self, site: str) -> Known:
         """Only the nodes of this site. It shares no memory with this one."""
@@ -50,7 +51,8 @@ class Known:
         members = [self.members[i] for i in indices]
         strangers = [member for member in self.strangers if member.site == site]
         ring = ring_of(member.node_id for member in members if "prefill" in member.roles)
-        return Known(self.view.only(indices.tolist()), members, strangers, self.places[indices], ring, self.at)
+        view, places = self.view.only(indices.tolist()), self.places[indices]
+        return Known(view, members, strangers, places, ring, self.at, frozenset({site}))
 
     def of(self, node_id: str, now: float) -> tuple[float, float] | None:
         """(wait_s, age_s) of a node according to gossip."""
@@ -74,6 +76,7 @@ class _Layout:
     strangers: list[Member]
     places: npt.NDArray[np.intp]
     ring: Ring
+    sites: frozenset[str]
 
     def holds(self, gossip: Gossip, ids: list[str], records: Records) -> bool:
         """Whether the inputs are unchanged."""
@@ -111,7 +114,8 @@ def _lay_out(gossip: Gossip, ids: list[str], records: Records) -> _Layout:
     places = np.array([-1 if (at := holders.index(m.node_id)) is None else at for m in here], dtype=np.intp)
     ring = ring_of(member.node_id for member in here if "prefill" in member.roles)
     chosen = np.array(rows, dtype=np.intp)
-    return _Layout(mates, ids, have_record, flags, list(holders.nodes), chosen, here, strangers, places, ring)
+    sites = frozenset(member.site for member in (*here, *strangers))
+    return _Layout(mates, ids, have_record, flags, list(holders.nodes), chosen, here, strangers, places, ring, sites)
 
 
 def _have_record(records: Records) -> npt.NDArray[np.bool_]:
@@ -151,8 +155,10 @@ class Neighbours:
         age_s = float(chosen["age_s"].mean()) if layout.here else 0.0
         expected = self.arrivals.per_s(now) * len(layout.here) * age_s
         view = View.of_records(now, layout.here, chosen, self._links, self._max_waiting, expected)
-        asked = layout.strangers[:MAX_STRANGERS] + self._gossip.elsewhere(self._rng)
-        return Known(view, layout.here, asked, layout.places, layout.ring, now)
+        elsewhere = self._gossip.elsewhere(self._rng)
+        asked = layout.strangers[:MAX_STRANGERS] + elsewhere
+        sites = layout.sites.union(member.site for member in elsewhere)
+        return Known(view, layout.here, asked, layout.places, layout.ring, now, sites)
 
     def matched(self, known: Known, keys: Sequence[BlockKey], block_size: int) -> Vector:
         """Leading tokens that each node of the view holds, according to its digest. Do not modify the result."""

@@ -100,7 +100,7 @@ class Placer:
         demand = self._demands.of(request, LeadingRun(0), 0, known.view)
         matched = self._neighbours.matched(known, keys, self.block_size)
         pooled = None
-        if self._sites.several(known.members + known.strangers):
+        if self._sites.several(known.sites):
             pooled = await self._pooled(keys if request.fetches else [])
             wanted = Wanted(self._demands.of(request, pooled, 0, known.view), demand, request.site_bound)
             site = self._sites.choose(begun, known.view, known.members, matched, wanted)

@@ -8,7 +8,7 @@ background, and takes no request before it has answered once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from sched.membership.member import Member
@@ -40,9 +40,9 @@ class SiteFinder:
         self._distances = Distances(own)
         self._asked: dict[str, float] = {}  # site -> time of the last background question
 
-    def several(self, members: Sequence[Member]) -> bool:
-        """Whether some of these nodes are of another site."""
-        return any(member.site != self.own for member in members)
+    def several(self, sites: Set[str]) -> bool:
+        """Whether there are other ones than the own one among these."""
+        return not sites <= {self.own}
 
     def heard(self, now: float, member: Member, round_trip_s: float) -> None:
         """The node has answered a question."""

@@ -8,6 +8,8 @@ Files:
                         one by request id
     cut_nodes           Cut one node off the network under load, and heal: no client error, the same tokens, nothing
                         held afterwards
+    cut_sites           Two sites over a slow link: what crosses it, what clients wait for, and the link cut under
+                        load and healed
     exhaustion          Silent connections and a full or frozen SSD tier under load: no client error, the same tokens,
                         nothing held
     faulty_disk.c       A disk that fails or freezes, below LMDB and the slot file
@@ -16,6 +18,7 @@ Files:
     histories           Is a history of puts and gets of one key linearizable?
     kill_roles          SIGKILL one node of each role under load: no client error, the same tokens, and how long a
                         stream pauses
+    linked_sites        Nodes in network namespaces at two sites: two bridges with a slow link between them
     migrations          Running requests move between decode nodes under load, by drains: no token is lost or doubled,
                         and how long it takes
     namespaces          Nodes in separate network namespaces, connected by a bridge: during a cut, the kernel drops
@@ -26,6 +29,8 @@ Files:
                         docs/store.md
     ranks               Ranks with experts that are killed, stopped and continued under load: who notices, and what it
                         costs
+    relay               A slow link between two TAP devices in user space: delay, rate and cuts, for kernels without
+                        netem
     role_changes        Nodes that change between prefill and decode under a load that changes its nature: no request
                         fails, equal tokens
     rolling_restart     Restart every node of a local cluster in turn, under load, and count the requests that failed
@@ -47,6 +52,7 @@ Files:
 FAULTS = {
     "chaos": "lab.faults.chaos",
     "cut-nodes": "lab.faults.cut_nodes",
+    "cut-sites": "lab.faults.cut_sites",
     "exhaustion": "lab.faults.exhaustion",
     "kill-roles": "lab.faults.kill_roles",
     "migrations": "lab.faults.migrations",

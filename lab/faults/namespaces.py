@@ -50,10 +50,10 @@ class Namespaces:
         if libc.unshare(CLONE_NEWNET) != 0:
             raise NoNamespaces(f"no new network namespace: {os.strerror(ctypes.get_errno())}")
         try:
-            _do("ip", "link", "set", "lo", "up")
-            _do("ip", "link", "add", "name", "hub", "type", "bridge")
-            _do("ip", "address", "add", f"{NET}.254/24", "dev", "hub")
-            _do("ip", "link", "set", "hub", "up")
+            run_tool("ip", "link", "set", "lo", "up")
+            run_tool("ip", "link", "add", "name", "hub", "type", "bridge")
+            run_tool("ip", "address", "add", f"{NET}.254/24", "dev", "hub")
+            run_tool("ip", "link", "set", "hub", "up")
             for name in self._names:
                 self._add(name)
         except BaseException:
@@ -83,20 +83,20 @@ class Namespaces:
         self._cuts[name] = way
         port = self._port(name)
         if way == "both":
-            _do("ip", "link", "set", port, "nomaster")
+            run_tool("ip", "link", "set", port, "nomaster")
         elif way == "in":
-            _do("tc", "qdisc", "add", "dev", port, *DROP_ALL)
+            run_tool("tc", "qdisc", "add", "dev", port, *DROP_ALL)
         else:
-            _do(*self.prefix(name), "tc", "qdisc", "add", "dev", "eth0", *DROP_ALL)
+            run_tool(*self.prefix(name), "tc", "qdisc", "add", "dev", "eth0", *DROP_ALL)
 
     def heal(self, name: str) -> None:
         way, port = self._cuts.pop(name), self._port(name)
         if way == "both":
-            _do("ip", "link", "set", port, "master", "hub")
+            run_tool("ip", "link", "set", port, "master", "hub")
         elif way == "in":
-            _do("tc", "qdisc", "del", "dev", port, "root")
+            run_tool("tc", "qdisc", "del", "dev", port, "root")
         else:
-            _do(*self.prefix(name), "tc", "qdisc", "del", "dev", "eth0", "root")
+            run_tool(*self.prefix(name), "tc", "qdisc", "del", "dev", "eth0", "root")
 
     # --- inside
 
@@ -112,11 +112,11 @@ class Namespaces:
                 raise NoNamespaces(f"no network namespace for {name}")
             time.sleep(0.01)
         port, inside = self._port(name), self.prefix(name)
-        _do("ip", "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
-        _do("ip", "link", "set", port, "master", "hub", "up")
-        _do(*inside, "ip", "link", "set", "lo", "up")
-        _do(*inside, "ip", "address", "add", f"{self.host(name)}/24", "dev", "eth0")
-        _do(*inside, "ip", "link", "set", "eth0", "up")
+        run_tool("ip", "link", "add", "name", port, "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+        run_tool("ip", "link", "set", port, "master", "hub", "up")
+        run_tool(*inside, "ip", "link", "set", "lo", "up")
+        run_tool(*inside, "ip", "address", "add", f"{self.host(name)}/24", "dev", "eth0")
+        run_tool(*inside, "ip", "link", "set", "eth0", "up")
 
     def _holder(self, name: str) -> int:
         return self._holders[self._names.index(name)].pid
@@ -130,7 +130,8 @@ class Namespaces:
             holder.wait()
 
 
-def _do(*command: str) -> None:
+def run_tool(*command: str) -> None:
+    """Run a command of the system. Raises NoNamespaces with its errors if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NoNamespaces(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""One node cut off the network of a real cluster, by the kernel: the short form of scripts/faults.py cut-nodes."""
+"""A node or a site cut off a real cluster by the network: short forms of scripts/faults.py cut-nodes and cut-sites."""
 
 from __future__ import annotations
 
@@ -14,14 +14,28 @@ from lab.faults.runner import UNAVAILABLE
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_node_cut_off_costs_no_request(tmp_path: Path):
-    """In a process of its own: it enters a network namespace for good."""
-    out = tmp_path / "cut.json"
-    command = [sys.executable, str(ROOT / "scripts" / "faults.py"), "cut-nodes", "--quick", "--json", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+def play(name: str, out: Path) -> dict[tuple[str, str], float]:
+    """The rows of a scenario by case and metric. In a process of its own: it enters a network namespace for good."""
+    command = [sys.executable, str(ROOT / "scripts" / "faults.py"), name, "--quick", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode == UNAVAILABLE:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
-    rows = {row["metric"]: row["ours"] for row in json.loads(out.read_text())["rows"]}
+    return {(row["case"], row["metric"]): row["ours"] for row in json.loads(out.read_text())["rows"]}
+
+
+def test_a_node_cut_off_costs_no_request(tmp_path: Path):
+    rows = {metric: value for (_, metric), value in play("cut-nodes", tmp_path / "cut.json").items()}
     assert rows["streams cut"] > 0, "the node was cut off when nothing ran"
     assert rows["requests"] > rows["streams cut"], "nothing was sent during the cut"
+
+
+def test_two_sites_cut_off_from_each_other_both_go_on(tmp_path: Path):
+    """The scenario itself fails if a side answers nothing during the cut, or if tokens differ."""
+    rows = play("cut-sites", tmp_path / "sites.json")
+    for side in ("east", "west"):
+        case = f"link cut, clients in the {side}"
+        assert rows[case, "requests"] > rows[case, "streams cut"] > 0
+    there = ("no sites", "sites and KV")
+    moved = [rows[mode, "east to west"] + rows[mode, "west to east"] for mode in there]
+    assert moved[1] < moved[0], "nodes that know the link hand no KV over it"

@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.ablations.common.ablation import Ablation, Estimated
 from lab.ablations.common.evidence import UNSHOWN, points, relative, saturated, sign
-from lab.ablations.common.metrics import BUSY, metric, metrics
+from lab.ablations.common.metrics import BUSY, COSTS, metric, metrics
 from lab.loads.sun import Sun, sun
 from lab.simulator.config import SimConfig
 from lab.simulator.sites.figures import figures
@@ -156,8 +156,8 @@ SITES_ABLATION = Ablation(
         "moved": metric("moved_share"),
         "with KV of other sites": metric("from_sites"),
         LINK: metric("link_bytes", scale=1e-9),
-        "node-hours": metric("node_hours"),
-    },
+    }
+    | COSTS,
     reading,
     x_name="bandwidth between sites, Gbit/s",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lab.simulator.making import price
 from lab.simulator.result import HOUR_S, kept, spread
 from lab.simulator.sites.sites import Sites
 from sched.classes import with_objectives
@@ -19,9 +20,11 @@ def figures(run: Sites, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
     begin = min((job.arrival for job in jobs), default=0.0)
     span = max((job.finished for job in done), default=begin) - begin
     tokens = sum(job.input_tokens for job in placed)
-    good = sum(kept(job, ttft_slo_s, tbt_slo_s, False, classes) for job in done)
+    good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, False, classes)]
+    good_tokens = sum(job.input_tokens + job.output_tokens for job in good)
     prefills = [node for site in run.sites for node in site.nodes if "prefill" in node.roles]
-    nodes = sum(len(site.nodes) for site in run.sites)
+    hours = sum(len(site.nodes) for site in run.sites) * span / HOUR_S
+    cost = sum(price(config, node) for site in run.sites for node in site.nodes) * span / HOUR_S
     return {
         "requests": len(jobs),
         "finished": len(done),
@@ -29,9 +32,10 @@ def figures(run: Sites, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
         "seconds": span,
         "ttft_s": spread(job.ttft for job in placed),
         "tbt_s": spread(job.tbt for job in done),
-        "goodput": good / len(jobs) if jobs else 0.0,
+        "goodput": len(good) / len(jobs) if jobs else 0.0,
         "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
-        "node_hours": nodes * span / HOUR_S,
+        "node_hours": hours,
+        "cost_per_million_tokens": 1e6 * cost / good_tokens if good_tokens else math.nan,
         "prefill_busy": sum(node.busy_s for node in prefills) / (len(prefills) * span) if span else 0.0,
         "moved_share": run.moved / len(jobs) if jobs else 0.0,
         "from_sites": sum(job.source == "site" for job in placed) / len(jobs) if jobs else 0.0,

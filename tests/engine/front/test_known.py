@@ -98,7 +98,9 @@ def test_the_nodes_of_one_site():
     )
     world.records["p2"] = replace(world.records["p2"], work_s=3.0)
     known = world.known()
+    assert known.sites == {"a", "b"}
     part = known.at_site("b")
+    assert part.sites == {"b"}
     assert [one.node_id for one in part.members] == part.view.ids == ["p2"]
     assert [node for _, node in part.ring] == ["p2"] and len(part.places) == 1
     part.view.charge(world.now, "p2", 5.0)

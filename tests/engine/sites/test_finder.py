@@ -75,6 +75,6 @@ def test_if_no_site_can_take_it_the_own_one_is_named():
 
 
 def test_one_site_is_not_several():
-    world = World()
-    assert world.finder.several(world.members)
-    assert not world.finder.several(world.members[:1])
+    finder = World().finder
+    assert finder.several({"a", "b"}) and finder.several({"b"})
+    assert not finder.several({"a"}) and not finder.several(set())
