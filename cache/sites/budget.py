@@ -59,7 +59,7 @@ class LinkBudget:
         self._booked += nbytes
 
     def unbook(self, nbytes: float) -> None:
-        """So many of the booked bytes were taken, or are not wanted any more."""
+        """This part of the booked bytes was taken, or is not wanted any more."""
         self._booked = max(0.0, self._booked - nbytes)
 
     def _refill(self, now: float) -> None:

@@ -76,7 +76,7 @@ class FarPrefixes:
 
     async def of(self, keys: Sequence[BlockKey], compute_s: Callable[[int], float], block_bytes: int) -> list[FarRun]:
         """What other sites have of `keys`, the blocks that this site lacks, as far as a fetch is shorter than computing
-        it here. compute_s(blocks): seconds to compute so many of them."""
+        it here. compute_s(blocks): seconds to compute that number of them."""
         if not keys:
             return []
         now, worth = time.monotonic(), []
