@@ -171,7 +171,7 @@ def stages(url: str, request_id: str) -> int:
 
 
 def parts(url: str, request_id: str) -> list[dict[str, Any]]:
-    """What its timeline tells of each node of its group."""
+    """What its timeline tells of each node of its group. The answer of one token may end before the others report."""
     told = rest.get(f"{url}/debug/requests/{request_id}")["events"]
     found = [event["detail"] for event in told if event["event"] == "stage"]
     return sorted(found, key=lambda part: int(part["index"]))
