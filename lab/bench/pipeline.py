@@ -16,6 +16,7 @@ background has a core for itself while one node computes.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -63,6 +64,11 @@ class Round:
     short_per_s: float  # answered in that time
     short_alone_p50_ms: float  # TTFT of short prompts without a long one
     short_alone_per_s: float
+    prefill_cpu_s: float  # processor time of the prefill nodes, for the long prompt alone
+    others_cpu_s: float  # and of all other nodes
+    parts: list[
+        dict[str, Any]
+    ]  # what each node of its group did: layers or tokens, chunks, seconds computed and in all
 
 
 def flags(argv: Sequence[str] | None) -> Namespace:
@@ -95,8 +101,9 @@ def start(args: Namespace, run_dir: Path) -> LocalCluster:
 class Play:
     """The prompts of one run; none is sent twice."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Namespace, cluster: LocalCluster) -> None:
         self._args, self._source, self._sent = args, TokenSource(args.seed, 32000), 0
+        self._cluster = cluster
 
     def prompt(self, tokens: int) -> Spec:
         self._sent += 1
@@ -112,7 +119,9 @@ class Play:
 
     async def round(self, client: Client, way: str) -> Round:
         async with asyncio.timeout(PATIENCE_S):
+            before = self._cpu_s()
             alone = await client.ask(self.prompt(self._args.prompt_tokens))
+            prefill_s, others_s = (after - since for after, since in zip(self._cpu_s(), before, strict=True))
             over = asyncio.Event()
             asyncio.get_running_loop().call_later(SHORT_ALONE_S, over.set)
             quiet = await self.shorts(client, over)
@@ -132,7 +141,22 @@ class Play:
             per_s(during),
             median(1000 * one.ttft_s for one in quiet),
             per_s(quiet),
+            prefill_s,
+            others_s,
+            await asyncio.to_thread(parts, client.server.base_url, alone.request_id),
         )
+
+    def _cpu_s(self) -> tuple[float, float]:
+        """Processor time so far of the prefill nodes, and of all others."""
+        spent = {node.name: processor_s(node.pid) for node in self._cluster.nodes}
+        prefill = sum(seconds for name, seconds in spent.items() if name.startswith("prefill"))
+        return prefill, sum(spent.values()) - prefill
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of all threads of a process so far."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def per_s(outcomes: Sequence[Outcome]) -> float:
@@ -146,11 +170,18 @@ def stages(url: str, request_id: str) -> int:
     return 1 if group is None else len(group["nodes"])
 
 
+def parts(url: str, request_id: str) -> list[dict[str, Any]]:
+    """What its timeline tells of each node of its group. The answer of one token may end before the others report."""
+    told = rest.get(f"{url}/debug/requests/{request_id}")["events"]
+    found = [event["detail"] for event in told if event["event"] == "stage"]
+    return sorted(found, key=lambda part: int(part["index"]))
+
+
 async def measure(args: Namespace) -> tuple[list[Round], float, dict[str, Any]]:
     """All rounds, what two processes compute at once over one alone, and the resolved Config of each acceptor."""
     rounds: list[Round] = []
-    play = Play(args)
     with tempfile.TemporaryDirectory(prefix="cpp-") as folder, start(args, Path(folder)) as cluster:
+        play = Play(args, cluster)
         for core in range(2):
             pin(cluster[f"prefill-{core}"].pid, core)
         async with open_session() as session:
@@ -174,6 +205,8 @@ METRICS = (
     ("short prompts", "1/s", "short_per_s"),
     ("TTFT of short prompts without a long one, median", "ms", "short_alone_p50_ms"),
     ("short prompts without a long one", "1/s", "short_alone_per_s"),
+    ("processor time of prefill nodes, long prompt alone", "s", "prefill_cpu_s"),
+    ("processor time of other nodes, long prompt alone", "s", "others_cpu_s"),
 )
 
 

@@ -4,8 +4,8 @@ Needs nothing of the serving packages, so the scripts also measure other servers
 
 Files:
     client       An OpenAI streaming client that records the time of every event
-    cores        How much more two processes compute at once than one: cores that share units, memory or background work
-                 give less
+    cores        How much more two processes compute at once than one: cores that share units, memory or background
+                 work give less
     datasets     Converts flags to a workload: the datasets of the serving benchmarks, named as in `vllm bench serve`
     latency      Latency, throughput and goodput from outcomes, defined as `vllm bench serve` defines them
     machine      The machine of a benchmark: its CPU features, and whether it was idle

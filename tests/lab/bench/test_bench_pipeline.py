@@ -13,7 +13,14 @@ from lab.bench.common import cores
 
 
 def measured(way: str, ttft_ms: float, stages: int) -> pipeline.Round:
-    return pipeline.Round(way, ttft_ms, stages, 2 * ttft_ms, 50.0, 90.0, 1.0, 40.0, 1.2)
+    return pipeline.Round(way, ttft_ms, stages, 2 * ttft_ms, 50.0, 90.0, 1.0, 40.0, 1.2, 5.0, 1.0, [])
+
+
+def test_processor_time_counts_what_a_process_computes():
+    begin, own = pipeline.processor_s(os.getpid()), time.process_time()
+    while time.process_time() < own + 0.1:
+        pass
+    assert pipeline.processor_s(os.getpid()) > begin
 
 
 def test_the_limit_is_what_two_processes_compute_at_once():
