@@ -38,7 +38,7 @@ def next_chunk(done: int, first: int, cost: Coefficients, smoothing: float = 1.0
     """Tokens of the chunk after `done` tokens that takes as long as a first chunk of `first` tokens.
 
     smoothing: 0 = always `first`, 1 = the solution of the equation. The result is a multiple of `align` tokens, at
-    least one of them, and at least 1 / LEAST_SHARE of `first`."""
+    least one of them, at least 1 / LEAST_SHARE of `first`, and no less than LEAST_CHUNK_TOKENS if `first` is not."""
     _, linear, quadratic = cost
     slope = linear + 2 * quadratic * done
     target = linear * first + quadratic * first * first
@@ -46,7 +46,7 @@ def next_chunk(done: int, first: int, cost: Coefficients, smoothing: float = 1.0
         size = float(first)
     else:
         size = (sqrt(slope * slope + 4 * quadratic * target) - slope) / (2 * quadratic)
-    wanted = max(first + smoothing * (size - first), first / LEAST_SHARE)
+    wanted = max(first + smoothing * (size - first), first / LEAST_SHARE, min(first, LEAST_CHUNK_TOKENS))
     return max(align, int(wanted + 1e-6) // align * align)
 
 

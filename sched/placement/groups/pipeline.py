@@ -17,10 +17,17 @@ from sched.chunks import makespan, plan, stage_seconds
 from sched.placement.groups.group import Group, Helper, Prompt
 
 
+ALIKE = 1.25
+"""Nodes whose learned speeds differ by no larger factor get equal shares: the fits differ by that much on equal nodes,
+and a share that is too large makes all other stages wait."""
+
+
 def layer_cuts(num_layers: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Borders of the stages' layers, in proportion to the nodes' speeds and with at least one layer each. Raises
-    ValueError if there are fewer layers than nodes."""
+    """Borders of the stages' layers, in proportion to the nodes' speeds and with at least one layer each; equal shares
+    for nodes that are ALIKE. Raises ValueError if there are fewer layers than nodes."""
     count = len(speeds)
+    if max(speeds) <= ALIKE * min(speeds):
+        speeds = [1.0] * count
     if num_layers < count:
         raise ValueError(f"{num_layers} layers cannot be divided among {count} nodes")
     total = sum(speeds)
