@@ -17,7 +17,7 @@ from sched.chunks import makespan, plan, stage_seconds
 from sched.placement.groups.group import Group, Helper, Prompt
 
 
-ALIKE = 1.25
+ALIKE = 1.4
 """Nodes whose learned speeds differ by no larger factor get equal shares: the fits differ by that much on equal nodes,
 and a share that is too large makes all other stages wait."""
 
