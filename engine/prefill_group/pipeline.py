@@ -49,7 +49,7 @@ class Pipeline:
         assert request.part is not None
         stages, most = len(member.place.nodes), min(request.part.most, worker.batcher.max_num_batched_tokens)
         fixed, *rest = worker.costs.prefill.coefficients
-        # A chunk reads the weights of a stage's layers at least. The fit hardly sees this, because most chunks are long.
+        # A chunk reads the weights of a stage's layers at least. The fit of long chunks hardly sees this.
         costs = max(fixed, worker.costs.decode.estimate(1, 0) / stages), *rest
         sizes = plan(request.num_tokens, tokens, stages, costs, most, worker.batcher.block_size)
         self._begin(member, tokens)

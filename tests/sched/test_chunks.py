@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sched.chunks import chunk_sizes, makespan, next_chunk, plan, stage_seconds
+from sched.chunks import LEAST_CHUNK_TOKENS, chunk_sizes, makespan, next_chunk, plan, stage_seconds
 
 COST = (0.0, 5e-5, 2e-9)
 """Of the reference's test vector: 131,072 tokens, first chunk 8,192."""
@@ -55,7 +55,8 @@ def test_every_token_is_in_one_chunk(cost, new, done, first, align):
 
 @given(costs, st.integers(0, 100000), st.integers(64, 8192), st.floats(0, 1))
 def test_a_chunk_is_not_longer_than_the_first_nor_far_shorter(cost, done, first, smoothing):
-    assert first // 4 <= next_chunk(done, first, cost, smoothing) <= first
+    size = next_chunk(done, first, cost, smoothing)
+    assert max(first // 4, min(first, LEAST_CHUNK_TOKENS)) <= size <= first
 
 
 @given(costs, st.integers(100, 20000), st.integers(2, 8), st.integers(64, 4096))

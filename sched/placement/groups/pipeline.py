@@ -16,10 +16,9 @@ from itertools import accumulate
 from sched.chunks import makespan, plan, stage_seconds
 from sched.placement.groups.group import Group, Helper, Prompt
 
-
-ALIKE = 1.4
-"""Nodes whose learned speeds differ by no larger factor get equal shares: the fits differ by that much on equal nodes,
-and a share that is too large makes all other stages wait."""
+ALIKE = 2.0
+"""Nodes whose learned speeds differ by no larger factor get equal shares. A node that computes other chunk sizes, or
+next to busy neighbours, seems up to 1.7 times as slow as its equal, and one share too large makes all stages wait."""
 
 
 def layer_cuts(num_layers: int, speeds: Sequence[float]) -> tuple[int, ...]:

@@ -79,3 +79,8 @@ def test_every_layer_has_one_stage_and_every_stage_a_layer(layers, speeds):
     cuts = layer_cuts(layers, speeds)
     assert cuts[0] == 0 and cuts[-1] == layers and len(cuts) == len(speeds) + 1
     assert all(a < b for a, b in pairwise(cuts))
+
+
+def test_equal_nodes_have_equal_shares_whatever_their_fits_say():
+    assert layer_cuts(30, [1.0, 1.7]) == (0, 15, 30)
+    assert layer_cuts(30, [1.0, 3.0]) == (0, 8, 30)
