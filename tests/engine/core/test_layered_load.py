@@ -180,7 +180,7 @@ async def test_a_store_that_fails_before_a_load_begins_costs_the_load_only(model
     def asked(keys):
         raise ValueError("this test says so")
 
-    async def get(keys, region, offsets):
+    async def get(keys, region, offsets, site):
         raise ConnectionError("this one, too")
 
     store.pinned, store.get_into = {"asked": asked, "entered": entered}[when], get
@@ -276,7 +276,7 @@ async def test_a_load_in_company_that_fails_before_it_joins_is_computed(model, e
     worker, store, got, other, _ = await beside_another(model, kv)
     store.sound = False
 
-    async def get(keys, region, offsets):
+    async def get(keys, region, offsets, site):
         raise ConnectionError("nothing comes whole either")
 
     store.get_into = get

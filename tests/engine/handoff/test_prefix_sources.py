@@ -61,8 +61,11 @@ class Pool:
     def __init__(self, run: LeadingRun) -> None:
         self.run = run
 
-    async def find(self, keys: Any, groups: Any = None) -> LeadingRun:
+    async def find(self, keys: Any) -> LeadingRun:
         return self.run
+
+    async def exists_many(self, keys: Any) -> list[bool]:
+        return [True] * len(keys)
 
     async def get(self, keys: Any, block_ids: Any) -> GetResult:
         return GetResult(0, 0)

@@ -169,15 +169,15 @@ class SlowStore(DictStore):
         super().__init__(nbytes)
         self._rng = rng
 
-    async def put_from(self, *arguments):
+    async def put_from(self, *arguments, **options):
         for _ in range(self._rng.randint(0, 3)):
             await asyncio.sleep(0)
-        return await super().put_from(*arguments)
+        return await super().put_from(*arguments, **options)
 
-    async def get_into(self, *arguments):
+    async def get_into(self, *arguments, **options):
         for _ in range(self._rng.randint(0, 3)):
             await asyncio.sleep(0)
-        return await super().get_into(*arguments)
+        return await super().get_into(*arguments, **options)
 
 
 @given(SEEDS, st.integers(0, 4))
