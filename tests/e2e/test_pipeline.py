@@ -16,7 +16,7 @@ import pytest
 from lab.faults.checks import form
 from lab.launch import rest
 from lab.launch.cluster import LocalCluster
-from tests.e2e.conftest import Start, complete, model_of, settled, timeline
+from tests.e2e.conftest import Start, complete, model_of, settled, timeline, wait_until
 
 WHEN = (
     "--cpp-min-tokens",
@@ -120,8 +120,9 @@ def test_however_kv_moves(start: Start, tiny_model, right, flags):
         grouped = [answer for answer in answers if events(url, answer, "stage")]
         assert grouped, "none of three long prompts was computed by a group"
         for answer in grouped:
+            # The last tokens do not wait for what the nodes tell of their parts.
+            wait_until(lambda: len(events(url, answer, "kv_moved")) == 2, "what both stages tell", 20)  # noqa: B023
             moved = events(url, answer, "kv_moved")
-            assert len(moved) == 2
             assert {one["detail"]["how"] for one in moved} == {flags[1] if flags[0] == "--kv-transfer" else "push"}
         settled(cluster)
 
@@ -310,13 +311,15 @@ def test_groups_with_room_for_one_do_not_wait_for_each_other(start: Start, tiny_
     arenas = {"prefill": ["--kv-cache-bytes", str(1600 * 768)]}
     with start("prefill=2,decode=1", *tiny_model, *EVERY, *way, *SLOW, role_flags=arenas) as cluster:
         url = cluster["decode-0"].url
+        tried = 0
         for number in range(4):
             with ThreadPoolExecutor(4) as clients:
                 salt = salted(f"at once {number}")
                 asked = [clients.submit(complete, url, prompt(one), 8, **salt) for one in range(4)]
             answers = [one.result() for one in asked]
             assert [text(answer) for answer in answers] == right["prompt"]
-            assert any(stages_of(url, answer) for answer in answers)
+            tried += sum("group" in event["detail"] for one in answers for event in events(url, one, "placed"))
             failed = [event["detail"]["reason"] for one in answers for event in events(url, one, "attempt_failed")]
             assert all("its group" in reason and "nothing came" not in reason for reason in failed)
             settled(cluster)
+        assert tried > 1, "single prompts may win all blocks, but some were first given to groups"

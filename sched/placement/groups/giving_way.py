@@ -2,12 +2,12 @@
 
 A group has *begun* on a node where its part has computed something, and where what other nodes computed has arrived. It
 waits there for the requests that hold the blocks it needs. All nodes know one order of groups: by class, then by the id
-of the attempt. A part that has begun waits only for those behind it; if one before it holds blocks here, its group ends
-and gives all blocks back. So the last group in the order that has begun waits for no other; it is computed, and so on
-up to the first.
+of the attempt. A part that has begun waits only for those behind it; if a part of a group before it holds blocks here,
+its own group ends and gives all blocks back. So the last group in the order that has begun waits for no other; it is
+computed, and so on up to the first.
 
-- A part that has not begun (it may hold a known prefix) gives its blocks to one that has. So the first part of a group
-  may wait for any other part.
+- A part that has not begun (it may hold a known prefix) gives its blocks to one that has and comes before it. So the
+  first part of a group may wait for any other part, and of two groups that meet on two nodes only the later one ends.
 - Blocks into which other nodes write, for a request that decodes here, are held until those nodes have computed its
   prompt, which may wait for a part. So no part waits for them.
 - All other requests end by what their own node does.
@@ -39,12 +39,12 @@ class Holder:
 
 def in_the_way(part: Holder, holders: Iterable[Holder]) -> list[str]:
     """The ids of those that give their blocks to `part`, the first in the order last."""
-    idle = [one for one in holders if part.begun and one.part and one.has_blocks and not one.begun]
-    return [one.id for one in sorted(idle, key=lambda one: (one.rank, one.id), reverse=True)]
+    after = [one for one in holders if one.part and one.has_blocks and not one.begun and part.before(one)]
+    idle = sorted(after, key=lambda one: (one.rank, one.id), reverse=True)
+    return [one.id for one in idle] if part.begun else []
 
 
 def ends(part: Holder, holders: Iterable[Holder]) -> bool:
     """Whether the group of `part`, which could compute now and lacks blocks, ends instead of waiting for `holders`: all
     other requests on its node."""
-    before = (one for one in holders if one.has_blocks and (one.arrives or (part.begun and one.part and one.begun)))
-    return any(one.arrives or one.before(part) for one in before)
+    return any(one.has_blocks and (one.arrives or (part.begun and one.part and one.before(part))) for one in holders)

@@ -184,10 +184,12 @@ def test_where_nothing_runs_a_stage_gives_its_prefix_last():
     )
 
 
-def test_a_prefix_goes_to_a_stage_with_input_while_others_decode():
-    """Its group, which has computed nothing, may wait on another node for the group of that stage."""
+@pytest.mark.parametrize("name", ["a", "z"])
+def test_a_prefix_goes_to_an_earlier_stage_with_input_while_others_decode(name):
+    """The group of the prefix, which has computed nothing here, may wait on another node for the group of that stage.
+    Only the later one of both ends."""
     b = batcher(blocks=16, budget=64, seqs=4)
-    idle, comes = stage(2, 4, name="a"), stage(2, 4, name="b", arrival=1)
+    idle, comes = stage(2, 4, name="m"), stage(2, 4, name=name, arrival=1)
     waiting_with(b, 20, idle)
     decode = request("decode", [9] * 8, max_tokens=30)
     b.add(1, decode)
@@ -198,11 +200,13 @@ def test_a_prefix_goes_to_a_stage_with_input_while_others_decode():
     comes.part.available = 40
     step = b.schedule(2)
     assert [row.request for row in step.rows] == [decode]
-    assert [lost for lost, _ in b.lost_parts()] == [idle] and not idle.block_ids
+    later, earlier = (idle, comes) if name == "a" else (comes, idle)
+    assert [lost for lost, _ in b.lost_parts()] == [later] and bool(idle.block_ids) == (earlier is idle)
     run_step(b, 2, step)
-    b.abort(3, "a")
-    run_dry(b)
-    assert comes.finish_reason == "handover"
+    b.abort(3, later.request_id)
+    if earlier is comes:
+        run_dry(b)
+        assert comes.finish_reason == "handover"
     b.check_integrity()
 
 

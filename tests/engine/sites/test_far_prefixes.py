@@ -46,7 +46,7 @@ class World:
 
     async def find(self, *question: Any) -> Any:
         """Of the pool of this site, and of another one."""
-        if len(question) == 2:
+        if len(question) == 1:
             return LeadingRun(self.here, self.here)
         site, keys, _ = question
         self.asked.append(site)
