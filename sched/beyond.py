@@ -42,6 +42,7 @@ class Room:
     near_blocks: int  # most of them in DRAM
     far_blocks: int = 0  # and on SSD
     held_blocks: int = 0  # and on other nodes (sched/elsewhere.py), behind those in DRAM
+    hot_apart: bool = False  # hot blocks lie in much faster memory than near ones: a GPU's
 
     @property
     def arena_blocks(self) -> int:
@@ -73,8 +74,8 @@ class Room:
         return near * self.block_bytes, max(0, cold - near - self.held_blocks) * self.block_bytes
 
     def hot_bytes(self, tokens: int) -> int:
-        """Of its blocks in the arena."""
-        return (-(-tokens // self.block_size) - self.cold_of(tokens)) * self.block_bytes
+        """Of its blocks in the arena, if they are read like near ones."""
+        return 0 if self.hot_apart else (-(-tokens // self.block_size) - self.cold_of(tokens)) * self.block_bytes
 
 
 def room_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -63,7 +63,7 @@ class ContextCase:
         arena = PAPER_NODE.kv_tokens // BLOCK_TOKENS
         room = room_of(arena, (1, far_blocks), BLOCK_TOKENS, block_bytes, PAPER_NODE.chunk_tokens)
         assert room is not None, "the arena of this node is large enough"
-        return room
+        return replace(room, hot_apart=True)
 
     def simulate(self, seed: int) -> dict[str, Any]:
         """Calibrates, forecasts, decides, and decodes."""
