@@ -106,13 +106,14 @@ def kills(times: int, directory: Path, seed: int, backend: str) -> dict[str, int
 
 
 def damage(directory: Path, rng: random.Random) -> None:
-    """Flip 1 to 64 bits, half of them in LMDB's first pages or in the table, which are small and most important."""
+    """Flip 1 to 64 bits, half of them in LMDB's first pages or in the table, which are small and most important. A file
+    that a kill left empty has none."""
     blocks, small = directory / "data.mdb", 16 * 4096
     if not blocks.exists():
         blocks = directory / "slots" if rng.random() < 0.5 else directory / "table"
     size = blocks.stat().st_size
     with blocks.open("r+b") as file:
-        for _ in range(rng.randint(1, 64)):
+        for _ in range(rng.randint(1, 64) if size else 0):
             at = rng.randrange(size if rng.random() < 0.5 else min(small, size))
             file.seek(at)
             byte = file.read(1)[0]

@@ -238,6 +238,9 @@ class Gossip:
         self._count("received", payload)
         if (packet := self._guard.incoming(payload, source)) is None:
             return
+        if self._core is None:  # a node that starts again has a port to which others still send
+            self._guard.dropped["early"] += 1
+            return
         try:
             self._handle(Datagram(source, packet))
         except Exception as error:  # a sender must not be able to stop the gossip or fill the log

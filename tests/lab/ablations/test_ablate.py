@@ -18,11 +18,16 @@ from lab.ablations.decoding.flexgen import OUTPUT
 from lab.ablations.simulated import ABLATIONS, WITH_GOALS, scheduling
 from lab.caches import command as cache_policies
 
+LONG = {"rivals", "cache-by-model", "long-prompts"}
+"""Ablations that take most of the time, although each case has few requests: only among the heavy tests."""
+
 MANY_CASES = 18
 """From this number of cases, an ablation is tried with fewer requests in each."""
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.heavy if name in LONG else []) for name in ABLATIONS]
+)
 def test_every_ablation_runs_and_reads_its_numbers(name):
     ablation = ABLATIONS[name]
     done = []
