@@ -38,9 +38,6 @@ SHARED = {"int8": 0, "fp8": 128}
 
 KINDS = frozenset({*BLOCKS, *SHARED})
 
-BYTE = 0x3C
-"""A float16 begins with it near 1; it is also a normal number in e4m3 and as a power of two."""
-
 Products = Literal["elements", "groups", "bytes"]
 """Kernels for matrices of no kind, of Quantized and of Scaled. Each also multiplies matrices of no kind."""
 
@@ -146,16 +143,6 @@ class Mixed:
 
 Weight = Tensor | Quantized | Scaled | Mixed
 """A matrix of a model."""
-
-
-def constant(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Quantized | Scaled:
-    """A matrix [out, in] of a kind of KINDS for measurements: every byte is the same, and no number denormal."""
-    outputs, inputs = shape
-    if kind in SHARED:
-        scales = -(-inputs // SHARED[kind]) if SHARED[kind] else 1
-        return Scaled(kind, torch.full(shape, BYTE, dtype=torch.uint8), torch.ones(outputs, scales), dtype)
-    block, nbytes = BLOCKS[kind]
-    return Quantized(kind, torch.full((outputs, inputs // block * nbytes), BYTE, dtype=torch.uint8), dtype)
 
 
 def stored_bytes(shape: Sequence[int], kind: str | None, item_bytes: int) -> int:

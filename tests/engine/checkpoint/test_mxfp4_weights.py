@@ -16,7 +16,7 @@ from attention.cpu.level import levels_here
 from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.checkpoint.quantized_weights import load_quantized
-from engine.loading.weight_type import weight_type
+from engine.loading.weight_type import FASTER, weight_type
 from engine.model.decoder import Model
 from engine.model.model_error import ModelError
 from engine.model.ops.cpu import CpuOps
@@ -144,7 +144,8 @@ def test_logits_are_those_of_the_widened_model(tmp_path, quantization, family):
     """But for rounded rows, about 1 % in each of the products."""
     source = describe(write(tmp_path, quantization, family)[0])
     assert weight_type(source, "torch", torch.float32, "auto") == "wide"
-    assert weight_type(source, "cpu", torch.float32, "auto", "stored") == "stored"
+    if levels_here()[0] in FASTER:
+        assert weight_type(source, "cpu", torch.float32, "auto") == "stored"
     backend, ops = choose("torch", "cpu"), CpuOps("auto", torch.float32, products="groups")
     stored = Model(source.config, load_quantized(source, "stored", torch.float32), backend, ops=ops)
     wide = Model(source.config, weights.load(source, torch.float32), backend, ops=TorchOps())

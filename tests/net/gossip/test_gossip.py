@@ -233,3 +233,18 @@ async def test_a_tick_that_is_late_already_can_be_armed_again(start, monkeypatch
         node.gossip._arm(0.0)
     await asyncio.sleep(0.01)
     assert node.gossip.members
+
+
+async def test_a_packet_that_comes_before_the_gossip_runs_is_dropped(start, caplog):
+    """A node that starts again has a port to which others still send."""
+    node = await start("a")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        other.setblocking(False)
+        joining = asyncio.create_task(node.gossip.join(other.getsockname(), timeout_s=5))
+        payload = await asyncio.get_running_loop().sock_recv(other, 65536)
+        joining.cancel()
+    me = Member("b", ("127.0.0.1", 0), "127.0.0.1:1", ("decode",))
+    async with Gossip(me, LOCAL, random.Random(), NodeRecord) as early:
+        early._received(payload, node.address)
+        assert early._guard.dropped == {"early": 1} and not caplog.records
