@@ -95,12 +95,13 @@ class ModelFields:
     weight_dtype: str = flag(
         "auto",
         "model",
-        "format of the weight matrices in memory; auto = wide if --dtype is given, otherwise what the cluster has when "
-        "joining, otherwise stored if the checkpoint has it and, on a CPU, it is the faster one at this level; wide = as "
-        "--dtype; stored = matrices of a GGUF file in Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K and MXFP4, of AWQ and GPTQ in 4 bits, of compressed-tensors and DeepSeek's form"
-        " in int8 and fp8, and of gpt-oss' and compressed-tensors' form in MXFP4, as they are, others as --dtype; "
-        "int8, int4, mxfp4 = quantize any checkpoint while loading, in groups of 32 inputs; fp8 = the same, with a "
-        "scale for each output",
+        "format of the weight matrices in memory; auto = wide if --dtype is given, otherwise what the cluster has "
+        "when joining, otherwise stored if the checkpoint has it and, on a CPU, it is the faster one at this "
+        "level; wide = as --dtype; stored = matrices of a GGUF file in Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K and "
+        "MXFP4, of AWQ and GPTQ in 4 bits, of compressed-tensors and DeepSeek's form in int8 and fp8, and of "
+        "gpt-oss' and compressed-tensors' form in MXFP4, as they are, others as --dtype; int8, int4, mxfp4 = "
+        "quantize any checkpoint while loading, in groups of 32 inputs; fp8 = the same, with a scale for each "
+        "output",
         ("auto", "wide", "stored", "int8", "int4", "fp8", "mxfp4"),
     )
     offload: str = flag(
