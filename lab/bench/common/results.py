@@ -42,10 +42,11 @@ class Row:
 
 
 def exceeded(row: Row) -> list[str]:
-    """The limits of a rate that are below it. Such a limit is invalid: it was measured wrongly, or is not one."""
+    """The limits of a rate that are below it, except goals. Such a limit is invalid: it was measured wrongly, or is
+    none."""
     if row.metric != "rate" or row.ours is None:
         return []
-    return [name for name, limit in row.limits.items() if row.ours > limit]
+    return [name for name, limit in row.limits.items() if row.ours > limit and not name.startswith("goal")]
 
 
 def marked(row: Row) -> Row:
