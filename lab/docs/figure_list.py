@@ -308,6 +308,16 @@ FIGURES = (
         command="scripts/faults.py migrations",
     ),
     Figure(
+        "ranks",
+        {
+            "requests": "requests",
+            "errors": "errors",
+            "wrong tokens": "wrong tokens",
+            "longest pause p99": "longest pause, p99, s",
+        },
+        command="scripts/faults.py ranks",
+    ),
+    Figure(
         "role-changes",
         {"requests": "requests", "first token p50": "first token, p50, s", "role changes": "role changes"} | JUDGED,
         command="scripts/faults.py role-changes",
