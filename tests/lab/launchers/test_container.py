@@ -68,7 +68,11 @@ def rootless(root: Podman, mounts: Mounts, folder: Path) -> Iterator[Podman]:
         yield podman
         podman("rmi", "-f", IMAGE)  # its files belong to ids of the user
     finally:
-        subprocess.run(["userdel", "--remove", USER], check=False, capture_output=True)
+        subprocess.run(["pkill", "-KILL", "-u", USER], check=False)  # podman keeps a process for the user's namespace
+        wait_until(
+            lambda: subprocess.run(["pgrep", "-u", USER], check=False, capture_output=True).returncode == 1, USER
+        )
+        subprocess.run(["userdel", "--remove", USER], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("who", ["root", "rootless"])
