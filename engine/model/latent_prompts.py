@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention.choice.quiet import undisturbed
 from attention.codes import rows_of
 from attention.interface import AttentionBackend, RaggedBatch
 from attention.latent import attend_latent
@@ -154,14 +155,14 @@ class LatentPrompts:
         at_once = min(self.num_heads, max(1, ROOM_BYTES // (num_blocks * block)))
         pool = nope.new_zeros(num_blocks, 2, at_once, BLOCK_SIZE, size)
         fill(pool[:, 0, :, :, sizes.nope_size : sizes.query_size], key[:, None].expand(-1, at_once, -1))
-        for first in range(0, self.num_heads, at_once):
-            heads = range(first, min(first + at_once, self.num_heads))
+        last = self.num_heads - at_once  # it may overlap the group before: the pool of every group has all its heads
+        for first in [*range(0, last, at_once), last]:
+            heads = range(first, first + at_once)
             for place, head in enumerate(heads):
                 fill(pool[:, 0, place, :, : sizes.nope_size], to_latent.back(latent, head))
                 fill(pool[:, 1, place, :, : sizes.value_size], to_value.one(latent, head))
             mine = slice(heads.start, heads.stop)
-            used = pool[:, :, : len(heads)]
-            attended = self.backend.attend(q[:, mine], used, chunk.batch, chunk.plan, self.scale)
+            attended = self.backend.attend(q[:, mine], pool, chunk.batch, chunk.plan, self.scale)
             out[:, mine] = attended[..., : sizes.value_size]
         return out
 
@@ -213,23 +214,24 @@ def measured(prompts: LatentPrompts, to_latent: PerHead, to_value: PerHead, dtyp
     def attention() -> None:
         prompts.backend.attend(q, pool, batch, plan, prompts.scale)
 
-    whole, split, inner = shortest([absorbed, with_heads, attention])
+    (whole, split, inner), threads = undisturbed(lambda check: shortest([absorbed, with_heads, attention], check))
     less, more = whole - split, max(split - inner, 0.0)
     ratio = math.inf if less <= 0 else 2.0 ** round(math.log2(max(PROMPT * more / less, 1.0)))
     log.info(
         "prompts over a latent: %.2f ms absorbed, %.2f ms with keys and values of heads, of which %.2f ms attention, "
-        "for %d new tokens of one layer; %s",
+        "for %d new tokens of one layer, %d threads; %s",
         1e3 * whole,
         1e3 * split,
         1e3 * inner,
         PROMPT,
+        threads,
         "always absorbed" if less <= 0 else f"behind a long past, absorbed up to about {ratio / 2:.0f} new tokens",
     )
     return ratio
 
 
-def shortest(calls: Sequence[Callable[[], None]]) -> list[float]:
-    """Seconds of each, the best of ROUNDS in turns, after one uncounted round."""
+def shortest(calls: Sequence[Callable[[], None]], check: Callable[[], None]) -> list[float]:
+    """Seconds of each, the best of ROUNDS in turns, after one uncounted round. Calls `check` after each round."""
     best = [math.inf] * len(calls)
     for turn in range(ROUNDS + 1):
         for i, call in enumerate(calls):
@@ -237,6 +239,7 @@ def shortest(calls: Sequence[Callable[[], None]]) -> list[float]:
             call()
             if turn:
                 best[i] = min(best[i], time.perf_counter() - began)
+        check()
     return best
 
 

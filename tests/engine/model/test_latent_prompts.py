@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from attention.choice.choose import made
 from attention.codes import pool_in
 from attention.latent import attend_latent, write_latent
+from attention.reference import ReferenceBackend
 from cache.block import BlockGeometry
 from engine.model import latent_prompts
 from engine.model.latent_config import Latent
@@ -110,10 +111,31 @@ def test_both_forms_are_one_attention(backend, dtype, monkeypatch):
         write_latent(made("reference"), case.k[:, 0].to(kv.dtype), kv, case.batch, None)
         ours, truth, off = attention_of(case, kv, backend, dtype, 6)
         assert far_off(ours, truth, off) is None, (mix, far_off(ours, truth, off))
-        monkeypatch.setattr(latent_prompts, "ROOM_BYTES", 1 << 15)  # two or fewer heads of the longest context
-        again, _, _ = attention_of(case, kv, backend, dtype, 6)
-        torch.testing.assert_close(again, ours)
+        for heads in (1, 4):  # at a time, with at most 256 tokens; four do not divide six
+            block = 2 * latent_prompts.BLOCK_SIZE * 32 * dtype.itemsize
+            monkeypatch.setattr(latent_prompts, "ROOM_BYTES", 2 * block * heads)
+            again, _, _ = attention_of(case, kv, backend, dtype, 6)
+            torch.testing.assert_close(again, ours)
         monkeypatch.undo()
+
+
+def test_every_group_of_heads_has_a_dense_pool(monkeypatch):
+    """The Triton kernels take no other."""
+    seen = []
+
+    class Dense(ReferenceBackend):
+        def attend(self, q, kv, batch, plan, scale, **options):
+            seen.append((q.shape[1], kv.is_contiguous()))
+            return super().attend(q, kv, batch, plan, scale, **options)
+
+    case = Case([(40, 13)], 6, 1, SIZES.row_size, 16, torch.float32)
+    prompts = LatentPrompts(SIZES, 6, case.scale, Dense())
+    (chunk,) = prompts.split(case.batch).chunks
+    monkeypatch.setattr(latent_prompts, "ROOM_BYTES", 4 * 2 * latent_prompts.BLOCK_SIZE * 32 * 4)
+    kv = case.pool[:, 1, :1].contiguous()[:, :1].nan_to_num(0.0)
+    rows = torch.ones(len(case.q), 6, 16), torch.ones(len(case.q), 6, 16)
+    prompts.attend(chunk, *rows, kv, TorchPerHead(torch.ones(6, 16, 32)), TorchPerHead(torch.ones(6, 32, 24)))
+    assert seen == [(4, True), (4, True)]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
