@@ -42,7 +42,7 @@ class Room:
     near_blocks: int  # most of them in DRAM
     far_blocks: int = 0  # and on SSD
     held_blocks: int = 0  # and on other nodes (sched/elsewhere.py), behind those in DRAM
-    hot_apart: bool = False  # hot blocks lie in much faster memory than near ones: a GPU's
+    hot_apart: bool = False  # hot blocks lie in much faster memory than near ones: on GPUs, which only the lab has here
 
     @property
     def arena_blocks(self) -> int:

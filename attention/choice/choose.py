@@ -126,7 +126,11 @@ def fastest(device: str, heads: Heads, cpu_level: str) -> AttentionBackend:
         return TorchBackend()
     kernels = [ours]
     if cpu_level == "auto":
-        kernels += map(CpuBackend, lower(ours.level, heads.dtype == torch.bfloat16, is_compiled))
+        for level in lower(ours.level, heads.dtype == torch.bfloat16, is_compiled):
+            try:
+                kernels.append(CpuBackend(level))
+            except NotCompiled as error:  # it was compiled, and cannot be opened
+                log.warning("the kernels of level %s are left out: %s", level, error)
     named = [(f"our kernels of level {each.level}", each) for each in kernels]
     return fastest_of([*named, ("torch", TorchBackend())], heads)
 

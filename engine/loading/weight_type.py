@@ -4,7 +4,7 @@ On a CPU `stored` where all of these hold: the files have matrices in types that
 fp8, mxfp4); the `cpu` backend computes attention, not torch on request; and the products of this CPU's level are faster
 with these matrices for one row and for many. The last is so at FASTER: `scripts/bench.py ops --only quantized` measures
 it. fp8 is faster for one row, but slower for 2 to 32, because each conversion serves few rows. Tiles (amx) multiply
-many rows of bfloat16 faster than any level multiplies bytes. Levels for ARM have no products of bytes yet.
+many rows of bfloat16 faster than any level multiplies bytes. No ARM CPU has measured its products of bytes yet.
 
 On a GPU `stored` for every file with such matrices, if Triton computes attention: who gives a node a quantized
 checkpoint expects its memory to hold no wider one. No GPU has measured these products yet.

@@ -178,7 +178,8 @@ def floor_s(
 ) -> tuple[float, dict[str, float]]:
     """Seconds in which the weights and all blocks can be read, and what it was computed from."""
     ceilings = measured_elsewhere(args.num_threads, config["dtype"])
-    work = Work.of(describe(EMBEDDED_MODEL).config, config["dtype"], chosen_weights())
+    weights = chosen_weights() if config["weight_dtype"] == "auto" else config["weight_dtype"]
+    work = Work.of(describe(EMBEDDED_MODEL).config, config["dtype"], weights)
     far = median(one.far_bytes for one in ours)
     in_memory = work.weight_bytes + tokens * work.kv_bytes_per_token - far
     seconds = max(in_memory / ceilings.memory_bytes_per_s, far / far_bytes_per_s if far else 0.0)

@@ -222,16 +222,15 @@ class Node:
                 self._begun_in_vain(job)
             else:
                 self._events.preempted(self, job)
-        if self.queue and self._chunk(now):
-            pass
-        elif running := self.batch.running:
+        chunked = bool(self.queue) and self._chunk(now)
+        if not chunked and (running := self.batch.running):
             slow = self._step_factor(now)
             base, slope = self.model.decode_line(len(running))
             steps = self.batch.steps()
             self._segment = Segment(now, steps, base * slow, slope * slow, len(running), self.batch.context)
             self._version += 1
             self._loop.at(now + self._segment.seconds(steps), self._decoded, self._version)
-        else:
+        elif not chunked:
             self._idle = True
         self._events.changed(self)
 

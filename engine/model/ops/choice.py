@@ -1,10 +1,11 @@
 """Chooses the operations of a model; on a CPU it measures which matrix products are fastest.
 
 Candidates are torch, the kernels of this CPU's best level, and those of lower levels that compute otherwise and are
-compiled already (attention/cpu/level.py). All compute, in turns, a product larger than a core's caches: for one row,
-which is bound by memory, and for more rows, which are bound by arithmetic. The best of ROUNDS counts, because other
-processes can only make a round longer. The product of the times decides; the first candidate wins unless another one
-is faster by more than NOISE, so that starts of one node agree.
+compiled already (attention/cpu/level.py). All compute, in turns, a product of one, some and many rows, with a matrix
+that may fit into the last cache: it compares the arithmetic of candidates whose matrices have equally many bytes. The
+best of ROUNDS counts, because other processes can only make a round longer. The product of the times decides; the first
+candidate wins unless another one is faster by more than NOISE. So starts of one node seldom differ; --cpu-level with a
+name and --attention-backend rule it out.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from attention.choice.quiet import undisturbed
 from attention.cpu.level import lower
 from engine.model.ops.cpu import ELEMENTS, CpuOps, is_compiled
 from engine.model.ops.interface import Ops, TorchOps
-from engine.model.ops.quantized import Products, Weight
+from engine.model.ops.quantized import Products
 from net.compiled import NotCompiled
 
 log = logging.getLogger(__name__)
@@ -75,8 +77,8 @@ def name_of(ops: Ops) -> str:
 
 def fastest_ops(among: Sequence[Ops], dtype: torch.dtype) -> Ops:
     """The one with the smallest product of times; the first one if its product is at most NOISE times that."""
-    weights = [torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)] * len(among)
-    times, threads = undisturbed(lambda check: seconds_of(among, weights, check))
+    weight = torch.full((OUTPUTS, INPUTS), 0.5, dtype=dtype)
+    times, threads = undisturbed(lambda check: seconds_of(among, weight, check))
     products = [math.prod(each) for each in times]
     fastest = min(range(len(among)), key=products.__getitem__)
     if products[0] <= NOISE * products[fastest]:
@@ -98,15 +100,13 @@ def in_words(seconds: Sequence[float]) -> str:
     return ", ".join(f"{1e3 * took:.2f} ms for {m} rows" for m, took in zip(ROWS, seconds, strict=True))
 
 
-def seconds_of(
-    among: Sequence[Ops], weights: Sequence[Weight], check: Callable[[], None] = lambda: None
-) -> list[list[float]]:
-    """Seconds of one product by each of `among` with its weight, for each of ROWS: the best of ROUNDS after a warm-up,
-    in turns. The weights have the same shape and multiply the same type. Calls `check` after each round."""
-    linears = [ops.linear(weight) for ops, weight in zip(among, weights, strict=True)]
+def seconds_of(among: Sequence[Ops], weight: Tensor, check: Callable[[], None]) -> list[list[float]]:
+    """Seconds of one product by each of `among` with a weight [out, in], for each of ROWS: the best of ROUNDS after a
+    warm-up, in turns. Calls `check` after each round."""
+    linears = [ops.linear(weight) for ops in among]
     best = [[math.inf] * len(ROWS) for _ in among]
     for column, rows in enumerate(ROWS):
-        x = torch.ones(rows, weights[0].shape[1], dtype=weights[0].dtype)
+        x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
         for turn in range(ROUNDS + 1):
             for linear, row in zip(linears, best, strict=True):
                 began = time.perf_counter()

@@ -17,6 +17,8 @@ from pathlib import Path
 SECONDS = 2.0
 LEAD_S = 8.0
 """Between the start of the processes and their work: they load torch meanwhile."""
+TIMEOUT_S = 60.0
+"""For a process to end after its work should have begun."""
 
 WIDTH = 256
 
@@ -34,7 +36,14 @@ def _rates(cores: Sequence[int]) -> list[float]:
     begin = time.time() + LEAD_S
     commands = [[sys.executable, "-m", __name__, str(own[core % len(own)]), str(begin), str(SECONDS)] for core in cores]
     running = [subprocess.Popen(one, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for one in commands]
-    answers = [one.communicate() for one in running]
+    try:
+        answers = [one.communicate(timeout=LEAD_S + TIMEOUT_S) for one in running]
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError("the cores could not be measured: a process did not end") from error
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
     for one, (_, error) in zip(running, answers, strict=True):
         if one.returncode:
             raise RuntimeError(f"the cores could not be measured:\n{error.decode()[-2000:]}")
@@ -48,7 +57,9 @@ def products_per_s(core: int, begin: float, seconds: float) -> float:
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     a = torch.full((WIDTH, WIDTH), 1 / WIDTH)
-    time.sleep(max(0.0, begin - time.time()))
+    if (late := time.time() - begin) > 0:
+        sys.exit(f"torch was loaded {late:.1f} s too late: the processes would not compute at once")
+    time.sleep(-late)
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         a @ a

@@ -16,7 +16,7 @@ from itertools import accumulate
 from sched.chunks import makespan, plan, stage_seconds
 from sched.placement.groups.group import Group, Helper, Prompt
 
-ALIKE = 2.0
+ALIKE = 1.75
 """Nodes whose learned speeds differ by no larger factor get equal shares. A node that computes other chunk sizes, or
 next to busy neighbours, seems up to 1.7 times as slow as its equal, and one share too large makes all stages wait."""
 
