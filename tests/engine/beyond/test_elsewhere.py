@@ -15,7 +15,8 @@ import torch
 from attention.parts import Parts, attend_part
 from cache.arena import checksum
 from engine.beyond import elsewhere as asking_side
-from engine.beyond.elsewhere import Elsewhere, HeldBlocks, NoRoomElsewhere
+from engine.beyond.elsewhere import Elsewhere, NoRoomElsewhere
+from engine.beyond.held import HeldBlocks
 from engine.beyond.lodged import Done, RequestRoom
 from engine.step.cold import Cold, PartLate, PartLost
 from net.channel.channel import Channel
