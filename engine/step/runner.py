@@ -256,7 +256,8 @@ class Runner:
             batch = replace(inputs.batch, positions=inputs.batch.positions + before)
             with cold.lodged.read(cold.slots, cold.window, layers) as pieces:
                 attention = SplitAttention(model.backend, self.kv_pool, batch, pieces)
-                x = model.embed(inputs.token_ids) if not layers.start else cold.hidden
+                # A copy: layers overwrite their input, and after PartLate these layers are passed again.
+                x = model.embed(inputs.token_ids) if not layers.start else cold.hidden.clone()
                 found = model.forward_part(layers, x, batch, self.kv_pool, inputs.last_rows, attend=attention)
         chosen = list(sample(found, wanted, self._masks)) if ends else []
         seconds = time.perf_counter() - began
