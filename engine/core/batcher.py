@@ -251,9 +251,10 @@ class Batcher:
         self._changes += 1
         request.num_computed = num_tokens
 
-    def lost_parts(self) -> list[tuple[Request, str]]:
-        """Requests with a part that must end because of blocks, each with the reason."""
-        return [(r, r.part.lost) for r in self.requests.values() if r.part is not None and r.part.lost]
+    def stuck(self) -> list[tuple[Request, str]]:
+        """Requests that must end because of blocks, each with the reason."""
+        parts = [(r, r.part.lost) for r in self.requests.values() if r.part is not None and r.part.lost]
+        return [*parts, *self.seats.shut_out()]
 
     # --- steps
 

@@ -38,6 +38,7 @@ class KvTarget:
     epochs: Sequence[str] = ()  # the same for each node of a group, if several nodes compute the prompt
     dtype: str = ""  # of that node's blocks; "": they are like those of the prefill node
     block_size: int = 0
+    prefills: bool = False  # whether that node computes prompts too
 
 
 class Piece(NamedTuple):

@@ -148,6 +148,23 @@ class Seats:
             if self._needs(request) > self.blocks.pool.num_free and ends(own, holders.values()):
                 part.lost = "prompts of other nodes have the blocks that it needs on a node of its group"
 
+    def shut_out(self) -> list[tuple[Request, str]]:
+        """Prompts that wait here for blocks which other nodes write, while a node that computes prompts too holds
+        blocks for them, each with the reason. See sched/placement/groups/giving_way.py."""
+        remote = [r for r in self.requests.values() if r.state is RequestState.REMOTE]
+        if not remote:
+            return []
+        held = {block for r in remote for block in r.held_blocks}
+        left, size = self.blocks.pool.num_blocks - len(held), self.blocks.block_size
+        found = []
+        for r in self.waiting:
+            if not r.holds_elsewhere or r.state is not RequestState.WAITING or r.part is not None:
+                continue
+            need = len(r.block_ids) + self.blocks.lacks(r)
+            if need > left and need - len(held.intersection(r.block_ids or self.blocks.match(r))) > left:
+                found.append((r, f"KV that other nodes write leaves {left} blocks of {size} tokens: it needs {need}"))
+        return found
+
     # --- giving it up
 
     def make_room(self, now: float, request: Request, need: int) -> None:

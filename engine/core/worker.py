@@ -299,7 +299,7 @@ class Worker:
         while True:
             self._loads.start(time.monotonic())
             step = self.batcher.schedule(time.monotonic())
-            for request, reason in self.batcher.lost_parts():
+            for request, reason in self.batcher.stuck():
                 self.fail(request, reason)
             running = None if step is None else loop.run_in_executor(self._executor, self._model.run, step, loop)
             self._in_flight = None if step is None or running is None else (step, running)

@@ -228,7 +228,7 @@ class Acceptor:
         _avoid_what_failed(flight)
         flight.adopted = None
         flight.attempt += 1
-        flight.failed_groups += len(flight.prefills) > 1 and flight.last_token < flight.begun
+        flight.failed_apart += flight.apart and flight.last_token < flight.begun
         if not flight.persistence.failed(flight.num_output_tokens):
             raise Unavailable(
                 f"{MAX_FUTILE_ATTEMPTS} attempts in a row brought no token, last: {reason}", retry_after_s=1.0

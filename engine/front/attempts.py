@@ -17,7 +17,7 @@ from engine.core.kv_ready import KvTarget
 from engine.front.adoption import Adoption
 from engine.front.flight import Flight, OutputText
 from engine.front.flight_log import FlightLog
-from engine.front.groups import MAX_FAILED_GROUPS
+from engine.front.groups import MAX_FAILED_APART
 from engine.front.moving import Places
 from engine.front.placing import Placer
 from engine.front.silence import Silence, Silent
@@ -107,7 +107,7 @@ class Attempts:
         """Place the request, reserve blocks on its decode node, then start its prefill. Raises NotPlaced, Overloaded,
         Unavailable, AttemptFailed, NodeUnreachable or Redirected."""
         request = flight.as_request()
-        one_node = flight.failed_groups >= MAX_FAILED_GROUPS
+        one_node = flight.failed_apart >= MAX_FAILED_APART
         placed = await self._placer.place(request, flight.avoid, not flight.persistence.promised, one_node)
         placement = placed.placement
         self._log.placed(flight, placed)
@@ -116,12 +116,12 @@ class Attempts:
         flight.items = asyncio.Queue()
         flight.prefills, flight.beyond = placement.prefills, placement.beyond
         nodes = {*placement.prefills, placement.decode}
-        flight.places = Places(nodes, set(nodes))
+        flight.places, flight.apart = Places(nodes, set(nodes)), len(nodes) > 1
         wire, data = pack_request(request, time.monotonic() - flight.accepted)
         left = max(1.0, flight.deadline - time.monotonic())
         target, asked = None, placement.decode
-        # all other nodes are much slower, or do not take it, so it must stay
-        back = placement.prefill in flight.avoid or placement.beyond
+        # all other nodes are much slower, do not take it, or have failed together, so it must stay
+        back = placement.prefill in flight.avoid or placement.beyond or one_node
         promise = placed.promise(0 if back else MAX_REDIRECTS - flight.redirects)
         try:
             if placement.decode != placement.prefill:

@@ -52,8 +52,9 @@ class Flight:
     redirects: int = 0  # attempts that ended because the prefill node sent the prompt away
     avoid: set[str] = field(default_factory=set)  # prefill nodes that sent the prompt away, or failed beyond memory
     prefills: tuple[str, ...] = ()  # nodes that compute the prompt in the current attempt
+    apart: bool = False  # several nodes do the current attempt
     beyond: bool = False  # its KV exceeds the arena of the node of the current attempt
-    failed_groups: int = 0  # attempts on several prefill nodes that failed
+    failed_apart: int = 0  # attempts on several nodes that failed before a token
     runs: bool = False  # an attempt has begun; `items` receives its outputs and its end
     items: asyncio.Queue[Update | TimedOut | Closing | Ended] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline

@@ -16,8 +16,9 @@ from sched.placement.links import Vector
 from sched.placement.pooled import fetched
 from sched.placement.view import View
 
-MAX_FAILED_GROUPS = 2
-"""A request whose groups have failed so often is computed by one node."""
+MAX_FAILED_APART = 2
+"""A request of which several nodes have failed to compute a token so often is computed by one node: by its decode node,
+if that computes prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,9 @@ class Placer:
         self, request: Request, avoid: Collection[str] = (), new: bool = True, one_node: bool = False
     ) -> Placed:
         """`avoid`: nodes that have sent this prompt away (see Choice); `new`: no node has begun the request yet;
-        `one_node`: one node computes the prompt, however long it is. Raises NotPlaced when every node is full, a role
-        is missing, the prompt fits on no node, or a new request would miss its objectives."""
+        `one_node`: one node computes the prompt, however long it is, and decodes too if it can. Raises NotPlaced when
+        every node is full, a role is missing, the prompt fits on no node, or a new request would miss its objectives.
+        """
         begun = time.monotonic()
         self._neighbours.arrivals.count(begun)
         keys = self._keys(request)
@@ -142,18 +143,23 @@ class Placer:
             return self._charged(placed, everyone, now, request)
         if isinstance(decision, Rejected):
             raise no_placement(decision, list(answers.values()), len(members), time.monotonic() - begun)
-        if not one_node and not request.scores_prompt and self._groups is not None:
+        if one_node:
+            decision = choice.on_one_node(decision)
+        elif not request.scores_prompt and self._groups is not None:
             decision = self._groups.grouped(decision, choice, known, request.fetches)
         if new and (found := refusal(self._rejection, decision, request.service_class, view)) is not None:
             raise turned_away(found, decision, list(answers.values()), len(members), time.monotonic() - begun)
         alone = False
         # What a group computes is on none of its nodes in the end: others do better to find it in the pool.
-        if self._intents and asked and decision.estimates["prefill_s"] > WORTH_S and decision.group is None:
+        shared = decision.estimates["prefill_s"] > WORTH_S and decision.group is None and not one_node
+        if self._intents and asked and shared:
             first = decision
             decision = await self._joined(first, choice, question, known, answers)
             alone = decision is first
         claimed = {node: answer.claimed for node, answer in answers.items()}
-        decision, claim, given_up = await self._claims.secure(decision, choice, claimed)
+        claim, given_up = None, 0
+        if not one_node:  # which is not decided again
+            decision, claim, given_up = await self._claims.secure(decision, choice, claimed)
         if alone and decision.prefill != first.prefill:
             await self._intend(decision, question, known, instead_of=first.prefill)
         seconds = time.monotonic() - begun

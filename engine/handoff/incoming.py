@@ -48,6 +48,7 @@ class KvForm:
     decoder: Decoder | None = None  # None: it arrives in the arena's own format
     dtype: str = ""  # of its blocks, for prefill nodes whose blocks differ
     block_size: int = 0
+    prefills: bool = False  # as in KvTarget
 
 
 @dataclass(slots=True)
@@ -150,6 +151,7 @@ class Incoming:
             request.others,
             dtype=self._form.dtype,
             block_size=self._form.block_size,
+            prefills=self._form.prefills,
         )
         return target if len(epochs) == 1 else replace(target, epochs=epochs)
 

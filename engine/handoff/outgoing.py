@@ -58,6 +58,7 @@ class KvMoves:
     wire: WireCodec | None = None  # encodes KV for the wire and decodes it; None: KV moves as it is
     unlike: Converter | None = None  # converts KV for nodes whose blocks differ; None: it cannot be converted here
     key_tokens: int = 0  # as in Request
+    prefills: bool = False  # this node computes prompts
 
     @property
     def pooled_per_block(self) -> int:

@@ -80,7 +80,13 @@ class EngineService:
             channel,
             transfer,
             worker,
-            KvForm(moves.geometry.block_bytes, moves.wire, moves.geometry.dtype, moves.geometry.block_size),
+            KvForm(
+                moves.geometry.block_bytes,
+                moves.wire,
+                moves.geometry.dtype,
+                moves.geometry.block_size,
+                moves.prefills,
+            ),
             max_waiting,
             metrics,
             lambda request_id: request_id in self._fenced,
@@ -154,6 +160,7 @@ class EngineService:
             self._welcome(request)
         transfer = None
         if body.target is not None:
+            request.holds_elsewhere = body.target.prefills
             transfer = self._outgoing.transfer(request, body.target, self._worker.batcher.pool)
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)

@@ -178,6 +178,7 @@ class Engine:
             self._wire,
             self._converter,
             pooled.block_size if each > 1 else 0,
+            "prefill" in config.roles,
         )
         self.service = EngineService(
             cluster.channel,

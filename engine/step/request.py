@@ -69,6 +69,7 @@ class Request:
     num_cached: int = 0  # prompt tokens not computed here, but found in HBM, a lower tier or the pool
     looked_up: bool = False  # the prefix has been looked up in the lower tiers and the pool
     handover: bool = False  # another node decodes: end here after the first new token
+    holds_elsewhere: bool = False  # that node computes prompts too, and holds blocks for this one
     handed_over: bool = False  # the prompt was computed on another node and pushed here
     part: Part | None = None  # what this node computes of a long prompt; None: everything
     cold: Cold | None = None  # its KV exceeds the arena: `block_ids` are a part of its blocks, in no order

@@ -9,12 +9,13 @@ Therefore waiting may take up to MAX_WAIT_RATIO times as long; this leaves the o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sched.gossip.intents import Coming
 from sched.placement.choice import Placement, PlacementPolicy, Rejected
+from sched.placement.costs import prefill_costs
 from sched.placement.demand import Demand
 from sched.placement.links import Vector
 from sched.placement.view import View
@@ -59,6 +60,21 @@ class Choice:
         for node in self.avoid:
             others.close(node)
         return self._unless_late(self._decide(others), best)
+
+    def on_one_node(self, decision: Placement) -> Placement:
+        """`decision`, but the decode node computes the prompt too, if it takes prompts."""
+        onto = self.view.index[decision.decode]
+        row = prefill_costs(self.now, self.demand, self.view, self.matched, 1.0).row(onto)
+        if decision.prefill == decision.decode or not self.view.prefills[onto] or row["skipped"]:
+            return decision
+        changed = {name: row[name] for name in ("wait_s", "transfer_s", "prefill_s", "ttft_s")}
+        return replace(
+            decision,
+            prefill=decision.decode,
+            prefix_source=row["prefix_source"],
+            prefix_tokens=row["prefix_tokens"],
+            estimates=decision.estimates | changed | {"handover_s": 0.0},
+        )
 
     def _decide(self, view: View) -> Placement | Rejected:
         best = self.policy.place(self.now, self.demand, view, self.matched)

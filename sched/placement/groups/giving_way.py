@@ -1,4 +1,4 @@
-"""Which of two groups ends when each waits for blocks that the other holds: no groups wait in a circle. Pure.
+"""Which of two prompts ends when each waits for blocks that the other holds: no prompts wait in a circle. Pure.
 
 A group has *begun* on a node where its part has computed something, and where what other nodes computed has arrived. It
 waits there for the requests that hold the blocks it needs. All nodes know one order of groups: by class, then by the id
@@ -10,7 +10,10 @@ computed, and so on up to the first.
   first part of a group may wait for any other part, and of two groups that meet on two nodes only the later one ends.
 - Blocks into which other nodes write, for a request that decodes here, are held until those nodes have computed its
   prompt, which may wait for a part. So no part waits for them.
-- All other requests end by what their own node does.
+- A prompt without a group holds blocks too, on its decode node. If that node computes prompts as well, it must not wait
+  on its prefill node for blocks into which other nodes write: its attempt ends (engine/core/seats.py). After two such
+  ends one node does all of it (engine/front/groups.py), and then it holds nothing while it waits.
+- So all other requests end by what their own node does.
 
 tests/engine/core/test_giving_way.py searches for circles in random clusters.
 """

@@ -285,11 +285,11 @@ async def play(seed: int, right: list[int], monkeypatch, seen: Counter) -> None:
                 await until(lambda share=share: not share.stats()["dram"]["held"])
 
 
-@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 116), marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 80), marks=pytest.mark.heavy)])
 async def test_tokens_are_those_of_a_large_arena_whatever_comes_between(monkeypatch, right, seeds):
     seen = Counter[str]()
     for seed in seeds:
         await play(seed, right, monkeypatch, seen)
     assert seen["fallbacks"] and seen["preempted"]
     assert seen["late behind the first layer of a later slice"]
-    assert len(seeds) < 100 or all(seen[fate] for fate in FATES)
+    assert len(seeds) < 64 or all(seen[fate] for fate in FATES)

@@ -126,11 +126,11 @@ def test_a_stage_loses_its_blocks_only_to_a_class_before_it(priority):
     b.add(1, other)
     step = b.schedule(1)
     if priority == "interactive":
-        assert [lost for lost, _ in b.lost_parts()] == [r] and r.part.room(r.num_computed) == 0
+        assert [lost for lost, _ in b.stuck()] == [r] and r.part.room(r.num_computed) == 0
         assert [row.request for row in step.rows] == [other]
         b.abort(1, r.request_id)
     else:
-        assert not b.lost_parts() and len(r.block_ids) == 4 and step is None
+        assert not b.stuck() and len(r.block_ids) == 4 and step is None
         r.part.unread = 0
     run_dry(b)
     assert not b.requests
@@ -160,7 +160,7 @@ def test_a_stage_that_waits_keeps_its_prefix_from_requests_behind_it():
         b.add(2, other)
     run_dry(b)
     assert all(other.finished for other in others) and b.num_preemptions == 1
-    assert not b.lost_parts() and len(r.block_ids) == 5
+    assert not b.stuck() and len(r.block_ids) == 5
     r.part.available = 40
     run_dry(b)
     assert r.finish_reason == "handover"
@@ -175,13 +175,11 @@ def test_where_nothing_runs_a_stage_gives_its_prefix_last():
     first = request("first", [9] * 28, arrival=1, max_tokens=1)
     b.add(2, first)
     run_dry(b)
-    assert first.finished and prompt.finished and not b.lost_parts() and len(r.block_ids) == 5
+    assert first.finished and prompt.finished and not b.stuck() and len(r.block_ids) == 5
     whole = request("whole", [8] * 40, arrival=2, max_tokens=1)
     b.add(3, whole)
     step = b.schedule(3)
-    assert [row.request for row in step.rows] == [whole] and b.lost_parts()[0][0] is r, (
-        "a node does not wait for others"
-    )
+    assert [row.request for row in step.rows] == [whole] and b.stuck()[0][0] is r, "a node does not wait for others"
 
 
 @pytest.mark.parametrize("name", ["a", "z"])
@@ -201,7 +199,7 @@ def test_a_prefix_goes_to_an_earlier_stage_with_input_while_others_decode(name):
     step = b.schedule(2)
     assert [row.request for row in step.rows] == [decode]
     later, earlier = (idle, comes) if name == "a" else (comes, idle)
-    assert [lost for lost, _ in b.lost_parts()] == [later] and bool(idle.block_ids) == (earlier is idle)
+    assert [lost for lost, _ in b.stuck()] == [later] and bool(idle.block_ids) == (earlier is idle)
     run_step(b, 2, step)
     b.abort(3, later.request_id)
     if earlier is comes:
@@ -224,7 +222,7 @@ def test_one_of_two_groups_ends_where_both_have_begun_and_one_lacks_blocks(name)
     b.begin_part(comes, 0)
     comes.part.available = 16
     assert b.schedule(2) is None
-    assert [(lost, "prompts of other nodes" in why) for lost, why in b.lost_parts()] == [(comes, True)] * (name == "z")
+    assert [(lost, "prompts of other nodes" in why) for lost, why in b.stuck()] == [(comes, True)] * (name == "z")
     if name == "z":
         b.abort(3, name)
     comes.part.available, runs.part.unread = 40, 0

@@ -17,16 +17,18 @@ from tests.engine.toy_model import batcher, next_token, request, run_dry
 SIZE = 4
 LAYERS = 4
 KNOWN = 16  # tokens that some nodes have computed before
-MAX_FAILED_GROUPS = 2  # as engine/front/groups.py: after that, one node computes the prompt
+MAX_FAILED = 2  # as MAX_FAILED_APART in engine/front/groups.py: after that, one node does all of the prompt
 
 
 @dataclass
 class Prompt:
-    """A prompt of the cluster, on a group of nodes: as a pipeline, or with its tokens divided."""
+    """A prompt of the cluster, on a group of nodes: as a pipeline, or with its tokens divided. Or the first of them
+    computes it for a decode node."""
 
     name: str
     nodes: list[int]
     tokens: int
+    group: bool
     pipeline: bool
     decode: int | None  # the node that reserves blocks for it, if it is one of these
     known: list[int]  # nodes that have computed its first tokens before
@@ -44,8 +46,13 @@ class Prompt:
         return f"{self.name}#{self.failed}"
 
     @property
+    def apart(self) -> bool:
+        """Whether several nodes do it."""
+        return self.failed < MAX_FAILED and (self.group or self.decode is not None)
+
+    @property
     def grouped(self) -> bool:
-        return self.failed < MAX_FAILED_GROUPS
+        return self.apart and self.group
 
 
 class Cluster:
@@ -66,11 +73,15 @@ class Cluster:
         """No prompt begins as another."""
         return [1000 * (1 + int(prompt.name[1:])) + token for token in range(prompt.tokens)]
 
+    def arrival(self, prompt: Prompt) -> float:
+        """No two of a node's requests arrive at the same time: their order would depend on who asks for it."""
+        return self.now + self.prompts.index(prompt) / 100
+
     def place(self, prompt: Prompt) -> None:
         """Blocks on its decode node come first."""
         prompt.parts, prompt.begun, prompt.computed, prompt.claim = {}, set(), 0, None
-        if prompt.decode is not None and prompt.grouped:
-            prompt.claim = request(prompt.attempt, self.ids(prompt), arrival=self.now)
+        if prompt.decode is not None and prompt.apart:
+            prompt.claim = request(prompt.attempt, self.ids(prompt), arrival=self.arrival(prompt))
             prompt.claim.service_class = prompt.service_class
             self.nodes[prompt.decode].claim(prompt.claim)
         else:
@@ -91,11 +102,14 @@ class Cluster:
 
     def start(self, prompt: Prompt) -> None:
         whole = self.ids(prompt)
-        for index, node in enumerate(prompt.nodes if prompt.grouped else prompt.nodes[:1]):
-            r = request(prompt.attempt, whole, arrival=self.now, max_tokens=1)
+        alone = [prompt.nodes[0] if prompt.apart or prompt.decode is None else prompt.decode]
+        for index, node in enumerate(prompt.nodes if prompt.grouped else alone):
+            r = request(prompt.attempt, whole, arrival=self.arrival(prompt), max_tokens=1)
             r.service_class = prompt.service_class
+            r.handover = prompt.apart
+            r.holds_elsewhere = prompt.apart and not prompt.group
             if prompt.grouped:
-                r.part, r.handover = self.part(prompt, index), True
+                r.part = self.part(prompt, index)
             prompt.parts[node] = r
             self.nodes[node].add(self.now, r)
 
@@ -120,10 +134,10 @@ class Cluster:
 
     def begin(self, prompt: Prompt) -> bool:
         """The decode node has blocks for it, then all nodes agree; chunks of divided tokens begin in order."""
-        if prompt.done or not prompt.grouped:
-            return False
         if prompt.claim is not None:
             return self.reserve(prompt)
+        if prompt.done or not prompt.grouped:
+            return False
         parts = list(prompt.parts.values())
         if not any(r.part.begun for r in parts):
             if not all(r.looked_up and r.state is RequestState.WAITING for r in parts):
@@ -154,7 +168,7 @@ class Cluster:
             b.blocks.adopt_prefix(r)
             b.loaded(self.now, r)
         self.steps[node] = following = b.schedule(self.now)
-        lost = b.lost_parts()
+        lost = b.stuck()
         for r, reason in lost:
             assert reason
             self.fail(r.request_id)
@@ -195,7 +209,7 @@ class Cluster:
             prompt.computed = max(prompt.computed, done)
             if row.samples:
                 prompt.done = True
-                if prompt.decode is not None:
+                if prompt.decode is not None and prompt.apart:
                     self.nodes[prompt.decode].abort(self.now, prompt.attempt)
 
     def pass_on(self, prompt: Prompt, index: int, part: Stage, count: int, done: int) -> None:
@@ -226,7 +240,8 @@ def clusters(draw) -> Cluster:
     chunk = draw(st.sampled_from([8, 12]))
     prompts = []
     for number in range(draw(st.integers(2, 5))):
-        nodes = draw(st.permutations(range(count)))[: draw(st.integers(2, count))]
+        group = draw(st.booleans())
+        nodes = draw(st.permutations(range(count)))[: draw(st.integers(2, count)) if group else 1]
         tokens = draw(st.integers(count * chunk + KNOWN, 56))
         kind = draw(st.sampled_from(["standard", "standard", "batch", "interactive"]))
         others = [node for node in range(count) if node not in nodes]
@@ -235,11 +250,12 @@ def clusters(draw) -> Cluster:
                 f"p{number}",
                 nodes,
                 tokens,
+                group=group,
                 pipeline=draw(st.booleans()),
                 decode=draw(st.sampled_from([None, *others])),
                 known=draw(st.lists(st.sampled_from(range(count)), unique=True)),
                 service_class=kind,
-                failed=draw(st.sampled_from([0, 0, MAX_FAILED_GROUPS])),
+                failed=draw(st.sampled_from([0, 0, MAX_FAILED])),
             )
         )
     arenas = [draw(st.integers(15, 30)) for _ in range(count)]  # at least the longest prompt with its answer
@@ -248,7 +264,7 @@ def clusters(draw) -> Cluster:
 
 @settings(max_examples=300, deadline=None)
 @given(clusters(), st.randoms(use_true_random=False))
-def test_no_groups_wait_in_a_circle(cluster, random):
+def test_no_prompts_wait_in_a_circle(cluster, random):
     """Every round computes something or ends an attempt, until all prompts are computed; no attempt ends twice."""
     for _ in range(2000):
         order = list(range(len(cluster.nodes)))
@@ -256,6 +272,6 @@ def test_no_groups_wait_in_a_circle(cluster, random):
         if not cluster.round(order) and not cluster.round(order):
             break
     assert all(prompt.done for prompt in cluster.prompts), f"they wait in a circle:\n{cluster!r}"
-    assert cluster.deaths <= MAX_FAILED_GROUPS * len(cluster.prompts)
+    assert cluster.deaths <= MAX_FAILED * len(cluster.prompts)
     for b in cluster.nodes:
         assert not b.requests and b.pool.usage()["held"] == 0

@@ -56,6 +56,7 @@ class Nodes:
         self.missing = ""  # a role that no node has
         self.refused: list[str] = []  # nodes that could not be reached
         self.avoided: list[set[str]] = []  # of each request that was placed
+        self.one_node: list[bool] = []
         self.beyond = False  # the node of the prompt decodes it: its KV exceeds the arena
 
     async def place(self, request: Any, avoid: Any = (), new: bool = True, one_node: bool = False) -> Placed:
@@ -66,6 +67,7 @@ class Nodes:
         self.fetches.append(request.fetches)
         self.weights.append(request.weights)
         self.avoided.append(set(avoid))
+        self.one_node.append(one_node)
         decode = f"p{number}" if self.beyond else f"d{number}"
         return Placed(Placement(f"p{number}", decode, "none", 0, ESTIMATES, beyond=self.beyond), [], 0, 0.0)
 
@@ -338,6 +340,21 @@ async def test_the_last_attempt_computes_the_prompt_whatever_ended_the_others(wo
     with pytest.raises(Unavailable):
         await work
     assert world.nodes.fetches == [True] * (MAX_FUTILE_ATTEMPTS - 1) + [False]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_after_two_failures_of_several_nodes_one_node_does_it(world, alone):
+    """Not if one node has failed."""
+    world.nodes.beyond = alone
+    work = asyncio.create_task(collect(ask(world), []))
+    for attempt in range(MAX_FUTILE_ATTEMPTS):
+        last = (f"p{attempt}", messages.PREFILL)
+        await until(lambda: world.channel.called[-1:] == [last])  # noqa: B023 - awaited in this turn
+        body = encode_all([(f"a/r#{attempt}", Failed("KV that other nodes write leaves 7 blocks"))])
+        await world.channel.handlers[messages.TOKENS](f"p{attempt}", body, memoryview(b""))
+    with pytest.raises(Unavailable, match="leaves 7 blocks"):
+        await work
+    assert world.nodes.one_node == [False, False, not alone, not alone]
 
 
 @pytest.mark.parametrize("beyond", [True, False])

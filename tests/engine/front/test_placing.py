@@ -123,6 +123,20 @@ def test_a_node_that_sent_a_prompt_away_gets_it_again_only_if_all_others_are_muc
     assert accepted(choice_of(node("a"), avoid=("a",)).decide()).prefill == "a"
 
 
+def test_a_prompt_that_several_nodes_failed_at_goes_to_its_decode_node_if_that_computes_prompts():
+    idle, busy = replace(node("idle"), step_s=9.0), node("busy", 1.0)
+    choice = choice_of(idle, busy)
+    decision = accepted(choice.decide())
+    assert (decision.prefill, decision.decode) == ("idle", "busy")
+    alone = choice.on_one_node(decision)
+    assert (alone.prefill, alone.decode) == ("busy", "busy")
+    assert alone.estimates["wait_s"] == 1.0 and alone.estimates["handover_s"] == 0.0
+    assert alone.estimates["ttft_s"] == pytest.approx(1.0 + alone.estimates["prefill_s"])
+    choice = choice_of(replace(idle, roles=("prefill",)), replace(busy, roles=("decode",)))
+    decision = accepted(choice.decide())
+    assert choice.on_one_node(decision) is decision
+
+
 def test_nodes_too_busy_to_answer_still_count_where_nobody_else_has_their_role():
     prefill, other = replace(node("p"), roles=("prefill",)), replace(node("q"), roles=("prefill",))
     decode = replace(node("d"), roles=("decode",))

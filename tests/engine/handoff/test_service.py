@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cache.block import BlockGeometry
 from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
@@ -13,7 +15,7 @@ from engine.core.batcher import Batcher
 from engine.core.emissions import Emission
 from engine.core.kv_ready import KvTarget
 from engine.handoff import messages
-from engine.handoff.messages import Fence, Prefill, Promise, pack_request
+from engine.handoff.messages import Fence, Prefill, Promise, Reserve, pack_request
 from engine.handoff.outgoing import KvMoves
 from engine.handoff.own_load import OwnLoad
 from engine.handoff.rail_news import RailNews
@@ -21,7 +23,7 @@ from engine.handoff.service import EngineService
 from engine.handoff.updates import Token, decode_all
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
-from net.bodies import encode
+from net.bodies import answered, encode
 from net.metrics.events import Metrics
 from sched.gossip.state import NodeRecord
 from sched.rejection import OutputLengths, Rejection
@@ -39,8 +41,8 @@ def prefill(request: Request, target: KvTarget | None = None) -> tuple[dict[str,
     return encode(Prefill(wire, PROMISE, target)), memoryview(data[0])
 
 
-def moves(transfer: Any, how: str = "push") -> KvMoves:
-    return KvMoves(GEOMETRY, RailNews(transfer), how)
+def moves(transfer: Any, how: str = "push", prefills: bool = False) -> KvMoves:
+    return KvMoves(GEOMETRY, RailNews(transfer), how, prefills=prefills)
 
 
 def idle_load() -> OwnLoad:
@@ -155,3 +157,32 @@ async def test_tokens_of_one_step_are_numbered_and_only_the_last_one_ends_the_re
     assert (last.index, last.token_id, last.finish) == (2, 7, "length") and last.report is not None
     assert service.held()["acceptors"] == 0
     await service.close()
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+async def test_prompts_that_hold_blocks_on_each_others_nodes_do_not_wait_for_them(mixed):
+    """Each of two nodes decodes what the other one is to compute, and has not enough blocks for both. If the decode
+    nodes computed no prompts, nobody there would wait for these blocks."""
+    nodes, requests = [], []
+    for name in ("x", "y"):
+        channel, transfer = Wires(name), SlowTransfer()
+        transfer.epoch_of = lambda node: ""
+        worker = IdleWorker(Batcher(BlockPool(15), 4, 4, 64, 1000, {0}))
+        how = moves(transfer, prefills=mixed)
+        service = EngineService(channel, transfer, worker, how, 8, idle_load(), Metrics("m", name))
+        nodes.append((name, channel, worker, service))
+        requests.append(Request(f"for {name}", [ord(name) + i for i in range(32)], 32, SamplingParams(), 0.0, ROOT))
+    targets = []
+    for (_, channel, _, _), (other, *_), request in zip(nodes, reversed(nodes), requests, strict=True):
+        wire, data = pack_request(request)
+        reply = await channel.handlers[messages.RESERVE]("a", encode(Reserve(wire, [other])), memoryview(data[0]))
+        targets.append(answered(KvTarget, reply))
+    assert [target.prefills for target in targets] == [mixed, mixed]
+    for (_, channel, worker, _), request, target in zip(reversed(nodes), requests, targets, strict=True):
+        await channel.handlers[messages.PREFILL]("a", *prefill(request, target))
+        assert worker.batcher.schedule(0.0) is None
+        stuck = [(one.request_id, reason) for one, reason in worker.batcher.stuck()]
+        reason = "KV that other nodes write leaves 7 blocks of 4 tokens: it needs 8"
+        assert stuck == [(request.request_id, reason)] * mixed
+    for *_, service in nodes:
+        await service.close()
