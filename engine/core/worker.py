@@ -156,7 +156,14 @@ class Worker:
         self.batcher.add(time.monotonic(), request)
         if transfer is not None:
             self._transfers[request.request_id] = transfer
+        self._look_up()
         self.wake()
+
+    def _look_up(self) -> None:
+        """Look for the prefixes of the next waiting requests at once: while a step runs, so that the next one can have
+        them."""
+        if self._loop_task is not None and self.lost is None:
+            self._loads.start(time.monotonic())
 
     def check(self, request: Request | None = None) -> None:
         """Raises RemoteError when the loop has ended, or if this node may not compute `request` with its weights."""
@@ -180,6 +187,7 @@ class Worker:
             self._parts.found(request)
         if request.cold is not None and not request.cold.open:
             self.fail(request, request.cold.refused or "its room could not be found")
+        self._look_up()
         self.wake()
 
     def fail(self, request: Request, reason: str) -> None:

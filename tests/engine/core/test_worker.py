@@ -14,6 +14,7 @@ from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
 from engine.core.emissions import Emission
+from engine.core.prefix_loads import MAX_LOADS_IN_FLIGHT
 from engine.core.served import TOKENS
 from engine.core.worker import Reuse, Worker
 from engine.handoff.reuse import Publisher
@@ -21,7 +22,7 @@ from engine.model.experts.losses import Loss
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Sampled
 from engine.step.cold import Cold
-from engine.step.request import Request
+from engine.step.request import Request, RequestState
 from net.errors import RemoteError
 from net.metrics.events import Metrics
 
@@ -111,6 +112,24 @@ async def test_the_estimates_learn_from_every_prompt_and_token():
     await until(lambda: len(got) == tokens)
     served = worker.costs.served
     assert (served.first.observations, served.next.observations) == (1, 2), "the first decode step follows no other"
+    await worker.close()
+
+
+async def test_a_prompt_that_comes_during_a_step_is_in_the_next_one():
+    """Its prefix is looked up while the step runs, and so are those behind it for which no lookup was left."""
+    worker, runner = make()
+    worker.start(lambda emissions: None)
+    runner.gate.clear()
+    worker.add(request("first"))
+    assert await asyncio.to_thread(runner.wait_for_step, 1)
+    others = [request(f"r{i}", token=2 + i) for i in range(MAX_LOADS_IN_FLIGHT + 1)]
+    for other in others:
+        worker.add(other)
+    await until(lambda: all(other.looked_up and other.state is RequestState.WAITING for other in others))
+    assert len(runner.begun) == 1
+    runner.gate.set()
+    assert await asyncio.to_thread(runner.wait_for_step, 2)
+    assert runner.begun[1] == [5, 0, 0, 0], "as many as there are seats"
     await worker.close()
 
 
