@@ -15,7 +15,7 @@ Files:
     migration    Decides which running request moves to which decode node
     offload      Plans a model whose weights exceed the memory that they may use: which layers stay, and what a pass
                  costs
-    part_turns   Turns of a node that computes a part of a long prompt and gets other prompts as well, by seconds
+    part_turns   Turns of a node that computes a part of a long prompt, or prompts of class batch, and others as well
     queueing     Orders of the prompt queue: which prompt is prefilled next
     rejection    Decides which requests are refused under load: the variants of the paper
     role_change  Decides when a node that can prefill and decode, and does one of them, switches to the other

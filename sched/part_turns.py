@@ -1,4 +1,4 @@
-"""Turns of a node that computes a part of a long prompt and gets other prompts as well, by seconds. Pure.
+"""Turns of a node that computes a part of a long prompt, or prompts of class batch, and others as well. Pure.
 
 A step has one end, and a part fills steps of its own. So while other prompts come,
 
@@ -7,6 +7,9 @@ A step has one end, and a part fills steps of its own. So while other prompts co
   now and then waits for one slice, and a queue of them leaves the part half of the time.
 
 A slice costs the part the fixed time of one more step. Without other prompts, chunks stay whole.
+
+Prompts of class batch are in the same steps as others, and the order of the queue decides who goes first. But while
+prompts of higher classes come, those of class batch get no more of a step than a slice.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class PartTurns:
     def __init__(self) -> None:
         self._owed_s = 0.0
         self._others_at = -inf  # when another prompt was last here
+        self._higher_at = -inf  # when a prompt of a class above batch was last here
         self._began, self._part_runs, self._part_waits = 0.0, False, False
 
     @property
@@ -40,9 +44,15 @@ class PartTurns:
         """The longest time for the next step of a part."""
         return SLICE_S if now - self._others_at < RECENT_S else inf
 
-    def seen(self, now: float) -> None:
-        """Another prompt is here."""
+    def batch_s(self, now: float) -> float:
+        """The longest time for prompts of class batch in the next step."""
+        return SLICE_S if now - self._higher_at < RECENT_S else inf
+
+    def seen(self, now: float, higher: bool = False) -> None:
+        """Another prompt is here. higher: of a class above batch."""
         self._others_at = now
+        if higher:
+            self._higher_at = now
 
     def begin(self, now: float, part_runs: bool, part_waits: bool) -> None:
         """A step begins: with a part, or while one waits that could run."""

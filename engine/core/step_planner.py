@@ -15,7 +15,7 @@ from engine.speculation.speculative import Speculator
 from engine.step.request import Request, RequestState
 from engine.step.step import ScheduledRow
 from sched.batching import BatchingPolicy, StepLoad
-from sched.classes import RANK
+from sched.classes import BATCH, RANK
 from sched.part_turns import PartTurns
 from sched.queueing import QueueOrder
 from sched.stretch import Waiting
@@ -98,17 +98,22 @@ class StepPlanner:
         """Chunks of the next prompts, in the same step as `decodes`. A waiting prompt that cannot start keeps later
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
-        place in the step, so the node computes a shared prefix once."""
+        place in the step, so the node computes a shared prefix once. Prompts of class batch behind others get what is
+        left of their slice (sched/part_turns.py)."""
         prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(now, self._order.order(now, prompts))
         budget = self._prefill_budget(now, decodes, queue) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
         by_budget = not self._cold.present
+        whole, sliced = budget, False
         blocked, first = False, self._seats.first_but_prompts(now) if in_turn else None
         for request in (*queue, *behind):
             if (budget <= 0 and by_budget) or (rows and request in behind):
                 break
+            if rows and not sliced and _of_batch(request):
+                sliced = True
+                budget = min(budget, self._prefill_budget(now, decodes, [request]) - (whole - budget))
             if budget <= 0 and request.cold is None:
                 continue
             waits = request.state is RequestState.WAITING
@@ -150,7 +155,7 @@ class StepPlanner:
         parts = [request for request in queue if request.part is not None]
         others = [request for request in queue if request.part is None]
         if any(request.cold is None for request in others):
-            self._part_turns.seen(now)
+            self._part_turns.seen(now, higher=any(not _of_batch(r) for r in others if r.cold is None))
         self._part_waits = False
         if not parts or not others:
             return queue, ()
@@ -178,7 +183,11 @@ class StepPlanner:
         prompts = [
             Waiting(r.service_class, now - r.arrival, r.num_uncomputed, r.num_computed) for r in queue if decodes
         ]
-        most_s = inf if queue[0].part is None else self._part_turns.most_s(now)
+        most_s = inf
+        if queue[0].part is not None:
+            most_s = self._part_turns.most_s(now)
+        elif _of_batch(queue[0]):
+            most_s = self._part_turns.batch_s(now)
         load = StepLoad(left, len(decodes), context, queue[0].num_computed, classes, prompts, most_s)
         return min(left, self._policy.prefill_tokens(load))
 
@@ -204,6 +213,11 @@ class StepPlanner:
         end = request.num_computed + count
         samples = end == request.num_tokens and (request.part is None or request.part.last)
         return ScheduledRow(request, request.num_computed, count, samples)
+
+
+def _of_batch(request: Request) -> bool:
+    """Requests beyond memory have turns of their own (cold_turns.py)."""
+    return request.service_class == BATCH.name and request.cold is None
 
 
 def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:

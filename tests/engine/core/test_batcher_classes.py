@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from cache.pool.block_pool import OutOfBlocks
 from engine.step.request import Request, RequestState
-from sched.classes import CLASSES
+from sched.batching import BoundedSteps, DecodeFirst
+from sched.classes import BATCH, CLASSES
+from sched.part_turns import RECENT_S, SLICE_S
 from sched.queueing import EDF, FCFS, OVERDUE_OBJECTIVES, queue_orders
 from tests.engine.toy_model import alone, batcher, next_token, request, run_dry, run_step
 
@@ -159,3 +161,45 @@ def test_a_request_of_the_lowest_class_gets_through_whatever_comes(order, seats,
     assert list(batch.output_ids) == alone([60] * 20, 36)
     node.b.check_integrity()
     assert all(r.num_output_tokens == r.sampling.max_tokens for r in node.made if r.finished)
+
+
+class Linear:
+    """A step takes a millisecond per token."""
+
+    def decode_seconds(self, decodes: int, decode_context: int) -> float:
+        return 0.001 * decodes
+
+    def prefill_seconds(self, tokens: int, context: int) -> float:
+        return 0.001 * tokens
+
+    def largest_chunk(self, seconds: float, decodes: int, decode_context: int, prefill_context: int) -> int:
+        return round(1000 * seconds) - decodes
+
+    def largest_prefill(self, seconds: float, context: int) -> int:
+        return round(1000 * seconds)
+
+
+def test_while_others_come_prompts_of_class_batch_get_a_slice_of_a_step():
+    """Who comes next waits for a slice, and not for the step that it is in itself. The order decides who goes first."""
+    b = batcher(blocks=400, block_size=4, budget=400, order=EDF(), policy=BoundedSteps(DecodeFirst(), 1.0, Linear()))
+    for i in range(20):
+        b.add(0, of(f"b{i}", BATCH.name, [10 + i] * 60, 0.0, 1))
+
+    def step(now: float) -> dict[str, int]:
+        chosen = b.schedule(now)
+        run_step(b, now, chosen)
+        found: dict[str, int] = {}
+        for row in chosen.rows:
+            kind = row.request.service_class
+            found[kind] = found.get(kind, 0) + row.num_tokens
+        return found
+
+    slice_tokens = 1000 * SLICE_S
+    assert step(0.0)[BATCH.name] > 4 * slice_tokens, "nobody else is here"
+    b.add(1, of("chat", "interactive", [99] * 20, 1.0, 1))
+    mixed = step(1.0)
+    assert mixed["interactive"] == 20 and mixed.get(BATCH.name, 0) <= slice_tokens - 20
+    assert 0 < step(1.1)[BATCH.name] <= slice_tokens
+    b.add(2, of("long", "standard", [98] * 300, 2.0, 1))
+    assert step(2.0) == {"standard": 300}, "it gets the step whole, and batch nothing of it"
+    assert step(2.0 + RECENT_S)[BATCH.name] > 4 * slice_tokens, "nobody came for a while"
