@@ -29,6 +29,13 @@ are converted on their way to the pool or to a decode node."""
 pool_encodings = (*encodings, "int4")
 """Types of blocks that are converted on their way to the pool. int4: attention/nibbles_torch.py."""
 
+INT4_WHEN_IT_PAYS = "int4-auto"
+"""Blocks in the pool are as in the arena, or in int4: who puts a block decides by the link to its home
+(engine/pooled/rounding.py). Its length says which it is."""
+
+pool_types = (*pool_encodings, INT4_WHEN_IT_PAYS)
+"""Values of `pool_dtype` other than the type of the arena."""
+
 SCALE_BYTES = 4
 GROUP_MAX = 32
 """Elements of int4 that share a smallest value and a step, at most."""
@@ -50,7 +57,7 @@ class BlockGeometry:
     head_size: int
     block_size: int  # tokens
     dtype: str  # in the arena: a key of type_bytes, or one of `encodings`
-    pool_dtype: str = ""  # in the pool: one of `pool_encodings`; any other value = as in the arena
+    pool_dtype: str = ""  # in the pool: one of `pool_types`; any other value = as in the arena
     wire_dtype: str = ""  # from a prefill node to a decode node: one of `encodings`; any other value = the same
     kind: str = "full"  # a key of PLANES
     groups: LayerGroups | None = None  # None: all layers of the model are one group
@@ -113,8 +120,13 @@ class BlockGeometry:
 
     @property
     def encoded(self) -> bool:
-        """Whether blocks are converted between the arena and the pool."""
-        return self.pool_dtype in pool_encodings and self.dtype not in encodings
+        """Whether blocks are converted between the arena and the pool, or may be."""
+        return self.pool_dtype in pool_types and self.dtype not in encodings
+
+    @property
+    def rounded_when_it_pays(self) -> bool:
+        """Whether a block in the pool is as in the arena or in int4."""
+        return self.encoded and self.pool_dtype == INT4_WHEN_IT_PAYS
 
     @property
     def wire_encoded(self) -> bool:
@@ -133,8 +145,15 @@ class BlockGeometry:
 
     @property
     def pool_layer_bytes(self) -> int:
-        """Bytes of one layer of a block that is converted for the pool."""
+        """Bytes of one layer of a block that is converted for the pool; the most, if only some are."""
+        if self.pool_dtype == INT4_WHEN_IT_PAYS:
+            return self.layer_bytes
         return self._int4_layer_bytes if self.pool_dtype == "int4" else self.encoded_layer_bytes
+
+    @property
+    def int4_bytes(self) -> int:
+        """Bytes of one block in int4."""
+        return self.num_layers * self._int4_layer_bytes
 
     @property
     def _int4_layer_bytes(self) -> int:
@@ -148,7 +167,7 @@ class BlockGeometry:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of one block in the pool."""
+        """Bytes of one block in the pool; the most, if its form is chosen for each."""
         return self.num_layers * self.pool_layer_bytes if self.encoded else self.block_bytes
 
     @property

@@ -36,6 +36,8 @@ class GetResult:
     sources: dict[str, int] = field(default_factory=dict)
     transports: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, int] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)  # bytes, by position, of blocks that do not fill a slot
+    saved_bytes: int = 0  # by which rounded blocks were shorter than exact ones
 
 
 @dataclass(frozen=True, slots=True)

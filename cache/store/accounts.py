@@ -33,7 +33,7 @@ class Accounts:
         totals["get_blocks"] += run
         totals["get_bytes"] += nbytes
         totals["get_misses"] += count - len(job.arrived)
-        result = GetResult(run, nbytes)
+        result = GetResult(run, nbytes, lengths=job.lengths)
         origins = [job.arrived[i] for i in range(run)]
         for (home, transport, tier), blocks in (Counter(origins) if run > 1 else dict.fromkeys(origins, 1)).items():
             for counts, name in ((result.sources, home), (result.transports, transport), (result.tiers, tier)):

@@ -87,6 +87,11 @@ class PinnedBlocks:
         self.transports: Counter[str] = Counter()  # bytes
 
     @property
+    def fill_slots(self) -> bool:
+        """Whether every block is as long as a slot."""
+        return not any(lease.pinned.lengths for lease in self._leases)
+
+    @property
     def sources(self) -> dict[str, int]:
         """Blocks by home."""
         counts: Counter[str] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.block import encodings, pool_encodings
+from cache.block import encodings, pool_types
 from cache.pool.admission import admissions
 from cache.pool.policies import policies
 from cache.ssd import backends
@@ -143,8 +143,9 @@ class CacheFields(ModelFields):
         "KV element type in the pooled store and in transfers to and from it; auto = the cluster's type, otherwise "
         "as in the KV arena; fp8 (e4m3) and int8 have one scale per head, move half the bytes of bfloat16, and lose "
         "precision; int4 has a smallest value and a step per group of up to 32 elements, moves about a third, and "
-        "loses more",
-        ("auto", *pool_encodings),
+        "loses more; int4-auto = int4 for blocks whose home is behind so slow a link that a later get saves at least a "
+        "quarter of its time, and as in the KV arena for the others",
+        ("auto", *pool_types),
     )
     wire_dtype: str = flag(
         "auto",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cache.block import SCALE_BYTES, encodings, pool_encodings
+from cache.block import INT4_WHEN_IT_PAYS, SCALE_BYTES, encodings, pool_types
 from engine.config.config import Config
 from engine.config.flags import UsageError
 
@@ -51,7 +51,7 @@ def feeds_pool(config: Config) -> bool:
     type says; of types of one byte, none counts as less precise than another."""
     if config.kv_cache_dtype == config.cluster_kv_dtype or config.kv_cache_dtype == "float32":
         return True
-    return config.cluster_kv_dtype in encodings or config.pool_dtype in pool_encodings
+    return config.cluster_kv_dtype in encodings or config.pool_dtype in pool_types
 
 
 def check_conversion(config: Config, device: str, grouped: bool) -> None:
@@ -73,6 +73,11 @@ def check_conversion(config: Config, device: str, grouped: bool) -> None:
         raise UsageError(
             f"{what}: blocks of a model whose layers are in groups are not converted to those of the cluster; give "
             f"{same}, or for a model without states --kv-groups uniform to all nodes"
+        )
+    if config.pool_dtype == INT4_WHEN_IT_PAYS:
+        raise UsageError(
+            f"{what}: with --pool-dtype {INT4_WHEN_IT_PAYS} no node converts its blocks to others of the cluster; give "
+            f"{same}, or --pool-dtype int4 to all nodes"
         )
     if config.beyond_memory == "on" and "decode" in config.roles:
         raise UsageError(f"--beyond-memory on: the tier must keep blocks as the arena does; give {same}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from cache.block import BlockGeometry, pool_encodings, type_bytes
+from cache.block import BlockGeometry, pool_types, type_bytes
 from cache.layer_groups import layer_groups
 from engine.config.config import Config
 from engine.config.flags import UsageError
@@ -95,7 +95,7 @@ def _check_states(config: Config, kv_dtype: str) -> None:
         ("--pool-dtype", config.pool_dtype),
         ("--wire-dtype", config.wire_dtype),
     ):
-        if dtype in pool_encodings:
+        if dtype in pool_types:
             raise UsageError(f"{flag} {dtype}: the states of this model have no such encoding; leave it on auto")
     if config.speculative_method != "none":
         raise UsageError(

@@ -154,7 +154,8 @@ class FlightLog:
         self._metrics.count("vllm:generation_tokens")
 
     def attempt_failed(self, flight: Flight, reason: str) -> None:
-        self._add(flight, "attempt_failed", attempt=flight.attempt, reason=reason)
+        detail = {"attempt": flight.attempt, "reason": reason, "tokens": flight.num_output_tokens}
+        self._add(flight, "attempt_failed", **detail)
 
     def adopted(self, flight: Flight) -> None:
         """The client of a lost acceptor has reconnected, and its request was still running."""

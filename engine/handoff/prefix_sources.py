@@ -190,6 +190,6 @@ class PrefixSources:
 
     def observe(self, result: GetResult, before: int, seconds: float) -> None:
         """Learn from a load that took `seconds` behind `before` bytes. Loads that read from SSD are ignored, because
-        their time is not the transfer's alone."""
+        their time is not the transfer's alone. Rounded blocks count with the bytes of exact ones, as in estimates."""
         if result.nbytes and "ssd" not in result.tiers:
-            self._way.observe(before + result.nbytes, seconds)
+            self._way.observe(before + result.nbytes + result.saved_bytes, seconds)

@@ -4,7 +4,7 @@ computing it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import harmonic_mean
 from typing import Protocol
 
@@ -31,17 +31,26 @@ class Converts(Protocol):
     def bytes_per_s(self) -> float: ...
 
 
+class Rounds(Protocol):
+    """See engine.pooled.rounding.Rounding."""
+
+    def kv_rates(self, rates: Mapping[str, float]) -> dict[str, float]: ...
+
+
 class RailNews:
-    """Rates of one node's transfer engine; `homes(key)`: nodes that hold the block if the pool has it."""
+    """Rates of one node's transfer engine; `homes(key)`: nodes that hold the block if the pool has it. `rounding`:
+    decides which blocks of the pool are rounded; they come at the rate of exact ones that takes as long."""
 
     def __init__(
         self,
         transfer: TransferEngine,
         homes: Callable[[BlockKey], Sequence[str]] = lambda key: (),
         converter: Converts | None = None,
+        rounding: Rounds | None = None,
     ) -> None:
-        self._transfer, self._homes, self._converter = transfer, homes, converter
+        self._transfer, self._homes, self._converter, self._rounding = transfer, homes, converter, rounding
         self._rates: dict[str, float] = {}
+        self._pool_rates: dict[str, float] = {}
         self._mean = 0.0
         self._uneven = False
         self._looked_at = float("-inf")
@@ -70,7 +79,8 @@ class RailNews:
         now = time.monotonic()
         if now - self._looked_at >= REFRESH_INTERVAL_S:
             self._looked_at, self._rates = now, self._transfer.bandwidths()
-            rates = [rate for rate in self._rates.values() if rate > 0]
+            self._pool_rates = self._rates if self._rounding is None else self._rounding.kv_rates(self._rates)
+            rates = [rate for rate in self._pool_rates.values() if rate > 0]
             self._mean = harmonic_mean(rates) if rates else 0.0
             self._uneven = bool(rates) and max(rates) >= UNEVEN_RATE_RATIO * min(rates)
 
@@ -80,7 +90,7 @@ class RailNews:
         if not self._uneven or not keys:
             return self._mean
         best = (
-            max((self._rates.get(home, 0.0) for home in self._homes(key)), default=0.0)
+            max((self._pool_rates.get(home, 0.0) for home in self._homes(key)), default=0.0)
             for key in keys[:: -(-len(keys) // MAX_SAMPLED_KEYS)]
         )
         known = [rate for rate in best if rate > 0]

@@ -287,6 +287,8 @@ class PrefixLoader:
                 "tiers": result.tiers,
                 "transports": {t: n * each for t, n in result.transports.items()},
             } | ({} if source.site is None else {"site": source.site})
+            if result.saved_bytes:
+                detail["saved_bytes"] = result.saved_bytes
             request.journal.note(time.monotonic(), "prefix_fetched", detail)
 
 

@@ -42,10 +42,12 @@ from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator
+from engine.pooled.chosen_blocks import ChosenBlocks
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
+from engine.pooled.rounding import Rounding, decode_rate
 from engine.pooled.unlike_blocks import UnlikeBlocks
 from engine.sites.far_prefixes import FarPrefixes, LinkRules
 from engine.sites.members import mates, readers
@@ -126,13 +128,17 @@ class Engine:
         self.load = EngineLoad(config, self.batcher, self.costs, lambda record: complete(self._with_lack(record)))
         self.load.stages = loaded.runner.why_whole is None and not unlike
         reused = store if config.enable_prefix_caching else None
+        rounding = None
+        if geometry.rounded_when_it_pays:
+            ratio = geometry.int4_bytes / geometry.block_bytes
+            rounding = Rounding(transfer, store.router.homes, ratio, decode_rate(geometry))
         self._pool_blocks = pool_blocks(
-            store, self.region, geometry, config.kv_staging_bytes, pooled if unlike else None
+            store, self.region, geometry, config.kv_staging_bytes, pooled if unlike else None, rounding
         )
         published = self._pool_blocks if reused and feeds_pool(config) else None
         self.publisher = Publisher(self.pool, published, metrics, config.site_copy_ttl_ms / 1000)
         self._converter = self._make_converter(geometry)
-        rails = RailNews(transfer, store.router.homes, self._converter)
+        rails = RailNews(transfer, store.router.homes, self._converter, rounding)
         borrowing = Borrowing(cluster.channel, transfer, KV_REGION, geometry, each)
         prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
         others = None if arenas is None else OthersArenas(arenas, borrowing)
@@ -372,6 +378,7 @@ class Engine:
             "idle_checks": self._checks.state(),
             "beyond_memory": None if self.beyond is None else self.beyond.state(),
             "offload": None if self.offload is None else self.offload.state(),
+            "pool_forms": self._pool_blocks.state() if isinstance(self._pool_blocks, ChosenBlocks) else None,
             "publish_backlog": self.publisher.backlog,
             "publish_dropped": self.publisher.num_dropped,
         }
@@ -395,13 +402,17 @@ def pool_blocks(
     geometry: BlockGeometry,
     staging_bytes: int,
     pooled: BlockGeometry | None = None,
+    rounding: Rounding | None = None,
 ) -> PoolBlocks:
     """Moves blocks between `arena` and the pool; staging_bytes: size of each area in which they are encoded or
-    converted; pooled: the blocks of the pool, if they are not like those of `geometry`."""
+    converted; pooled: the blocks of the pool, if they are not like those of `geometry`; rounding: of geometries that
+    are rounded when it pays."""
     if isinstance(arena, DeviceRegion):
         return DeviceBlocks(store, arena, geometry)
     if pooled is not None:
         return UnlikeBlocks(store, arena, geometry, pooled, staging_bytes)
+    if rounding is not None:
+        return ChosenBlocks(store, arena, geometry, staging_bytes, rounding.pays)
     if geometry.encoded:
         return EncodedBlocks(store, arena, geometry, staging_bytes)
     return PlainBlocks(store, arena.name, geometry)

@@ -56,4 +56,5 @@ def total(parts: Sequence[GetResult]) -> GetResult:
         for count, more in zip(counts, (part.sources, part.transports, part.tiers), strict=True):
             count.update(more)
     sources, transports, tiers = map(dict, counts)
-    return GetResult(sum(p.blocks for p in parts), sum(p.nbytes for p in parts), sources, transports, tiers)
+    blocks, nbytes, saved = (sum(getattr(part, name) for part in parts) for name in ("blocks", "nbytes", "saved_bytes"))
+    return GetResult(blocks, nbytes, sources, transports, tiers, saved_bytes=saved)

@@ -1,4 +1,4 @@
-"""When coding makes a transfer faster: a rule of four rates. Pure.
+"""When coding makes a transfer faster: a rule of four rates; and when rounding does. Pure.
 
 Without overlap of coder and link, a byte that is coded takes 1 / encode + ratio / link + 1 / decode seconds, a raw byte
 1 / link. So coding pays below the ratio
@@ -36,6 +36,18 @@ def worthwhile_ratio(link: float | None, rates: CodecRates) -> float:
     if link is None:
         return 0.0
     return 1 - link * rates.seconds() - MARGIN
+
+
+ROUNDING_GAIN = 0.25
+"""Share of the time of a get that rounded blocks must save: they also cost precision."""
+
+
+def rounding_pays(goodput: float, share: float, ratio: float, decode: float) -> bool:
+    """Whether KV that is rounded to `ratio` of its bytes comes sooner, by enough. goodput: bytes of exact KV per second
+    over the link, as measured, with a lossless coder if it has one; share: bytes on the wire for each of them; decode:
+    bytes of exact KV per second in which the receiver decodes. Rounded KV has no exponents to code. Rounding itself is
+    not counted: no request waits for a put."""
+    return ratio / (goodput * share) + 1 / decode <= (1 - ROUNDING_GAIN) / goodput
 
 
 @dataclass(slots=True)

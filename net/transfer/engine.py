@@ -278,6 +278,10 @@ class TransferEngine:
         most = None if self._limit is None else self._limit.bytes_per_s / self._share(peer_id, path)
         return rates(peer, path, self._rails(peer_id, path), most)
 
+    def share(self, peer_id: str) -> float:
+        """Bytes on the wire for each byte of the last transfers with the peer; below 1 only with a coder."""
+        return self._share(peer_id, self.path_of(peer_id))
+
     def _share(self, peer_id: str, path: Path | None) -> float:
         """Bytes on the wire for each byte that moves over the path; below 1 only over TCP with a coder."""
         tcp = self._transports.get("tcp")

@@ -1,5 +1,6 @@
 """Transfer times between nodes, learned from the transfers that requests report and from the rail rates of nodes.
-Bytes are those that moved: encoded ones, where KV is encoded on its way.
+Bytes are those that moved: encoded ones, where KV is encoded on its way. Blocks of the pool that are rounded where it
+pays (--pool-dtype int4-auto) count with the bytes of exact ones: a demand does not know the form of each.
 
 The estimate of a path is as fast as its past transfers, but no faster than its rails are now: the regressions forget
 after dozens of transfers, while rails measure every MiB (net/transfer/common/rails.py). An unused path is as fast as
@@ -87,7 +88,7 @@ class MeasuredLinks:
                 self.handed_over(event["node"], decode, detail["bytes"], detail["seconds"])
             # Not the path alone, if a disk was read; not the path to the pool of its site, if another site sent blocks.
             elif event["event"] == "prefix_fetched" and "ssd" not in detail["tiers"] and "site" not in detail:
-                self.fetched(event["node"], detail["bytes"], detail["seconds"])
+                self.fetched(event["node"], detail["bytes"] + detail.get("saved_bytes", 0), detail["seconds"])
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone; a different node may return under its name."""

@@ -1,5 +1,6 @@
 """The embedded model's prefix comes back from the pool in four bits per element: the answer goes on as before. Blocks
-with a flipped byte are misses."""
+with a flipped byte are misses. With int4-auto, blocks are in four bits once the link to their home is known to be
+slow."""
 
 from __future__ import annotations
 
@@ -20,6 +21,15 @@ ARENA = ("--kv-cache-bytes", str(CONTEXT // 16 * GEOMETRY.block_bytes))
 SHARES = {"mixed": ["--dram-bytes", "0"], "store": ["--dram-bytes", "64M"]}
 PROMPT = "Question: What is the capital of France? Answer: Paris. " * 12
 FILL = [2000 + i for i in range(CONTEXT - 8)]
+
+
+SLOW = (
+    *("--transport", "tcp", "--rail-limit", "16000000", "--store-timeout-ms", "20000"),
+    *("--kv-cache-dtype", "bfloat16", "--pool-dtype", "int4-auto"),
+)
+"""Bytes per second: even a busy core decodes blocks several times as fast."""
+
+OTHER = "Question: What is the capital of Italy? Answer: Rome. " * 12
 
 
 def flip_pooled_bytes(node: Node) -> None:
@@ -64,3 +74,39 @@ def test_a_prefix_in_four_bits_and_a_flipped_byte(start: Start):
         assert (text, cached) == (first, 0)
         settled(cluster)
         assert rest.get(f"{store.url}/debug/state")["store"]["dram"]["corrupt"] > before
+
+
+def test_blocks_are_rounded_once_their_link_is_known_to_be_slow(start: Start):
+    """The first prompt is put before the link is measured, the second one behind it. Both come back as they were
+    put."""
+    exact, short = (BlockGeometry(30, 3, 64, 16, "bfloat16", "int4-auto").block_bytes, GEOMETRY.int4_bytes)
+    arena = ("--kv-cache-bytes", str(CONTEXT // 16 * exact))
+    with start("mixed=1,store=1", *FLAGS, *arena, "--prefix-fetch", "always", *SLOW, role_flags=SHARES) as cluster:
+        url = cluster["mixed-0"].url
+
+        def forms() -> dict[str, dict[str, int]]:
+            found: dict[str, dict[str, int]] = settled(cluster)["mixed-0"]["engine"]["pool_forms"]
+            return found
+
+        def answer(prompt: str) -> tuple[str, int, list[dict[str, object]]]:
+            body = complete(url, prompt, 8, ignore_eos=True)
+            settled(cluster)
+            events = timeline(url, body["id"])["events"]
+            fetched = [event["detail"] for event in events if event["event"] == "prefix_fetched"]
+            return body["choices"][0]["text"], body["usage"]["prompt_tokens_details"]["cached_tokens"], fetched
+
+        first, *_ = answer(PROMPT)
+        put = forms()["put"]
+        assert put["exact"] > 6, "before the link was measured"
+        second, *_ = answer(OTHER)
+        rounded = forms()["put"]["int4"] - put["int4"]
+        assert rounded > 6 and forms()["put"]["exact"] == put["exact"], "now every block pays"
+        complete(url, FILL, 1)  # the whole arena
+        settled(cluster)
+        again, cached, (detail,) = answer(OTHER)
+        blocks = cached // 16
+        assert again == second and blocks > 6, "a prompt that leaves no doubt how it goes on"
+        assert (detail["bytes"], detail["saved_bytes"]) == (blocks * short, blocks * (exact - short))
+        again, cached, (detail,) = answer(PROMPT)
+        assert again == first and (detail["bytes"], "saved_bytes" in detail) == (cached // 16 * exact, False)
+        assert forms()["got"] == {"exact": cached // 16, "int4": blocks}

@@ -1,12 +1,15 @@
-"""A node whose start was disturbed: its estimates are wrong, and become right while it has no requests."""
+"""A node whose start was disturbed: its estimates are wrong, and become right while it has no requests.
+
+The time of a step is that of an attention backend that mostly waits: a fixed time and a time per token in each layer,
+which are long next to what other programs on the same cores add. So two nodes have the same speed on a busy machine
+too. A disturbed node waits ten times as long while the file `disturbed` lies next to its backend.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,55 +19,53 @@ from lab.launch.cluster import LocalCluster
 from lab.launch.nodes import Node
 from tests.e2e.conftest import TINY, Start, complete, settled, timeline, wait_until
 
-MODEL = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-"""Its steps take longer than the pieces of time that a disturbed node gets."""
+BACKEND = """
+import time
+from pathlib import Path
 
-RUNS_S, STANDS_S = 0.002, 0.02
-"""How a node that starts is disturbed: it runs and stands still by turns, about ten times as long."""
+from attention.torch_backend import TorchBackend
 
+DISTURBED = Path(__file__).with_name("disturbed")
+
+
+class Waiting(TorchBackend):
+    name = "waiting"
+
+    def attend(self, q, *rest, **options):
+        time.sleep((0.01 + 0.0002 * len(q)) * (10 if DISTURBED.exists() else 1))
+        return super().attend(q, *rest, **options)
+"""
+
+LAYERS = 4
 LONG = 1500
 TRIES, PAUSE_S = 15, 5
 FLAGS = (
-    *(
-        "--prefill-parallel",
-        "cpp",
-        "--cpp-min-tokens",
-        "400",
-        "--cpp-min-gain",
-        "0.2",
-        "--max-num-batched-tokens",
-        "128",
-    ),
-    *("--calibration-ms", "1000", "--num-threads", "1", "--kv-cache-bytes", "64M"),
+    *("--prefill-parallel", "cpp", "--cpp-min-tokens", "400", "--cpp-min-gain", "0.2"),
+    *("--max-num-batched-tokens", "128", "--calibration-ms", "1000", "--num-threads", "1", "--kv-cache-bytes", "64M"),
 )
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, embedded_tokenizer: Any) -> list[str]:
     folder = tmp_path_factory.mktemp("deep")
-    (folder / "config.json").write_text(json.dumps(TINY | MODEL))
+    (folder / "config.json").write_text(json.dumps(TINY | {"num_hidden_layers": LAYERS}))
     embedded_tokenizer.save(folder / "tokenizer.json")
     return ["--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--served-model-name", "deep"]
 
 
-def disturbed(cluster: LocalCluster, name: str) -> Node:
-    """Start a prefill node that hardly runs from the moment at which its model is loaded until it is ready."""
-    with ThreadPoolExecutor(1) as launcher:
-        ready = launcher.submit(cluster.add, "prefill", name=name)
-        while not ready.done() and not (name in cluster._nodes and "attention by" in cluster[name].log.read_text()):
-            time.sleep(RUNS_S)
-        while not ready.done():
-            os.kill(cluster[name].pid, signal.SIGSTOP)
-            time.sleep(STANDS_S)
-            os.kill(cluster[name].pid, signal.SIGCONT)
-            time.sleep(RUNS_S)
-        return ready.result()
+def backend(folder: Path) -> list[str]:
+    folder.mkdir()
+    (folder / "waiting.py").write_text(BACKEND)
+    return ["--attention-backend", f"{folder / 'waiting.py'}:Waiting"]
+
+
+def disturbed(cluster: LocalCluster, folder: Path) -> Node:
+    """A new prefill node that is disturbed until it is ready."""
+    flags, cause = backend(folder), folder / "disturbed"
+    cause.touch()
+    node = cluster.add("prefill", *flags, name="prefill-1")
+    cause.unlink()
+    return node
 
 
 def checks(node: Node) -> dict[str, float]:
@@ -77,10 +78,11 @@ def grouped(url: str, number: int) -> bool:
     return any(event["event"] == "stage" for event in timeline(url, answer["id"])["events"])
 
 
-def test_a_disturbed_start_is_corrected_and_then_a_group_forms(start: Start, model: list[str]):
-    with start("prefill=1,decode=1", *model, *FLAGS) as cluster:
+def test_a_disturbed_start_is_corrected_and_then_a_group_forms(start: Start, model: list[str], tmp_path: Path):
+    steady = backend(tmp_path / "steady")
+    with start("prefill=1,decode=1", *model, *FLAGS, *steady) as cluster:
         url = cluster["decode-0"].url
-        late = disturbed(cluster, "prefill-1")
+        late = disturbed(cluster, tmp_path / "late")
         alone = not grouped(url, 0)
         assert alone or checks(late)["wrong"], "a group with a node that seems ten times slower saves too little"
         wait_until(lambda: checks(late)["wrong"] > 0, "its estimates are corrected", 120)

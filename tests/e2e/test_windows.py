@@ -15,11 +15,10 @@ from cache.block import BlockGeometry
 from cache.layer_groups import layer_groups
 from engine.checkpoint.model_source import describe
 from engine.text.tokenizer import Tokenizer
-from lab.faults.checks import differences, form
 from lab.faults.client import random_bodies
 from tests.e2e.conftest import SMALL, Start, complete, model_of, settled
 from tests.e2e.test_latent import NEW_TOKENS, PROMPTS, answers, events
-from tests.e2e.test_only_node import half_way, streams
+from tests.e2e.test_only_node import TOKENS, cut, half_way, streams
 from tests.engine.model.test_model import their_greedy
 from tests.engine.tiny_families import save
 
@@ -70,13 +69,9 @@ def test_prefill_decode_and_store_nodes(start: Start, model):
         settled(cluster)
 
         url = cluster["store-0"].url
-        bodies = [body | {"model": model_of(url)} for body in random_bodies(4, 60, 40, 6)]
+        bodies = [body | {"model": model_of(url)} for body in random_bodies(4, 60, TOKENS, 6)]
         calm = asyncio.run(streams(url, bodies, "calm", half_way, lambda: None))
-        salted = [body | {"cache_salt": "cut"} for body in bodies]  # computed, not found
-        found = asyncio.run(streams(url, salted, "cut", half_way, lambda: cluster.repeat("decode-0")))
-        assert differences("decode-0", calm, found) == []
-        form(cluster)
-        settled(cluster)
+        cut(cluster, "decode-0", "store-0", bodies, calm, half_way, least=1)
 
 
 def test_a_small_arena(start: Start, model):

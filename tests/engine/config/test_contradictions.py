@@ -97,6 +97,13 @@ ON_THIS = [
         SMALL,
         "--attention-elsewhere auto: a holder",
     ),
+    (
+        "--block-size 64 --cluster-block-size 16 --pool-dtype int4-auto",
+        SMALL,
+        "with --pool-dtype int4-auto no node converts its blocks to others of the cluster; give --block-size 16",
+    ),
+    ("--device cuda --pool-dtype int4-auto", H100, "--pool-dtype int4-auto: only a CPU encodes blocks"),
+    ("--kv-cache-dtype int8 --pool-dtype int4-auto", SMALL, "--pool-dtype int4-auto: with --kv-cache-dtype int8"),
     ("--kv-cache-dtype int8 --cluster-kv-dtype float32 --kv-staging-bytes 64K", SMALL, "fewer than 4 converted blocks"),
     ("--kv-cache-bytes 64G", SMALL, "--kv-cache-bytes 6871"),
     ("--kv-cache-bytes 9G --dram-bytes 9G", SMALL, "--dram-bytes 9663"),

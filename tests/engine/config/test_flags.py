@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from attention import backends
 from attention.cpu.level import LEVELS
-from cache.block import encodings, pool_encodings
+from cache.block import encodings, pool_types
 from cache.pool.admission import admissions
 from cache.pool.policies import policies
 from cache.ssd import backends as ssd_backends
@@ -173,7 +173,7 @@ REGISTERS = {
     "eviction": policies,
     "net": presets,
     "placement": placements,
-    "pool_dtype": pool_encodings,
+    "pool_dtype": pool_types,
     "queue_order": queue_orders,
     "rejection": rejections,
     "role_policy": role_policies,

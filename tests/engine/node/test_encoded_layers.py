@@ -35,7 +35,9 @@ def geometry_of(pool_dtype: str) -> BlockGeometry:
 class Node:
     """A home and an engine's arena."""
 
-    def __init__(self, name: str, order: tuple[str, ...], geometry: BlockGeometry, staging_blocks: int) -> None:
+    def __init__(
+        self, name: str, order: tuple[str, ...], geometry: BlockGeometry, staging_blocks: int, rounding: Any = None
+    ) -> None:
         self.name, self.geometry = name, geometry
         self.channel = Channel(name, {}, lambda hello: None)
         self.transfer = TransferEngine(self.channel, order)
@@ -53,7 +55,8 @@ class Node:
         self.arena = Region.shared("kv", BLOCKS * geometry.block_bytes)
         self.store.attach(self.arena)
         self.kv = torch.frombuffer(self.arena.memory, dtype=torch.bfloat16).view(-1, *geometry.shape)
-        self.pool: Any = pool_blocks(self.store, self.arena, geometry, staging_blocks * geometry.encoded_bytes)
+        staging_bytes = staging_blocks * geometry.encoded_bytes
+        self.pool: Any = pool_blocks(self.store, self.arena, geometry, staging_bytes, None, rounding)
 
     async def close(self) -> None:
         await self.transfer.close()

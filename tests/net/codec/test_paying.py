@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from net.codec.paying import MARGIN, CodecRates, OnWire, worthwhile_ratio
+from net.codec.paying import MARGIN, ROUNDING_GAIN, CodecRates, OnWire, rounding_pays, worthwhile_ratio
 
 GB = 1e9
 rates = st.builds(CodecRates, st.floats(1e6, 1e11), st.floats(1e6, 1e11))
@@ -61,3 +61,26 @@ def test_the_link_behind_coded_transfers_is_that_of_the_wire(link, ratio):
     goodput = 1 / seconds(ratio, link, coder)
     assert on_wire.link(goodput, coder) == pytest.approx(link, rel=0.01) or ratio * goodput * 4 < 1.01 * link
     assert math.isfinite(on_wire.link(goodput, coder))
+
+
+shares, decoders = st.floats(0.3, 1.0), st.floats(1e6, 1e11)
+
+
+@given(links, shares, st.floats(0, 1), decoders)
+def test_rounded_kv_that_pays_comes_a_quarter_sooner(goodput, share, ratio, decode):
+    exact_s, rounded_s = 1 / goodput, ratio / (goodput * share) + 1 / decode
+    assert rounding_pays(goodput, share, ratio, decode) == (rounded_s <= (1 - ROUNDING_GAIN) * exact_s)
+
+
+@given(links, links, shares, st.floats(0, 1), decoders)
+def test_rounding_that_pays_on_a_link_pays_on_a_slower_one(one, other, share, ratio, decode):
+    slow, fast = sorted((one, other))
+    assert rounding_pays(slow, share, ratio, decode) or not rounding_pays(fast, share, ratio, decode)
+
+
+def test_examples_of_rounding():
+    """bfloat16 in four bits with the bounds of groups: 0.344 of its bytes; decoded at 0.9 GB/s by a thread."""
+    assert rounding_pays(0.125 * GB, 1.0, 0.344, 0.9 * GB)  # 1 Gbit/s
+    assert rounding_pays(0.125 * GB / 0.72, 0.72, 0.344, 0.9 * GB), "also where exact KV is coded without loss"
+    assert not rounding_pays(1.25 * GB, 1.0, 0.344, 0.9 * GB)  # 10 Gbit/s
+    assert not rounding_pays(1e3, 0.4, 0.344, 0.9 * GB), "zeros, which the lossless coder makes as short"
