@@ -55,14 +55,21 @@ class Regression:
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Add a measurement. Raises ValueError unless seconds > 0, all features are >= 0 and at least one is > 0."""
-        if not seconds > 0 or not min(features) >= 0 or not max(features) > 0:
-            raise ValueError(f"cannot learn from {seconds} s for {list(features)}")
+        _check(features, seconds)
         miss = abs(self.estimate(features) - seconds) / seconds
+        self._add(features, seconds)
+        self.error += (miss - self.error) / min(self.observations, 32)
+
+    def calibrate(self, features: Sequence[float], seconds: float) -> None:
+        """`observe`, but `error` stays as it is: it takes a fit after each of the first measurements."""
+        _check(features, seconds)
+        self._add(features, seconds)
+
+    def _add(self, features: Sequence[float], seconds: float) -> None:
         row = self.observations % self._window
         self._features[row], self._seconds[row] = features, seconds
         self.observations += 1
         self._unseen += 1
-        self.error += (miss - self.error) / min(self.observations, 32)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -110,6 +117,11 @@ class Regression:
             a.flat[:: len(c) + 1] += pull
             c = _nonnegative(a, x.T @ (weight * t) + pull * prior)
         return c
+
+
+def _check(features: Sequence[float], seconds: float) -> None:
+    if not seconds > 0 or not min(features) >= 0 or not max(features) > 0:
+        raise ValueError(f"cannot learn from {seconds} s for {list(features)}")
 
 
 def _median(values: list[float]) -> float:

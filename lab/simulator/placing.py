@@ -50,6 +50,7 @@ class Cell:
     number: int
     indices: npt.NDArray[np.intp]  # among all nodes
     view: View
+    news: View | None = None  # of all nodes: they have arrived, but no decision has needed them yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Placing:
             for cell in self._cells:
                 inside = {int(i): place for place, i in enumerate(cell.indices)}
                 kept = [i for i in lost if i in inside]
-                view.keep(kept, cell.view, [inside[i] for i in kept])
+                view.keep(kept, self._known(cell), [inside[i] for i in kept])
         self.loop.after(self.config.delivery_s, self._tell, view)
 
     def _arrived(self, *columns: npt.NDArray[Any]) -> None:
@@ -154,6 +155,8 @@ class Placing:
             view = self.live.copy()
             view.table[:], view.prefills, view.decodes = self._news
             cell.view, self._news = view, None
+        if cell.news is not None:
+            cell.view, cell.news = cell.news.only(cell.indices.tolist()), None
         return cell.view
 
     def _tell(self, view: View) -> None:
@@ -161,14 +164,16 @@ class Placing:
             self._cells[0].view = view
             return
         for cell in self._cells:
-            cell.view = view.only(cell.indices.tolist())
+            cell.news = view
         if self.loop.now - self._summed_at >= self.config.cell_s:
-            self._summed_at, self._summaries = self.loop.now, np.concatenate([*map(self._summary, self._cells)])
+            self._summed_at = self.loop.now
+            self._summaries = np.concatenate([self._summary(cell, view) for cell in self._cells])
 
-    def _summary(self, cell: Cell) -> Rows:
+    def _summary(self, cell: Cell, view: View) -> Rows:
+        """view: of all nodes."""
         row = np.zeros(1, SUMMARY)
         row["cell"], row["bits"], row["nodes"] = cell.number, self._bits, len(cell.indices)
-        row["work_mean_s"] = np.maximum(cell.view.work_until - self.loop.now, 0.0).mean()
+        row["work_mean_s"] = np.maximum(view.work_until[cell.indices] - self.loop.now, 0.0).mean()
         return row
 
     def charge(self, cell: Cell | None, placement: Placement) -> None:

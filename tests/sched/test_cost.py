@@ -131,3 +131,16 @@ def test_a_least_first_coefficient_holds_whatever_was_measured():
     assert model.coefficients[1] == pytest.approx(1e-4, rel=0.2)
     model.regression.least = 0.0
     assert model.estimate(10) == pytest.approx(2e-3, rel=0.2)
+
+
+def test_a_calibration_leads_to_the_same_coefficients_as_observations():
+    rng, observed, calibrated = random.Random(3), Regression((1.0, 1.0)), Regression((1.0, 1.0))
+    for number in range(9):
+        features, seconds = (1.0, rng.uniform(1, 100)), rng.uniform(0.1, 2.0)
+        observed.observe(features, seconds)
+        calibrated.calibrate(features, seconds)
+        assert calibrated.error == 0.0
+        if number % 4 == 0:
+            assert calibrated.coefficients == observed.coefficients
+    with pytest.raises(ValueError, match="cannot learn"):
+        calibrated.calibrate((1.0, 1.0), 0.0)

@@ -114,7 +114,15 @@ class Directory:
             self._masks.pop(block, None)
 
 
+FEW_HOLDERS = 6
+"""Up to this many bits of a mask, a loop over them is faster than numpy; each costs time by the length of the mask."""
+
+
 def _fill(found: Vector, mask: int, depth: int) -> None:
+    if mask.bit_count() > FEW_HOLDERS:
+        bits = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+        found[np.unpackbits(bits, bitorder="little").nonzero()[0]] = depth
+        return
     while mask:
         low = mask & -mask
         found[low.bit_length() - 1] = depth

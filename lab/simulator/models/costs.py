@@ -64,9 +64,11 @@ class Learnt:
         self._prefill, self._decode = PrefillModel(), DecodeModel()
         for tokens in CALIBRATION:
             for context in (0, tokens):
-                self.computed([(tokens, context)], model.prefill_s(tokens, context) * noise())
+                seconds = model.prefill_s(tokens, context) * noise()
+                self._prefill.regression.calibrate(prefill_features(tokens, context), seconds)
         for batch, context in BATCHES:
-            self.decoded(batch, batch * context, model.decode_s(batch, batch * context) * noise())
+            seconds = model.decode_s(batch, batch * context) * noise()
+            self._decode.regression.calibrate((1.0, batch, batch * context), seconds)
 
     @property
     def prefill(self) -> tuple[float, float, float]:

@@ -68,6 +68,17 @@ def test_a_directory_is_one_set_per_node(changes):
         assert directory.depths(0.0, blocks).tolist() == wanted
 
 
+@pytest.mark.parametrize("holders", [1, 5, 7, 130, 200])
+def test_a_directory_of_many_nodes_finds_few_and_many_holders(holders):
+    directory, rng = Directory(200), np.random.default_rng(holders)
+    first = set(rng.choice(200, holders, replace=False).tolist())
+    second = set(rng.choice(sorted(first), (holders + 1) // 2, replace=False).tolist())
+    for block, having in ((10, first), (11, second)):
+        for node in having:
+            directory.apply(node, block, True)
+    assert directory.depths(0.0, [10, 11]).tolist() == [(i in first) + (i in second) for i in range(200)]
+
+
 def test_what_was_told_counts_later():
     directory = Directory(2, delay_s=1.0)
     directory.tell(5.0, 1, 7, True)
