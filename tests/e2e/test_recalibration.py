@@ -41,7 +41,7 @@ FLAGS = (
         "--max-num-batched-tokens",
         "128",
     ),
-    *("--calibration-ms", "1000", "--num-threads", "1", "--kv-cache-bytes", "64M"),
+    *("--calibration-ms", "1000", "--calibration-cache", "off", "--num-threads", "1", "--kv-cache-bytes", "64M"),
 )
 
 

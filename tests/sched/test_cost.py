@@ -131,3 +131,15 @@ def test_a_least_first_coefficient_holds_whatever_was_measured():
     assert model.coefficients[1] == pytest.approx(1e-4, rel=0.2)
     model.regression.least = 0.0
     assert model.estimate(10) == pytest.approx(2e-3, rel=0.2)
+
+
+def test_the_window_can_be_read_and_learned_again():
+    model = Regression((1.0, 1.0), window=4)
+    assert model.observed() == []
+    for number in range(1, 7):
+        model.observe((1.0, number), 10.0 * number)
+    assert model.observed() == [((1.0, float(number)), 10.0 * number) for number in range(3, 7)], "the oldest first"
+    again = Regression((1.0, 1.0), window=4)
+    for features, seconds in model.observed():
+        again.observe(features, seconds)
+    assert again.refit() == pytest.approx(model.refit())
