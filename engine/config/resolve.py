@@ -1,8 +1,8 @@
 """Resolves 'auto': one function turns the user's flags and the machine's facts into the final Config.
 
-Pure: the machine, the model, the cluster to join and the random suffix are arguments. Twelve fields may stay 'auto',
+Pure: the machine, the model, the cluster to join and the random suffix are arguments. Some fields may stay 'auto',
 because they name a policy instead of a value: `tokenizer` (the model's own), `load_format` (from --model),
-`weight_cache` (the user's), `weight_dtype` (by the file and the machine: engine/loading/weight_type.py),
+`weight_cache` and `calibration_cache` (the user's), `weight_dtype` (by the file and the machine: engine/loading/weight_type.py),
 `attention_backend` and `cpu_level` (measured when the model is loaded: attention/choice/choose.py), `latent_prompts`
 (for each chunk: engine/model/latent_prompts.py), `transport` (chosen for each peer), `prefix_fetch` (for each prefix),
 `rdma_devices` (all devices when a peer first asks), `speculative_length` (for each step), `tcp_congestion` (for each
