@@ -2,11 +2,11 @@
 
 Pure: the machine, the model, the cluster to join and the random suffix are arguments. Some fields may stay 'auto',
 because they name a policy instead of a value: `tokenizer` (the model's own), `load_format` (from --model),
-`weight_cache` and `calibration_cache` (the user's), `weight_dtype` (by the file and the machine: engine/loading/weight_type.py),
-`attention_backend` and `cpu_level` (measured when the model is loaded: attention/choice/choose.py), `latent_prompts`
-(for each chunk: engine/model/latent_prompts.py), `transport` (chosen for each peer), `prefix_fetch` (for each prefix),
-`rdma_devices` (all devices when a peer first asks), `speculative_length` (for each step), `tcp_congestion` (for each
-peer).
+`weight_cache` and `calibration_cache` (the user's), `weight_dtype` (by the file and the machine:
+engine/loading/weight_type.py), `attention_backend` and `cpu_level` (measured when the model is loaded:
+attention/choice/choose.py), `latent_prompts` (for each chunk: engine/model/latent_prompts.py), `transport` (chosen for
+each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all devices when a peer first asks), `speculative_length`
+(for each step), `tcp_congestion` (for each peer).
 """
 
 from __future__ import annotations
