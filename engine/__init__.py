@@ -30,6 +30,7 @@ Files:
     scaling/        Nodes for the load: roles that change, nodes that start and leave
     sites/          Sites: which site computes a request, and prefixes that come from the pools of other sites
     speculation/    Speculative decoding: how drafts are proposed and verified
+    start/          From the flags to a serving node: what is imported when, and the life of the process
     step/           One step: requests, blocks, rows and tensors
     text/           Converts between text and token ids: tokenizers, chat templates, and output cut at stop strings
     unlike/         KV between a node and others whose blocks differ: in tokens, in element type, or in both

@@ -98,11 +98,11 @@ def library(source: Path, headers: Sequence[Path] = (), for_this_cpu: bool = Fal
     decides = [source.read_bytes(), repr((C_FLAGS, os.uname().machine)).encode()]
     decides += [header.read_bytes() for header in headers]
     if for_this_cpu:
-        decides.append(_cpu())
+        decides.append(this_cpu())
     return opened(kept("cache", source.stem, decides, make))
 
 
-def _cpu() -> bytes:
+def this_cpu() -> bytes:
     """What tells this kind of CPU from others: a cache may lie on a disk that several machines share."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

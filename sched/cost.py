@@ -84,6 +84,12 @@ class Regression:
             self._coefficients, self._unseen = tuple(float(c) for c in self._fit()), 0
         return self._bounded()
 
+    def observed(self) -> list[tuple[tuple[float, ...], float]]:
+        """The (features, seconds) in the window, the oldest first."""
+        count = min(self.observations, self._window)
+        rows = [row % self._window for row in range(self.observations - count, self.observations)]
+        return [(tuple(self._features[row].tolist()), float(self._seconds[row])) for row in rows]
+
     def _bounded(self) -> tuple[float, ...]:
         found = self._coefficients
         return found if found[0] >= self.least else (self.least, *found[1:])

@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 
-PRELOAD = {"store": ("uvloop",), "engine": ("uvloop", "engine.loading.load_model", "engine.node.engine")}
+PRELOAD = {"store": ("uvloop", "engine.start.serve"), "engine": ("uvloop", "engine.start.serve", "engine.node.engine")}
 ORDER_BYTES = 1 << 17
 PR_SET_PDEATHSIG = 1
 

@@ -309,6 +309,7 @@ STORE_NODE = (
     "engine.node.node",
     "engine.node.report",
     "engine.node.front_door",
+    "engine.start",
     "engine.text.tokenizer",
     "cache",
     "net",
@@ -600,6 +601,7 @@ FLOORS = {
         "front",
         "migration",
     },
+    "start": {"config", "model", "checkpoint", "speculation", "observe", "node"},
     "doctor": {"config"},
 }
 

@@ -17,6 +17,7 @@ from math import inf
 from engine.core.costs import StepCosts
 from engine.step.inputs import Row
 from engine.step.runner import Runner
+from sched.idle_checks import wrong
 
 Shape = tuple[int, int, bool]
 """(new tokens or number of requests, context of each, whether it is a prefill)."""
@@ -64,6 +65,11 @@ Stop = Callable[[], bool]
 """Whether the node has other work: then no further step begins."""
 
 
+def never() -> bool:
+    """A Stop: the node has no other work."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """The limits of a step on this node."""
@@ -103,7 +109,7 @@ def calibrate(
     room: Room,
     seconds: float,
     clock: Clock = time.monotonic,
-    stop: Stop = lambda: False,
+    stop: Stop = never,
 ) -> int:
     """Run steps and feed them to `costs`: every shape once, then again until their estimates are ACCURATE, for about
     `seconds` (0 = no steps). A slow node measures one or LEAST_SHAPES of each kind even if that takes longer. Returns
@@ -140,6 +146,13 @@ def calibrate(
             break
         shapes = measurable
     return measured
+
+
+def mistaken(pairs: Sequence[tuple[float, float]], shapes: Sequence[Shape]) -> bool:
+    """Whether the estimates of prompts or those of decodes are wrong; pairs: (estimated, measured) seconds of each
+    shape."""
+    each = list(zip(pairs, shapes, strict=True))
+    return any(wrong([pair for pair, shape in each if shape[2] is prefill]) for prefill in (True, False))
 
 
 def sample(runner: Runner, shapes: Sequence[Shape], room: Room, clock: Clock, stop: Stop) -> list[float]:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from cache.pool.block_pool import BlockPool
-from engine.calibration.calibration import SAMPLED, SHAPES, Clock, Room, Shape, calibrate, expected_s, sample
+from engine.calibration.calibration import SAMPLED, SHAPES, Clock, Room, calibrate, expected_s, mistaken, sample
 from engine.core.costs import StepCosts
 from engine.core.worker import Worker
 from net.loop.tasks import awaited, keep
-from sched.idle_checks import IdleChecks, Verdict, factor, wrong
+from sched.idle_checks import IdleChecks, Verdict, factor
 
 log = logging.getLogger("mooncake.engine")
 
@@ -54,11 +54,16 @@ class Recalibration:
         self._costs: StepCosts = worker.costs
         self._freed, self._clock = freed, clock
         self._rule = IdleChecks(clock())
+        self._corrected: Callable[[StepCosts], None] = lambda costs: None
         self._checks = dict.fromkeys(Verdict, 0)
         self._spent_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self.lent: list[int] = []  # blocks that the running check writes to
+
+    def on_corrected(self, corrected: Callable[[StepCosts], None]) -> None:
+        """Call `corrected(costs)` with the measurements that correct the models; they stay as they are."""
+        self._corrected = corrected
 
     def start(self) -> None:
         self._rule = IdleChecks(self._clock())
@@ -120,7 +125,7 @@ class Recalibration:
         measured = await in_thread(partial(sample, runner, shapes, room, self._clock, self.busy))
         if len(measured) < len(shapes) or not shapes:
             return Verdict.CUT
-        if not self._wrong(list(zip(expected, measured, strict=True)), shapes):
+        if not mistaken(list(zip(expected, measured, strict=True)), shapes):
             return Verdict.RIGHT
         fresh = StepCosts()
         await in_thread(partial(calibrate, runner, fresh, room, self._seconds, self._clock, self.busy))
@@ -128,14 +133,9 @@ class Recalibration:
             return Verdict.CUT
         shapes = [shape for shape in room.fitting(SHAPES) if expected_s(fresh, shape) <= LONGEST_STEP_S] or shapes
         pairs = [(expected_s(self._costs, shape), expected_s(fresh, shape)) for shape in shapes]
-        if not self._wrong(pairs, shapes):
+        if not mistaken(pairs, shapes):
             return Verdict.RIGHT
+        await asyncio.to_thread(self._corrected, fresh)
         self._costs.replace(fresh)
         log.info("steps take %.2f times as long as this node had measured: its estimates are corrected", factor(pairs))
         return Verdict.WRONG
-
-    @staticmethod
-    def _wrong(pairs: Sequence[tuple[float, float]], shapes: Sequence[Shape]) -> bool:
-        """Whether the estimates of prompts or those of decodes are wrong."""
-        each = list(zip(pairs, shapes, strict=True))
-        return any(wrong([pair for pair, shape in each if shape[2] is prefill]) for prefill in (True, False))

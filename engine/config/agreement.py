@@ -39,7 +39,7 @@ def identity(config: Config, cluster: BlockGeometry, root: str) -> dict[str, Any
         "pool_dtype": config.pool_dtype,
         "wire_dtype": config.wire_dtype,
     }
-    if {"prefill", "decode"}.isdisjoint(config.roles):
+    if not config.computes:
         return told
     converts = config.device == "cpu" and cluster.groups is None
     return told | {KV: asdict(KvBlocks(config.kv_cache_dtype, config.block_size, converts))}

@@ -120,6 +120,13 @@ class Config(ScalingFields):
         "otherwise; 0 = learn from requests alone",
         least=0,
     )
+    calibration_cache: str = flag(
+        "auto",
+        "scheduling",
+        "directory that keeps the measured steps of a start for the next one, which runs two of them again, and all "
+        "if these take otherwise; auto = mooncake/calibration in the user's cache directory, off = measure "
+        "at every start",
+    )
     first_role: str = flag(
         "both",
         "scheduling",
@@ -346,6 +353,11 @@ class Config(ScalingFields):
         """The roles in canonical order; 'mixed' is expanded."""
         named = {part.strip() for part in self.role.split(",")}
         return ROLES if "mixed" in named else tuple(role for role in ROLES if role in named)
+
+    @property
+    def computes(self) -> bool:
+        """Whether the node has an engine, which runs the model."""
+        return "prefill" in self.roles or "decode" in self.roles
 
     @property
     def classes(self) -> dict[str, ServiceClass]:

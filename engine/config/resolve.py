@@ -1,12 +1,12 @@
 """Resolves 'auto': one function turns the user's flags and the machine's facts into the final Config.
 
-Pure: the machine, the model, the cluster to join and the random suffix are arguments. Twelve fields may stay 'auto',
+Pure: the machine, the model, the cluster to join and the random suffix are arguments. Some fields may stay 'auto',
 because they name a policy instead of a value: `tokenizer` (the model's own), `load_format` (from --model),
-`weight_cache` (the user's), `weight_dtype` (by the file and the machine: engine/loading/weight_type.py),
-`attention_backend` and `cpu_level` (measured when the model is loaded: attention/choice/choose.py), `latent_prompts`
-(for each chunk: engine/model/latent_prompts.py), `transport` (chosen for each peer), `prefix_fetch` (for each prefix),
-`rdma_devices` (all devices when a peer first asks), `speculative_length` (for each step), `tcp_congestion` (for each
-peer).
+`weight_cache` and `calibration_cache` (the user's), `weight_dtype` (by the file and the machine:
+engine/loading/weight_type.py), `attention_backend` and `cpu_level` (measured when the model is loaded:
+attention/choice/choose.py), `latent_prompts` (for each chunk: engine/model/latent_prompts.py), `transport` (chosen for
+each peer), `prefix_fetch` (for each prefix), `rdma_devices` (all devices when a peer first asks), `speculative_length`
+(for each step), `tcp_congestion` (for each peer).
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def resolve(
     configuration, if there is one. `weight_file_bytes`: the size of the files with weights; 0 = unknown. Raises
     UsageError."""
     device = _device(config, machine)
-    if _runs_model(config):
+    if config.computes:
         _check_ranks(config.tensor_parallel_size, model, machine.gpu if device == "cuda" else None)
         _check_experts(config, model)
     dtype = _dtype(config, machine, device, cluster)
     kv_dtype = _kv_dtype(config, dtype, cluster)
-    config = with_cluster_form(config, kv_dtype, model.head_size, _runs_model(config), cluster)
+    config = with_cluster_form(config, kv_dtype, model.head_size, config.computes, cluster)
     kv_dtype, cluster_dtype = config.kv_cache_dtype, config.cluster_kv_dtype
     config = replace(
         config,
@@ -117,10 +117,6 @@ def _max_connections(config: Config, machine: Machine) -> int:
     return min(config.max_connections, room)
 
 
-def _runs_model(config: Config) -> bool:
-    return "prefill" in config.roles or "decode" in config.roles
-
-
 def _check_ranks(ranks: int, model: ModelSizes, gpu: Gpu | None) -> None:
     """gpu: None on the CPU."""
     if reason := model.indivisible(ranks):
@@ -139,10 +135,10 @@ def _check_experts(config: Config, model: ModelSizes) -> None:
 
 
 def _device(config: Config, machine: Machine) -> str:
-    if config.device == "cuda" and machine.gpu is None and _runs_model(config):
+    if config.device == "cuda" and machine.gpu is None and config.computes:
         raise UsageError("--device cuda: torch sees no NVIDIA GPU here; use --device cpu, or install a CUDA build")
     if config.device == "auto":
-        wanted = machine.gpu and _runs_model(config) and config.expert_parallel_size == 1
+        wanted = machine.gpu and config.computes and config.expert_parallel_size == 1
         return "cuda" if wanted else "cpu"
     return config.device
 
@@ -232,7 +228,7 @@ def _weight_bytes(config: Config, model: ModelSizes, dtype: str, weight_file_byt
 
 
 def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device: str, weight_bytes: int) -> int:
-    if not _runs_model(config):
+    if not config.computes:
         return 0
     if config.kv_cache_bytes != -1:
         return config.kv_cache_bytes
@@ -253,7 +249,7 @@ def _kv_cache_bytes(config: Config, model: ModelSizes, machine: Machine, device:
 
 def _weight_memory_bytes(config: Config, machine: Machine) -> int:
     """--weight-memory-bytes of a config whose arenas are resolved. Raises UsageError where no layer is streamed."""
-    if config.offload == "auto" and config.device != "cpu" and _runs_model(config):
+    if config.offload == "auto" and config.device != "cpu" and config.computes:
         raise UsageError(
             f"--offload auto reads layers into the memory of a CPU, not with --device {config.device}; give --device "
             "cpu, or leave it out"
@@ -271,7 +267,7 @@ def _weight_memory_bytes(config: Config, machine: Machine) -> int:
 
 def _speculative_kv_bytes(config: Config, draft: ModelSizes | None, machine: Machine, block_bytes: int) -> int:
     """Bytes of whole blocks of the draft model; 0 without one."""
-    if draft is None or not _runs_model(config):
+    if draft is None or not config.computes:
         return 0
     own = geometry(config, draft, config.dtype).block_bytes
     wanted = config.speculative_kv_bytes
@@ -306,7 +302,7 @@ def _max_model_len(config: Config, model: ModelSizes, shape: BlockGeometry) -> i
     wanted, most = config.max_model_len, model.max_position_embeddings
     if wanted > most:
         raise UsageError(f"--max-model-len {wanted} exceeds the model's {most} tokens; give {most} or less")
-    if not _runs_model(config):
+    if not config.computes:
         return wanted or most
     held, room = arena_tokens(config, shape), beyond_room(config, shape)
     if room is not None and any(model.windows):

@@ -14,7 +14,8 @@ from cache.store.store import Store
 from engine.beyond.elsewhere import Elsewhere
 from engine.beyond.held import Heads
 from engine.beyond.host import Host
-from engine.calibration.calibration import Room, calibrate
+from engine.calibration.calibration import Room
+from engine.calibration.earlier import earlier_of, measured
 from engine.calibration.recalibration import Recalibration
 from engine.config.beyond import beyond_room, lends
 from engine.config.cache_policies import eviction
@@ -270,15 +271,20 @@ class Engine:
             return SuffixLookups(SuffixRules(factor, least, config.suffix_decoding_cached_tokens))
         return None
 
-    async def calibrate(self) -> int:
-        """Measure steps before `start`, for at most --calibration-ms; returns their number. The steps write to blocks
-        that other nodes may already reserve, so this holds all blocks until it ends, and arriving requests wait."""
+    async def calibrate(self, fingerprint: str) -> int:
+        """Measure steps before `start`, for at most --calibration-ms; returns their number. `fingerprint`: of the
+        weights, by which it finds the measurements of an earlier start. The steps write to blocks that other nodes may
+        already reserve, so this holds all blocks until it ends, and arriving requests wait."""
         config, size = self._config, self._config.block_size
         lent = self._calibrated = self.pool.allocate(self.pool.num_blocks)
         room = Room(lent, size, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
         seconds = config.calibration_ms / 1000
         try:
-            steps = await self.worker.in_thread(partial(calibrate, self.worker.runner, self.costs, room, seconds))
+            runner = self.worker.runner
+            earlier = earlier_of(config, fingerprint, runner.model.backend.name) if seconds else None
+            steps = await self.worker.in_thread(partial(measured, runner, self.costs, room, seconds, earlier))
+            if earlier is not None:
+                self._checks.on_corrected(earlier.write)
             if self.beyond is not None and seconds:
                 steps += await self.beyond.calibrate(self.worker.in_thread, self.worker.runner, lent)
             return steps

@@ -194,7 +194,7 @@ class Node:
         if self.store.keeper is not None:
             self.store.keeper.start()
         self.measures.phase("HTTP and joining")
-        if "prefill" in config.roles or "decode" in config.roles:
+        if config.computes:
             assert self.door.grammars is not None, "a node with a model has a tokenizer"
             engine, _ = await asyncio.gather(self._load_engine(), asyncio.to_thread(self.door.grammars.prepare))
             self.serving.engine = engine
@@ -203,7 +203,7 @@ class Node:
             engine.pool.watch(self.gossip.cached)
             self._tell_kv_events(engine)
             await self._await_ranks(engine)
-            log.info("calibrated by %d steps", await engine.calibrate())
+            log.info("calibrated by %d steps", await engine.calibrate(self.source.fingerprint))
             self.measures.phase("calibration")
             engine.start()
             self.words.start(engine.load.word)

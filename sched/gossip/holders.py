@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from sched.gossip.digest import FINGERPRINT_BITS, FINGERPRINTS, LANES, Delta, Slots, alternate, key64
+from sched.gossip.digest import FINGERPRINT_BITS, FINGERPRINTS, LANES, Delta, Slots, alternates, key64
 
 KEPT_MASKS = 1 << 16
 """Maximum number of cached masks per table; then all are dropped. About 24 MB at 1,024 nodes."""
@@ -140,7 +140,8 @@ class Holders:
 @lru_cache
 def _alternates(buckets: int) -> list[int]:
     """`digest.alternate` of every fingerprint."""
-    return [alternate(fingerprint, buckets) for fingerprint in range(FINGERPRINTS)]
+    found: list[int] = alternates(np.arange(FINGERPRINTS, dtype=np.uint16), buckets).tolist()
+    return found
 
 
 class _Table:

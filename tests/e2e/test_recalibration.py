@@ -41,7 +41,8 @@ LONG = 1500
 TRIES, PAUSE_S = 15, 5
 FLAGS = (
     *("--prefill-parallel", "cpp", "--cpp-min-tokens", "400", "--cpp-min-gain", "0.2"),
-    *("--max-num-batched-tokens", "128", "--calibration-ms", "1000", "--num-threads", "1", "--kv-cache-bytes", "64M"),
+    *("--max-num-batched-tokens", "128", "--calibration-ms", "1000", "--calibration-cache", "off"),
+    *("--num-threads", "1", "--kv-cache-bytes", "64M"),
 )
 
 

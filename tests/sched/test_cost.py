@@ -144,3 +144,15 @@ def test_a_calibration_leads_to_the_same_coefficients_as_observations():
             assert calibrated.coefficients == observed.coefficients
     with pytest.raises(ValueError, match="cannot learn"):
         calibrated.calibrate((1.0, 1.0), 0.0)
+
+
+def test_the_window_can_be_read_and_learned_again():
+    model = Regression((1.0, 1.0), window=4)
+    assert model.observed() == []
+    for number in range(1, 7):
+        model.observe((1.0, number), 10.0 * number)
+    assert model.observed() == [((1.0, float(number)), 10.0 * number) for number in range(3, 7)], "the oldest first"
+    again = Regression((1.0, 1.0), window=4)
+    for features, seconds in model.observed():
+        again.observe(features, seconds)
+    assert again.refit() == pytest.approx(model.refit())

@@ -124,7 +124,7 @@ async def test_nobody_is_given_a_block_that_calibration_writes_to():
         pool=pool, costs=StepCosts(), worker=SimpleNamespace(runner=Machine(), in_thread=steps),
         service=SimpleNamespace(blocks_freed=lambda: free.append(pool.num_free)),
     )  # fmt: skip
-    assert await Engine.calibrate(engine) == 0
+    assert await Engine.calibrate(engine, "") == 0
     assert free == [0, 64] and pool.allocate(2) == [0, 1]
     pool.check_integrity()
 

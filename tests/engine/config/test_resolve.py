@@ -53,6 +53,7 @@ def test_a_laptop():
         "tokenizer",
         "load_format",
         "weight_cache",
+        "calibration_cache",
         "weight_dtype",
         "attention_backend",
         "cpu_level",

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-import mooncake
+from engine.start import serve
 
 MESSAGES = orjson.dumps([{"role": "user", "content": "a"}] * 60_000)
 
@@ -34,5 +34,5 @@ def collections(thresholds: tuple[int, int, int]) -> Counter[int]:
 
 
 def test_the_largest_body_is_parsed_with_few_collections():
-    often, seldom = collections((700, 10, 10)), collections(mooncake.COLLECT_AFTER)
+    often, seldom = collections((700, 10, 10)), collections(serve.COLLECT_AFTER)
     assert often.total() > 70 and seldom.total() < 20 and not seldom[2]

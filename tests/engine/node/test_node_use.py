@@ -30,7 +30,7 @@ def rdma(system: Path, rate: str, received: int, sent: int) -> None:
 
 
 def test_shares_of_the_speed_of_all_cards(tmp_path):
-    nics = NicUse(tmp_path)
+    nics = NicUse(tmp_path, listed_s=0.0)
     assert nics.look(0.0) == nics.look(1.0) == (0.0, 0.0), "a machine without cards"
     ethernet(tmp_path, "eth0", "10000", 0, 0)
     ethernet(tmp_path, "br0", "10000", 0, 0, virtual=True)
@@ -46,6 +46,22 @@ def test_shares_of_the_speed_of_all_cards(tmp_path):
     assert nics.look(6.0) == pytest.approx((0.5, 1.0)), "never more than all of it"
     ethernet(tmp_path, "eth0", "10000", 0, 0)
     assert nics.look(7.0) == (0.0, 0.0), "counters that begin again"
+
+
+def test_cards_are_listed_now_and_then_and_their_counters_read_every_time(tmp_path):
+    ethernet(tmp_path, "eth0", "1000", 0, 0)
+    nics = NicUse(tmp_path, listed_s=10.0)
+    assert nics.look(0.0) == (0.0, 0.0)
+    ethernet(tmp_path, "eth0", "1000", 125 * 10**6, 0)
+    ethernet(tmp_path, "eth1", "1000", 0, 0)
+    assert nics.look(2.0) == pytest.approx((0.5, 0.0)), "the new card is not known yet"
+    assert nics.look(11.0) == (0.0, 0.0)
+    ethernet(tmp_path, "eth1", "1000", 125 * 10**6, 0)
+    assert nics.look(12.0) == pytest.approx((0.5, 0.0)), "it is, after the list was made again"
+    (tmp_path / "net/eth1/statistics/rx_bytes").unlink()
+    assert nics.look(13.0) == (0.0, 0.0), "a card that was taken out is no error"
+    ethernet(tmp_path, "eth0", "1000", 250 * 10**6, 0)
+    assert nics.look(14.0) == pytest.approx((1.0, 0.0)), "and the share is that of the others"
 
 
 def test_a_record_tells_what_is_in_use_as_of_a_moment_ago(tmp_path):

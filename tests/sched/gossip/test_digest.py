@@ -9,7 +9,20 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from sched.gossip.digest import LANES, CuckooDigest, Delta, DigestError, Page, assemble, key64
+from sched.gossip.digest import (
+    FINGERPRINTS,
+    LANES,
+    CuckooDigest,
+    Delta,
+    DigestError,
+    Page,
+    _placed,
+    alternate,
+    alternates,
+    assemble,
+    key64,
+    locate,
+)
 from sched.gossip.holders import Holders
 
 keys = st.integers(0, 2**64 - 1)
@@ -43,6 +56,32 @@ def test_a_digest_has_no_false_negatives_and_a_slot_per_key(operations):
     while digest.take_delta():
         pass
     assert np.count_nonzero(full_copy(digest)[2]) == len(truth)
+
+
+@pytest.mark.parametrize("count", [1, 60, 240, 2000])
+def test_keys_of_a_grown_table_lie_in_one_of_their_buckets(count):
+    """All at once, as a table that grows places them; those without room are left, and moved in one by one."""
+    rng = random.Random(count)
+    held = [rng.getrandbits(64) for _ in range(count)] + [7 << 20 | 4096 * n for n in range(count // 8)]
+    buckets = 64
+    slots, left = _placed(np.array(held, np.uint64), buckets)
+    placed = sorted(set(held) - set(left.tolist()))
+    taken = slots.reshape(buckets, LANES).tolist()
+    for key in placed:
+        fingerprint, first, second = locate(key, buckets)
+        bucket = first if fingerprint in taken[first] else second
+        taken[bucket].remove(fingerprint)
+    assert sum(map(sum, taken)) == 0, "a slot for every key, and no other"
+    for key in left.tolist():
+        _, first, second = locate(key, buckets)
+        assert slots.reshape(buckets, LANES)[[first, second]].all(), "both of its buckets are full"
+    assert len(left) + np.count_nonzero(slots) == len(held)
+
+
+def test_alternates_are_the_alternate_of_each():
+    for buckets in (2, 64, 1 << 18):
+        found = alternates(np.arange(FINGERPRINTS, dtype=np.uint16), buckets)
+        assert found.tolist() == [alternate(fingerprint, buckets) for fingerprint in range(FINGERPRINTS)]
 
 
 @pytest.mark.parametrize("load", [0.5, 0.94])
