@@ -34,8 +34,8 @@ from sched.placement.sites.choice import far_saves_s
 from sched.placement.sites.distances import MEASURE_S, Distances
 
 WAY_S = 60.0
-"""What transfers have told of a link counts for this long after the last one: a link that seemed slow is not used, and so
-would never be found to be fast again."""
+"""What transfers have told of a link counts for this long after the last one: a link that seemed slow is not used, and
+so would never be found to be fast again."""
 
 PATIENCE = 4.0
 """A fetch waits for the budget up to this multiple of the time that it takes by what is booked when it begins."""
@@ -92,7 +92,7 @@ class FarPrefixes:
         each: int,
         publish: Callable[[Sequence[Named]], None],
         metrics: Metrics,
-        clock: Clock = Clock(),  # noqa: B008  it is frozen
+        clock: Clock = Clock(),
     ) -> None:
         """each: blocks of the pool in one block of this node."""
         self._store, self._pool_blocks, self._rules, self._each = store, pool_blocks, rules, each

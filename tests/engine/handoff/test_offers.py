@@ -130,7 +130,7 @@ async def test_a_block_of_another_site_is_not_offered_for_good(node):
 
 
 async def test_bytes_of_another_site_wait_in_no_queue_of_near_memory(node):
-    _, batcher, loader, _ = node
+    _, _, loader, _ = node
     sources, coming = loader._sources, []
 
     async def get(keys, block_ids):

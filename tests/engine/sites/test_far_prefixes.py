@@ -254,10 +254,10 @@ async def test_a_fetch_that_waits_far_longer_than_it_had_to_expect_gives_up():
 
 
 async def test_a_fetch_that_is_cancelled_while_it_waits_leaves_no_bytes_booked():
-    world = World({"b": 40}, bytes_per_s=BLOCK * 40.0)
+    world, waiting = World({"b": 40}, bytes_per_s=BLOCK * 40.0), asyncio.Event()
+    world.on_nap = waiting.set
     fetch = asyncio.create_task(world.far.get("b", frozenset(), BLOCK, KEYS, range(40)))
-    while not world.naps:
-        await asyncio.sleep(0)
+    await waiting.wait()
     fetch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetch

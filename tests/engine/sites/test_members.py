@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from engine.sites.members import readers, reads_sites
 from sched.membership.member import Member
 
