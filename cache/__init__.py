@@ -33,6 +33,7 @@ Files:
     pool/          Decides who uses which slot of an arena, and which content stays
     quick/         Gets and puts of a thread that waits for them: no event loop, no switch of threads
     server/        Answers peers that use this node's share of the pooled store
+    sessions/      KV of sessions between their turns, at the home of the blocks
     sites/         Blocks that cross from one site to another: a budget for the link, copies by the rules of a CDN,
                    the pools of others
     ssd/           The SSD tier: blocks on disk under a byte budget, found again after a restart

@@ -8,12 +8,14 @@ a short message. The bulk calls for blocks are in cache/bulk_messages.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cache.answer_checks import all_about, count_found, one_each
 from cache.offer import PLAIN_OFFER, Contents, Offer, at_least
+from cache.sessions.parked import Times
 from cache.ssd_reads import FREE, SsdPrice
 from net.errors import RemoteError
 
@@ -29,6 +31,7 @@ TAKE = "store.take"  # store these: copy them from the memory of the asker, whic
 BAD = "store.bad"  # these blocks arrived damaged by READ
 USED = "store.used"  # a process of this host read these without a message (cache/store/same_host.py)
 REMOVE = "store.remove"  # readers no longer find these here
+PARK = "store.park"  # a turn of the session that has these is over (cache/sessions/)
 UNEVEN = "store.uneven"  # other homes may lack these: offer them the home's copies
 DURABLE = "store.durable"  # write these to SSD and sync them; answer when that is done
 KEEP = "store.keep"  # never evict these from now on, or allow it again
@@ -295,6 +298,35 @@ class KeptThere:
         """Returns self. Raises RemoteError unless it answers for `asked` keys to keep."""
         one_each(asked, self.answers)
         return self
+
+
+NEVER_MS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """PARK. When the blocks move down, up, down again and are dropped (cache/sessions/parked.py), milliseconds from
+    now; NEVER_MS: never."""
+
+    session: int  # from 0 on
+    down_ms: int
+    up_ms: int
+    late_ms: int
+    over_ms: int
+
+    @classmethod
+    def at(cls, session: int, times: Times) -> Park:
+        seconds = times.down_s, times.up_s, times.late_s, times.over_s
+        return cls(session, *(NEVER_MS if one == math.inf else math.ceil(1000 * one) for one in seconds))
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        at_least(0, [self.session], "a session")
+        at_least(NEVER_MS, [self.down_ms, self.up_ms, self.late_ms, self.over_ms], "a time, ms,")
+
+    def times(self) -> Times:
+        given = self.down_ms, self.up_ms, self.late_ms, self.over_ms
+        return Times(*(math.inf if one == NEVER_MS else one / 1000 for one in given))
 
 
 @dataclass(frozen=True, slots=True)

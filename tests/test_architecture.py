@@ -108,6 +108,8 @@ PURE = (
     "cache.homes.routing",
     "cache.homes.heat",
     "cache.recent",
+    "cache.sessions.parked",
+    "cache.pool.aside",
     "cache.sites.budget",
     "cache.sites.copies",
     "engine.sites.finder",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from cache.block import BlockKey
+from cache.pool.aside import Aside
 from cache.pool.policy import LRU, PLAIN, EvictionPolicy, Facts, Sharing
 from cache.pool.prefix import PrefixIndex
 
@@ -54,6 +55,7 @@ class BlockPool:
         self._sharing = self._policy if isinstance(self._policy, Sharing) else None
         self._class_of: dict[int, str] = {}  # classes of blocks from `allocate_for`, until they are free
         self._newcomers: dict[BlockKey, Newcomer] = {}
+        self._aside = Aside()
 
     def watch(self, changed: Callable[[BlockKey, bool], None]) -> None:
         """Call `changed(key, True)` for every key held now, and `changed(key, held)` for each later change."""
@@ -72,7 +74,7 @@ class BlockPool:
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks requested, but only {self.num_free} of {self.num_blocks} are available")
         for _ in range(count - len(self._free)):
-            self._evict(cast(BlockKey, self._policy.victim()))
+            self._evict(self._victim())
         block_ids = [self._free.pop() for _ in range(count)]
         for block_id in block_ids:
             self._request_refs[block_id] = 1
@@ -109,7 +111,26 @@ class BlockPool:
             return None
         if self._sharing is not None:
             return cast("BlockKey | None", self._sharing.victim_for(facts.service_class))
-        return cast(BlockKey, self._policy.victim())
+        return self._victim()
+
+    def _victim(self) -> BlockKey:
+        """What was put aside, otherwise as the policy says. Raises LookupError when nothing is evictable."""
+        first = self._aside.first(self._in_use) if len(self._aside) else None
+        return cast(BlockKey, self._policy.victim()) if first is None else first
+
+    def _in_use(self, key: BlockKey) -> bool:
+        block_id = self._index.block_of(key)
+        return block_id is None or self._held(block_id)
+
+    @property
+    def num_aside(self) -> int:
+        """Blocks that were put aside, and are here."""
+        return len(self._aside)
+
+    def put_aside(self, rows: Iterable[tuple[BlockKey, float]]) -> None:
+        """From now on these blocks, as far as they are here, are evicted before all others, and among them the one that
+        is wanted at the latest time; until their next hit. If classes have shares, their policy alone chooses."""
+        self._aside.add([row for row in rows if self._index.block_of(row[0]) is not None])
 
     def _freed(self, block_id: int) -> None:
         self._free.append(block_id)
@@ -127,9 +148,12 @@ class BlockPool:
         """A hit that takes no reference."""
         for block_id in reversed(block_ids):
             key = self._index.key_of(block_id)
+            if key is None:
+                continue
+            self._aside.discard(key)
             if key in self._newcomers:
                 self._newcomers[key].hits += 1
-            elif key is not None:
+            else:
                 self._policy.touched(key)
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -195,6 +219,7 @@ class BlockPool:
         if block_id is None:
             return False
         self._index.remove(block_id)
+        self._aside.discard(key)
         if self._newcomers.pop(key, None) is None:
             self._policy.removed(key)
         if not self._held(block_id):

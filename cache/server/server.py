@@ -12,6 +12,7 @@ transfer engine reads or writes them. A lease, numbered by the peer, grants acce
     BAD      keys of blocks that arrived damaged by READ
     USED     keys of blocks that a process of this host read without a message (cache/store/same_host.py)
     REMOVE   keys -> readers no longer find them here
+    PARK     keys of blocks of a session whose turn is over, with its predicted return
     UNEVEN   keys that other homes may lack: offer them the copies of this node
 
 Their bodies are in cache/messages.py. cache/server/lasting.py answers DURABLE, KEEP and FLUSH, cache/server/taking.py
@@ -40,6 +41,7 @@ from cache.recent import Recent
 from cache.server.lasting import Lasting
 from cache.server.leases import Leases
 from cache.server.listing import Listing
+from cache.sessions.parked import ParkedBlocks
 from cache.sites.copies import ExpiringCopies
 from cache.tiers.granting import Granting, contents_of, facts_of
 from cache.tiers.local_store import LocalStore, Pin
@@ -67,6 +69,7 @@ class StoreServer:
         self.hints = Hints()
         self.hot = HotBlocks()
         self.copies = ExpiringCopies[BlockKey]()
+        self.parked = ParkedBlocks[BlockKey]()
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
         self._granting = Granting(local, lambda key: self._passed_on.has(loop_time(), key))
         self.uneven = self._granting.uneven
@@ -81,6 +84,7 @@ class StoreServer:
             (messages.BAD, typed(Nothing, self._bad)),
             (messages.USED, typed(Nothing, self._used)),
             (messages.REMOVE, typed(Nothing, self._remove)),
+            (messages.PARK, typed(messages.Park, self._park)),
             (messages.UNEVEN, typed(Nothing, self._uneven)),
         ):
             channel.handle(kind, handler)
@@ -149,6 +153,7 @@ class StoreServer:
     def warm(self, now: float, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
         """Count the reads; returns (position, replicas) of the blocks that other homes have too."""
         self.copies.used(now, keys)
+        self.parked.used(keys)
         for key in keys:
             self.hot.read(now, key)
         replicas = self.hot.replicas
@@ -280,11 +285,17 @@ class StoreServer:
         for key in keys:
             self.removed(now, key, self._local.content(key))
         self.hints.settled(keys)
+        self.parked.used(keys)
         return Removed(await self._local.remove(keys))
 
     def removed(self, now: float, key: BlockKey, content: Content | None) -> None:
         """The content was removed: refuse copies of it, but not a new put."""
         self._granting.removals.add(now, key, content)
+
+    async def _park(self, peer: str, body: messages.Park, data: memoryview) -> None:
+        times = body.times()
+        here = [key for key in split_keys(data) if self._local.contains(key) is not None]
+        self.parked.park(loop_time(), here, body.session, times)
 
     async def _uneven(self, peer: str, body: Nothing, data: memoryview) -> None:
         self.uneven.add(split_keys(data))
@@ -307,6 +318,7 @@ class StoreServer:
             "leases_expired": self._leases.expired,
             "hints": len(self.hints),
             "hot": len(self.hot),
+            "parked": len(self.parked),
             "uneven": self.uneven.seen,
         }
 

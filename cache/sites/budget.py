@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 BURST_S = 0.5
+LEAST_PAUSE_S = 0.001  # between two looks at a bucket
 
 
 class LinkBudget:
@@ -25,7 +26,6 @@ class LinkBudget:
         self._whole, self._block_bytes = bytes_per_s, block_bytes
         self.bytes_per_s = bytes_per_s
         self.burst_bytes = max(float(block_bytes), BURST_S * bytes_per_s)
-        self.taken_bytes = 0
         self._tokens = self.burst_bytes
         self._booked = 0.0
         self._at = -math.inf
@@ -42,6 +42,14 @@ class LinkBudget:
         self._refill(now)
         return max(0.0, (self._booked + nbytes - self._tokens) / self.bytes_per_s)
 
+    def at_once(self, blocks: int) -> int:
+        """How many of these blocks one transfer may take: as many as the bucket can hold, and at least one."""
+        return max(1, min(blocks, int(self.burst_bytes // self._block_bytes)))
+
+    def pause_s(self, nbytes: float) -> float:
+        """Seconds until the next look at the bucket, for a transfer that `take` has refused."""
+        return max(LEAST_PAUSE_S, nbytes / self.bytes_per_s / 8)
+
     def take(self, now: float, nbytes: int) -> bool:
         """Take the tokens of a transfer that begins now, if they are there. Raises ValueError for more than the bucket
         can ever hold: take them in parts."""
@@ -51,7 +59,6 @@ class LinkBudget:
         if nbytes > self._tokens + 1e-6:  # a wait of exactly wait_s ends within rounding of the last token
             return False
         self._tokens -= nbytes
-        self.taken_bytes += nbytes
         return True
 
     def book(self, nbytes: float) -> None:

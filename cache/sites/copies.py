@@ -44,6 +44,16 @@ class SecondHit(Generic[Key]):
             self._seen.popitem(last=False)
         return admitted
 
+    def forget(self, keys: Iterable[Key]) -> None:
+        """These were computed at this site."""
+        if self._seen:
+            for key in keys:
+                self._seen.pop(key, None)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether this block has crossed, as far as that is remembered."""
+        return key in self._seen
+
     def __len__(self) -> int:
         return len(self._seen)
 

@@ -56,10 +56,10 @@ class OtherSites(Generic[Reader]):
         router.update(asyncio.get_running_loop().time(), self._members().get(site, {}))
         return reader
 
-    async def find(self, site: str, keys: Sequence[BlockKey], timeout_s: float) -> int:
-        """Length of the leading run of `keys` that the pool of that site has; 0 if it does not answer in time."""
+    async def find(self, site: str, keys: Sequence[BlockKey], timeout_s: float) -> int | None:
+        """Length of the leading run of `keys` that the pool of that site has; None if it does not answer in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 return (await self.reader(site).which(keys, leading=True)).leading(len(keys)).blocks
         except TimeoutError:
-            return 0
+            return None

@@ -215,6 +215,11 @@ class Calls:
         with suppress(ConnectionError):
             self._channel.post(home, messages.USED, {}, [join_keys(keys)])
 
+    def park(self, home: str, keys: Sequence[BlockKey], body: messages.Park) -> None:
+        """Tell the home that a turn of the session that has `keys` is over."""
+        with suppress(ConnectionError):
+            self._channel.post(home, messages.PARK, encode(body), [join_keys(keys)])
+
     def report(self, home: str, keys: Sequence[BlockKey]) -> None:
         """Tell the home that these blocks did not match their checksums."""
         with suppress(ConnectionError):

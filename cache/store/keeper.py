@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
 OFFER_BYTES = 8 << 20  # of one offer
+RISING_BYTES = 32 << 20  # of blocks of sessions that are read from SSD at the same time
 SCAN_KEYS = 256  # looked at between two turns of the loop
 RETRY_S = 2.0  # after a home failed
 FORGET_S = 600.0  # hints for a member that has been away for longer are dropped
@@ -58,7 +59,9 @@ class Keeper:
         self._debts: dict[str, deque[BlockKey]] = {}  # home -> keys to offer to it
         self._rest_until: dict[str, float] = {}  # homes that failed
         self._away_since: dict[str, float] = {}
-        self._counts = Counter(dict.fromkeys(("offered", "moved", "moved_bytes", "expired"), 0))
+        self._rising: deque[BlockKey] = deque()  # blocks of sessions that will soon be read
+        counted = "offered", "moved", "moved_bytes", "expired", "session_dropped", "session_raised"
+        self._counts = Counter(dict.fromkeys(counted, 0))
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -88,7 +91,8 @@ class Keeper:
             self._task = None
 
     def stats(self) -> dict[str, int]:
-        """Blocks offered, moved and still to be offered; copies from other sites whose time to live was over."""
+        """Blocks offered, moved and still to be offered; copies from other sites whose time to live was over; blocks of
+        sessions that were dropped, and read from SSD ahead of a return."""
         return {**self._counts, "owed": sum(map(len, self._debts.values()))}
 
     async def _run(self) -> None:
@@ -100,8 +104,24 @@ class Keeper:
             self._collect(members)
             if over := self._share.copies.expired(asyncio.get_running_loop().time()):
                 self._counts["expired"] += await self._local.remove(over)
+            await self._move_sessions(asyncio.get_running_loop().time())
             if not await self._pay():
                 await asyncio.sleep(PERIOD_S)
+
+    async def _move_sessions(self, now: float) -> None:
+        """Move the blocks of sessions whose time has come."""
+        due = self._share.parked.due(now)
+        self._local.put_aside([(key, now + wanted_s) for key, wanted_s in due.down])
+        if due.over:
+            self._counts["session_dropped"] += await self._local.remove(due.over)
+        self._rising.extend(due.up)
+        arena = self._local.arena
+        if self._rising and arena is not None:
+            first = [self._rising[i] for i in range(min(SCAN_KEYS, len(self._rising)))]
+            done, reads = self._local.bring_up(first, max(1, RISING_BYTES // arena.slot_bytes))
+            self._counts["session_raised"] += reads
+            for _ in range(done):
+                self._rising.popleft()
 
     async def _plan(self, before: Members, after: Members) -> None:
         """Scan all blocks of this node, a part at a time."""

@@ -24,12 +24,13 @@ from cache.arena import Buffer
 from cache.block import BlockKey
 from cache.homes.rendezvous import Members, by_home
 from cache.homes.routing import Router
-from cache.messages import STATS, StoreStats
+from cache.messages import STATS, Park, StoreStats
 from cache.pool.policy import Facts
 from cache.results import GetResult, LeadingRun, NotDurable, Unreachable
 from cache.server.bulk_answers import BulkShare
 from cache.server.server import StoreServer
 from cache.server.taking import Taking
+from cache.sessions.parked import Times
 from cache.sites.other_sites import OtherSites
 from cache.stable_marks import StableMarks
 from cache.store.accounts import Accounts
@@ -270,6 +271,13 @@ class Store:
         self._accounts.counts["removed"] += removed
         return removed
 
+    def park(self, keys: Sequence[BlockKey], session: int, times: Times) -> None:
+        """A turn of this session (a number from 0 on) is over: tell the first home of each block when it moves down, up
+        and is dropped (cache/sessions/). A home that is not reached keeps its blocks by their last use."""
+        body = Park.at(session, times)
+        for home, positions in by_home(keys, self._route()).items():
+            self._calls.park(home, [keys[position] for position in positions], body)
+
     async def _sum_of_homes(self, question: Callable[[str], Awaitable[int]]) -> int:
         counts = await asyncio.gather(*(self._ask(home, question(home)) for home in self._route()))
         return sum(count or 0 for count in counts)
@@ -372,6 +380,20 @@ class Store:
         if self._keeper is not None:
             own["repair"] = self._keeper.stats()
         return own
+
+    def parking(self) -> dict[str, int]:
+        """Blocks of sessions at this share: parked now, of these in DRAM until others need the room; so far read from
+        SSD before a return, and dropped. {} without a share."""
+        if self._share is None or self._keeper is None or self.local is None:
+            return {}
+        counts = self._keeper.stats()
+        parked, aside = self._share.stats()["parked"], self.local.num_aside
+        return {
+            "parked": parked,
+            "aside": aside,
+            "raised": counts["session_raised"],
+            "dropped": counts["session_dropped"],
+        }
 
     async def _stats(self, peer: str, body: Nothing, data: memoryview) -> StoreStats:
         return StoreStats(self.stats())

@@ -14,7 +14,7 @@ fails, blocks in DRAM are served, and blocks that are only on SSD are misses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -203,6 +203,30 @@ class LocalStore:
             more = count - len(found) - len(fresh)
             raise NoSpace(f"{more} of {count} blocks have no slot: others read, write or keep them") from None
         return Lodging(self._pool, self.reservations.enter, found, fresh)
+
+    # --- sessions (cache/sessions/)
+
+    def put_aside(self, rows: Iterable[tuple[BlockKey, float]]) -> None:
+        """DRAM evicts these blocks first; rows: (key, time at which it is wanted)."""
+        self._pool.put_aside(rows)
+
+    @property
+    def num_aside(self) -> int:
+        """Blocks that DRAM evicts first."""
+        return self._pool.num_aside
+
+    def bring_up(self, keys: Sequence[BlockKey], most: int) -> tuple[int, int]:
+        """These will be read soon: DRAM keeps those that it has, and those on SSD are read into it, while no more than
+        `most` reads run. Returns (leading keys that this is true of now, reads that began)."""
+        reads = 0
+        for count, key in enumerate(keys):
+            if (slot := self._pool.lookup(key)) is not None:
+                self._pool.touch([slot])
+            elif self.readable(key) == "ssd" and key not in self._promotions:
+                if len(self._promotions.tasks()) >= most:
+                    return count, reads
+                reads += self._promotions.of(key) is not None
+        return len(keys), reads
 
     # --- writing
 

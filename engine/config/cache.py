@@ -188,6 +188,33 @@ class CacheFields(ModelFields):
         "storage of the SSD tier: lmdb = an LMDB file; file = one preallocated file that bypasses the page cache",
         tuple(backends),
     )
+    session_parking: bool = flag(
+        True,
+        "cache",
+        "between two turns of a session (X-Session-Id) that this node accepts, the pool keeps its blocks by the "
+        "predicted time of the next one: those wanted late leave DRAM first, those on SSD come up in time, and those "
+        "of sessions that will not return are dropped; off = by their last use alone",
+    )
+    session_hold_ms: int = flag(
+        5000,
+        "cache",
+        "with --session-parking, blocks of a session stay where they are if it probably returns within this time",
+        least=0,
+    )
+    session_window_ms: int = flag(
+        30_000,
+        "cache",
+        "with --session-parking, how long blocks wait in DRAM that came up for a predicted return; they come up if one "
+        "of four such sessions returns within some window of this length",
+        least=1,
+    )
+    session_ttl_ms: int = flag(
+        3_600_000,
+        "cache",
+        "with --session-parking, the longest time until blocks of a session that does not return are dropped; the "
+        "time at which one of fifty such sessions would still return is usually earlier",
+        least=1000,
+    )
     value_bytes: int = flag(
         1 << 20, "cache", "size of the largest value, and of a slot of the store, with --model none", least=64
     )

@@ -24,6 +24,7 @@ from engine.front.flight import Flight, OutputText, drawn_seed
 from engine.front.flight_log import FlightLog
 from engine.front.gate import Gate
 from engine.front.persistence import MAX_FUTILE_ATTEMPTS, Persistence
+from engine.front.sessions.turns import Sessions, session_number
 from engine.observe.recent import Recent
 from engine.observe.timeline import Timeline
 from engine.sampling.params import SamplingParams
@@ -86,6 +87,9 @@ class Tries(Protocol):
 class Acceptor:
     """Turns prompts into token streams over the cluster."""
 
+    sessions: Sessions | None = None
+    """Parks the KV of sessions between their turns, if that is wanted."""
+
     def __init__(
         self,
         node_id: str,
@@ -127,13 +131,17 @@ class Acceptor:
         service_class: str,
         cache_salt: str,
         again: bool = False,
+        session: str = "",
     ) -> AsyncGenerator[Output, None]:
-        """Stream the answer; `again`: see Frontend.generate. Raises ValueError, Overloaded or Unavailable before the
-        first output; closing the iterator aborts the request on every node."""
+        """Stream the answer; `again`, `session`: see Frontend.generate. Raises ValueError, Overloaded or Unavailable
+        before the first output; closing the iterator aborts the request on every node."""
         if self._closing:
             raise Unavailable(CLOSING_REASON, retry_after_s=1.0)
         flight = self._accept(prompt, sampling, request_id, service_class, cache_salt)
         flight.resumed = again
+        if session and self.sessions is not None:
+            flight.session = session_number(flight.root, session)
+            self.sessions.begun(flight)
         self._flights.add(flight)
         self._log.accepted(flight)
         text = OutputText(self._tokenizer, flight)
@@ -156,6 +164,8 @@ class Acceptor:
             self._gate.leave(flight)
             self._attempts.abort(flight)
             self._log.over(flight, reason)
+            if reason is not None and self.sessions is not None:
+                self.sessions.over(flight)
 
     def _accept(
         self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str

@@ -42,6 +42,7 @@ class Flight:
     persistence: Persistence
     weights: bytes = b""  # that compute it; they may change until the first token
     site_bound: bool = False  # as in Request
+    session: int | None = None  # of which this is a turn (engine/front/sessions/)
     first_token: float = 0.0
     last_token: float = 0.0
     attempt: int = 0

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
-from cache.block import BlockGeometry
+from cache.block import BlockGeometry, BlockKey
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from cache.results import GetResult
 from cache.store.calls import HOME_ERRORS
@@ -257,7 +258,9 @@ class PrefixLoader:
         good = 0
         begin = time.monotonic()
         try:
-            with self._sources.loading(source.block_bytes * len(blocks)) as before:
+            # Bytes of another site wait in the queue of its link, which is priced there, not in that of near memory.
+            near_bytes = source.block_bytes * len(blocks) if source.site is None else 0
+            with self._sources.loading(near_bytes) as before:
                 result = await self._prefetch.fetch(source.get, keys[: len(blocks)], blocks)
             good = result.blocks if not others or result.blocks == len(keys) else 0
         finally:
@@ -292,8 +295,19 @@ class PrefixLoader:
             request.journal.note(time.monotonic(), "prefix_fetched", detail)
 
 
+class Foreign(Protocol):
+    """An engine.sites.far_prefixes.FarPrefixes."""
+
+    def came(self, key: BlockKey) -> bool: ...
+
+    def computed(self, keys: Sequence[BlockKey]) -> None: ...
+
+
 class Publisher:
     """Writes newly full blocks to their homes in the pooled store in the background, oldest first, in batches."""
+
+    far: Foreign | None = None
+    """Knows the blocks that came from other sites, if any may come from there."""
 
     def __init__(
         self, pool: BlockPool, pool_blocks: PoolBlocks | None, metrics: Metrics, copy_ttl_s: float = 0.0
@@ -319,13 +333,16 @@ class Publisher:
             self._task = keep(self._run, "publishing blocks")
 
     def publish(self, named: Sequence[Named]) -> None:
-        """Queue full blocks; they are held until written or given up."""
+        """Queue full blocks that were computed at this site; they are held until written or given up."""
+        if self.far is not None:
+            self.far.computed([key for key, _, _ in named])
         self.num_dropped += self._take(self._backlog, named)
 
     def offer_again(self, named: Sequence[Named]) -> None:
         """Queue blocks that were used in the arena and offer those that the pool lacks once more, so that an admission
-        policy that counts uses counts this one."""
-        self._take(self._again, named)
+        policy that counts uses counts this one. Blocks of other sites are none of them: they enter the pool as copies,
+        with a time to live, or not at all."""
+        self._take(self._again, named if self.far is None else [row for row in named if not self.far.came(row[0])])
 
     def copy(self, named: Sequence[Named]) -> None:
         """Queue blocks of another site that become copies at this one (cache/sites/copies.py)."""

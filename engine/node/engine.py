@@ -51,7 +51,7 @@ from engine.pooled.prefetch import Prefetch
 from engine.pooled.rounding import Rounding, decode_rate
 from engine.pooled.unlike_blocks import UnlikeBlocks
 from engine.sites.far_prefixes import FarPrefixes, LinkRules
-from engine.sites.members import mates, readers
+from engine.sites.members import mates, readers, reads_sites
 from engine.speculation.ngram import NgramLookups
 from engine.speculation.speculative import Lookups, Speculator
 from engine.speculation.suffix import SuffixLookups, SuffixRules
@@ -144,11 +144,15 @@ class Engine:
         prices = Prices(self.costs, rails.fetch_s, rails.from_node_s)
         others = None if arenas is None else OthersArenas(arenas, borrowing)
         sources = PrefixSources(reused, self._pool_blocks, others, geometry, prices, config.prefix_fetch, pooled)
-        if reused and config.site_link_limit_bytes:
+        if reused and config.site_link_limit_bytes and reads_sites(config.roles):
             rules = LinkRules(
-                config.site_link_limit_bytes, lambda: readers(cluster.gossip), config.site_copy_ttl_ms / 1000
+                cluster.gossip.me.site,
+                config.site_link_limit_bytes,
+                lambda: readers(cluster.gossip),
+                config.site_copy_ttl_ms / 1000,
             )
             sources.far = FarPrefixes(store, self._pool_blocks, rules, each, self.publisher.copy, metrics)
+            self.publisher.far = sources.far
         prefetch = Prefetch(config.prefetch, config.prefetch_timeout_ms / 1000, self.is_busy)
         one_group = geometry.groups is None  # the layers of a prefix arrive group by group, not in the model's order
         by_layer = config.kv_overlap == "layer" and config.tensor_parallel_size == 1 and one_group  # ranks do not wait

@@ -7,10 +7,12 @@ import random
 import socket
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cache.block import type_bytes
+from cache.block import BlockKey, type_bytes
+from cache.sessions.parked import Times
 from engine import __version__
 from engine.backends.question import Forwarded
 from engine.checkpoint.model_source import ModelSource
@@ -28,6 +30,7 @@ from engine.front.flight_log import FlightLog
 from engine.front.groups import GroupRules
 from engine.front.placement_policy import placement_policy
 from engine.front.placing import PlacementRules, Placer
+from engine.front.sessions.turns import Sessions
 from engine.node import report as node_report
 from engine.node.frontend import Answers, Compiler, Served, ServingFrontend, StoreFrontend
 from engine.node.leaving import Leaving
@@ -46,6 +49,7 @@ from net.http.server import HttpServer, create_app
 from net.metrics.watched import of_traces
 from sched.placement.groups.context import context
 from sched.placement.groups.pipeline import pipeline
+from sched.sessions.parking import LEAST_TTL_S, Parking, ParkingRules
 
 if TYPE_CHECKING:
     from engine.backends.placing import WorkerPlacer
@@ -77,6 +81,7 @@ class FrontDoor:
         if (export := self._export) is not None:
             measures.metrics.watch(of_traces(lambda: export.lost, lambda: export.sent))
         self.grammars: Grammars | None = None  # None on a node without a model
+        self._sessions: Sessions | None = None
         self._http: HttpServer | None = None
 
     async def open(self, listening: socket.socket, draft: ModelSource | None) -> None:
@@ -106,6 +111,8 @@ class FrontDoor:
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+        if self._sessions is not None:
+            self._sessions.close()
         if self._recorder is not None:
             self._recorder.close()
         if self._export is not None:
@@ -151,10 +158,26 @@ class FrontDoor:
             attempts, compiler = self._serving.fleet.attempts(flight_log), Forwarded()
         acceptor = Acceptor(config.node_id, placer, attempts, tokenizer, blocks.root, limits, flight_log)
         self._serving.acceptor = acceptor
+        if config.session_parking and config.enable_prefix_caching and isinstance(placer, Placer):
+            acceptor.sessions = self._sessions = self._parking()
         longest, scored = config.max_model_len, config.max_answer_logprobs
         trusts = config.trust_request_chat_template
         served = Served(config.served_model_name, config.model, longest, scored, trusts)
         return ServingFrontend(served, tokenizer, compiler, acceptor, self._answers())
+
+    def _parking(self) -> Sessions:
+        config, store = self._config, self._cluster.store
+        rules = ParkingRules(
+            config.session_hold_ms / 1000,
+            config.session_window_ms / 1000,
+            ttl_s=config.session_ttl_ms / 1000,
+            least_ttl_s=min(LEAST_TTL_S, config.session_ttl_ms / 1000),
+        )
+
+        def park(keys: Sequence[BlockKey], session: int, way: Parking) -> None:
+            store.park(keys, session, Times(way.down_s, way.up_s, way.late_s, way.over_s))
+
+        return Sessions(rules, self._blocks.geometry.block_size, park, self._measures.metrics)
 
     def _price(self, node_id: str) -> float:
         """Of a member, per hour."""

@@ -112,8 +112,9 @@ class ServingFrontend:
         service_class: str,
         cache_salt: str,
         again: bool = False,
+        session: str = "",
     ) -> AsyncGenerator[Output, None]:
-        return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt, again)
+        return self._acceptor.generate(prompt, sampling, request_id, service_class, cache_salt, again, session)
 
     async def metrics(self) -> bytes:
         return await self._metrics()

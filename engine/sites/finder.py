@@ -1,8 +1,8 @@
 """SiteFinder: the site of a request, as its acceptor chooses it (sched/placement/sites/).
 
 The acceptor knows the queues and the arenas of all sites from gossip, and the pool of its own site by asking it. The
-distance of a site is the shortest round trip of the questions to its nodes; a site without a recent one is asked in the
-background, and takes no request before it has answered once.
+distance of a site is the shortest round trip of the questions to its nodes; of a site without a recent one, one node
+after the other is asked in the background, and it takes no request before one has answered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SiteFinder:
         self.own = own
         self._measure = measure
         self._distances = Distances(own)
-        self._asked: dict[str, float] = {}  # site -> time of the last background question
+        self._asked: dict[str, tuple[float, int]] = {}  # site -> time of the last background question, their number
 
     def several(self, sites: Set[str]) -> bool:
         """Whether there are other ones than the own one among these."""
@@ -55,9 +55,10 @@ class SiteFinder:
         self._distances.keep(sites)
         costs = []
         for site, indices in sites.items():
-            if self._distances.stale(now, site) and now - self._asked.get(site, -math.inf) >= RETRY_S:
-                self._asked[site] = now
-                self._measure(members[indices[0]])
+            asked_at, times = self._asked.get(site, (-math.inf, 0))
+            if self._distances.stale(now, site) and now - asked_at >= RETRY_S:
+                self._asked[site] = now, times + 1
+                self._measure(members[indices[times % len(indices)]])  # one node in turn: some may not answer
             if site != self.own and wanted.bound:
                 continue
             part = view.only(indices.tolist())

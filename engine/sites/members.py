@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from net.gossip.driver import Gossip
 from sched.membership.member import Member
 
@@ -20,6 +22,11 @@ def shares(gossip: Gossip) -> dict[str, dict[str, int]]:
     return found
 
 
+def reads_sites(roles: Collection[str]) -> bool:
+    """Whether a node with these roles may read KV from other sites: only such nodes share the budgets of the links."""
+    return "prefill" in roles
+
+
 def readers(gossip: Gossip) -> int:
-    """The number of nodes of this site that compute prompts, and so share the budget of its links."""
-    return sum("prefill" in member.roles for member in mates(gossip))
+    """The number of nodes of this site that may read KV from other sites."""
+    return sum(reads_sites(member.roles) for member in mates(gossip))

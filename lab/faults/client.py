@@ -119,6 +119,11 @@ class Load:
         """The number of requests with at least `least` tokens."""
         return sum(len(one.tokens) >= least for one in self.streams)
 
+    def under_way(self, most: int) -> int:
+        """The number of requests with a token and at most `most` of them, and without an error: if they want more
+        tokens, they are not over."""
+        return sum(0 < len(one.tokens) <= most and not one.error for one in self.streams)
+
     async def _client(self, number: int) -> None:
         turn = number
         while True:

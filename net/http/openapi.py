@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 from net.http.anthropic.schema import CountBody, MessagesBody
 from net.http.batches.schema import BatchBody
 from net.http.common.answers import ANSWERS
+from net.http.common.heads import SESSION_HEADER
 from net.http.common.page import ASSETS, TYPES
 from net.http.drain import DrainBody
 from net.http.openai.fields import IGNORED, NEUTRAL, Known
@@ -48,6 +49,10 @@ class Operation:
 HEADERS: dict[str, tuple[str, Json]] = {
     "X-Request-Id": ("The id of this request, returned in the answer; replaced if malformed", {"type": "string"}),
     CLASS_HEADER: ("Overrides service_class and priority of the body", {"enum": [*SERVICE_CLASSES]}),
+    SESSION_HEADER: (
+        "The conversation or agent of this request; overrides session_id of the body",
+        {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"},
+    ),
     RESUME_HEADER: (
         "Output tokens already received from a lost node; needs the original X-Request-Id and a single choice",
         {"type": "string", "pattern": "^[0-9]{1,9}$"},

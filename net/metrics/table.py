@@ -161,6 +161,12 @@ CLUSTER = (
     ),
     Declared(Counter, "mooncake:store_missed_blocks", "Blocks requested from the pool and not found"),
     Declared(Counter, "mooncake:store_put_blocks", "Blocks newly published to the pool"),
+    Declared(
+        Counter,
+        "mooncake:session_turns",
+        "Turns of sessions that ended here, by the way of their KV until the next one: stays, parked, away or over",
+        ("way",),
+    ),
     Declared(Counter, "mooncake:site_link_bytes", "Bytes of KV that this node has read from another site", ("site",)),
     Declared(
         Histogram,

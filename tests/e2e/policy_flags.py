@@ -220,6 +220,7 @@ SWITCHES = {
     "prefix_intents": "test_switches.py::test_prefix_intents",
     "weights_from_store": "test_pool_contents.py::test_encoded_prefixes_and_weights",
     "enforce_eager": "../engine/model/test_graphs.py::test_a_runner_replays_small_steps_and_computes_the_others",
+    "session_parking": "test_sessions.py::test_kv_of_a_session_is_parked_between_its_turns",
     "prefault": "test_switches.py::test_prefault",
     "trust_request_chat_template": "test_switches.py::test_templates_of_clients",
     "rdma_plaintext": "../net/transfer/rdma/test_rdma_absent.py::test_what_must_be_sealed_does_not_go_by_rdma",

@@ -4,6 +4,8 @@ is bound to its site never crosses. A site whose computing nodes are gone still 
 from __future__ import annotations
 
 import random
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab.launch import rest
@@ -15,11 +17,21 @@ BLOCK = 16
 ARENA_TOKENS = 480
 TOKEN_BYTES = 2 * 30 * 3 * 64 * 4  # of the embedded model in float32
 PROMPT, BLOCKS = 200, 12
+TTL_S = 15.0
+"""Of copies. On a busy machine the pauses between reads may be longer: the test says what must happen then, too."""
+ASKED_MAX = 20
 IDS = {"ignore_eos": True, "return_token_ids": True}
 
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "480", "--kv-cache-bytes", str(ARENA_TOKENS * TOKEN_BYTES)),
-    *("--site-link-limit-bytes", "200M", "--site-copy-ttl-ms", "30000", "--site-bound-tenants", "bank"),
+    *(
+        "--site-link-limit-bytes",
+        "200M",
+        "--site-copy-ttl-ms",
+        str(round(1000 * TTL_S)),
+        "--site-bound-tenants",
+        "bank",
+    ),
     *("--dram-bytes", "0", "--calibration-ms", "500", "--net", "local"),
 )
 EAST, WEST = ("--site", "east"), ("--site", "west")
@@ -34,6 +46,25 @@ def ask(url: str, prompt: list[int], **body: Any) -> tuple[list[int], list[dict[
     return answer["choices"][0]["token_ids"], [
         event["detail"] for event in told["events"] if event["event"] == "prefix_fetched"
     ]
+
+
+@dataclass
+class Reads:
+    """Reads of one prefix at a site that did not compute it. Only what is read again within the TTL, measured from the
+    begin of one read to the end of the next, may be demanded of a copy."""
+
+    ended: list[tuple[float, float]] = field(default_factory=list)  # (begin, end) of each that crossed
+
+    def crossed(self, begin: float, end: float) -> None:
+        assert self.may_cross(end), "it crossed twice within the TTL, and was read within the TTL: a copy"
+        self.ended.append((begin, end))
+
+    def may_cross(self, end: float) -> bool:
+        """Whether a read that ends now may cross the link: it is the first or second one, or a pause was too long."""
+        if len(self.ended) < 2:
+            return True
+        (before, _), (last, last_end) = self.ended[-2:]
+        return last_end - before >= TTL_S or end - last >= TTL_S
 
 
 def crossed(url: str) -> float:
@@ -70,24 +101,26 @@ def test_prefixes_cross_by_the_rules_and_a_bound_tenant_does_not(start: Start):
             ask(west, some(468), cache_salt="bank")
             settled(cluster)
 
-        first, loads = ask(west, prompt)
-        assert [(load["site"], load["blocks"]) for load in loads] == [("east", BLOCKS)]
-        block_bytes = BLOCK * TOKEN_BYTES
-        assert crossed(west) == BLOCKS * block_bytes
-        forget()
-        second, loads = ask(west, prompt)
-        assert [load["site"] for load in loads] == ["east"]
-        assert crossed(west) == 2 * BLOCKS * block_bytes
-        forget()
-        third, loads = ask(west, prompt)
-        assert [(load.get("site"), load["blocks"]) for load in loads] == [(None, BLOCKS)], "it crossed twice: a copy"
-        assert crossed(west) == 2 * BLOCKS * block_bytes
+        reads, answers, site = Reads(), [], "east"
+        while site is not None:
+            assert len(answers) < ASKED_MAX, "this machine pauses too long between reads"
+            begin = time.monotonic()
+            answer, loads = ask(west, prompt)
+            answers.append(answer)
+            (load,) = loads
+            site = load.get("site")
+            assert site in ("east", None) and load["blocks"] == BLOCKS
+            if site is not None:
+                reads.crossed(begin, time.monotonic())
+                forget()
+            assert crossed(west) == len(reads.ended) * BLOCKS * BLOCK * TOKEN_BYTES
+        assert len(reads.ended) >= 2, "what crossed once is no copy"
         cold, _ = ask(west, prompt, cache_salt="cold")
-        assert first == second == third == cold
+        assert answers == [cold] * len(answers)
 
         again, loads = ask(west, secret, cache_salt="bank")
         assert again == kept and loads == [], "it is computed, although the other site has it"
-        assert crossed(west) == 2 * BLOCKS * block_bytes
+        assert crossed(west) == len(reads.ended) * BLOCKS * BLOCK * TOKEN_BYTES
 
         copied = in_pool(cluster, "store-1")
         wait_until(lambda: in_pool(cluster, "store-1") <= copied - BLOCKS, "copies leave if nobody reads them", 120.0)

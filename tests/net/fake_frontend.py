@@ -82,9 +82,10 @@ class FakeFrontend:
         service_class: str,
         cache_salt: str,
         again: bool = False,
+        session: str = "",
     ) -> AsyncGenerator[Output, None]:
         call = {"prompt": prompt, "sampling": sampling, "request_id": request_id, "again": again}
-        self.calls.append(call | {"service_class": service_class, "cache_salt": cache_salt})
+        self.calls.append(call | {"service_class": service_class, "cache_salt": cache_salt, "session": session})
         assert request_id not in self.open
         self.open.add(request_id)
         self.started.set()

@@ -24,6 +24,8 @@ LOAD = Sun(sites=SITES, rate_s=11.0, day_s=240.0, documents=60, life_s=120.0)
 COMMON = (0.2, 0.8)
 GBIT_S = (10.0, 25.0, 50.0, 100.0, 200.0)
 DISTANCE_S = 0.04
+TTL_S = 30.0
+"""Of copies: they outlive the pauses between reads of what is popular, and leave long before their document passes."""
 
 ALONE, MOVES, WHOLE = "each site alone", "requests move, no KV", "one site with all nodes"
 BASELINES = (ALONE, MOVES, WHOLE)
@@ -78,7 +80,7 @@ def cases(requests: int | None) -> list[SitesCase]:
     count = min(requests or REQUESTS, REQUESTS)
     each = SimConfig(prefill=NODES[0], decode=NODES[1], cache_blocks=CACHE, pool_blocks=POOL)
     all_nodes = replace(each, prefill=SITES * NODES[0], decode=SITES * NODES[1])
-    rules = SiteRules(sites=SITES, distance_s=DISTANCE_S, kv="none")
+    rules = SiteRules(sites=SITES, distance_s=DISTANCE_S, kv="none", ttl_s=TTL_S)
     baselines = {
         ALONE: (replace(rules, moves=False), each),
         MOVES: (rules, each),
@@ -156,6 +158,7 @@ SITES_ABLATION = Ablation(
         "moved": metric("moved_share"),
         "with KV of other sites": metric("from_sites"),
         LINK: metric("link_bytes", scale=1e-9),
+        "copies that left, blocks": metric("copies_expired"),
     }
     | COSTS,
     reading,

@@ -52,6 +52,9 @@ class LinkedSites(Namespaces):
         there, back = self._tell("bytes")
         return there, back
 
+    def _bridge(self, name: str) -> str:
+        return "far" if name in self._far else "hub"
+
     def _join_by_link(self) -> None:
         run_tool("ip", "link", "add", "name", "far", "type", "bridge")
         run_tool("ip", "address", "add", f"{FAR_ADDRESS}/32", "dev", "far")

@@ -92,13 +92,17 @@ class Namespaces:
     def heal(self, name: str) -> None:
         way, port = self._cuts.pop(name), self._port(name)
         if way == "both":
-            run_tool("ip", "link", "set", port, "master", "hub")
+            run_tool("ip", "link", "set", port, "master", self._bridge(name))
         elif way == "in":
             run_tool("tc", "qdisc", "del", "dev", port, "root")
         else:
             run_tool(*self.prefix(name), "tc", "qdisc", "del", "dev", "eth0", "root")
 
     # --- inside
+
+    def _bridge(self, name: str) -> str:
+        """The bridge that this node is joined to."""
+        return "hub"
 
     def _add(self, name: str) -> None:
         holder = subprocess.Popen(

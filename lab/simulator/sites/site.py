@@ -21,7 +21,8 @@ from lab.simulator.sites.rules import SiteRules
 from sched.cost import TransferModel
 from sched.placement.sites.choice import SiteCost, far_saves_s, site_cost
 
-LEAST_PAUSE_S = 0.001  # between two looks at the budget
+EXPIRY_LOOKS = 4
+"""Looks for copies whose TTL is over, during one TTL."""
 
 
 class Site(Cluster):
@@ -46,6 +47,7 @@ class Site(Cluster):
         self.far_bytes = 0.0  # that have come from other sites
         self.copies = ExpiringCopies[int]()
         self.expired = 0  # copies that left after their TTL
+        self._expiring = False  # whether a look for copies whose TTL is over is due
         self._block_bytes = self.model.block_bytes(config.block_tokens) * config.kv_scale
         self._readers = sum("prefill" in node.roles for node in self.nodes)
         self._second: dict[str, SecondHit[int]] = {}  # by node, as the others
@@ -140,11 +142,10 @@ class Site(Cluster):
     def _cross(self, node: Node, other: Site, blocks: int, done: Callable[[], None]) -> None:
         """A bucket of the budget after the other."""
         budget, now = self._budget(node, other), self.loop.now
-        count = max(1, min(blocks, int(budget.burst_bytes // self._block_bytes)))
+        count = budget.at_once(blocks)
         nbytes = count * self._block_bytes
         if not budget.take(now, int(nbytes)):
-            pause_s = max(LEAST_PAUSE_S, nbytes / budget.bytes_per_s / 8)
-            self.loop.after(pause_s, self._cross, node, other, blocks, done)
+            self.loop.after(budget.pause_s(nbytes), self._cross, node, other, blocks, done)
             return
         budget.unbook(nbytes)
 
@@ -175,8 +176,7 @@ class Site(Cluster):
         far = [block for block, copied in zip(blocks[first:end], admitted, strict=False) if not copied]
         copies = [block for block, copied in zip(blocks[first:end], admitted, strict=False) if copied]
         self.copies.arrived(self.loop.now, copies, self.rules.ttl_s)
-        if copies:
-            self.loop.after(self.rules.ttl_s, self._expire)
+        self._expire_later()
         if not far:
             super()._publish(node, job, blocks)
             return
@@ -184,12 +184,18 @@ class Site(Cluster):
             if part:
                 super()._publish(node, job, part)
 
+    def _expire_later(self) -> None:
+        """At most one look is due: each publication would begin another chain of them."""
+        if len(self.copies) and not self._expiring:
+            self._expiring = True
+            self.loop.after(self.rules.ttl_s / EXPIRY_LOOKS, self._expire)
+
     def _expire(self) -> None:
+        self._expiring = False
         over = self.copies.expired(self.loop.now)
         self.expired += len(over)
         self._homed.drop(over)
-        if len(self.copies):
-            self.loop.after(self.rules.ttl_s / 4, self._expire)
+        self._expire_later()
 
     # --- by node
 

@@ -109,9 +109,11 @@ class Frontend(Protocol):
         service_class: str,
         cache_salt: str,
         again: bool = False,
+        session: str = "",
     ) -> AsyncGenerator[Output, None]:
         """Generate from `prompt`; the last Output has a finish_reason. `again`: the client sent this request before, to
-        a node that was lost; the node generates the same tokens again, from the first one.
+        a node that was lost; the node generates the same tokens again, from the first one. `session`: the conversation
+        or agent of which this is a turn, as the client names it; "": none.
 
         `sampling` holds fields of SamplingParams (stop and stop_token_ids as tuples, logit_bias as {int: float}).
         Closing the generator, or cancelling its consumer, aborts the request on every node.

@@ -46,6 +46,7 @@ class Plan:
     cache_salt: str
     best_of: int = 1  # draws per prompt; if more than n, the answer has the best n (net/http/openai/best_of.py)
     tool_calls: int = 0  # the most calls that are parsed from each answer
+    session: str = ""  # the conversation or agent; "": none
     resume_from: int | None = None  # output tokens that the client received from a lost node
     prompt_only: bool = False  # the answer omits generated tokens
     echo_logprobs: bool = False  # the prompt's log probabilities precede the output's
@@ -129,7 +130,8 @@ async def _plan(
             raise too_long(frontend, f"{used + max_tokens} ({used} in the {param}, {max_tokens} to generate)", param)
         limit = min(default_tokens, room, left) if max_tokens is None else max_tokens
         choices += [_sampling(body, limit, logprobs, grammar, bias, offset, bad_words) for offset in range(body.n)]
-    plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt, body.draws)
+    session = body.session_id or ""
+    plan = Plan(prompts, body.n, choices, body.wanted_class, body.cache_salt, body.draws, session=session)
     if body.prompt_logprobs is None:
         return plan
     return replace(_scored(plan, body.prompt_logprobs, body.n), prompt_logprobs=body.prompt_logprobs)

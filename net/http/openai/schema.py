@@ -32,6 +32,7 @@ def _no_reserved(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 ShortText = Annotated[str, Field(max_length=256)]
+SessionId = Annotated[str, Field(min_length=1, max_length=128)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_reserved)]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
@@ -82,6 +83,7 @@ class Generation(Structured, Body):
     return_token_ids: bool = False  # vLLM: token ids in addition to the text
     prompt_logprobs: UpTo20 | None = None  # vLLM: alternatives per prompt token
     cache_salt: ShortText = ""
+    session_id: SessionId | None = None  # of the conversation or agent, as in the KV events of vLLM
     service_class: Literal["interactive", "standard", "batch"] | None = None
     priority: Whole = 0  # vLLM: lower runs first; negative: interactive, positive: batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from net.http.common.body import parse_body, read_raw
 from net.http.common.door import Door
 from net.http.common.frontend import Frontend, Output
+from net.http.common.heads import session_of
 from net.http.common.middleware import request_id_key
 from net.http.common.pieces import answer, encoded
 from net.http.openai.best_of import generated
@@ -67,6 +69,7 @@ class Serving:
         self, request: web.Request, plan: Plan, stream: bool, rendered: Callable[[str], Answer]
     ) -> web.StreamResponse:
         """rendered(request id): the answer to fill."""
+        plan = replace(plan, session=session_of(request.headers) or plan.session)
         with self._unique_id(request[request_id_key]) as request_id:
             told = rendered(request_id)
             # The server cancels this task when the client disconnects; `aclosing` then closes every generation.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from net.http.common.errors import naming
 from net.http.common.frontend import Frontend, Output
@@ -27,14 +28,16 @@ def run(frontend: Frontend, plan: Plan, request_id: str) -> AsyncGenerator[Item,
 async def _generation(frontend: Frontend, plan: Plan, request_id: str, choice: int) -> AsyncGenerator[Item, None]:
     """One choice. Raises ApiError 400 if the frontend raises ValueError, RuntimeError for an end without reason."""
     name = request_id if len(plan.choices) == 1 else f"{request_id}-{choice}"
-    again = {} if plan.resume_from is None else {"again": True}
+    more: dict[str, Any] = {} if plan.resume_from is None else {"again": True}
+    if plan.session and len(plan.choices) == 1:  # several answers to one prompt are no turns of one conversation
+        more["session"] = plan.session
     stream = frontend.generate(
         plan.prompt_of(choice).token_ids,
         plan.choices[choice],
         request_id=name,
         service_class=plan.service_class,
         cache_salt=plan.cache_salt,
-        **again,
+        **more,
     )
     known = plan.resume_from or 0  # tokens that the client has
     try:

@@ -91,6 +91,11 @@ class PoolModel(RuleBasedStateMachine):
         assert self.pool.forget(key) == (self.named.pop(key, None) is not None)
         self.forgetting = None
 
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4), wanted_at=st.floats(0.0, 10.0))
+    def put_aside(self, keys, wanted_at):
+        self.pool.put_aside([(key, wanted_at) for key in keys])
+        assert all((key in self.pool._aside) >= (key in keys and key in self.named) for key in KEYS)
+
     @invariant()
     def books_balance(self):
         if not hasattr(self, "pool"):
@@ -103,6 +108,7 @@ class PoolModel(RuleBasedStateMachine):
         assert usage["evictions"] == len(self.evicted)
         assert self.pool.references() == {"request": len(self.request_refs), "transfer": len(self.transfer_refs)}
         assert {key: self.pool.lookup(key) for key in KEYS} == {key: self.named.get(key) for key in KEYS}
+        assert all(key in self.named for key in KEYS if key in self.pool._aside)
 
 
 TestPool = PoolModel.TestCase
@@ -127,6 +133,52 @@ def test_the_tail_of_a_prefix_is_evicted_first():
     pool.release(blocks)
     pool.allocate(1)
     assert pool.match(KEYS[:3]) == blocks[:2]
+
+
+def cached(count: int) -> BlockPool:
+    """A full pool whose blocks were used in the order of KEYS, each by itself."""
+    pool = BlockPool(count)
+    for block, key in zip(pool.allocate(count), KEYS, strict=False):
+        pool.name(block, key)
+        pool.release([block])
+    return pool
+
+
+def evicted(pool: BlockPool, count: int) -> list[int]:
+    gone: list[int] = []
+    pool.watch(lambda key, here: None if here else gone.append(KEYS.index(key)))
+    pool.allocate(count)
+    return gone
+
+
+def test_what_is_put_aside_is_evicted_first_and_what_is_wanted_last_before_the_rest():
+    pool = cached(5)
+    pool.put_aside([(KEYS[2], 10.0), (KEYS[4], 99.0), (KEYS[3], float("inf"))])
+    assert evicted(pool, 5) == [3, 4, 2, 0, 1]
+
+
+def test_a_hit_ends_that_and_a_block_in_use_waits():
+    pool = cached(4)
+    pool.put_aside([(key, 10.0) for key in KEYS[:4]])
+    pool.acquire([pool.lookup(KEYS[0])])
+    pool.release([pool.lookup(KEYS[0])])
+    pool.touch([pool.lookup(KEYS[1])])
+    pool.hold([pool.lookup(KEYS[2])])
+    assert evicted(pool, 1) == [3]
+    pool.unhold([pool.lookup(KEYS[2])])
+    assert evicted(pool, 1) == [2], "still aside"
+    assert evicted(pool, 2) == [0, 1]
+
+
+def test_only_what_is_here_is_put_aside_and_entries_do_not_gather():
+    pool = cached(2)
+    pool.put_aside([(KEYS[7], 1.0)])
+    assert len(pool._aside) == 0
+    for turn in range(1000):
+        pool.put_aside([(KEYS[0], float(turn))])
+    assert len(pool._aside._order) <= 80
+    pool.allocate(1)
+    assert pool.lookup(KEYS[0]) is None
 
 
 def test_an_evicted_block_has_no_key():

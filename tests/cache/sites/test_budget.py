@@ -30,7 +30,6 @@ def test_no_window_exceeds_the_rate_and_one_bucket(rate, steps):
         for at, nbytes in taken[i:]:
             crossed += nbytes
             assert crossed <= burst + rate * (at - begin) + 1e-3
-    assert budget.taken_bytes == sum(nbytes for _, nbytes in taken)
 
 
 @given(rate=st.floats(1.0, 5000.0), nodes=st.integers(1, 5), rounds=st.integers(1, 20))
@@ -81,3 +80,18 @@ def test_a_bucket_holds_one_block_however_slow_the_link_is():
 def test_a_budget_needs_a_rate(rate):
     with pytest.raises(ValueError, match="moves nothing"):
         LinkBudget(rate, BLOCK)
+
+
+@given(rate=st.floats(1.0, 5000.0), blocks=st.integers(1, 100), parts=st.integers(1, 5))
+def test_a_part_of_a_transfer_is_one_that_the_bucket_can_give(rate, blocks, parts):
+    budget = LinkBudget(rate, BLOCK)
+    budget.divided(0.0, parts)
+    count = budget.at_once(blocks)
+    assert 1 <= count <= blocks
+    assert budget.take(1e6, count * BLOCK)
+    now = 1e6
+    while not budget.take(now, count * BLOCK):
+        pause_s = budget.pause_s(count * BLOCK)
+        assert pause_s > 0
+        now += pause_s
+    assert now - 1e6 <= count * BLOCK / budget.bytes_per_s + budget.pause_s(count * BLOCK) + 1e-3

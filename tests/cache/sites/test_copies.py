@@ -30,6 +30,15 @@ def test_first_hits_are_remembered_up_to_a_bound_the_newest_ones():
     assert rules.crossed(1.0, [1, 5]) == [False, True]
 
 
+def test_a_block_that_is_computed_here_has_not_crossed():
+    rules = SecondHit[int](TTL_S)
+    rules.crossed(0.0, [1, 2])
+    assert 1 in rules and 2 in rules and 3 not in rules
+    rules.forget([1, 3])
+    assert 1 not in rules and 2 in rules
+    assert rules.crossed(1.0, [1, 2]) == [False, True]
+
+
 @pytest.mark.parametrize(("ttl_s", "most"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
 def test_rules_that_admit_nothing_are_refused(ttl_s, most):
     with pytest.raises(ValueError, match="time to live"):

@@ -1,16 +1,18 @@
 """Blocks that are used in the engine's arena only, and a pool whose admission counts uses."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from cache.block import BlockGeometry
+from cache.block import BlockGeometry, BlockKey
 from cache.keys import root_key
 from cache.pool.admission import SecondHit
 from cache.pool.block_pool import BlockPool
+from cache.results import GetResult
 from engine.core.batcher import Batcher
 from engine.core.costs import StepCosts
-from engine.handoff.prefix_sources import PrefixSources, Prices
+from engine.handoff.prefix_sources import PrefixSources, Prices, Source
 from engine.handoff.reuse import LoadOptions, PrefixLoader, Publisher
 from engine.pooled.pool_blocks import PlainBlocks
 from engine.pooled.prefetch import Prefetch
@@ -83,3 +85,60 @@ async def test_a_block_that_is_used_in_the_arena_alone_is_admitted_to_the_pool(n
     await until(lambda: not publisher.backlog)
     assert store.stats()["put_blocks"] == puts, "what the pool has is not offered again"
     blocks.release(third)
+
+
+class Far:
+    """Blocks that came from another site."""
+
+    def __init__(self, keys: Iterable[BlockKey]) -> None:
+        self.keys = set(keys)
+
+    def came(self, key: BlockKey) -> bool:
+        return key in self.keys
+
+    def computed(self, keys: Sequence[BlockKey]) -> None:
+        self.keys.difference_update(keys)
+
+
+async def test_a_block_of_another_site_is_not_offered_for_good(node):
+    """It would stay in the pool without a time to live."""
+    store, batcher, loader, publisher = node
+    blocks, first = batcher.blocks, request("first")
+    keys = first.block_keys(BLOCK)[:3]
+    publisher.far = Far(keys[1:])
+    first.block_ids, first.num_computed = batcher.pool.allocate(4), 3 * BLOCK
+    blocks.name_full(first)
+    blocks.release(first)
+    for name in ("second", "third"):
+        again = request(name)
+        await loader.load(again)
+        assert len(again.block_ids) == 3, "found in the arena"
+        await until(lambda: not publisher.backlog)
+        blocks.release(again)
+    assert await store.exists_many(keys) == [True, False, False]
+
+    computed = request("computed")
+    await loader.load(computed)
+    publisher.publish(blocks.named(computed, 0, 3))
+    await until(lambda: not publisher.backlog)
+    blocks.release(computed)
+    again = request("again")
+    await loader.load(again)
+    await until(lambda: not publisher.backlog)
+    blocks.release(again)
+    assert await store.exists_many(keys) == [True] * 3, "computed here, it is a block of this site"
+
+
+async def test_bytes_of_another_site_wait_in_no_queue_of_near_memory(node):
+    _, _, loader, _ = node
+    sources, coming = loader._sources, []
+
+    async def get(keys, block_ids):
+        coming.append(sources._coming)
+        return GetResult(0, 0)
+
+    for site in (None, "west"):
+        asked = request(f"from {site}")
+        keys = asked.block_keys(BLOCK)[:3]
+        await loader._fetch(asked, Source("x", keys, 0.0, 1.0, SLOT, get, site))
+    assert coming == [3 * SLOT, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
@@ -14,8 +13,9 @@ from cache.block import BlockGeometry, BlockKey
 from cache.results import GetResult, LeadingRun
 from engine.core.costs import StepCosts
 from engine.handoff.prefix_sources import PrefixSources, Prices
-from engine.sites.far_prefixes import FarPrefixes, LinkRules
+from engine.sites.far_prefixes import PATIENCE, WAY_S, Clock, FarPrefixes, LinkRules
 from net.metrics.events import Metrics
+from sched.placement.sites.distances import MEASURE_S
 
 GEOMETRY = BlockGeometry(2, 1, 4, 4, "float32")
 BLOCK = GEOMETRY.pool_bytes
@@ -23,7 +23,8 @@ KEYS = [blake2b(bytes([i]), digest_size=16).digest() for i in range(40)]
 
 
 class World:
-    """The pools of this site and of others: as many leading KEYS as `here` and `there` say."""
+    """The pools of this site and of others: as many leading KEYS as `here` and `there` say. Time passes only while
+    somebody waits: `answer_s` for an answer, `carry_s` for the bytes of another site."""
 
     def __init__(self, there: dict[str, int], here: int = 0, bytes_per_s: float = 1e9, readers: int = 1) -> None:
         self.there, self.here = there, here
@@ -32,14 +33,24 @@ class World:
         self.published: list[BlockKey] = []
         self.other_sites = self
         self.readers = readers
+        self.now, self.answer_s, self.carry_s = 100.0, 0.0, 1e-6
+        self.naps = 0
+        self.on_nap = lambda: None
         self.far = FarPrefixes(
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            LinkRules(bytes_per_s, lambda: self.readers, 60.0),
+            LinkRules("a", bytes_per_s, lambda: self.readers, 60.0),
             1,
             lambda rows: self.published.extend(key for key, _, _ in rows),
             Metrics("m", "n"),
+            Clock(lambda: self.now, self.nap),
         )
+
+    async def nap(self, seconds: float) -> None:
+        self.now += seconds
+        self.naps += 1
+        self.on_nap()
+        await asyncio.sleep(0)
 
     def names(self) -> list[str]:
         return list(self.there)
@@ -48,12 +59,17 @@ class World:
         """Of the pool of this site, and of another one."""
         if len(question) == 1:
             return LeadingRun(self.here, self.here)
-        site, keys, _ = question
+        site, keys, timeout_s = question
         self.asked.append(site)
+        self.now += min(timeout_s, self.answer_s)
+        if self.answer_s > timeout_s:
+            return None
         return max(0, self.there[site] - KEYS.index(keys[0]))
 
     async def get(self, keys: Sequence[BlockKey], block_ids: Sequence[int], site: str | None = None) -> GetResult:
-        self.gets.append((site, len(keys), time.monotonic()))
+        self.gets.append((site, len(keys), self.now))
+        if site is not None:
+            self.now += self.carry_s
         return GetResult(len(keys), len(keys) * BLOCK, {site or "home": len(keys)}, {"tcp": len(keys)}, {"dram": 1})
 
     def sources(self, policy: str = "auto") -> PrefixSources:
@@ -86,7 +102,7 @@ async def test_a_link_on_which_a_fetch_takes_longer_than_computing_is_not_even_a
 async def test_a_short_rest_is_computed():
     distant = World({"b": 40})
     for _ in range(8):
-        distant.far._way("b").observe(BLOCK, 0.1)
+        distant.far._link("b", BLOCK).way.observe(BLOCK, 0.1)
     assert await distant.runs(first=38) == [], "two blocks take 8 ms, the way 100 ms"
 
 
@@ -131,7 +147,7 @@ async def test_the_budget_is_never_exceeded_however_many_requests_fetch():
 async def test_booked_bytes_make_the_next_fetch_dear():
     world = World({"b": 40}, bytes_per_s=BLOCK * 1000.0)
     assert await world.runs() == [("b", 40)]
-    world.far._budget("b", BLOCK).book(BLOCK * 2000)
+    world.far._link("b", BLOCK).budget.book(BLOCK * 2000)
     assert await world.runs() == []
 
 
@@ -144,3 +160,115 @@ async def test_the_second_crossing_makes_copies_of_what_crossed():
     assert world.published == []
     source.arrived(named)
     assert world.published == KEYS[20:30]
+
+
+async def test_a_question_without_an_answer_is_no_distance():
+    """A link that was cut for a while: uniform prompts ask again once it has been left alone for a while."""
+    world = World({"b": 40})
+    world.answer_s = 60.0
+    assert await world.runs() == []
+    assert await world.runs() == [], "it is not asked at every request"
+    assert world.asked == ["b"]
+    world.answer_s = 0.001
+    world.now += MEASURE_S
+    assert await world.runs() == [("b", 40)]
+
+
+async def test_a_site_that_did_not_answer_is_asked_by_a_request_with_more_time():
+    world = World({"b": 40})
+    world.answer_s = 0.1
+    assert await world.runs(first=30) == [], "40 ms are too short for an answer"
+    assert await world.runs() == [("b", 40)]
+
+
+async def test_the_round_trip_of_a_quiet_link_counts_no_more():
+    world = World({"b": 40})
+    world.answer_s = 0.15
+    assert await world.runs() == [("b", 40)]
+    world.answer_s = 0.001
+    assert await world.runs(first=15) == [], "100 ms to compute, 150 ms to ask"
+    assert world.asked == ["b"]
+    world.now += MEASURE_S
+    assert await world.runs(first=15) == [("b", 25)]
+
+
+async def test_a_link_that_was_slow_is_tried_again_after_a_minute():
+    world = World({"b": 40})
+    world.carry_s = 5.0
+    for _ in range(8):
+        await world.far.get("b", frozenset(), BLOCK, KEYS, range(40))
+    world.carry_s = 0.0
+    assert await world.runs() == []
+    world.now += WAY_S / 2
+    assert await world.runs() == []
+    world.now += WAY_S / 2 + 1
+    assert await world.runs() == [("b", 40)]
+
+
+async def test_a_reader_that_joins_during_a_fetch_shrinks_the_parts_that_cross():
+    rate = BLOCK * 40.0  # the bucket holds 20 blocks, and 5 when it is divided
+    world = World({"b": 40}, bytes_per_s=rate)
+
+    def joined() -> None:
+        world.readers = 4
+
+    world.on_nap = joined
+    result = await world.far.get("b", frozenset(), BLOCK, KEYS, range(40))
+    assert result.blocks == 40
+    assert [count for _, count, _ in world.gets] == [20, 5, 5, 5, 5]
+    (_, _, first), *later = world.gets
+    assert later[-1][2] - later[0][2] >= 15 * BLOCK / (rate / 4) - 1e-6, "at its part of the rate"
+    assert first == 100.0
+
+
+async def test_bytes_that_wait_for_the_budget_are_seen_by_the_next_request():
+    world, seen = World({"b": 40}, bytes_per_s=BLOCK * 40.0), []
+    budget = world.far._link("b", BLOCK).budget
+    world.on_nap = lambda: seen.append(budget._booked / BLOCK)
+    await world.far.get("b", frozenset(), BLOCK, KEYS, range(40))
+    assert seen and set(seen) == {20.0}, "the second bucket is booked for as long as it waits"
+    assert budget._booked == 0
+
+
+async def test_a_large_part_is_not_overtaken_by_small_ones():
+    world = World({"b": 40}, bytes_per_s=BLOCK * 40.0)
+    fetches = [world.far.get("b", frozenset(), BLOCK, KEYS[:n], range(n)) for n in (20, 20, 1, 1, 1)]
+    await asyncio.gather(*fetches)
+    assert [count for _, count, _ in world.gets] == [20, 20, 1, 1, 1]
+
+
+async def test_a_fetch_that_waits_far_longer_than_it_had_to_expect_gives_up():
+    world = World({"b": 40}, bytes_per_s=BLOCK * 40.0)
+
+    def crowd() -> None:
+        world.readers = 1000
+
+    world.on_nap = crowd
+    begin = world.now
+    result = await world.far.get("b", frozenset(), BLOCK, KEYS, range(40))
+    assert result.blocks == 20 + 1, "the first bucket, and the one block for which the divided bucket had tokens"
+    expected_s = 1.0 + 0.5  # its own bytes, and those that the bucket lacked
+    assert PATIENCE * expected_s <= world.now - begin
+    link = world.far._link("b", BLOCK)
+    assert link.budget._booked == 0 and not link.turn.locked()
+
+
+async def test_a_fetch_that_is_cancelled_while_it_waits_leaves_no_bytes_booked():
+    world, waiting = World({"b": 40}, bytes_per_s=BLOCK * 40.0), asyncio.Event()
+    world.on_nap = waiting.set
+    fetch = asyncio.create_task(world.far.get("b", frozenset(), BLOCK, KEYS, range(40)))
+    await waiting.wait()
+    fetch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+    link = world.far._link("b", BLOCK)
+    assert link.budget._booked == 0 and not link.turn.locked()
+
+
+async def test_a_block_that_crossed_is_known_until_it_is_computed_here():
+    world = World({"b": 30})
+    named: list[Any] = [(key, i, None) for i, key in enumerate(KEYS[:30])]
+    world.far.arrived(20, named)
+    assert [key for key in KEYS if world.far.came(key)] == KEYS[20:30]
+    world.far.computed(KEYS[:25])
+    assert [key for key in KEYS if world.far.came(key)] == KEYS[25:30]

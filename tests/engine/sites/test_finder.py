@@ -54,6 +54,14 @@ def test_a_site_that_does_not_answer_is_asked_again_but_not_for_every_request():
     assert len(world.asked) == 3
 
 
+def test_the_nodes_of_a_silent_site_are_asked_in_turn():
+    world = World()
+    world.members.append(Member("b2", ("h", 1), info={"site": "b"}))
+    for turn in range(3):
+        world.choose(NOW + turn * RETRY_S, False, node("a1", wait_s=BUSY_S), node("b1"), node("b2"))
+    assert world.asked == ["b1", "b2", "b1"], "the first one may be cut off, or hang"
+
+
 def test_a_bound_request_stays_however_busy_its_site_is():
     world = World()
     world.hear(NOW, 0.001)

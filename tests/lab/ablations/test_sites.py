@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lab.ablations.common.ablation import Estimated
-from lab.ablations.fleet.sites import COMMON, GBIT_S, KV, MEAN, MOVES, SITES_ABLATION, cases, label, pays_from, reading
+from lab.ablations.fleet.sites import (
+    COMMON,
+    GBIT_S,
+    KV,
+    LOAD,
+    MEAN,
+    MOVES,
+    SITES_ABLATION,
+    cases,
+    label,
+    pays_from,
+    reading,
+)
 
 Table = dict[str, dict[str, Estimated]]
 
@@ -40,6 +54,14 @@ def test_wide_intervals_show_nothing():
     values = table(dict.fromkeys([(kv, common) for kv in KV for common in COMMON], GBIT_S[0]), half=1.0)
     assert pays_from(values, MEAN, "copies", COMMON[0]) is None
     assert "pay from" not in reading(values)
+
+
+def test_copies_leave_during_a_run_as_they_do_in_life():
+    chosen = {case.label: case for case in cases(None)}
+    longest = chosen[label(KV["copies"], COMMON[1], GBIT_S[-1])]
+    assert longest.rules.ttl_s < longest.requests / LOAD.rate_s / 3
+    short = replace(longest, requests=600, rules=replace(longest.rules, ttl_s=longest.rules.ttl_s / 4))
+    assert short.simulate(0)["copies_expired"] > 0
 
 
 def test_a_case_plays_its_load_and_has_every_metric():

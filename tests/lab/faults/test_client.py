@@ -55,6 +55,12 @@ async def every_third(request: web.Request) -> web.StreamResponse:
     return response
 
 
+def test_a_request_is_under_way_from_its_first_token_on():
+    load = Load(["http://x"], [{}], "n")
+    load.requests = [(0, Stream(tokens=TOKENS[:n], error=error)) for n, error in ((0, ""), (1, ""), (5, ""), (3, "e"))]
+    assert [load.under_way(most) for most in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
 async def whole(request: web.Request) -> web.StreamResponse:
     """All tokens; `seen` has each request's body."""
     request.app[SEEN].append(await request.json())

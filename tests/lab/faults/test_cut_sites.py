@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.sites.budget import BURST_S, LinkBudget
 from lab.faults.client import Stream
-from lab.faults.cut_sites import round_rows, served
+from lab.faults.cut_sites import most_of_budget, round_rows, served
+from lab.faults.networks import namespaces
 from lab.faults.networks.linked_sites import LinkedSites
 from lab.faults.networks.relay import QUEUE_S, Way
 
@@ -53,6 +55,39 @@ def test_rows_of_a_round_and_requests_that_were_served_in_the_cut():
     assert served(streams, 0.5, 2.0) == 1
     assert served(streams, 1.5, 3.0) == 0
     assert served(streams, 0.5, 9.0) == 2
+
+
+def looks(crossings: list[tuple[float, int]], until_s: float) -> list[tuple[float, float, float]]:
+    """What looks each 0.2 s see, if these bytes end to cross at these times."""
+    times = [0.2 * i for i in range(1 + round(until_s / 0.2))]
+    return [(at, at + 0.01, float(sum(nbytes for end, nbytes in crossings if end <= at))) for at in times]
+
+
+@given(st.lists(st.floats(0.0, 0.4), min_size=1, max_size=60), st.floats(0.0, BURST_S))
+def test_what_a_budget_lets_begin_is_never_more_than_it(pauses, crossing_s):
+    budget, now, crossings = LinkBudget(RATE, 1000), 0.0, []
+    for pause in pauses:
+        now += pause
+        while budget.take(now, 100_000):
+            crossings.append((now + crossing_s, 100_000))
+    assert most_of_budget(looks(crossings, now + 1.0), RATE) <= 1.0
+
+
+def test_a_link_that_is_used_at_twice_the_budget_for_three_seconds_exceeds_it():
+    crossings = [(0.1 * i, round(0.2 * RATE)) for i in range(10, 40)]
+    assert most_of_budget(looks(crossings, 5.0), RATE) > 1.0
+    assert most_of_budget(looks(crossings, 5.0), 2 * RATE) <= 1.0
+    with pytest.raises(ValueError, match="two looks"):
+        most_of_budget(looks(crossings, 0.0), RATE)
+
+
+def test_a_healed_node_is_at_its_own_site_again(monkeypatch):
+    network, commands = LinkedSites(["a", "b"], ["b"], 20.0, 100.0), []
+    monkeypatch.setattr(namespaces, "run_tool", lambda *command: commands.append(command))
+    for name, bridge in (("a", "hub"), ("b", "far")):
+        network.cut(name, "both")
+        network.heal(name)
+        assert commands[-1] == ("ip", "link", "set", network._port(name), "master", bridge)
 
 
 def test_both_sites_are_in_one_network():

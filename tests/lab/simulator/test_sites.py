@@ -93,6 +93,32 @@ def test_what_crosses_twice_is_a_copy_until_its_time_is_over():
     assert once.sites[1].far_bytes > copies.sites[1].far_bytes
 
 
+def test_at_most_one_look_for_expired_copies_is_due():
+    small = replace(EACH, cache_blocks=0, pool_blocks=100)  # some copies are evicted, and return
+    run = Sites(small, replace(FAST, moves=False, ttl_s=20.0))
+    due, most = 0, 0
+    at = run.loop.at
+
+    def counted(time, action, *arguments):
+        nonlocal due, most
+        if getattr(action, "__name__", "") != "_expire" or action.__self__ is not run.sites[1]:
+            at(time, action, *arguments)
+            return
+        due += 1
+        most = max(most, due)
+
+        def look():
+            nonlocal due
+            due -= 1
+            action()
+
+        at(time, look)
+
+    run.loop.at = counted  # type: ignore[method-assign]
+    run.played([document(3.0 * i, i % 2, own=i) for i in range(40)] + [document(600.0, 0, own=99)])
+    assert most == 1 and run.sites[1].expired
+
+
 def test_no_window_of_a_link_has_more_bytes_than_its_budget():
     rules = replace(FAST, moves=False, kv="fetch", link_gbit_s=100.0, budget=0.5)
     run = Sites(EACH, rules)

@@ -1,0 +1,90 @@
+"""What the homes hear of the turns that an acceptor answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from engine.front.sessions import turns
+from engine.front.sessions.turns import Sessions, session_number
+from engine.sampling.params import SamplingParams
+from engine.step.request import Request
+from net.metrics.events import Metrics
+from sched.sessions.parking import STAYS, Parking, ParkingRules
+
+BLOCK = 4
+ROOT = b"0123456789abcdef"
+
+
+@dataclass
+class Turn:
+    session: int | None
+    tokens: int = 10
+
+    def as_request(self) -> Request:
+        return Request("r", list(range(self.tokens)), 6, SamplingParams(), 0.0, ROOT)
+
+
+@pytest.fixture
+def told(monkeypatch) -> Any:
+    monkeypatch.setattr(turns, "PUBLISHED_S", 0.01)
+    return []
+
+
+def sessions(told: list[Any]) -> Sessions:
+    def park(keys: Any, session: int, way: Parking) -> None:
+        told.append((list(keys), session, way))
+
+    return Sessions(ParkingRules(), BLOCK, park, Metrics("m", "n"))
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the code under test has no event for it
+            await asyncio.sleep(0.001)
+
+
+async def test_the_homes_hear_of_the_end_of_a_turn_with_all_its_full_blocks(told):
+    mine, turn = sessions(told), Turn(7)
+    mine.begun(turn)
+    mine.over(turn)
+    assert told == [], "its last blocks are not at their homes yet"
+    await until(lambda: told)
+    ((keys, session, way),) = told
+    assert keys == turn.as_request().block_keys(BLOCK) and len(keys) == 2
+    assert session == 7 and way.name == STAYS, "half of the sessions return within half a minute, as far as is known"
+
+
+async def test_a_session_that_returns_at_once_is_not_parked(told):
+    mine = sessions(told)
+    for _ in range(3):
+        mine.begun(Turn(7))
+        mine.over(Turn(7))
+    mine.begun(Turn(7))
+    other = Turn(8, 4)
+    mine.begun(other)
+    mine.over(other)
+    await until(lambda: told)
+    assert [session for _, session, _ in told] == [8]
+
+
+async def test_requests_without_a_session_and_unknown_ones_are_nobodys(told):
+    mine = sessions(told)
+    mine.begun(Turn(None))
+    mine.over(Turn(None))
+    mine.over(Turn(9))
+    assert len(mine) == 0
+    mine.begun(Turn(1))
+    mine.over(Turn(1))
+    mine.close()
+    await asyncio.sleep(0.05)
+    assert told == []
+
+
+def test_the_same_name_of_two_tenants_is_two_sessions():
+    other = bytes(reversed(ROOT))
+    assert session_number(ROOT, "a") == session_number(ROOT, "a") >= 0
+    assert len({session_number(root, name) for root in (ROOT, other) for name in ("a", "b")}) == 4
