@@ -52,6 +52,7 @@ def parser() -> ArgumentParser:
 def back_s(args: Namespace, weights: Weights, given: ExpertRanks) -> float:
     """Until a new process of a rank answers: its start, and the load of its share."""
     share = given.copies * weights.experts * weights.expert_bytes / given.ranks
+    share += (weights.shared + weights.embedding) * weights.shared_bytes  # whole on each rank
     return float(args.start_s + share / (1e9 * args.load_gbyte_s))
 
 

@@ -17,8 +17,8 @@ from lab.simulator.models.expert_ranks import ExpertRanks
 RANKS, WANTED = 16, Decoding(context=8000, answer=500, tbt_s=0.05)
 
 
-def model(copies: int, masked: int = 0):
-    return by_formula(architecture("Kimi-K2"), "16xh200", PoolRule(), ExpertRanks(RANKS, copies, masked=masked))
+def model(copies: int, masked: int = 0, hardware: str = "16xh200", ranks: int = RANKS):
+    return by_formula(architecture("Kimi-K2"), hardware, PoolRule(), ExpertRanks(ranks, copies, masked=masked))
 
 
 def test_a_batch_is_bounded_by_time_memory_and_seats():
@@ -53,24 +53,29 @@ def test_the_formula_agrees_with_events(copies, hours):
     assert by_formula_ == pytest.approx(simulated(copies, failures, 3, days=40), rel=0.02)
 
 
-def test_copies_pay_where_memory_does_not_bound_the_batch_and_ranks_fail():
-    """With long contexts it does, and then they cost more than failures do."""
-    one, two, less = model(1), model(2), model(2, 1)
+def test_copies_pay_where_ranks_fail_often_and_memory_does_not_bound_the_batch():
+    """On 16 H200 it does. On 32 H20 the reads of two copies cost more than rare failures do."""
+    kinds = (1, 0), (2, 0), (2, 1)
+    one, two, less = (model(*kind, "32xh20", 32) for kind in kinds)
+    full, fuller, fullest = (model(*kind) for kind in kinds)
     long = Decoding(context=60_000, answer=500, tbt_s=0.2)
-    for hours, pay in ((1, True), (24, True), (1e6, False)):
+    for hours, pay in ((1, True), (24, False), (1e6, False)):
         failures = Failures(3600.0 * hours, 60.0)
-        gain = goodput(two, less, RANKS, failures, WANTED) - goodput(one, None, RANKS, failures, WANTED)
-        assert gain > 0 if pay else gain == pytest.approx(0, abs=1)
-        assert goodput(two, less, RANKS, failures, long) < goodput(one, None, RANKS, failures, long)
+        gain = goodput(two, less, 32, failures, WANTED) - goodput(one, None, 32, failures, WANTED)
+        assert gain > 0 if pay else gain < 0
+        for wanted in (WANTED, long):
+            copied = goodput(fuller, fullest, RANKS, failures, wanted)
+            assert copied < goodput(full, None, RANKS, failures, wanted)
 
 
 def test_the_command_writes_its_figures(tmp_path, capsys):
     out = tmp_path / "out.json"
-    assert expert_failures.main(["--between-hours", "1", "--max-batch", "256", "--json", str(out)]) == 0
+    there = ["--hardware", "32xh20", "--expert-ranks", "32"]
+    assert expert_failures.main([*there, "--between-hours", "1", "--max-batch", "768", "--json", str(out)]) == 0
     rows = {(row["case"], row["metric"]): row["ours"] for row in json.loads(out.read_text())["rows"]}
     assert rows["copies=2", "a failure per rank in 1 h"] > rows["copies=1", "a failure per rank in 1 h"]
     assert all(rows[f"copies={c}", "no failures"] > rows[f"copies={c}", "a failure per rank in 1 h"] for c in (1, 2))
-    assert "Kimi-K2 on 16xh200, 16 ranks" in capsys.readouterr().out
+    assert "Kimi-K2 on 32xh20, 32 ranks" in capsys.readouterr().out
     assert expert_failures.main(["--hardware", "16xh20"]) == 2
     assert "do not fit" in capsys.readouterr().err
 
