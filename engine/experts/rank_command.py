@@ -15,12 +15,14 @@ from engine.observe import logs
 from net.channel.cluster_key import ClusterKey, KeyFileError
 from net.errors import PeerRefused
 
+PORT_MAX = 65535
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs until a signal ends it. Exit code 2: the node refuses this process, or it cannot load."""
     args = flags().parse_args(argv)
     host, _, port = args.join.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= PORT_MAX:
         print(f"mooncake expert-rank: --join {args.join} is not HOST:PORT, which the node logs", file=sys.stderr)
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -39,7 +40,11 @@ log = logging.getLogger("mooncake.experts")
 
 NOT_YET = "it has not joined yet"
 MOST_GUESTS = 16
-"""Connections that have not joined yet, at most."""
+"""Connections without a place, at most, besides one for each rank."""
+JOIN_S = 10.0
+"""A connection must have said within this time that it would like to join."""
+AGAIN_S = 0.1
+"""Between two tries to accept a connection, after an error."""
 
 
 @dataclass(slots=True)
@@ -49,6 +54,24 @@ class _Guest:
     instance: str
     wire: FrameSocket
     desk: RemoteDesk | None = None
+
+
+class _Waiting:
+    """One of the semaphore's places, which is given back once: by `release`, or at the end of the context."""
+
+    def __init__(self, semaphore: threading.Semaphore) -> None:
+        self._semaphore, self._held = semaphore, True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._semaphore.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 class RemoteRanks:
@@ -66,9 +89,10 @@ class RemoteRanks:
         self._lock = threading.Lock()  # of _guests
         self._guests: dict[int, _Guest] = {}
         self._closing = False
-        self._waiting = threading.Semaphore(MOST_GUESTS)
+        self._waiting = threading.Semaphore(MOST_GUESTS + first.plan.remote)
         try:
-            self._listener = socket.create_server((config.host, config.expert_port))
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            self._listener = socket.create_server((config.host, config.expert_port), family=family)
         except OSError as error:
             raise UsageError(
                 f"--expert-port {config.expert_port} on {config.host}: {error.strerror or error}; give another one, or "
@@ -117,28 +141,34 @@ class RemoteRanks:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closing:
+                    return
+                log.warning("no rank of the experts can join: %s; trying again", error)
+                time.sleep(AGAIN_S)
+                continue
             if not self._waiting.acquire(blocking=False):
                 sock.close()
                 continue
             threading.Thread(target=self._receive, args=(sock,), name="expert rank joins", daemon=True).start()
 
     def _receive(self, sock: socket.socket) -> None:
+        with _Waiting(self._waiting) as waiting:
+            self._serve(sock, waiting)
+
+    def _serve(self, sock: socket.socket, waiting: _Waiting) -> None:
         try:
-            try:
-                peer = spelled(sock.getpeername())
-                ring = None if self._key is None else self._key.ring()
-                wire = FrameSocket.accepted(sock, ring, SILENCE_S)
-                joining = bodies.decode(Joining, wire.frame().header.get("join"))
-            finally:
-                self._waiting.release()
+            peer = spelled(sock.getpeername())
+            ring = None if self._key is None else self._key.ring()
+            wire = FrameSocket.accepted(sock, ring, SILENCE_S, JOIN_S)
+            joining = bodies.decode(Joining, wire.frame().header.get("join"))
+            wire.await_for(SILENCE_S)
         except (OSError, bodies.BodyError) as error:
             log.warning("a connection for a rank of the experts is refused: %s", error)
             sock.close()
             return
         try:
-            self._join(wire, joining, peer)
+            self._join(wire, joining, peer, waiting)
         except (PeerLost, PeerRefused, ModelError) as error:
             log.warning("the process at %s that joined the ranks of the experts is lost: %s", peer, error)
         finally:
@@ -146,7 +176,7 @@ class RemoteRanks:
                 self._leave(wire)
                 wire.close()
 
-    def _join(self, wire: FrameSocket, joining: Joining, peer: str) -> None:
+    def _join(self, wire: FrameSocket, joining: Joining, peer: str, waiting: _Waiting) -> None:
         if (reason := refusal(joining, self._source.fingerprint)) is not None:
             log.warning("%s cannot be a rank of the experts: %s", peer, reason)
             wire.send({"refused": reason})
@@ -156,6 +186,7 @@ class RemoteRanks:
         if rank is None:
             wire.send({"refused": "all ranks have their processes", "again": True})
             return
+        waiting.release()
         assert self._group is not None
         placement, living = self._group.restart_from(rank)
         duty = replace(self._first, rank=rank, placement=placement, living=living)

@@ -66,6 +66,7 @@ class RemoteWorker:
             rank = -1 if self._held is None else self._held.rank
             wire.send({"join": bodies.encode(Joining(VERSION, self._instance, fingerprint, rank))})
             wire.await_for(0.0)  # the node may have to load first
+            wire.expect_long()  # a placement has a number for each copy of an expert
             answer = wire.frame().header
             if "refused" in answer:
                 if answer.get("again"):
@@ -76,9 +77,9 @@ class RemoteWorker:
             with _telling(wire):
                 try:
                     share = self._filled(wire, welcome)
-                except ModelError as error:
+                except (ModelError, ValueError) as error:
                     wire.send({"failed": str(error)})
-                    raise
+                    raise ModelError(str(error)) from error
             wire.send({"ready": True})
             log.info("rank %d of the experts of the node at %s:%d", welcome.rank, *self._address)
             with Outpost(wire, welcome.plan.layout) as outpost:

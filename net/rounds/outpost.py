@@ -56,14 +56,20 @@ class Outpost:
 
     def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
         """The memory of a message. Raises FrameError for anything else."""
-        head = self._head(header)
+        memory = self.desk.region.memory[PAGE:]
+        return [memory[at : at + size] for at, size in self._parts(header, self._head(header), nbytes)]
+
+    def _parts(self, header: Header, head: list[int], nbytes: int) -> list[tuple[int, int]]:
+        """What the next message fills. Raises FrameError if this one of `nbytes` bytes is not the next."""
         if header["m"] != self._number + 1 or not self.desk.idle:
             raise FrameError(f"message {header['m']} came before message {self._number} was answered")
-        memory = self.desk.region.memory[PAGE:]
         try:
-            return [memory[at : at + size] for at, size in self.desk.layout.parts(head[2], head[3])]
+            parts = self.desk.layout.parts(head[2], head[3])
         except ValueError as error:
             raise FrameError(str(error)) from None
+        if (filled := sum(size for _, size in parts)) != nbytes:
+            raise FrameError(f"{nbytes} bytes are no message of {filled} bytes")
+        return parts
 
     @staticmethod
     def _head(header: Header) -> list[int]:
@@ -77,6 +83,8 @@ class Outpost:
         try:
             for frame in self._wire.frames():
                 head = self._head(frame.header)
+                if not frame.payload:  # nothing was placed, so nothing was checked
+                    self._parts(frame.header, head, 0)
                 self._number += 1
                 self.desk.ask(*head)
         except (PeerLost, PeerRefused, FrameError) as error:

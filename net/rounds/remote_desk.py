@@ -55,19 +55,26 @@ class RemoteDesk(Desk):
 
     def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
         """The memory of an answer. Raises FrameError for anything else."""
-        if header.get("a") != self._asked or nbytes != self.layout.answer_part(self._rows):
-            raise FrameError(f"{nbytes} bytes are no answer to message {self._asked}")
+        self._check(header, nbytes)
         begin = PAGE + self.layout.message_bytes
         return [self.region.memory[begin : begin + nbytes]]
+
+    def _check(self, header: Header, nbytes: int) -> None:
+        """Raises FrameError if this is not the answer to the open message."""
+        fits = header.get("a") == self._asked and nbytes == self.layout.answer_part(self._rows)
+        if not fits or self.idle:
+            raise FrameError(f"{nbytes} bytes are no answer to message {self._asked}")
 
     def _receive(self) -> None:
         try:
             for frame in self._wire.frames():
                 if "a" in frame.header:
+                    if not frame.payload:  # nothing was placed, so nothing was checked
+                        self._check(frame.header, 0)
                     self.answered(self._asked, self._bell)
                 elif "b" in frame.header:
                     self.live()
-        except (PeerLost, PeerRefused) as error:
+        except (PeerLost, PeerRefused, FrameError) as error:
             why = str(error)
         self._wire.end()
         if not self._closing:

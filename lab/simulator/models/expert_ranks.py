@@ -8,11 +8,11 @@ Attention is data parallel and experts are expert parallel over W ranks, one GPU
                       them, if routing is even; a row of one byte per element goes there, one of two comes back, in
                       every layer with experts; all ranks send at once, at `link_bytes_s` each, the busiest one longest.
                       Not hidden behind products: an upper bound
-    copies            C of each expert: C times the memory of the experts, so less KV. The tokens of an expert spread over
-                      its copies: a copy is used with 1/C of the probability, and is read when it is used. A large
-                      batch reads C times the bytes
-    masked            M ranks are lost: W - M do all of the work, with the KV of W - M. They read what they hold: of each
-                      expert C (W - M) / W copies, on average
+    copies            C of each expert: C times the memory of the experts, so less KV. The tokens of an expert spread
+                      over its copies: a copy is used with 1/C of the probability, and is read when it is used. A
+                      large batch reads C times the bytes
+    masked            M ranks are lost: W - M do all of the work, with the KV of W - M. They read what they hold: of
+                      each expert C (W - M) / W copies, on average
 
 Without copies a node that lost a rank does not serve (lab/formulas/expert_failures.py).
 """

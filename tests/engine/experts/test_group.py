@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from engine.experts.collect import Collector
 from engine.experts.group import POLL_S, ExpertGroup, LossRule
 from engine.experts.placement import Placement
 from engine.experts.plan import Plan
@@ -15,6 +16,7 @@ from engine.experts.share import Share
 from engine.model.experts.losses import DROP, FAIL, WAIT
 from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
 from net.rounds.layout import Layout
+from net.rounds.silence import ANSWER_S
 from net.transfer.common.memory import Region
 
 LAYOUT = Layout(most_rows=8, hidden=16, top_k=1, dtype="float32")
@@ -148,3 +150,12 @@ def test_a_process_that_ended_before_the_next_step_gets_no_place(group_of, new_d
     group.arrived(1, new_desk())
     group.begin()
     assert not group.masked and group.alive == {0, 1}
+
+
+def test_a_round_in_which_a_process_ended_is_no_measure_of_rounds(keep, new_desk):
+    """Otherwise the moment until its end was noticed would bound the answers of all others."""
+    collector, desk = Collector(keep(new_bell("bell")), {1: "its process has ended"}), new_desk()
+    desk.ask(0, 0, 1, 1)
+    assert collector.wait({1: desk}, [1], work=1) == {1: "its process has ended"}
+    collector.silence.begin(0.0, {}, 1)
+    assert collector.silence.answer_limit_s == ANSWER_S
