@@ -192,7 +192,10 @@ class ExpertGroup:
         first: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """x [T, H], chosen and weights [T, k] -> the sum of the experts' results [T, H], and what `meanwhile` returned,
-        which runs while other ranks compute. `first`: row of the layer that x[0] is."""
+        which runs while other ranks compute. `first`: row of the layer that x[0] is. Raises ValueError for x of another
+        type than the messages have."""
+        if str(x.dtype) != f"torch.{self._plan.layout.dtype}":
+            raise ValueError(f"rows of {x.dtype} are not of {self._plan.layout.dtype}, as messages to the ranks are")
         most = self._plan.layout.most_rows
         if len(x) > most:
             parts = [

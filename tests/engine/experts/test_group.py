@@ -159,3 +159,11 @@ def test_a_round_in_which_a_process_ended_is_no_measure_of_rounds(keep, new_desk
     assert collector.wait({1: desk}, [1], work=1) == {1: "its process has ended"}
     collector.silence.begin(0.0, {}, 1)
     assert collector.silence.answer_limit_s == ANSWER_S
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_rows_of_another_type_are_refused(group_of, dtype):
+    """They would be read and written as elements of another size."""
+    group = group_of(LossRule(DROP))
+    with pytest.raises(ValueError, match=r"are not of float32"):
+        group.compute(0, torch.zeros(2, 16, dtype=dtype), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), dict)

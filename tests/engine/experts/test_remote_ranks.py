@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 from engine.config.flags import UsageError
 from engine.experts import joining
+from net.channel.wire import MAGIC, PREFIX, SEALED_MAGIC, VERSION
 from tests.engine.experts.test_ranks import Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.model.test_model import TOLERANCE
 
@@ -126,6 +126,7 @@ class Way:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
         self._socks: list[socket.socket] = []
+        self.carried: list[bytearray] = []  # of each direction of each connection
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -138,8 +139,11 @@ class Way:
                     threading.Thread(target=self._carry, args=pair, daemon=True).start()
 
     def _carry(self, begin: socket.socket, end: socket.socket) -> None:
+        carried = bytearray()
+        self.carried.append(carried)
         with suppress(OSError):
             while data := begin.recv(1 << 16):
+                carried += data
                 self.open.wait()
                 end.sendall(data)
         with suppress(OSError):
@@ -206,16 +210,31 @@ def refused(port: int, *flags: str) -> str:
         return told.strip().splitlines()[-1]
 
 
-def test_with_a_cluster_key_all_is_sealed_and_others_are_refused(saved, keys):
+PLAIN = PREFIX.pack(MAGIC, VERSION, 0, 0)[:8]
+"""How every frame begins that is not sealed."""
+SAID = b'{"join":', b'{"welcome":', b'{"ready":', b'{"m":1,', b'{"a":1}'
+
+
+def test_with_a_cluster_key_all_is_sealed_and_others_are_refused(saved, keys, way_to):
     path = saved("mixtral")
     with ranks(path, expert_remote_ranks=1, cluster_key_file=keys[0]) as made:
         port = port_of(made)
         assert "one of the two nodes has a cluster key and the other has none" in refused(port)
         assert "no cluster key in common" in refused(port, "--cluster-key-file", keys[1])
-        with joins(port, "--cluster-key-file", keys[0]):
+        way = way_to(port)
+        with joins(way.address[1], "--cluster-key-file", keys[0]):
             all_here(made)
             same(made, path)
             assert made.group.pairs[1] > 0
+        assert all(data.startswith(SEALED_MAGIC) for data in way.carried) and len(way.carried) >= 2
+        assert not any(text in data for data in way.carried for text in (PLAIN, *SAID))
+    with ranks(path, expert_remote_ranks=1) as made:
+        way = way_to(port_of(made))
+        with joins(way.address[1]):
+            all_here(made)
+            same(made, path)
+        assert all(data.startswith(PLAIN) for data in way.carried)
+        assert all(any(text in data for data in way.carried) for text in SAID)
     with ranks(path, expert_remote_ranks=1) as made:
         told = refused(port_of(made), "--cluster-key-file", keys[0])
         assert "one of the two nodes has a cluster key and the other has none" in told
@@ -233,7 +252,8 @@ def test_a_rank_too_many_waits_for_a_place(saved):
     with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made, joins(port_of(made)) as first:
         all_here(made)
         with joins(port_of(made)) as second:
-            time.sleep(3)
+            assert second.stderr is not None
+            assert any("the node has no place for another rank" in line for line in second.stderr)
             assert second.poll() is None
             os.kill(first.pid, signal.SIGKILL)
             wait_for(lambda: bool(made.processes.missing()))

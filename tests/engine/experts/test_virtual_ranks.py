@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -39,7 +39,6 @@ class Rank:
     work: Work
     state: str = "runs"  # or: dead, stopped, hangs
     answers_at: float | None = None
-    messages: list[int] = field(default_factory=list)
 
 
 class World:
@@ -70,9 +69,14 @@ class World:
         desk = Desk(self._keep(new_region("desk", LAYOUT)), LAYOUT)
         return Rank(desk, Work(desk, rank, self.shares))
 
-    def fill(self, rank: int, placement: Placement) -> None:
+    def fill(self, rank: int, placement: Placement, living: Sequence[int] = ()) -> None:
+        """From the shares of `living` ranks, as far as these have the experts."""
         for layer in range(2):
             for slot, expert in enumerate(placement.layers[layer][rank]):
+                there = [at for at in placement.holders(layer, expert) if at[0] in living]
+                if there:
+                    self.shares[rank].copy(layer, slot, self.shares[there[0][0]], there[0][1])
+                    continue
                 for kind in MATRICES:
                     self.shares[rank].put(layer, slot, kind, self.weights[layer, expert, kind])
 
@@ -119,10 +123,10 @@ class World:
         if self.ranks[rank].state == "dead":
             self.group.died(rank)
             placement, living = self.group.restart_from(rank)
-            assert rank not in living
+            assert set(living) == set(range(RANKS)) - {rank}, "one fault at a time"
             self.shares[rank].gate_up.zero_()
             self.shares[rank].down.zero_()
-            self.fill(rank, placement)
+            self.fill(rank, placement, living)
             self.ranks[rank] = self.process(rank)
             self.group.arrived(rank, self.ranks[rank].desk)
         self.ranks[rank].state = "runs"

@@ -203,7 +203,7 @@ def test_a_header_may_be_long_for_a_side_that_asked_for_it():
             if long:
                 assert near.frame().header == header
             else:
-                with pytest.raises(PeerLost, match="a header of .* bytes exceeds the limit of 65536"):
+                with pytest.raises(PeerLost, match=r"a header of .* bytes exceeds the limit of 65536"):
                     near.frame()
             thread.join()
             near.close()
