@@ -8,7 +8,8 @@ import random
 import pytest
 
 from cache.groups import PoolRule
-from lab.formulas.expert_failures import Decoding, Failures, batch_of, goodput, tokens_s
+from lab.formulas.expert_failures import Decoding, Failures, goodput, tokens_s
+from lab.formulas.roofs import decode_batch
 from lab.geometry.find import architecture
 from lab.planning import command, expert_failures
 from lab.simulator.models.by_formula import by_formula
@@ -21,14 +22,15 @@ def model(copies: int, masked: int = 0, hardware: str = "16xh200", ranks: int = 
     return by_formula(architecture("Kimi-K2"), hardware, PoolRule(), ExpertRanks(ranks, copies, masked=masked))
 
 
-def test_a_batch_is_bounded_by_time_memory_and_seats():
+def test_a_node_that_is_full_has_the_largest_batch_within_the_limit():
     found = model(1)
-    assert batch_of(found, WANTED) == found.max_batch
+    most = decode_batch(found, WANTED.context, WANTED.tbt_s)
+    assert most == found.max_batch
+    assert tokens_s(found, WANTED) == pytest.approx(most / found.decode_s(most, most * WANTED.context))
     short = Decoding(8000, 500, found.decode_s(100, 800_000))
-    assert batch_of(found, short) == 100
     assert tokens_s(found, short) == pytest.approx(100 / short.tbt_s)
-    long = Decoding(found.kv_tokens / 3, 500, 10.0)
-    assert batch_of(found, long) == 3
+    long = Decoding(found.kv_tokens // 3, 500, 10.0)
+    assert tokens_s(found, long) == pytest.approx(3 / found.decode_s(3, 3 * long.context))
     assert tokens_s(found, Decoding(8000, 500, 1e-6)) == 0.0
 
 
@@ -37,7 +39,8 @@ def simulated(copies: int, failures: Failures, seed: int, days: float) -> float:
     rng, now, tokens = random.Random(seed), 0.0, 0.0
     whole = tokens_s(model(copies), WANTED)
     less = tokens_s(model(copies, 1), WANTED) if copies > 1 else 0.0
-    lost = failures.pause_s * whole if copies > 1 else batch_of(model(copies), WANTED) * WANTED.answer / 2
+    batch = decode_batch(model(copies), WANTED.context, WANTED.tbt_s)
+    lost = failures.pause_s * whole if copies > 1 else batch * WANTED.answer / 2
     while now < 86400 * days:
         well = rng.expovariate(RANKS / failures.between_s)
         tokens += well * whole - lost + failures.back_s * less
