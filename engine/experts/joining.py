@@ -4,7 +4,7 @@
     node -> rank   {"welcome": Welcome}, or {"refused": why, "again": whether to ask again}
     rank -> node   {"want": [layer, slot]} for each expert that it cannot read itself
     node -> rank   {"expert": [layer, slot]} + the weights: the parts of engine/experts/share.py
-    rank -> node   {"loading": true} from time to time; then {"ready": true}, or {"failed": why}
+    rank -> node   {"loading": true} now and then, while it progresses; at last {"ready": true}, or {"failed": why}
 
 Then messages and answers follow (net/rounds/remote_desk.py).
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from engine.experts.share import Share, kinds
 
 LOADING = "loading"
 """What a rank says from time to time while it loads. Then it says None, or why it could not."""
+TELL_S = 1.0
+"""Between two of these signs, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,19 @@ def fill(
         dtype = getattr(torch, plan.layout.dtype)
         read_all(source, open_weights(source, dtype, cache), take, dtype, progress, wanted.__contains__)
     return copied
+
+
+def telling(tell: Callable[[], None]) -> Callable[..., None]:
+    """A `progress` that calls `tell` from time to time. A process that hangs says nothing."""
+    told = time.monotonic()
+
+    def progress(*read: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= TELL_S:
+            tell()
+            told = time.monotonic()
+
+    return progress
 
 
 def weight_name(plan: Plan, layer: int, expert: int, kind: str) -> str:

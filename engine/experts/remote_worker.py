@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 
 import torch
 
 from engine.checkpoint.model_source import ModelSource
 from engine.experts.joining import SILENCE_S, VERSION, Joining, Welcome
-from engine.experts.loading import fill
+from engine.experts.loading import fill, telling
 from engine.experts.plan import Duty
 from engine.experts.share import Share
 from engine.experts.work import Work
@@ -31,8 +29,6 @@ log = logging.getLogger("mooncake.experts")
 AGAIN_S = 1.0
 """Between two tries to connect."""
 LOOK_S = 1.0
-TELL_S = 1.0
-"""Between two signs that the loading goes on."""
 
 
 class RemoteWorker:
@@ -74,12 +70,11 @@ class RemoteWorker:
                     return
                 raise PeerRefused(str(answer["refused"]))
             welcome = bodies.decode(Welcome, answer.get("welcome"))
-            with _telling(wire):
-                try:
-                    share = self._filled(wire, welcome)
-                except (ModelError, ValueError) as error:
-                    wire.send({"failed": str(error)})
-                    raise ModelError(str(error)) from error
+            try:
+                share = self._filled(wire, welcome)
+            except (ModelError, ValueError) as error:
+                wire.send({"failed": str(error)})
+                raise ModelError(str(error)) from error
             wire.send({"ready": True})
             log.info("rank %d of the experts of the node at %s:%d", welcome.rank, *self._address)
             with Outpost(wire, welcome.plan.layout) as outpost:
@@ -105,7 +100,8 @@ class RemoteWorker:
         duty = welcome.duty
         share = Share(Region.private("experts", duty.plan.share_bytes), duty.plan)
         if self._source is not None:
-            fill(duty, self._source, {duty.rank: share})
+            progress = telling(lambda: wire.send({"loading": True}))
+            fill(duty, self._source, {duty.rank: share}, progress=progress)
         else:
             _pull(wire, duty, share)
         self._share, self._held = share, welcome
@@ -127,25 +123,6 @@ def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:
         wire.send({"want": [layer, slot]})
         if "expert" not in wire.frame().header:
             raise PeerLost("the node sent something else than an expert")
-
-
-@contextmanager
-def _telling(wire: FrameSocket) -> Iterator[None]:
-    """Inside, the node hears from time to time that this process loads."""
-    done = threading.Event()
-
-    def tell() -> None:
-        with suppress(PeerLost):
-            while not done.wait(TELL_S):
-                wire.send({"loading": True})
-
-    thread = threading.Thread(target=tell, name="telling", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def limit_threads(count: int) -> None:

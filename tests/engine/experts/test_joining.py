@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engine.config.config import Config
-from engine.experts import rank_command, remote_ranks, remote_worker
+from engine.experts import loading, rank_command, remote_ranks, remote_worker
 from engine.experts.joining import VERSION, Joining, Welcome
 from engine.experts.placement import first_placement
 from engine.experts.plan import Duty, Plan
@@ -22,6 +22,7 @@ from engine.experts.remote_ranks import RemoteRanks
 from engine.experts.remote_worker import RemoteWorker
 from engine.model.model_error import ModelError
 from net import bodies
+from net.errors import PeerLost
 from net.rounds.desk import new_bell
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
@@ -71,7 +72,7 @@ def test_a_rank_joins_a_node_whose_placement_is_as_long_as_that_of_deepseek_v3()
 def test_weights_that_do_not_fit_are_told_to_the_node(monkeypatch):
     """A checkpoint whose shapes are others raises ValueError, as on the node's host."""
 
-    def fill(*given: Any) -> None:
+    def fill(*given: Any, **named: Any) -> None:
         raise ValueError("the shape is another one")
 
     monkeypatch.setattr(remote_worker, "fill", fill)
@@ -97,6 +98,39 @@ def test_weights_that_do_not_fit_are_told_to_the_node(monkeypatch):
             wire.close()
             thread.join(60)
     assert told == ["raised"]
+
+
+def test_the_node_hears_of_the_loading_only_when_it_progresses(monkeypatch):
+    """A process that hangs in it loses its place after LOADING_S."""
+    monkeypatch.setattr(loading, "TELL_S", 0.0)
+    goes_on = threading.Event()
+
+    def fill(*given: Any, progress: Callable[..., None]) -> None:
+        for _ in range(3):
+            progress(1, 3)
+        goes_on.wait(60)
+
+    monkeypatch.setattr(remote_worker, "fill", fill)
+    plan, source = plan_of(1, 4, 2, 1, remote=1), SimpleNamespace(fingerprint="a model")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = RemoteWorker(listener.getsockname(), source, None)  # type: ignore[arg-type]
+        thread = threading.Thread(target=worker._serve)
+        thread.start()
+        wire = FrameSocket.accepted(listener.accept()[0], None, 60.0)
+        try:
+            wire.frame()
+            wire.send({"welcome": bodies.encode(Welcome(1, "a model", plan, first_placement(1, 4, 2, 4, 1)))})
+            assert [wire.frame().header for _ in range(3)] == [{"loading": True}] * 3
+            wire.await_for(0.5)
+            with pytest.raises(PeerLost, match="nothing came for"):
+                wire.frame()
+            goes_on.set()
+            wire.await_for(60.0)
+            assert wire.frame().header == {"ready": True}
+        finally:
+            goes_on.set()
+            wire.close()
+            thread.join(60)
 
 
 @pytest.fixture
