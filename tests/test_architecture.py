@@ -277,6 +277,7 @@ MAY_TORCH = (
     "engine.step.runner",
     "engine.step.split_attention",
     "engine.beyond.elsewhere",
+    "engine.beyond.held",
     "engine.beyond.holder",
     "engine.beyond.host",
     "engine.checkpoint.safetensors_weights",

@@ -145,7 +145,7 @@ STARTED_BY_OTHERS = {
     "lab.conformance.store_cases",
     "lab.conformance.tensor_cases",
     "lab.faults.put_client",
-    "lab.faults.relay",
+    "lab.faults.networks.relay",
     "lab.foreign.events.reader",
     "lab.launch.up",
 }

@@ -51,9 +51,6 @@ def test_the_map_itself_is_short():
 
 
 MOST_FILES = 20
-SCENARIOS = ("lab/faults",)
-"""One file for each scenario, and the files that they share."""
-
 NO_PACKAGES = ("lab/rdma_vm/guest", "net/http/common/assets")
 """Scripts of the guest system, and the live page."""
 
@@ -66,4 +63,4 @@ def test_every_folder_lists_its_files_and_has_few(room):
             folders.setdefault(str(path.parent.relative_to(ROOT)), []).append(path.name)
     assert [name for name, files in folders.items() if "__init__.py" not in files and name not in NO_PACKAGES] == []
     crowded = {name for name, files in folders.items() if len(files) - ("__init__.py" in files) > MOST_FILES}
-    assert crowded <= set(SCENARIOS)
+    assert crowded == set()

@@ -2,6 +2,7 @@
 
 Files:
     elsewhere  Blocks of requests beyond memory on other nodes, which attend to them when asked
+    held       The blocks of one request on other nodes, and what is asked about them
     holder     Lends room in this node's DRAM share to requests of other nodes, and attends to their blocks when asked
     host       Says whether this node can take a request whose KV exceeds its arena, and finds the request's room
     leases     Which nodes have lent room for blocks here, and until when

@@ -26,7 +26,8 @@ from cache.store.calls import HOME_ERRORS
 from cache.store.store import Store
 from cache.tiers.local_store import NoSpace
 from cache.tiers.lodging import Lodging
-from engine.beyond.elsewhere import Elsewhere, HeldBlocks, NoRoomElsewhere
+from engine.beyond.elsewhere import Elsewhere, NoRoomElsewhere
+from engine.beyond.held import HeldBlocks
 from engine.beyond.lodged import Done, Memory, RequestRoom
 from engine.beyond.messages import FORESEE, Foresee, Foreseen
 from engine.beyond.window import Reader

@@ -28,7 +28,7 @@ from cache.block import BlockKey
 from cache.pool.policy import PLAIN, Facts
 from cache.ssd.medium import Entry
 from cache.tiers.lodging import Lodging, SsdLodging
-from engine.beyond.elsewhere import HeldBlocks
+from engine.beyond.held import HeldBlocks
 from engine.beyond.window import Reader, Reading, Rows
 from engine.step.cold import Places
 from sched.beyond import ColdSteps

@@ -11,7 +11,8 @@ from typing import Any
 from cache.block import BlockGeometry
 from cache.pool.block_pool import BlockPool
 from cache.store.store import Store
-from engine.beyond.elsewhere import Elsewhere, Heads
+from engine.beyond.elsewhere import Elsewhere
+from engine.beyond.held import Heads
 from engine.beyond.host import Host
 from engine.calibration.calibration import Room, calibrate
 from engine.calibration.recalibration import Recalibration

@@ -3,14 +3,14 @@
     python scripts/faults.py cut-nodes                        2 nodes of each role, about 5 minutes; as root
     python scripts/faults.py cut-nodes --cases decode:both --cut-s 12 --json out.json
 
-Every node is a process in a separate network namespace (lab/faults/namespaces.py) and uses TCP. In each case `streams`
-clients send one request after the other. Once half of the first requests have a third of their tokens, the network
-drops the node's packets in both directions (`both`), to it (`in`) or from it (`out`). Connections do not break, they
-fall silent. After --cut-s the network heals. When all nodes are one cluster again, the clients finish their running
-requests and end. The clients also lose their connections to the node: clients of a cut acceptor continue at another
-node after 3 s without a token, which is most of their pause. Every request must return exactly the tokens of an
-undisturbed run, and every node's books must be balanced with nothing held. Exit code 1 if a check failed, 3 if network
-namespaces are not available, with the reason.
+Every node is a process in a separate network namespace (lab/faults/networks/namespaces.py) and uses TCP. In each case
+`streams` clients send one request after the other. Once half of the first requests have a third of their tokens, the
+network drops the node's packets in both directions (`both`), to it (`in`) or from it (`out`). Connections do not
+break, they fall silent. After --cut-s the network heals. When all nodes are one cluster again, the clients finish
+their running requests and end. The clients also lose their connections to the node: clients of a cut acceptor
+continue at another node after 3 s without a token, which is most of their pause. Every request must return exactly
+the tokens of an undisturbed run, and every node's books must be balanced with nothing held. Exit code 1 if a check
+failed, 3 if network namespaces are not available, with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import aiohttp
 from lab.bench.common.results import Row
 from lab.faults.checks import form, pause_rows
 from lab.faults.client import ALL, Body, Load, Stream
-from lab.faults.namespaces import Namespaces, Way
+from lab.faults.networks.namespaces import Namespaces, Way
 from lab.faults.runner import Run, Scenario, run
 from lab.flag_types import above_zero, positive
 from lab.launch import rest

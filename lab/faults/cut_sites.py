@@ -4,8 +4,8 @@
     python scripts/faults.py cut-sites --delay-ms 5 --mbit-s 1000 --json out.json
 
 Every node is a process in a network namespace; a relay in user space is the link between the two sites
-(lab/faults/linked_sites.py): congestion control and CPU time of the relay belong to every figure. In each of three
-clusters all documents are asked for in the west first, then in the east:
+(lab/faults/networks/linked_sites.py): congestion control and CPU time of the relay belong to every figure. In each of
+three clusters all documents are asked for in the west first, then in the east:
 
     no sites        the nodes know nothing of the link
     sites           --site: requests may move, no KV
@@ -30,7 +30,7 @@ from engine.observe.node_client import NodeClient
 from lab.bench.common.results import Row
 from lab.faults.checks import differences, form, pause_rows
 from lab.faults.client import Body, Load, Stream, each_once
-from lab.faults.linked_sites import LinkedSites
+from lab.faults.networks.linked_sites import LinkedSites
 from lab.faults.runner import EMBEDDED, TINY, Run, Scenario, add_model_flag, run
 from lab.flag_types import above_zero, positive
 from lab.launch.cluster import LocalCluster

@@ -31,8 +31,8 @@ from functools import partial
 from lab.bench.common.results import Row
 from lab.faults.client import Body, Load
 from lab.faults.faulty_disk import FaultyDisk
+from lab.faults.networks.silent_connections import Address, SilentConnections
 from lab.faults.runner import EMBEDDED, TINY, Run, Scenario, add_model_flag, run
-from lab.faults.silent_connections import Address, SilentConnections
 from lab.flag_types import above_zero, positive
 from lab.launch import rest
 from lab.launch.cluster import DEFAULT_NODES, LocalCluster

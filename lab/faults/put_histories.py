@@ -28,7 +28,7 @@ from pathlib import Path
 from lab.bench.common.results import Row
 from lab.faults.checks import form
 from lab.faults.histories import Operation, linearizable
-from lab.faults.namespaces import Namespaces
+from lab.faults.networks.namespaces import Namespaces
 from lab.faults.put_client import Row as Seen
 from lab.faults.runner import API_KEY, Run, Scenario, run
 from lab.flag_types import not_negative, positive

@@ -15,7 +15,7 @@ from typing import Any
 from lab.bench.common.results import Row, add_result_flags, quicken, report
 from lab.faults.checks import Memory, blocks_held, differences, growth_row, settle
 from lab.faults.client import Body, Load, Stream, each_once, random_bodies
-from lab.faults.namespaces import Namespaces, NoNamespaces
+from lab.faults.networks.namespaces import Namespaces, NoNamespaces
 from lab.faults.tiny import tiny_model
 from lab.flag_types import natural
 from lab.launch import rest

@@ -40,7 +40,7 @@ class StartTimeout(Exception):
 
 
 class Network(Protocol):
-    """The network of the nodes instead of 127.0.0.1, e.g. lab/faults/namespaces.py."""
+    """The network of the nodes instead of 127.0.0.1, e.g. lab/faults/networks/namespaces.py."""
 
     def prefix(self, name: str) -> Sequence[str]:
         """Prefix for the command of this node."""

@@ -19,37 +19,58 @@ SHARES = (0.5, 0.9, 0.99)
 HOUR_S = 3600
 
 
+def finished(jobs: Iterable[Job]) -> list[Job]:
+    return [job for job in jobs if not math.isnan(job.finished)]
+
+
+def begun(jobs: Iterable[Job]) -> list[Job]:
+    """With a first token."""
+    return [job for job in jobs if not math.isnan(job.first_token)]
+
+
+def time_of(jobs: Sequence[Job]) -> tuple[float, float]:
+    """The first arrival, and seconds from it to the last token."""
+    begin = min((job.arrival for job in jobs), default=0.0)
+    return begin, max((job.finished for job in finished(jobs)), default=begin) - begin
+
+
+def of_requests(jobs: Sequence[Job], good: Sequence[Job]) -> dict[str, Any]:
+    """The figures that follow from the requests alone. good: those that met their objectives."""
+    placed = begun(jobs)
+    tokens = sum(job.input_tokens for job in placed)
+    return {
+        "requests": len(jobs),
+        "finished": len(finished(jobs)),
+        "refused": sum(bool(job.refused) for job in jobs),
+        "seconds": time_of(jobs)[1],
+        "ttft_s": spread(job.ttft for job in placed),
+        "tbt_s": spread(job.tbt for job in finished(jobs)),
+        "goodput": len(good) / len(jobs) if jobs else 0.0,
+        "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
+    }
+
+
 def figures(
     cluster: Cluster, ttft_slo_s: float | None = None, tbt_slo_s: float | None = None, tail_tbt: bool = False
 ) -> dict[str, Any]:
     """JSON-ready figures. Goodput counts requests that meet both objectives, the given ones or those of their class.
     The time between tokens is a request's mean, or with `tail_tbt` the mean of its longest tenth, as in FAST'25."""
     jobs, classes = cluster.jobs, with_objectives(cluster.config.slo)
-    done = [job for job in jobs if not math.isnan(job.finished)]
-    placed = [job for job in jobs if not math.isnan(job.first_token)]
-    begin = min((job.arrival for job in jobs), default=0.0)
-    span = max((job.finished for job in done), default=begin) - begin
+    done, placed = finished(jobs), begun(jobs)
+    begin, span = time_of(jobs)
     paid = {node.name: cluster.scaling.paid_s(node.name, begin, begin + span) for node in cluster.nodes}
     good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, tail_tbt, classes)]
-    tokens = sum(job.input_tokens for job in placed)
     return {
-        "requests": len(jobs),
-        "finished": len(done),
-        "refused": sum(bool(job.refused) for job in jobs),
-        "seconds": span,
-        "ttft_s": spread(job.ttft for job in placed),
-        "tbt_s": spread(job.tbt for job in done),
+        **of_requests(jobs, good),
         "tail_tbt_s": spread(job.tail_tbt for job in done),
         "longest_gap_s": spread(job.longest_gap for job in done if job.output_tokens > 1),
         "slowdown": spread(job.ttft / cluster.model.prompt_s(job.input_tokens, 0) for job in placed),
-        "goodput": len(good) / len(jobs) if jobs else 0.0,
         "node_hours": sum(paid.values()) / HOUR_S / _parts(cluster),
         "cost_per_million_tokens": _cost(cluster, paid, good),
         "busy_cost_per_million_tokens": _cost(cluster, {node.name: node.busy_s for node in cluster.nodes}, good),
         "scale_changes": len(cluster.scaling.changes),
         "good_requests_s": len(good) / span if span else 0.0,
         "output_tokens_s": sum(job.output_tokens for job in done) / span if span else 0.0,
-        "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
         "pool_fetches": sum(job.source == "pool" for job in placed),
         "fetched_tokens": sum(job.fetched_tokens for job in placed),
         "ssd_tokens": sum(job.ssd_tokens for job in placed),

@@ -38,8 +38,8 @@ def _rates(cores: Sequence[int]) -> list[float]:
     running = [subprocess.Popen(one, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for one in commands]
     try:
         answers = [one.communicate(timeout=LEAD_S + TIMEOUT_S) for one in running]
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError("the cores could not be measured: a process did not end") from error
+    except subprocess.TimeoutExpired as late:
+        raise RuntimeError("the cores could not be measured: a process did not end") from late
     finally:
         for one in running:
             one.kill()

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from lab.simulator.making import price
-from lab.simulator.result import HOUR_S, kept, spread
+from lab.simulator.result import HOUR_S, begun, finished, kept, of_requests, time_of
 from lab.simulator.sites.sites import Sites
 from sched.classes import with_objectives
 
@@ -15,30 +15,19 @@ def figures(run: Sites, ttft_slo_s: float, tbt_slo_s: float) -> dict[str, Any]:
     """JSON-ready, in the names of lab/simulator/result.py where there is one. Links count KV only."""
     jobs, config = run.jobs, run.sites[0].config
     classes = with_objectives(config.slo)
-    done = [job for job in jobs if not math.isnan(job.finished)]
-    placed = [job for job in jobs if not math.isnan(job.first_token)]
-    begin = min((job.arrival for job in jobs), default=0.0)
-    span = max((job.finished for job in done), default=begin) - begin
-    tokens = sum(job.input_tokens for job in placed)
-    good = [job for job in done if kept(job, ttft_slo_s, tbt_slo_s, False, classes)]
+    _, span = time_of(jobs)
+    good = [job for job in finished(jobs) if kept(job, ttft_slo_s, tbt_slo_s, False, classes)]
     good_tokens = sum(job.input_tokens + job.output_tokens for job in good)
     prefills = [node for site in run.sites for node in site.nodes if "prefill" in node.roles]
     hours = sum(len(site.nodes) for site in run.sites) * span / HOUR_S
     cost = sum(price(config, node) for site in run.sites for node in site.nodes) * span / HOUR_S
     return {
-        "requests": len(jobs),
-        "finished": len(done),
-        "refused": sum(bool(job.refused) for job in jobs),
-        "seconds": span,
-        "ttft_s": spread(job.ttft for job in placed),
-        "tbt_s": spread(job.tbt for job in done),
-        "goodput": len(good) / len(jobs) if jobs else 0.0,
-        "token_hit_rate": sum(job.prefix_tokens for job in placed) / tokens if tokens else 0.0,
+        **of_requests(jobs, good),
         "node_hours": hours,
         "cost_per_million_tokens": 1e6 * cost / good_tokens if good_tokens else math.nan,
         "prefill_busy": sum(node.busy_s for node in prefills) / (len(prefills) * span) if span else 0.0,
         "moved_share": run.moved / len(jobs) if jobs else 0.0,
-        "from_sites": sum(job.source == "site" for job in placed) / len(jobs) if jobs else 0.0,
+        "from_sites": sum(job.source == "site" for job in begun(jobs)) / len(jobs) if jobs else 0.0,
         "link_bytes": sum(site.far_bytes for site in run.sites),
         "copies_expired": sum(site.expired for site in run.sites),
     }

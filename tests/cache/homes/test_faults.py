@@ -13,7 +13,7 @@ from cache.homes.rendezvous import equal_members, homes
 from cache.ssd import backends
 from cache.store.options import StoreOptions
 from cache.store.store import Store
-from lab.faults.soak_tier import flips, kills
+from lab.faults.soak.tier import flips, kills
 from net.channel.channel import Channel
 from net.transfer.engine import TransferEngine
 from tests.cache.home import SLOT

@@ -15,7 +15,8 @@ import torch
 from cache.arena import Arena
 from cache.block import BlockGeometry
 from cache.tiers.local_store import LocalStore
-from engine.beyond.elsewhere import Elsewhere, Heads
+from engine.beyond.elsewhere import Elsewhere
+from engine.beyond.held import Heads
 from engine.beyond.holder import Holder
 from engine.beyond.messages import LENDS
 from engine.config.config import Config

@@ -15,7 +15,9 @@ import torch
 from attention.parts import Parts, attend_part
 from cache.arena import checksum
 from engine.beyond import elsewhere as asking_side
-from engine.beyond.elsewhere import Elsewhere, HeldBlocks, NoRoomElsewhere
+from engine.beyond import held as asked_blocks
+from engine.beyond.elsewhere import Elsewhere, NoRoomElsewhere
+from engine.beyond.held import HeldBlocks
 from engine.beyond.lodged import Done, RequestRoom
 from engine.step.cold import Cold, PartLate, PartLost
 from net.channel.channel import Channel
@@ -86,13 +88,13 @@ async def process(slots: int = 40) -> AsyncIterator[tuple[Elsewhere, int]]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Whatever else this machine does, nobody counts as late."""
-    monkeypatch.setattr(asking_side, "soon_s", lambda *_: 60.0)
+    monkeypatch.setattr(asked_blocks, "soon_s", lambda *_: 60.0)
 
 
 @pytest.mark.parametrize("soft_cap", [0.0, 5.0])
 @pytest.mark.parametrize("rows", [1, 5, 70])
 async def test_parts_from_another_process_equal_the_whole(monkeypatch, rows, soft_cap):
-    monkeypatch.setattr(asking_side, "MOST_BYTES", 32 * HEADS * (HEAD_SIZE + 1) * 4)  # 70 rows are three messages
+    monkeypatch.setattr(asked_blocks, "MOST_BYTES", 32 * HEADS * (HEAD_SIZE + 1) * 4)  # 70 rows are three messages
     blocks, q = kv_blocks(12), torch.randn(rows, HEADS, HEAD_SIZE, generator=torch.Generator().manual_seed(2))
     async with process() as (ours, _):
         split, held = await ours.lodge(job(12), NOTHING, (), named=False)
@@ -139,7 +141,7 @@ async def test_a_model_over_blocks_of_another_process_gives_equal_tokens(monkeyp
             cold = Cold(3, 1, BLOCK_SIZE, LAYERS)
             cold.lodge(room, (), [*range(6), *range(-1, -10, -1), *range(40, 80)])
             if late:
-                monkeypatch.setattr(asking_side, "soon_s", lambda *_: 0.0)
+                monkeypatch.setattr(asked_blocks, "soon_s", lambda *_: 0.0)
             cold.keys = [key_of(place) for place in range(100)]
             cold.seat(range(4))
             assert await asyncio.to_thread(tokens_of, small, cold, cold.chunk_tokens, prompt) == right
@@ -159,7 +161,7 @@ async def test_a_model_over_blocks_of_another_process_gives_equal_tokens(monkeyp
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_holder_that_dies_or_hangs_is_lost_within_the_deadline(monkeypatch, by):
-    monkeypatch.setattr(asking_side, "deadline_s", lambda *_: 0.5)
+    monkeypatch.setattr(asked_blocks, "deadline_s", lambda *_: 0.5)
     monkeypatch.setattr(asking_side, "OFFER_S", 0.5)
     q = torch.randn(1, HEADS, HEAD_SIZE)
     async with process() as (ours, pid):
@@ -190,7 +192,7 @@ async def test_a_late_answer_is_kept_for_the_same_queries(monkeypatch):
         _, held = await ours.lodge(job(4), NOTHING, (), named=False)
         await asyncio.to_thread(store, held, blocks)
         await asyncio.to_thread(ask, held, 0, q, 4)
-        monkeypatch.setattr(asking_side, "soon_s", soon_s)
+        monkeypatch.setattr(asked_blocks, "soon_s", soon_s)
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(PartLate) as late:

@@ -38,7 +38,9 @@ def test_the_limit_is_what_two_processes_compute_at_once():
 def test_a_process_stays_on_its_core_and_counts_its_products():
     allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
     try:
-        rate = cores.products_per_s(min(allowed), time.time(), 0.05)
+        rate = cores.products_per_s(min(allowed), time.time() + 1, 0.05)
+        with pytest.raises(SystemExit, match="too late"):
+            cores.products_per_s(min(allowed), time.time() - 1, 0.05)
         assert os.sched_getaffinity(0) == {min(allowed)}
     finally:
         os.sched_setaffinity(0, allowed)

@@ -6,7 +6,7 @@ import pytest
 
 from lab.faults.client import Stream, random_bodies
 from lab.faults.cut_nodes import case_rows
-from lab.faults.namespaces import Namespaces
+from lab.faults.networks.namespaces import Namespaces
 from lab.faults.role_changes import changes_in, phase_rows
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lab.faults.client import Stream
 from lab.faults.cut_sites import round_rows, served
-from lab.faults.linked_sites import LinkedSites
-from lab.faults.relay import QUEUE_S, Way
+from lab.faults.networks.linked_sites import LinkedSites
+from lab.faults.networks.relay import QUEUE_S, Way
 
 RATE = 1e6
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from lab.faults.exhaustion import half_new, http_address
-from lab.faults.silent_connections import SilentConnections
+from lab.faults.networks.silent_connections import SilentConnections
 
 
 async def test_closed_connections_are_opened_again_and_all_send_the_greeting():

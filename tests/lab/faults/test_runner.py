@@ -13,7 +13,7 @@ from lab.bench.common.results import Row
 from lab.faults import checks, kill_roles, runner, stop_nodes
 from lab.faults.checks import Memory, growth_row, own_bytes
 from lab.faults.client import Load, Stream
-from lab.faults.namespaces import NoNamespaces
+from lab.faults.networks.namespaces import NoNamespaces
 from lab.faults.runner import EMBEDDED, TINY, UNAVAILABLE, Run, Scenario, run
 
 

@@ -1,6 +1,6 @@
 """An SSD tier that writes in a separate process until it is killed; and faults for it: SIGKILL, flipped bits.
 
-python -m lab.faults.soak_tier DIRECTORY FIRST BACKEND      one life: the process of `kills` and `flips`
+python -m lab.faults.soak.tier DIRECTORY FIRST BACKEND      one life: the process of `kills` and `flips`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from cache.arena import checksum
 from cache.ssd import New, SsdTier
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 SLOT = 20_000  # bytes: several pages, and not a whole number of them
 MAP = 4 << 20
@@ -59,7 +59,7 @@ class Life:
     """The process of a life, as the parent sees it."""
 
     def __init__(self, directory: Path, first: int, backend: str) -> None:
-        command = [sys.executable, "-m", "lab.faults.soak_tier", str(directory), str(first), backend]
+        command = [sys.executable, "-m", "lab.faults.soak.tier", str(directory), str(first), backend]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
         self.died = False  # by itself, before `kill`
 

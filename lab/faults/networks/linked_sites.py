@@ -1,6 +1,6 @@
-"""Nodes in network namespaces at two sites: two bridges with a slow link between them (lab/faults/relay.py).
+"""Nodes in network namespaces at two sites: two bridges with a slow link between them (lab/faults/networks/relay.py).
 
-    hub   bridge 10.77.0.254        the first site, ports as in lab/faults/namespaces.py
+    hub   bridge 10.77.0.254        the first site, ports as in lab/faults/networks/namespaces.py
     far   bridge 10.77.0.253        the second site
     hub0 <── relay ──> far0         a TAP device on each bridge
 
@@ -16,9 +16,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Self
 
-from lab.faults.namespaces import NET, Namespaces, NoNamespaces, run_tool
+from lab.faults.networks.namespaces import NET, Namespaces, NoNamespaces, run_tool
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FAR_ADDRESS = f"{NET}.253"
 
 
@@ -66,7 +66,7 @@ class LinkedSites(Namespaces):
             raise NoNamespaces("/dev/net/tun is missing: no relay between two sites")
         delay_ms, mbit_s = self._link
         self._relay = subprocess.Popen(
-            [sys.executable, "-m", "lab.faults.relay", "hub0", "far0", f"{delay_ms:g}", f"{mbit_s:g}"],
+            [sys.executable, "-m", "lab.faults.networks.relay", "hub0", "far0", f"{delay_ms:g}", f"{mbit_s:g}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

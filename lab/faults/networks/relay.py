@@ -1,6 +1,6 @@
 """A slow link between two TAP devices in user space: delay, rate and cuts, for kernels without netem. Linux, root.
 
-    python -m lab.faults.relay DEVICE DEVICE DELAY_MS MBIT
+    python -m lab.faults.networks.relay DEVICE DEVICE DELAY_MS MBIT
 
 Each line on standard input is a command, and each gets a line of JSON in answer:
 

@@ -22,9 +22,9 @@ from typing import Any
 from cache.ssd import backends
 from lab.bench.common.results import numbers
 from lab.faults.runner import Run, Scenario, run
-from lab.faults.soak_holders import harmed_holders
-from lab.faults.soak_load import soak
-from lab.faults.soak_tier import flips, kills
+from lab.faults.soak.holders import harmed_holders
+from lab.faults.soak.load import soak
+from lab.faults.soak.tier import flips, kills
 from lab.flag_types import above_zero, natural, not_negative
 
 QUICK = {"kills": 5, "flips": 5, "holders": 1, "minutes": 0.2}

@@ -13,7 +13,7 @@ from typing import Any
 from cache.store.client import Store
 from lab.faults.checks import form
 from lab.faults.runner import Run
-from lab.faults.soak_load import VALUE, content, key_of
+from lab.faults.soak.load import VALUE, content, key_of
 from lab.launch.cluster import LocalCluster
 
 KEYS = 150

@@ -1,0 +1,11 @@
+"""Networks of faults: nodes in namespaces, slow links between sites, and floods of connections.
+
+Files:
+    linked_sites        Nodes in network namespaces at two sites: two bridges with a slow link between them
+    namespaces          Nodes in separate network namespaces, connected by a bridge: during a cut, the kernel drops
+                        packets
+    relay               A slow link between two TAP devices in user space: delay, rate and cuts, for kernels without
+                        netem
+    silent_connections  A flood of TCP connections that never finish what they begin, opened again when the other side
+                        closes them
+"""
