@@ -4,6 +4,7 @@ Rank 0 schedules, computes attention, and asks the other ranks for the results o
 host, or on others. A rank that is lost takes experts with it and nothing else.
 
 Files:
+    added          Which experts a rank gets that joins beyond the least number of ranks
     balance        Decides when experts move, and where: loads by the choices that were counted since the last look
     collect        The end of a round: waits for answers, and gives up ranks that are silent
     eplb           Decides which experts get more than one copy, and on which ranks the copies lie: DeepSeek's EPLB

@@ -9,6 +9,9 @@ A rank that does not answer (collect.py) is masked: its pairs go to copies on ot
 without any copy are lost, and losses.py says what follows. Masked ranks come back between two steps: when a new process
 has their place, or the old one answers again.
 
+The last ranks of a plan may be added ones. They join and leave between two steps, and hold only further copies: nothing
+is lost with them, and one whose process has ended has left.
+
 The engine's thread calls everything except what "from other threads" below has: any thread may call that.
 """
 
@@ -26,9 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.experts.added import further_copies
 from engine.experts.balance import Balance
 from engine.experts.collect import Collector
-from engine.experts.placement import Placement
+from engine.experts.placement import Placement, Slots
 from engine.experts.plan import Plan
 from engine.experts.share import Share
 from engine.experts.work import COMMIT, COMPUTE, STAGE, Work
@@ -70,7 +74,7 @@ class ExpertGroup:
         absent: Mapping[int, str],
     ) -> None:
         self.placement = placement
-        self.alive = set(range(plan.ranks)) - {*absent}
+        self.alive = {*placement.members} - {*absent}
         self.masked = dict(absent)  # why
         self.counts = torch.zeros(len(plan.layers), plan.num_experts, dtype=torch.int64)
         self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
@@ -82,12 +86,14 @@ class ExpertGroup:
         self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
         self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
         self._arrivals: dict[int, Desk] = {}
-        self._lock = threading.Lock()  # of _dead and _arrivals
+        self._added: dict[int, list[Slots]] = {}  # experts of ranks that join or have joined
+        self._leaving: set[int] = set()
+        self._lock = threading.Lock()  # of _dead, _arrivals, _added and _leaving
         self._moving = threading.Lock()  # held while experts move
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
-        self._lack: tuple[frozenset[int], Placement, float] = frozenset(), placement, 0.0
+        self._lack: tuple[set[int], set[int], Placement, float] = set(), set(), placement, 0.0
         self._turn = 0
         self._dispatch, self._tokens = _dispatch(plan, desks)
         self._tables: list[Tensor] = []
@@ -101,6 +107,7 @@ class ExpertGroup:
         with self._lock:
             self._dead[rank] = why
             self._arrivals.pop(rank, None)
+            self._leaving.discard(rank)
 
     def arrived(self, rank: int, desk: Desk) -> None:
         """A new process is ready to answer at `desk`, from the next step on."""
@@ -108,37 +115,58 @@ class ExpertGroup:
             self._arrivals[rank] = desk
 
     def restart_from(self, rank: int) -> tuple[Placement, tuple[int, ...]]:
-        """What a new process begins with, after `died(rank)`: where experts lie, and the other ranks here that have
-        theirs.
+        """What a new process begins with, after `died(rank)`, or as an added rank: where experts lie, and the other
+        ranks here that have theirs.
         Waits for the end of a move that is under way. No other move begins before the process has its place: what it
         reads in the shares of these ranks stays true."""
         with self._moving:
-            return self.placement, tuple(sorted(one for one in self.alive - {rank} if one < self._plan.local))
+            placement = self.placement if rank < self._plan.least else self._with_added(rank)
+            return placement, tuple(sorted(one for one in self.alive - {rank} if one < self._plan.local))
+
+    def _with_added(self, rank: int) -> Placement:
+        """One that was lost and comes back gets what it had, so that its process has nothing to load."""
+        with self._lock:
+            placement = self.placement
+            for other, slots in self._added.items():
+                placement = placement.with_rank(other, slots)
+            if rank not in self._added:
+                loads = [[count + 1 for count in of_layer] for of_layer in self.counts.tolist()]
+                self._added[rank] = [further_copies(placement, layer, of) for layer, of in enumerate(loads)]
+            return placement.with_rank(rank, self._added[rank])
+
+    def leave(self, rank: int) -> None:
+        """The process of a rank would like to end: the next step begins without it. Others than added ones stay."""
+        with self._lock:
+            if rank in self._added:
+                self._leaving.add(rank)
 
     def missing(self) -> dict[str, str]:
         """The ranks that the next step does without, and why."""
         masked = dict(self._dead) | dict(self.masked)
-        back = set(self._arrivals)
+        back = set(self._arrivals) | self._gone()
         return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
 
     def lack(self) -> float:
         """Share of the ranks that the next step does without; 1 if experts are lost with them."""
-        missing = frozenset(map(int, self.missing()))
+        missing, gone = {*map(int, self.missing())}, self._gone()
         if not missing:
             return 0.0
-        known, placement, share = self._lack
-        if known != missing or placement is not self.placement:
-            placement, alive = self.placement, set(range(self._plan.ranks)) - missing
+        *known, placement, share = self._lack
+        if known != [missing, gone] or placement is not self.placement:
+            placement = self.placement
+            there = {*placement.members} - gone
+            alive = there - missing
             layers = range(len(placement.layers))
-            lost = any(row[0] < 0 for layer in layers for row in placement.table(layer, alive))
-            share = 1.0 if lost else len(missing) / self._plan.ranks
-            self._lack = missing, placement, share
+            lost = any(row[0] < 0 for layer in layers for row in placement.table(layer, alive, 1))
+            share = 1.0 if lost else len(missing) / len(there)
+            self._lack = missing, gone, placement, share
         return share
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         return {
             "ranks": self._plan.ranks,
+            "width": len(self.placement.members),
             "masked": self.missing(),
             "times_masked": self.num_masked,
             "dropped_pairs": self.num_dropped,
@@ -309,18 +337,28 @@ class ExpertGroup:
         """Unmask ranks with a new process, and those that live and have answered everything."""
         with self._lock:
             arrived, self._arrivals = self._arrivals, {}
+            leaving, self._leaving = self._leaving, set()
             for rank, desk in arrived.items():
                 self._desks[rank].close()
                 self._desks[rank] = desk
                 self._dispatch.desks[rank] = desk.message
                 self._dead.pop(rank, None)
+                if rank in self._added:
+                    self.placement = self.placement.with_rank(rank, self._added[rank])
+            for rank in leaving:
+                self._added.pop(rank)
         for rank in arrived:
             self._unmask(rank, "a new process has its place")
         for rank in list(self.masked):
             if self._answers(rank):
                 self._unmask(rank, "it answers again")
+        for rank in leaving:
+            self._part(rank, "it asked for that")
+            self._desks[rank].dismiss()
         for rank, why in dict(self._dead).items():
-            if rank in self.alive:
+            if rank in self.placement.members and rank >= self._plan.least:
+                self._part(rank, why)
+            elif rank in self.alive:
                 self._mask(rank, why)
 
     def _answers(self, rank: int) -> bool:
@@ -329,17 +367,34 @@ class ExpertGroup:
         return rank not in self._dead and beats is not None and desk.idle and desk.beats > beats + 1
 
     def _unmask(self, rank: int, why: str) -> None:
-        log.info("rank %d of the experts is back: %s", rank, why)
+        log.info("rank %d of the experts is here: %s", rank, why)
+        self._forget(rank)
+        self.alive.add(rank)
+        self._tabulate()
+
+    def _part(self, rank: int, why: str) -> None:
+        """An added rank is no longer there."""
+        log.info("rank %d of the experts has left: %s", rank, why)
+        self._forget(rank)
+        self.alive.discard(rank)
+        self.placement = self.placement.without(rank)
+        self._tabulate()
+
+    def _forget(self, rank: int) -> None:
         self._collector.silence.forget([rank])
         self.masked.pop(rank, None)
         self._beats.pop(rank, None)
         self._until.pop(rank, None)
-        self.alive.add(rank)
-        self._tabulate()
+
+    def _gone(self) -> set[int]:
+        """Added ranks whose processes have ended: the next step begins without them."""
+        return {rank for rank in dict(self._dead) if rank >= self._plan.least}
 
     def _tabulate(self) -> None:
         layers = range(len(self._plan.layers))
-        self._tables = [torch.tensor(self.placement.table(i, self.alive), dtype=torch.int32) for i in layers]
+        columns = self._plan.columns
+        tables = (self.placement.table(layer, self.alive, columns) for layer in layers)
+        self._tables = [torch.tensor(table, dtype=torch.int32) for table in tables]
         self._uncovered = [bool((table < 0).any()) for table in self._tables]
 
     # --- moves
@@ -402,7 +457,7 @@ def _dispatch(plan: Plan, desks: Sequence[Desk]) -> tuple[native.Dispatch, list[
     tokens = [torch.zeros(layout.most_rows, dtype=torch.int32) for _ in desks]
     for rank, (desk, memory) in enumerate(zip(desks, tokens, strict=True)):
         d.desks[rank], d.tokens[rank] = desk.message, memory.data_ptr()
-    d.hidden, d.top_k, d.columns = layout.hidden, layout.top_k, plan.ranks
+    d.hidden, d.top_k, d.columns = layout.hidden, layout.top_k, plan.columns
     d.slots, d.ranks = plan.slots, plan.ranks
     d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
     d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights

@@ -2,6 +2,7 @@
 
 A process of another host (mooncake.py expert-rank) asks for a place. The first free rank is its own, or the one that it
 had. When its connection ends, the rank is lost like one whose process has ended; the next connection has the place.
+Ranks that may be added are free from the start; they are given away when all others have their processes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -99,9 +101,9 @@ class RemoteRanks:
                 "0 for any"
             ) from None
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        ranks = ", ".join(str(rank) for rank in range(first.plan.local, first.plan.ranks))
-        self.where = spelled(self.address)
-        log.info("ranks %s of the experts join by mooncake.py expert-rank --join %s", ranks, self.where)
+        plan, self.where = first.plan, spelled(self.address)
+        told = plan.remote - plan.added, plan.added, self.where
+        log.info("%d ranks of the experts, and up to %d more, join by mooncake.py expert-rank --join %s", *told)
         self._threads = [threading.Thread(target=self._accept, name="expert ranks", daemon=True)]
         self._threads[0].start()
 
@@ -112,7 +114,7 @@ class RemoteRanks:
 
     def absent(self) -> dict[int, str]:
         """The ranks of other hosts, all of which come after `begin`."""
-        return dict.fromkeys(range(self._first.plan.local, self._first.plan.ranks), NOT_YET)
+        return dict.fromkeys(range(self._first.plan.local, self._first.plan.least), NOT_YET)
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
@@ -199,7 +201,8 @@ class RemoteRanks:
             guest = self._guests.get(rank)
             if guest is None or guest.wire is not wire or self._closing:
                 return
-            guest.desk = desk = RemoteDesk(wire, duty.plan.layout, self._bell, lambda why: self._ended(rank, wire, why))
+            told = partial(self._ended, rank, wire), partial(self._leaves, rank)
+            guest.desk = desk = RemoteDesk(wire, duty.plan.layout, self._bell, *told)
             log.info("rank %d of the experts is the process at %s", rank, peer)
             self._group.arrived(rank, desk)
 
@@ -214,6 +217,7 @@ class RemoteRanks:
             free = [rank for rank in range(plan.local, plan.ranks) if rank not in self._guests]
             if self._closing or not free:
                 return None
+            free = [rank for rank in free if rank < plan.least] or free
             rank = joining.rank if joining.rank in free else free[0]
             self._guests[rank] = _Guest(joining.instance, wire)
             return rank
@@ -256,6 +260,12 @@ class RemoteRanks:
     def _leave(self, wire: FrameSocket) -> None:
         with self._lock:
             self._guests = {rank: guest for rank, guest in self._guests.items() if guest.wire is not wire}
+
+    def _leaves(self, rank: int) -> None:
+        """In the thread of its desk."""
+        assert self._group is not None
+        with self._lock:  # after the desk has arrived
+            self._group.leave(rank)
 
     def _ended(self, rank: int, wire: FrameSocket, why: str) -> None:
         """In the thread of its desk."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,21 +30,31 @@ log = logging.getLogger("mooncake.experts")
 AGAIN_S = 1.0
 """Between two tries to connect."""
 LOOK_S = 1.0
+LEAVE_S = 5.0
+"""A process that would like to end does so after this time without a message: the node has no work."""
 
 
 class RemoteWorker:
-    """`source`: the model on this host; None: the weights come from the node. `key`: of the cluster."""
+    """`source`: the model on this host; None: the weights come from the node. `key`: of the cluster. `may_leave` is
+    told when `leave` may be called, and when not any more."""
 
-    def __init__(self, address: tuple[str, int], source: ModelSource | None, key: ClusterKey | None) -> None:
-        self._address, self._source, self._key = address, source, key
+    def __init__(
+        self,
+        address: tuple[str, int],
+        source: ModelSource | None,
+        key: ClusterKey | None,
+        may_leave: Callable[[bool], None] = lambda now: None,
+    ) -> None:
+        self._address, self._source, self._key, self._may_leave = address, source, key, may_leave
+        self._leaving = False
         self._instance = secrets.token_hex(8)
         self._share: Share | None = None
         self._held: Welcome | None = None  # what the share was filled for
 
     def run(self) -> None:
-        """Until the node refuses this process: raises PeerRefused, and ModelError if it cannot load."""
+        """Until this process has left. Raises PeerRefused if the node refuses it, and ModelError if it cannot load."""
         said = ""
-        while True:
+        while not self._leaving:
             try:
                 self._serve()
             except PeerLost as error:
@@ -52,7 +63,12 @@ class RemoteWorker:
                     log.warning("%s; trying again every %g s", said, AGAIN_S)
             else:
                 said = ""
-            time.sleep(AGAIN_S)
+            if not self._leaving:
+                time.sleep(AGAIN_S)
+
+    def leave(self) -> None:
+        """End when the node does without this rank, which is an added one."""
+        self._leaving = True
 
     def _serve(self) -> None:
         """One connection, until it ends or there is no place."""
@@ -78,23 +94,33 @@ class RemoteWorker:
             wire.send({"ready": True})
             log.info("rank %d of the experts of the node at %s:%d", welcome.rank, *self._address)
             with Outpost(wire, welcome.plan.layout) as outpost:
+                self._may_leave(welcome.added)
                 self._answer(outpost, Work(outpost.desk, welcome.rank, {welcome.rank: share}))
-                log.warning("the connection to the node has ended: %s", outpost.ended)
+                log.warning("the connection to the node has ended: %s", outpost.ended or "the node has no work")
         except bodies.BodyError as error:
             raise PeerLost(f"the node does not speak as a rank expects: {error}") from None
         finally:
+            self._may_leave(False)
             wire.close()
 
     def _answer(self, outpost: Outpost, work: Work) -> None:
-        while outpost.ended is None:
+        """Until the connection has ended, or this process leaves."""
+        until, told = math.inf, False
+        while outpost.ended is None and time.monotonic() < until:
             if (message := outpost.desk.next_message(LOOK_S)) is not None:
                 work.do(message.head)
                 outpost.answered(message)
+            if not self._leaving or (told and message is None):
+                continue
+            until = time.monotonic() + LEAVE_S
+            if not told:
+                told = True
+                outpost.leave()
 
     def _filled(self, wire: FrameSocket, welcome: Welcome) -> Share:
-        """The share that `welcome` asks for; the one that is here if nothing has changed. Raises ModelError,
-        PeerLost."""
-        if self._share is not None and welcome == self._held:
+        """The share that `welcome` asks for; the one that is here if it is the same. Raises ModelError, PeerLost."""
+        if self._share is not None and self._held is not None and _content(welcome) == _content(self._held):
+            self._held = welcome
             return self._share
         self._share = self._held = None  # frees the memory of another one
         duty = welcome.duty
@@ -106,6 +132,11 @@ class RemoteWorker:
             _pull(wire, duty, share)
         self._share, self._held = share, welcome
         return share
+
+
+def _content(welcome: Welcome) -> tuple[object, ...]:
+    """What decides about the bytes of a share."""
+    return welcome.fingerprint, welcome.plan, welcome.duty.experts
 
 
 def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:

@@ -54,6 +54,11 @@ class Outpost:
         with suppress(PeerLost):
             self._wire.send({"a": message.number}, [self.desk.region.memory[begin : begin + nbytes]])
 
+    def leave(self) -> None:
+        """This process would like to end. It answers messages until `ended`."""
+        with suppress(PeerLost):
+            self._wire.send({"leave": True})
+
     def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
         """The memory of a message. Raises FrameError for anything else."""
         memory = self.desk.region.memory[PAGE:]
@@ -82,6 +87,8 @@ class Outpost:
     def _receive(self) -> None:
         try:
             for frame in self._wire.frames():
+                if "bye" in frame.header:
+                    raise PeerLost("the other side has let this one go")
                 head = self._head(frame.header)
                 if not frame.payload:  # nothing was placed, so nothing was checked
                     self._parts(frame.header, head, 0)

@@ -4,6 +4,8 @@
     {"m": number, "h": head} + the filled parts   ──>      writes them to its own desk, and rings its door
                               <──  {"a": number} + the rows of the answer
                               <──  {"b": true}             every 10 ms
+                              <──  {"leave": true}         it would like to end, and answers until
+    {"bye": true}                 ──>                      no message follows
 
 The message is written to memory of this process as for a rank on this host, and nobody else needs to know the
 difference: what arrives is put where a local process would have put it, and rings the same bell.
@@ -26,10 +28,18 @@ from net.transfer.common.memory import Region
 class RemoteDesk(Desk):
     """The asking end. Owns the connection, on which the other side has said that it is ready."""
 
-    def __init__(self, wire: FrameSocket, layout: Layout, bell: Region, ended: Callable[[str], None]) -> None:
-        """`ended(why)` is called once, in a thread of this desk, when the connection has ended; not after `close`."""
+    def __init__(
+        self,
+        wire: FrameSocket,
+        layout: Layout,
+        bell: Region,
+        ended: Callable[[str], None],
+        leaves: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Both are called in a thread of this desk. `ended(why)` once, when the connection has ended; not after
+        `close`. `leaves()` when the other side would like to end."""
         super().__init__(Region.private("desk of a rank elsewhere", desk_bytes(layout)), layout)
-        self._wire, self._bell, self._ended = wire, bell, ended
+        self._wire, self._bell, self._ended, self._leaves = wire, bell, ended, leaves
         self._rows = 0  # of the message that is open
         self._closing = False
         wire.trust(self._place, self.live)  # an answer of megabytes holds up the beats behind it
@@ -44,6 +54,10 @@ class RemoteDesk(Desk):
         parts = [memory[at : at + nbytes] for at, nbytes in self.layout.parts(rows, pairs)]
         with suppress(PeerLost):  # the thread that receives sees the end too
             self._wire.post({"m": self._asked, "h": list(head)}, parts)
+
+    def dismiss(self) -> None:
+        with suppress(PeerLost):
+            self._wire.post({"bye": True}, [])
 
     def close(self) -> None:
         self._closing = True
@@ -74,6 +88,8 @@ class RemoteDesk(Desk):
                     self.answered(self._asked, self._bell)
                 elif "b" in frame.header:
                     self.live()
+                elif "leave" in frame.header:
+                    self._leaves()
         except (PeerLost, PeerRefused, FrameError) as error:
             why = str(error)
         self._wire.end()

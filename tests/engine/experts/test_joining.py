@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -217,6 +218,44 @@ def test_those_that_say_nothing_keep_no_place_and_those_that_wait_do(door, monke
     waiting.close()
     wait_for(lambda: not made._guests)
     assert made._waiting._value == 2
+
+
+def test_ranks_that_may_be_added_get_processes_after_all_others():
+    """Also if a process asks for the added one, which it was."""
+    bell = new_bell("bell")
+    plan = replace(plan_of(1, 4, 2, 1, remote=1), ranks=3, remote=2, added=1)
+    config = Config(
+        model="m", host="127.0.0.1", expert_parallel_size=2, expert_remote_ranks=1, max_expert_parallel_size=3
+    )
+    source: Any = SimpleNamespace(fingerprint="a model")
+    made = RemoteRanks(config, source, {}, Duty(0, plan, first_placement(1, 4, 2, 4, 1, added=1)), bell)
+    try:
+        assert list(made.absent()) == [1]
+        wire: Any = SimpleNamespace(end=lambda: None)
+        found = [made._take_place(wire, Joining(VERSION, name, rank=2)) for name in ("a", "b", "c")]
+        assert found == [1, 2, None]
+        made._guests.clear()
+    finally:
+        made.close()
+        bell.close()
+
+
+def test_a_share_is_kept_if_the_same_experts_are_asked_for(monkeypatch):
+    """Other ranks may have come and gone since it was filled."""
+    filled: list[int] = []
+    monkeypatch.setattr(remote_worker, "fill", lambda duty, *given, **named: filled.append(duty.rank))
+    source: Any = SimpleNamespace(fingerprint="a model")
+    worker = RemoteWorker(("127.0.0.1", 1), source, None)
+    plan = replace(plan_of(2, 4, 2, 1, remote=1), ranks=4, remote=3, added=2)
+    placement = first_placement(2, 4, 2, 4, 1, added=2).with_rank(2, [(0, 1), (2, 3)])
+    wire: Any = None
+    share = worker._filled(wire, Welcome(2, "a model", plan, placement))
+    changed = placement.with_rank(3, [(0, 1), (2, 3)])
+    assert worker._filled(wire, Welcome(2, "a model", plan, changed)) is share
+    assert worker._filled(wire, Welcome(3, "a model", plan, changed)) is share
+    assert worker._held is not None and worker._held.rank == 3 and filled == [2]
+    other = placement.with_rank(2, [(0, 1), (3, 2)])
+    assert worker._filled(wire, Welcome(2, "a model", plan, other)) is not share
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")

@@ -133,6 +133,26 @@ def test_a_side_from_which_nothing_comes_is_given_up(ends):
     assert ended == ["nothing came for 1 s"]
 
 
+def test_a_side_that_would_like_to_end_answers_until_it_is_let_go(ends):
+    desk, outpost, bell, ended = ends(LAYOUT)
+    left: list[bool] = []
+    desk._leaves = lambda: left.append(True)
+    outpost.leave()
+    until(lambda: bool(left))
+    desk.ask(0, 0, 2, 4)
+    message = outpost.desk.next_message(30.0)
+    assert message is not None
+    outpost.answered(message)
+    assert await_answers([desk], bell, 30.0) == [True] and outpost.ended is None
+    desk.dismiss()
+    until(lambda: outpost.ended is not None)
+    assert outpost.ended == "the other side has let this one go"
+    outpost.__exit__()
+    until(lambda: bool(ended))
+    desk.dismiss()  # nobody is there: no error
+    assert left == [True]
+
+
 def test_bytes_that_are_no_answer_end_the_connection(ends):
     desk, outpost, _, ended = ends(LAYOUT)
     desk.ask(0, 0, 2, 4)
