@@ -110,15 +110,11 @@ def contradictions(config: Config) -> Iterator[str]:
                 f"--max-expert-parallel-size {config.max_expert_parallel_size} is less than --expert-parallel-size "
                 f"{config.expert_parallel_size}, the ranks that the node has at the least"
             )
-        for flag, given in (
-            ("--expert-remote-ranks", config.expert_remote_ranks > 0),
-            ("--max-expert-parallel-size", config.max_expert_parallel_size > config.expert_parallel_size),
-        ):
-            if given and config.expert_balance_steps:
-                yield (
-                    f"--expert-balance-steps {config.expert_balance_steps}: experts move between ranks of one host "
-                    f"only, not with {flag}; use one of the two"
-                )
+        if config.max_expert_parallel_size > config.expert_parallel_size and config.expert_balance_steps:
+            yield (
+                f"--expert-balance-steps {config.expert_balance_steps}: experts move between ranks that stay, not with "
+                "--max-expert-parallel-size; use one of the two"
+            )
     elif config.expert_remote_ranks or config.max_expert_parallel_size:
         name = "--expert-remote-ranks" if config.expert_remote_ranks else "--max-expert-parallel-size"
         yield f"{name} is about the ranks of --expert-parallel-size: give it too"

@@ -32,15 +32,18 @@ from torch import Tensor
 from engine.experts.added import further_copies
 from engine.experts.balance import Balance
 from engine.experts.collect import Collector
+from engine.experts.moves import Move
 from engine.experts.placement import Placement, Slots
 from engine.experts.plan import Plan
 from engine.experts.share import Share
-from engine.experts.work import COMMIT, COMPUTE, STAGE, Work
+from engine.experts.work import COMMIT, COMPUTE, STAGE, TAKE, Work
 from engine.model.experts.losses import WAIT, Losses
 from engine.model.experts.routing import Router
+from engine.model.model_error import ModelError
 from net.rounds import native
 from net.rounds.desk import Desk
 from net.rounds.layout import TYPES
+from net.rounds.remote_desk import RemoteDesk
 from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.experts")
@@ -61,7 +64,10 @@ class LossRule:
 
 class ExpertGroup:
     """`desks`: of all ranks; rank 0's own is private memory. `shares`: of the ranks of this host. `absent`: ranks that
-    have not been there yet, and why; what their desks are does not matter."""
+    have not been there yet, and why; what their desks are does not matter.
+
+    `read_expert(layer, expert)` is where moves find experts that no rank of this host has: lone_expert of loading.py.
+    """
 
     def __init__(
         self,
@@ -80,6 +86,7 @@ class ExpertGroup:
         self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
         self.num_masked = self.num_dropped = self.num_moved = 0
         self.balance: Balance | None = None
+        self.read_expert: Callable[[int, int], Share] = _nowhere
         self._plan, self._desks, self._shares, self._rule = plan, desks, shares, rule
         self._own = Work(desks[0], 0, shares)
         self._dead = dict(absent)
@@ -400,34 +407,61 @@ class ExpertGroup:
     # --- moves
 
     def _move(self, layer: int, placement: Placement) -> None:
-        """Copy experts to the ranks where `placement` has them; the placement counts from then on."""
-        before, after = self.placement.layers[layer], placement.layers[layer]
-        moves: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in range(self._plan.ranks)}
-        for rank, (old, new) in enumerate(zip(before, after, strict=True)):
-            for slot, expert in enumerate(new):
-                if old[slot] != expert:
-                    moves[rank].append((slot, *self.placement.holders(layer, expert)[0]))
-        moved = [rank for rank in moves if moves[rank]]
-        others = [rank for rank in moved if rank]
-        for rank in others:
-            Work(self._desks[rank], rank, self._shares).put_moves(moves[rank])
-            self._desks[rank].ask(STAGE, layer, len(moves[rank]), 0)
-        self._own.put_moves(moves[0])
-        self._own.stage(layer, len(moves[0]))
-        failed = self._collector.wait(self._desks_by_rank, others) if others else {}
-        for rank, why in failed.items():
-            self._mask(rank, why)
-        if failed:
+        """Bring experts to the ranks where `placement` has them; the placement counts from then on. If a rank is lost
+        before all have them, nothing has changed."""
+        move = Move.between(self.placement, placement, layer, self._plan.local)
+        try:
+            read = {expert: self.read_expert(layer, expert) for expert in move.unread}
+        except (ModelError, OSError) as error:
+            log.warning("experts of layer %d cannot move: %s", layer, error)
+            return
+        if self._lost(self._stage(move)) or self._lost(self._give(move, read)):
             self._shares[0].drop_staged()
             return
+        for rank, slot, expert in move.written:
+            self._shares[rank].take(layer, slot, read[expert])
+        others = [rank for rank in (*move.copied, *move.sent) if rank]
         for rank in others:
             self._desks[rank].ask(COMMIT, layer, 0, 0)
         self._shares[0].commit()
         self.placement = placement
-        for rank, why in (self._collector.wait(self._desks_by_rank, others) if others else {}).items():
-            self._mask(rank, why)
-        self.num_moved += sum(map(len, moves.values()))
+        self._lost(self._answered(others))
+        self.num_moved += move.count
         self._tabulate()
+
+    def _stage(self, move: Move) -> dict[int, str]:
+        """The ranks of this host copy what they get. Returns those that are lost, and why."""
+        others = [rank for rank in move.copied if rank]
+        for rank in others:
+            Work(self._desks[rank], rank, self._shares).put_moves(move.copied[rank])
+            self._desks[rank].ask(STAGE, move.layer, len(move.copied[rank]), 0)
+        own = move.copied.get(0, [])
+        self._own.put_moves(own)
+        self._own.stage(move.layer, len(own))
+        return self._answered(others)
+
+    def _give(self, move: Move, read: Mapping[int, Share]) -> dict[int, str]:
+        """The ranks elsewhere get theirs, one each at a time. Returns those that are lost, and why. `read`: from the
+        checkpoint."""
+        for turn in range(max(map(len, move.sent.values()), default=0)):
+            asked = [rank for rank, moves in move.sent.items() if turn < len(moves)]
+            for rank in asked:
+                slot, expert, there = move.sent[rank][turn]
+                source = (read[expert], 0, 0) if there is None else (self._shares[there[0]], move.layer, there[1])
+                desk = self._desks[rank]
+                assert isinstance(desk, RemoteDesk)
+                desk.give(source[0].bytes_of(*source[1:]), TAKE, move.layer, 0, 0, slot, expert, int(turn == 0))
+            if failed := self._answered(asked):
+                return failed
+        return {}
+
+    def _answered(self, ranks: list[int]) -> dict[int, str]:
+        return self._collector.wait(self._desks_by_rank, ranks) if ranks else {}
+
+    def _lost(self, failed: Mapping[int, str]) -> bool:
+        for rank, why in failed.items():
+            self._mask(rank, why)
+        return bool(failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +479,10 @@ class ExpertLayer:
         meanwhile = (lambda: None) if shared is None else (lambda: shared(x))
         summed, other = self.group.compute(self.layer, x, chosen, weights, meanwhile)
         return summed if other is None else summed + other
+
+
+def _nowhere(layer: int, expert: int) -> Share:
+    raise ModelError(f"there is no checkpoint to read expert {expert} from")
 
 
 def _isin(sent: Tensor, ranks: Sequence[int]) -> Tensor:

@@ -21,7 +21,7 @@ SILENCE_S = 10.0
 """A connection on which nothing comes for this long has ended: a rank beats every 10 ms, also while it has no work."""
 LOADING_S = 180.0
 """The same while a rank loads."""
-VERSION = f"{__version__}/2"
+VERSION = f"{__version__}/3"
 """The second number counts changes of what is said here and of the messages."""
 
 

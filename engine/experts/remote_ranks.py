@@ -26,9 +26,9 @@ from engine.config.flags import UsageError
 from engine.config.net_options import open_cluster_key
 from engine.experts.group import ExpertGroup
 from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, refusal
-from engine.experts.loading import weight_name
+from engine.experts.loading import lone_expert
 from engine.experts.plan import Duty
-from engine.experts.share import Share, kinds
+from engine.experts.share import Share
 from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.wire import Header
@@ -247,14 +247,10 @@ class RemoteRanks:
                 views = self._shares[rank].bytes_of(layer, there)
                 break
         else:
-            one = replace(duty.plan, layers=(duty.plan.layers[layer],), ranks=1, slots=1, remote=0)
-            share = Share(Region.private("an expert for another rank", one.share_bytes), one)
             try:
-                for kind in kinds(duty.plan):
-                    share.put(0, 0, kind, reader.read(weight_name(duty.plan, layer, expert, kind)))
+                views = lone_expert(duty.plan, reader, layer, expert).bytes_of(0, 0)
             except (ModelError, OSError) as error:
                 raise PeerLost(f"its weights cannot be read here: {error}") from None
-            views = share.bytes_of(0, 0)
         wire.send({"expert": [layer, slot]}, views)
 
     def _leave(self, wire: FrameSocket) -> None:

@@ -7,15 +7,16 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from engine.checkpoint.model_source import ModelSource
 from engine.experts.joining import SILENCE_S, VERSION, Joining, Welcome
 from engine.experts.loading import fill, telling
-from engine.experts.plan import Duty
+from engine.experts.plan import Duty, Plan
 from engine.experts.share import Share
-from engine.experts.work import Work
+from engine.experts.work import COMMIT, TAKE, Work
 from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.cluster_key import ClusterKey
@@ -49,7 +50,9 @@ class RemoteWorker:
         self._leaving = False
         self._instance = secrets.token_hex(8)
         self._share: Share | None = None
-        self._held: Welcome | None = None  # what the share was filled for
+        self._held: Welcome | None = None  # what the share is used for
+        self._experts: dict[tuple[int, int], int] = {}  # in the share, by layer and slot
+        self._staged: dict[tuple[int, int], int] = {}  # that it gets
 
     def run(self) -> None:
         """Until this process has left. Raises PeerRefused if the node refuses it, and ModelError if it cannot load."""
@@ -93,7 +96,8 @@ class RemoteWorker:
                 raise ModelError(str(error)) from error
             wire.send({"ready": True})
             log.info("rank %d of the experts of the node at %s:%d", welcome.rank, *self._address)
-            with Outpost(wire, welcome.plan.layout) as outpost:
+            take = partial(self._take, welcome.plan, share)
+            with Outpost(wire, welcome.plan.layout, take) as outpost:
                 self._may_leave(welcome.added)
                 self._answer(outpost, Work(outpost.desk, welcome.rank, {welcome.rank: share}))
                 log.warning("the connection to the node has ended: %s", outpost.ended or "the node has no work")
@@ -109,6 +113,7 @@ class RemoteWorker:
         while outpost.ended is None and time.monotonic() < until:
             if (message := outpost.desk.next_message(LOOK_S)) is not None:
                 work.do(message.head)
+                self._note(message.head)
                 outpost.answered(message)
             if not self._leaving or (told and message is None):
                 continue
@@ -119,24 +124,43 @@ class RemoteWorker:
 
     def _filled(self, wire: FrameSocket, welcome: Welcome) -> Share:
         """The share that `welcome` asks for; the one that is here if it is the same. Raises ModelError, PeerLost."""
-        if self._share is not None and self._held is not None and _content(welcome) == _content(self._held):
+        duty = welcome.duty
+        wanted = {(layer, slot): expert for layer, slot, expert in duty.experts}
+        held = self._held
+        known = held is not None and (held.fingerprint, held.plan) == (welcome.fingerprint, welcome.plan)
+        if self._share is not None and known and self._experts == wanted:
             self._held = welcome
             return self._share
         self._share = self._held = None  # frees the memory of another one
-        duty = welcome.duty
         share = Share(Region.private("experts", duty.plan.share_bytes), duty.plan)
         if self._source is not None:
             progress = telling(lambda: wire.send({"loading": True}))
             fill(duty, self._source, {duty.rank: share}, progress=progress)
         else:
             _pull(wire, duty, share)
-        self._share, self._held = share, welcome
+        self._share, self._held, self._experts = share, welcome, wanted
         return share
 
+    def _take(self, plan: Plan, share: Share, head: list[int], nbytes: int) -> Sequence[memoryview]:
+        """Memory for an expert that the node sends while it serves."""
+        kind, layer, _, _, slot, expert, first = [*head, 0, 0, 0][:7]
+        there = 0 <= layer < len(plan.layers) and 0 <= slot < plan.slots and 0 <= expert < plan.num_experts
+        if kind != TAKE or not there or nbytes != plan.expert_elements * plan.layout.item_bytes:
+            raise FrameError(f"{nbytes} bytes are no expert of this rank")
+        if first:
+            share.drop_staged()
+        return share.room(layer, slot)
 
-def _content(welcome: Welcome) -> tuple[object, ...]:
-    """What decides about the bytes of a share."""
-    return welcome.fingerprint, welcome.plan, welcome.duty.experts
+    def _note(self, head: list[int]) -> None:
+        """Which experts the share has."""
+        if head[0] == TAKE:
+            layer, slot, expert, first = head[1], *head[4:7]
+            if first:
+                self._staged.clear()
+            self._staged[layer, slot] = expert
+        elif head[0] == COMMIT:
+            self._experts |= self._staged
+            self._staged.clear()
 
 
 def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:

@@ -2,6 +2,7 @@
 
     asking side                                            answering side (outpost.py)
     {"m": number, "h": head} + the filled parts   ──>      writes them to its own desk, and rings its door
+       "x": bytes of what comes behind the parts           writes it to where Outpost's `take` says
                               <──  {"a": number} + the rows of the answer
                               <──  {"b": true}             every 10 ms
                               <──  {"leave": true}         it would like to end, and answers until
@@ -47,13 +48,18 @@ class RemoteDesk(Desk):
         self._thread.start()
 
     def ask(self, *head: int) -> None:
+        self.give((), *head)
+
+    def give(self, more: Sequence[memoryview], *head: int) -> None:
+        """As `ask`, with bytes that have no room in a message. They must not change until it has been answered."""
         super().ask(*head)
         rows, pairs = head[2:4]
         self._rows = rows
         memory = self.region.memory[PAGE:]
         parts = [memory[at : at + nbytes] for at, nbytes in self.layout.parts(rows, pairs)]
+        header = {"m": self._asked, "h": list(head)} | ({"x": sum(map(len, more))} if more else {})
         with suppress(PeerLost):  # the thread that receives sees the end too
-            self._wire.post({"m": self._asked, "h": list(head)}, parts)
+            self._wire.post(header, [*parts, *more])
 
     def dismiss(self) -> None:
         with suppress(PeerLost):

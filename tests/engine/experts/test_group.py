@@ -4,6 +4,7 @@ comes back."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
 from net.rounds.layout import Layout
 from net.rounds.silence import ANSWER_S
 from net.transfer.common.memory import Region
+from tests.engine.experts.test_ranks import OneMove
 
 LAYOUT = Layout(most_rows=8, hidden=16, top_k=1, dtype="float32")
 PLAN = Plan((0, 1), 2, 2, 1, hidden=16, expert_size=8, activation="silu", layout=LAYOUT)
@@ -159,6 +161,18 @@ def test_a_round_in_which_a_process_ended_is_no_measure_of_rounds(keep, new_desk
     assert collector.wait({1: desk}, [1], work=1) == {1: "its process has ended"}
     collector.silence.begin(0.0, {}, 1)
     assert collector.silence.answer_limit_s == ANSWER_S
+
+
+def test_experts_that_cannot_be_read_do_not_move(keep, new_desk, caplog):
+    """Rank 1 is elsewhere, and alone has an expert that rank 0 is to get."""
+    plan = replace(PLAN, remote=1)
+    own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
+    shares = {0: Share(keep(Region.private("share", plan.share_bytes)), plan)}
+    group = ExpertGroup(plan, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), LossRule(DROP), {})
+    group.balance = OneMove(0, PLACEMENT.with_layer(0, [(EXPERT_OF_1,), (EXPERT_OF_0,)]))
+    group.begin()
+    assert group.placement is PLACEMENT and group.num_moved == 0 and not group.masked
+    assert "experts of layer 0 cannot move: there is no checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

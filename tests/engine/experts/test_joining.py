@@ -21,12 +21,16 @@ from engine.experts.placement import first_placement
 from engine.experts.plan import Duty, Plan
 from engine.experts.remote_ranks import RemoteRanks
 from engine.experts.remote_worker import RemoteWorker
+from engine.experts.share import Share
+from engine.experts.work import COMMIT, TAKE
 from engine.model.model_error import ModelError
 from net import bodies
+from net.channel.wire import FrameError
 from net.errors import PeerLost
 from net.rounds.desk import new_bell
 from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import Layout
+from net.transfer.common.memory import Region
 from tests.engine.experts.test_ranks import wait_for
 
 LAYOUT = Layout(most_rows=8, hidden=16, top_k=2, dtype="float32")
@@ -255,7 +259,33 @@ def test_a_share_is_kept_if_the_same_experts_are_asked_for(monkeypatch):
     assert worker._filled(wire, Welcome(3, "a model", plan, changed)) is share
     assert worker._held is not None and worker._held.rank == 3 and filled == [2]
     other = placement.with_rank(2, [(0, 1), (3, 2)])
-    assert worker._filled(wire, Welcome(2, "a model", plan, other)) is not share
+    worker._note([TAKE, 1, 0, 0, 0, 1, 1, 0])  # of a move that ended before all had their experts
+    worker._note([TAKE, 1, 0, 0, 0, 3, 1, 0])
+    worker._note([TAKE, 1, 0, 0, 1, 2, 0, 0])
+    assert worker._filled(wire, Welcome(2, "a model", plan, placement)) is share
+    worker._note([COMMIT, 1, 0, 0, 1, 2, 0, 0])
+    assert worker._filled(wire, Welcome(2, "a model", plan, other)) is share and filled == [2]
+    assert worker._filled(wire, Welcome(2, "a model", plan, placement)) is not share and filled == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [
+        ([TAKE, 2, 0, 0, 0, 0, 1], 0),  # no such layer
+        ([TAKE, 0, 0, 0, 2, 0, 1], 0),  # no such slot
+        ([TAKE, 0, 0, 0, 0, 4, 1], 0),  # no such expert
+        ([TAKE, 0, 0, 0, -1, 0, 1], 0),
+        ([COMMIT, 0, 0, 0], 0),
+        ([TAKE, 0, 0, 0, 0, 0, 1], 1),  # a byte too many
+    ],
+)
+def test_bytes_that_are_no_expert_of_the_rank_are_refused(head, more):
+    plan = plan_of(2, 4, 2, 1, remote=1)
+    share = Share(Region.private("share", plan.share_bytes), plan)
+    worker, nbytes = RemoteWorker(("127.0.0.1", 1), None, None), 4 * plan.expert_elements
+    with pytest.raises(FrameError, match="are no expert of this rank"):
+        worker._take(plan, share, head, nbytes + more)
+    assert sum(map(len, worker._take(plan, share, [TAKE, 1, 0, 0, 1, 3, 1], nbytes))) == nbytes
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")

@@ -153,6 +153,43 @@ def test_a_side_that_would_like_to_end_answers_until_it_is_let_go(ends):
     assert left == [True]
 
 
+@pytest.mark.parametrize("ring", [None, RING], ids=["clear", "sealed"])
+def test_bytes_that_have_no_room_in_a_message_come_with_it(ends, ring):
+    desk, outpost, bell, ended = ends(LAYOUT, ring)
+    nbytes, got = LAYOUT.message_bytes + 12_345, list[tuple[list[int], bytearray]]()
+
+    def take(head: list[int], more: int) -> list[memoryview]:
+        got.append((head, bytearray(more)))
+        return [memoryview(got[-1][1])]
+
+    outpost._take = take
+    for rows in (0, 3):
+        more = os.urandom(nbytes)
+        desk.give([memoryview(more)[:100], memoryview(more)[100:]], 3, 0, rows, 2 * rows, 7)
+        message = outpost.desk.next_message(30.0)
+        assert message is not None and message.head[:5] == [3, 0, rows, 2 * rows, 7]
+        assert got[-1] == ([3, 0, rows, 2 * rows, 7], more)
+        outpost.answered(message)
+        assert await_answers([desk], bell, 30.0) == [True]
+    assert len(got) == 2 and not ended
+
+
+@pytest.mark.parametrize("more", [5, -5, "5", True])
+def test_bytes_that_nobody_takes_end_the_connection(ends, more):
+    desk, outpost, _, _ = ends(LAYOUT)
+    desk._wire.send({"m": 1, "h": [0, 0, 0, 0], "x": more}, [memoryview(bytes(5))])
+    until(lambda: outpost.ended is not None)
+    told = "5 bytes came that belong to no message" if more == 5 else f"{more} is no number of bytes"
+    assert outpost.ended == told
+
+
+def test_bytes_that_were_announced_and_did_not_come_end_the_connection(ends):
+    desk, outpost, _, _ = ends(LAYOUT)
+    desk._wire.send({"m": 1, "h": [0, 0, 0, 0], "x": 5})
+    until(lambda: outpost.ended is not None)
+    assert outpost.ended == "-5 bytes are no message of 0 bytes"
+
+
 def test_bytes_that_are_no_answer_end_the_connection(ends):
     desk, outpost, _, ended = ends(LAYOUT)
     desk.ask(0, 0, 2, 4)
