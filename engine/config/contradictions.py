@@ -105,13 +105,19 @@ def contradictions(config: Config) -> Iterator[str]:
                 f"--expert-remote-ranks {config.expert_remote_ranks}: the node itself is one of the "
                 f"--expert-parallel-size {config.expert_parallel_size} ranks; give fewer"
             )
-        if config.expert_remote_ranks and config.expert_balance_steps:
+        if 0 < config.max_expert_parallel_size < config.expert_parallel_size:
             yield (
-                f"--expert-balance-steps {config.expert_balance_steps}: experts move between ranks of one host only, "
-                "not with --expert-remote-ranks; use one of the two"
+                f"--max-expert-parallel-size {config.max_expert_parallel_size} is less than --expert-parallel-size "
+                f"{config.expert_parallel_size}, the ranks that the node has at the least"
             )
-    elif config.expert_remote_ranks:
-        yield "--expert-remote-ranks is about the ranks of --expert-parallel-size: give it too"
+        if config.max_expert_parallel_size > config.expert_parallel_size and config.expert_balance_steps:
+            yield (
+                f"--expert-balance-steps {config.expert_balance_steps}: experts move between ranks that stay, not with "
+                "--max-expert-parallel-size; use one of the two"
+            )
+    elif config.expert_remote_ranks or config.max_expert_parallel_size:
+        name = "--expert-remote-ranks" if config.expert_remote_ranks else "--max-expert-parallel-size"
+        yield f"{name} is about the ranks of --expert-parallel-size: give it too"
     elif config.expert_replicas > 1 or config.num_redundant_experts:
         yield "--expert-replicas and --num-redundant-experts are about the ranks of --expert-parallel-size: give it too"
     if config.weight_dtype not in ("auto", "wide"):

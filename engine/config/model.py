@@ -218,10 +218,20 @@ class ModelFields:
         least=0,
         most=63,
     )
+    max_expert_parallel_size: int = flag(
+        0,
+        "engine",
+        "number of ranks that share the experts at most: those beyond --expert-parallel-size are processes on other "
+        "hosts that join and leave while the node serves; 0 = no more",
+        unit="ranks",
+        least=0,
+        most=64,
+    )
     expert_port: int = flag(
         0,
         "engine",
-        "TCP port at which --expert-remote-ranks join; 0 = any free one, which the log shows",
+        "TCP port at which --expert-remote-ranks and those of --max-expert-parallel-size join; 0 = any free one, which "
+        "the log shows",
         unit="port",
         least=0,
         most=65535,

@@ -39,6 +39,6 @@ class Collector:
                 else:
                     continue
                 pending.remove(rank)
-        self.silence.end()
+        self.silence.end(whole=not given_up)
         self.waited_s += time.monotonic() - begun
         return given_up

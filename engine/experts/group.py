@@ -9,6 +9,9 @@ A rank that does not answer (collect.py) is masked: its pairs go to copies on ot
 without any copy are lost, and losses.py says what follows. Masked ranks come back between two steps: when a new process
 has their place, or the old one answers again.
 
+The last ranks of a plan may be added ones. They join and leave between two steps, and hold only further copies: nothing
+is lost with them, and one whose process has ended has left.
+
 The engine's thread calls everything except what "from other threads" below has: any thread may call that.
 """
 
@@ -26,17 +29,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.experts.added import further_copies
 from engine.experts.balance import Balance
 from engine.experts.collect import Collector
-from engine.experts.placement import Placement
+from engine.experts.moves import Move
+from engine.experts.placement import Placement, Slots
 from engine.experts.plan import Plan
 from engine.experts.share import Share
-from engine.experts.work import COMMIT, COMPUTE, STAGE, Work
+from engine.experts.work import COMMIT, COMPUTE, STAGE, TAKE, Work
 from engine.model.experts.losses import WAIT, Losses
 from engine.model.experts.routing import Router
+from engine.model.model_error import ModelError
 from net.rounds import native
 from net.rounds.desk import Desk
 from net.rounds.layout import TYPES
+from net.rounds.remote_desk import RemoteDesk
 from net.transfer.common.memory import Region
 
 log = logging.getLogger("mooncake.experts")
@@ -57,7 +64,10 @@ class LossRule:
 
 class ExpertGroup:
     """`desks`: of all ranks; rank 0's own is private memory. `shares`: of the ranks of this host. `absent`: ranks that
-    have not been there yet, and why; what their desks are does not matter."""
+    have not been there yet, and why; what their desks are does not matter.
+
+    `read_expert(layer, expert)` is where moves find experts that no rank of this host has: lone_expert of loading.py.
+    """
 
     def __init__(
         self,
@@ -70,24 +80,27 @@ class ExpertGroup:
         absent: Mapping[int, str],
     ) -> None:
         self.placement = placement
-        self.alive = set(range(plan.ranks)) - {*absent}
+        self.alive = {*placement.members} - {*absent}
         self.masked = dict(absent)  # why
         self.counts = torch.zeros(len(plan.layers), plan.num_experts, dtype=torch.int64)
         self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
         self.num_masked = self.num_dropped = self.num_moved = 0
         self.balance: Balance | None = None
+        self.read_expert: Callable[[int, int], Share] = _nowhere
         self._plan, self._desks, self._shares, self._rule = plan, desks, shares, rule
         self._own = Work(desks[0], 0, shares)
         self._dead = dict(absent)
         self._beats: dict[int, int] = {}  # of masked ranks, when they were masked
         self._until: dict[int, float] = {}  # of masked ranks: when `wait` gives them up
         self._arrivals: dict[int, Desk] = {}
-        self._lock = threading.Lock()  # of _dead and _arrivals
+        self._added: dict[int, list[Slots]] = {}  # experts of ranks that join or have joined
+        self._leaving: set[int] = set()
+        self._lock = threading.Lock()  # of _dead, _arrivals, _added and _leaving
         self._moving = threading.Lock()  # held while experts move
         self._collector = Collector(bell, self._dead)
         self._only: Tensor | None = None
         self._losses = Losses(rule.name)
-        self._lack: tuple[frozenset[int], Placement, float] = frozenset(), placement, 0.0
+        self._lack: tuple[set[int], set[int], Placement, float] = set(), set(), placement, 0.0
         self._turn = 0
         self._dispatch, self._tokens = _dispatch(plan, desks)
         self._tables: list[Tensor] = []
@@ -101,6 +114,7 @@ class ExpertGroup:
         with self._lock:
             self._dead[rank] = why
             self._arrivals.pop(rank, None)
+            self._leaving.discard(rank)
 
     def arrived(self, rank: int, desk: Desk) -> None:
         """A new process is ready to answer at `desk`, from the next step on."""
@@ -108,37 +122,58 @@ class ExpertGroup:
             self._arrivals[rank] = desk
 
     def restart_from(self, rank: int) -> tuple[Placement, tuple[int, ...]]:
-        """What a new process begins with, after `died(rank)`: where experts lie, and the other ranks here that have
-        theirs.
+        """What a new process begins with, after `died(rank)`, or as an added rank: where experts lie, and the other
+        ranks here that have theirs.
         Waits for the end of a move that is under way. No other move begins before the process has its place: what it
         reads in the shares of these ranks stays true."""
         with self._moving:
-            return self.placement, tuple(sorted(one for one in self.alive - {rank} if one < self._plan.local))
+            placement = self.placement if rank < self._plan.least else self._with_added(rank)
+            return placement, tuple(sorted(one for one in self.alive - {rank} if one < self._plan.local))
+
+    def _with_added(self, rank: int) -> Placement:
+        """One that was lost and comes back gets what it had, so that its process has nothing to load."""
+        with self._lock:
+            placement = self.placement
+            for other, slots in self._added.items():
+                placement = placement.with_rank(other, slots)
+            if rank not in self._added:
+                loads = [[count + 1 for count in of_layer] for of_layer in self.counts.tolist()]
+                self._added[rank] = [further_copies(placement, layer, of) for layer, of in enumerate(loads)]
+            return placement.with_rank(rank, self._added[rank])
+
+    def leave(self, rank: int) -> None:
+        """The process of a rank would like to end: the next step begins without it. Others than added ones stay."""
+        with self._lock:
+            if rank in self._added:
+                self._leaving.add(rank)
 
     def missing(self) -> dict[str, str]:
         """The ranks that the next step does without, and why."""
         masked = dict(self._dead) | dict(self.masked)
-        back = set(self._arrivals)
+        back = set(self._arrivals) | self._gone()
         return {str(rank): masked[rank] for rank in sorted(masked) if rank not in back and not self._answers(rank)}
 
     def lack(self) -> float:
         """Share of the ranks that the next step does without; 1 if experts are lost with them."""
-        missing = frozenset(map(int, self.missing()))
+        missing, gone = {*map(int, self.missing())}, self._gone()
         if not missing:
             return 0.0
-        known, placement, share = self._lack
-        if known != missing or placement is not self.placement:
-            placement, alive = self.placement, set(range(self._plan.ranks)) - missing
+        *known, placement, share = self._lack
+        if known != [missing, gone] or placement is not self.placement:
+            placement = self.placement
+            there = {*placement.members} - gone
+            alive = there - missing
             layers = range(len(placement.layers))
-            lost = any(row[0] < 0 for layer in layers for row in placement.table(layer, alive))
-            share = 1.0 if lost else len(missing) / self._plan.ranks
-            self._lack = missing, placement, share
+            lost = any(row[0] < 0 for layer in layers for row in placement.table(layer, alive, 1))
+            share = 1.0 if lost else len(missing) / len(there)
+            self._lack = missing, gone, placement, share
         return share
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
         return {
             "ranks": self._plan.ranks,
+            "width": len(self.placement.members),
             "masked": self.missing(),
             "times_masked": self.num_masked,
             "dropped_pairs": self.num_dropped,
@@ -192,7 +227,10 @@ class ExpertGroup:
         first: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """x [T, H], chosen and weights [T, k] -> the sum of the experts' results [T, H], and what `meanwhile` returned,
-        which runs while other ranks compute. `first`: row of the layer that x[0] is."""
+        which runs while other ranks compute. `first`: row of the layer that x[0] is. Raises ValueError for x of another
+        type than the messages have."""
+        if str(x.dtype) != f"torch.{self._plan.layout.dtype}":
+            raise ValueError(f"rows of {x.dtype} are not of {self._plan.layout.dtype}, as messages to the ranks are")
         most = self._plan.layout.most_rows
         if len(x) > most:
             parts = [
@@ -306,18 +344,28 @@ class ExpertGroup:
         """Unmask ranks with a new process, and those that live and have answered everything."""
         with self._lock:
             arrived, self._arrivals = self._arrivals, {}
+            leaving, self._leaving = self._leaving, set()
             for rank, desk in arrived.items():
                 self._desks[rank].close()
                 self._desks[rank] = desk
                 self._dispatch.desks[rank] = desk.message
                 self._dead.pop(rank, None)
+                if rank in self._added:
+                    self.placement = self.placement.with_rank(rank, self._added[rank])
+            for rank in leaving:
+                self._added.pop(rank)
         for rank in arrived:
             self._unmask(rank, "a new process has its place")
         for rank in list(self.masked):
             if self._answers(rank):
                 self._unmask(rank, "it answers again")
+        for rank in leaving:
+            self._part(rank, "it asked for that")
+            self._desks[rank].dismiss()
         for rank, why in dict(self._dead).items():
-            if rank in self.alive:
+            if rank in self.placement.members and rank >= self._plan.least:
+                self._part(rank, why)
+            elif rank in self.alive:
                 self._mask(rank, why)
 
     def _answers(self, rank: int) -> bool:
@@ -326,50 +374,94 @@ class ExpertGroup:
         return rank not in self._dead and beats is not None and desk.idle and desk.beats > beats + 1
 
     def _unmask(self, rank: int, why: str) -> None:
-        log.info("rank %d of the experts is back: %s", rank, why)
+        log.info("rank %d of the experts is here: %s", rank, why)
+        self._forget(rank)
+        self.alive.add(rank)
+        self._tabulate()
+
+    def _part(self, rank: int, why: str) -> None:
+        """An added rank is no longer there."""
+        log.info("rank %d of the experts has left: %s", rank, why)
+        self._forget(rank)
+        self.alive.discard(rank)
+        self.placement = self.placement.without(rank)
+        self._tabulate()
+
+    def _forget(self, rank: int) -> None:
         self._collector.silence.forget([rank])
         self.masked.pop(rank, None)
         self._beats.pop(rank, None)
         self._until.pop(rank, None)
-        self.alive.add(rank)
-        self._tabulate()
+
+    def _gone(self) -> set[int]:
+        """Added ranks whose processes have ended: the next step begins without them."""
+        return {rank for rank in dict(self._dead) if rank >= self._plan.least}
 
     def _tabulate(self) -> None:
         layers = range(len(self._plan.layers))
-        self._tables = [torch.tensor(self.placement.table(i, self.alive), dtype=torch.int32) for i in layers]
+        columns = self._plan.columns
+        tables = (self.placement.table(layer, self.alive, columns) for layer in layers)
+        self._tables = [torch.tensor(table, dtype=torch.int32) for table in tables]
         self._uncovered = [bool((table < 0).any()) for table in self._tables]
 
     # --- moves
 
     def _move(self, layer: int, placement: Placement) -> None:
-        """Copy experts to the ranks where `placement` has them; the placement counts from then on."""
-        before, after = self.placement.layers[layer], placement.layers[layer]
-        moves: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in range(self._plan.ranks)}
-        for rank, (old, new) in enumerate(zip(before, after, strict=True)):
-            for slot, expert in enumerate(new):
-                if old[slot] != expert:
-                    moves[rank].append((slot, *self.placement.holders(layer, expert)[0]))
-        moved = [rank for rank in moves if moves[rank]]
-        others = [rank for rank in moved if rank]
-        for rank in others:
-            Work(self._desks[rank], rank, self._shares).put_moves(moves[rank])
-            self._desks[rank].ask(STAGE, layer, len(moves[rank]), 0)
-        self._own.put_moves(moves[0])
-        self._own.stage(layer, len(moves[0]))
-        failed = self._collector.wait(self._desks_by_rank, others) if others else {}
-        for rank, why in failed.items():
-            self._mask(rank, why)
-        if failed:
+        """Bring experts to the ranks where `placement` has them; the placement counts from then on. If a rank is lost
+        before all have them, nothing has changed."""
+        move = Move.between(self.placement, placement, layer, self._plan.local)
+        try:
+            read = {expert: self.read_expert(layer, expert) for expert in move.unread}
+        except (ModelError, OSError) as error:
+            log.warning("experts of layer %d cannot move: %s", layer, error)
+            return
+        if self._lost(self._stage(move)) or self._lost(self._give(move, read)):
             self._shares[0].drop_staged()
             return
+        for rank, slot, expert in move.written:
+            self._shares[rank].take(layer, slot, read[expert])
+        others = [rank for rank in (*move.copied, *move.sent) if rank]
         for rank in others:
             self._desks[rank].ask(COMMIT, layer, 0, 0)
         self._shares[0].commit()
         self.placement = placement
-        for rank, why in (self._collector.wait(self._desks_by_rank, others) if others else {}).items():
-            self._mask(rank, why)
-        self.num_moved += sum(map(len, moves.values()))
+        self._lost(self._answered(others))
+        self.num_moved += move.count
         self._tabulate()
+
+    def _stage(self, move: Move) -> dict[int, str]:
+        """The ranks of this host copy what they get. Returns those that are lost, and why."""
+        others = [rank for rank in move.copied if rank]
+        for rank in others:
+            Work(self._desks[rank], rank, self._shares).put_moves(move.copied[rank])
+            self._desks[rank].ask(STAGE, move.layer, len(move.copied[rank]), 0)
+        own = move.copied.get(0, [])
+        self._own.put_moves(own)
+        self._own.stage(move.layer, len(own))
+        return self._answered(others)
+
+    def _give(self, move: Move, read: Mapping[int, Share]) -> dict[int, str]:
+        """The ranks elsewhere get theirs, one each at a time. Returns those that are lost, and why. `read`: from the
+        checkpoint."""
+        for turn in range(max(map(len, move.sent.values()), default=0)):
+            asked = [rank for rank, moves in move.sent.items() if turn < len(moves)]
+            for rank in asked:
+                slot, expert, there = move.sent[rank][turn]
+                source = (read[expert], 0, 0) if there is None else (self._shares[there[0]], move.layer, there[1])
+                desk = self._desks[rank]
+                assert isinstance(desk, RemoteDesk)
+                desk.give(source[0].bytes_of(*source[1:]), TAKE, move.layer, 0, 0, slot, expert, int(turn == 0))
+            if failed := self._answered(asked):
+                return failed
+        return {}
+
+    def _answered(self, ranks: list[int]) -> dict[int, str]:
+        return self._collector.wait(self._desks_by_rank, ranks) if ranks else {}
+
+    def _lost(self, failed: Mapping[int, str]) -> bool:
+        for rank, why in failed.items():
+            self._mask(rank, why)
+        return bool(failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +481,10 @@ class ExpertLayer:
         return summed if other is None else summed + other
 
 
+def _nowhere(layer: int, expert: int) -> Share:
+    raise ModelError(f"there is no checkpoint to read expert {expert} from")
+
+
 def _isin(sent: Tensor, ranks: Sequence[int]) -> Tensor:
     return torch.isin(sent, torch.tensor(ranks, dtype=sent.dtype))
 
@@ -399,7 +495,7 @@ def _dispatch(plan: Plan, desks: Sequence[Desk]) -> tuple[native.Dispatch, list[
     tokens = [torch.zeros(layout.most_rows, dtype=torch.int32) for _ in desks]
     for rank, (desk, memory) in enumerate(zip(desks, tokens, strict=True)):
         d.desks[rank], d.tokens[rank] = desk.message, memory.data_ptr()
-    d.hidden, d.top_k, d.columns = layout.hidden, layout.top_k, plan.ranks
+    d.hidden, d.top_k, d.columns = layout.hidden, layout.top_k, plan.columns
     d.slots, d.ranks = plan.slots, plan.ranks
     d.at_scales, d.at_pair_rows = layout.at_scales, layout.at_pair_rows
     d.at_pair_slots, d.at_pair_weights = layout.at_pair_slots, layout.at_pair_weights

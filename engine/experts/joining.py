@@ -4,9 +4,9 @@
     node -> rank   {"welcome": Welcome}, or {"refused": why, "again": whether to ask again}
     rank -> node   {"want": [layer, slot]} for each expert that it cannot read itself
     node -> rank   {"expert": [layer, slot]} + the weights: the parts of engine/experts/share.py
-    rank -> node   {"loading": true} from time to time; then {"ready": true}, or {"failed": why}
+    rank -> node   {"loading": true} now and then, while it progresses; at last {"ready": true}, or {"failed": why}
 
-Then messages and answers follow (net/rounds/remote_desk.py).
+Then messages and answers follow, and what the two say at the end (net/rounds/remote_desk.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SILENCE_S = 10.0
 """A connection on which nothing comes for this long has ended: a rank beats every 10 ms, also while it has no work."""
 LOADING_S = 180.0
 """The same while a rank loads."""
-VERSION = f"{__version__}/1"
+VERSION = f"{__version__}/3"
 """The second number counts changes of what is said here and of the messages."""
 
 
@@ -43,6 +43,11 @@ class Welcome:
     fingerprint: str
     plan: Plan
     placement: Placement
+
+    @property
+    def added(self) -> bool:
+        """Whether the node can do without this rank."""
+        return self.rank >= self.plan.least
 
     @property
     def duty(self) -> Duty:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,9 +15,12 @@ from engine.checkpoint.weights import Reader, open_weights, read_all, type_of
 from engine.config.config import Config
 from engine.experts.plan import Duty, Plan
 from engine.experts.share import Share, kinds
+from net.transfer.common.memory import Region
 
 LOADING = "loading"
 """What a rank says from time to time while it loads. Then it says None, or why it could not."""
+TELL_S = 1.0
+"""Between two of these signs, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,28 @@ def fill(
         dtype = getattr(torch, plan.layout.dtype)
         read_all(source, open_weights(source, dtype, cache), take, dtype, progress, wanted.__contains__)
     return copied
+
+
+def lone_expert(plan: Plan, reader: Reader, layer: int, expert: int) -> Share:
+    """A share with this expert and no other. Raises ModelError, OSError."""
+    one = replace(plan, layers=(plan.layers[layer],), ranks=1, slots=1, remote=0, added=0)
+    share = Share(Region.private("an expert for another rank", one.share_bytes), one)
+    for kind in kinds(plan):
+        share.put(0, 0, kind, reader.read(weight_name(plan, layer, expert, kind)))
+    return share
+
+
+def telling(tell: Callable[[], None]) -> Callable[..., None]:
+    """A `progress` that calls `tell` from time to time. A process that hangs says nothing."""
+    told = time.monotonic()
+
+    def progress(*read: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= TELL_S:
+            tell()
+            told = time.monotonic()
+
+    return progress
 
 
 def weight_name(plan: Plan, layer: int, expert: int, kind: str) -> str:

@@ -23,6 +23,7 @@ class Plan:
     activation: str
     layout: Layout
     remote: int = 0  # of the ranks, the last ones: on other hosts
+    added: int = 0  # of these, the last ones: they join and leave while the node serves
     gate_limit: float = 0.0  # of the activation "clamped"
     biased: bool = False  # the products of an expert have biases
 
@@ -30,6 +31,16 @@ class Plan:
     def local(self) -> int:
         """Ranks on the node's host: 0 and the next ones."""
         return self.ranks - self.remote
+
+    @property
+    def least(self) -> int:
+        """Ranks that the node is never without, but for losses."""
+        return self.ranks - self.added
+
+    @property
+    def columns(self) -> int:
+        """Of the table of copies (Placement.table), one for each token in turn: up to 4 copies get equal parts."""
+        return -(-self.ranks // 12) * 12
 
     @property
     def expert_elements(self) -> int:
@@ -63,12 +74,13 @@ class Duty:
 
 def plan_of(config: Config, model: ModelConfig) -> Plan:
     """For a resolved configuration and a model with experts."""
-    ranks = config.expert_parallel_size
+    least = config.expert_parallel_size
+    added = max(0, config.max_expert_parallel_size - least)
     return Plan(
         layers=tuple(layer for layer in range(model.num_layers) if model.has_experts(layer)),
         num_experts=model.num_experts,
-        ranks=ranks,
-        slots=copies_of(config, model) // ranks,
+        ranks=least + added,
+        slots=copies_of(config, model) // least,
         hidden=model.hidden_size,
         expert_size=model.expert_size,
         activation=model.activation,
@@ -79,18 +91,20 @@ def plan_of(config: Config, model: ModelConfig) -> Plan:
             dtype=config.dtype,
             codes=config.expert_dispatch_dtype.replace("auto", "none"),
         ),
-        remote=config.expert_remote_ranks,
+        remote=config.expert_remote_ranks + added,
+        added=added,
         gate_limit=model.gate_limit,
         biased=model.expert_biases,
     )
 
 
 def copies_of(config: Config, model: ModelConfig) -> int:
-    """Of all experts of a layer together."""
+    """Of all experts of a layer together, without those on ranks that are added."""
     return config.expert_replicas * model.num_experts + config.num_redundant_experts
 
 
 def first_of(config: Config, plan: Plan) -> Placement:
     """The placement at the start."""
-    copies = plan.slots * plan.ranks
-    return first_placement(len(plan.layers), plan.num_experts, plan.ranks, copies, config.expert_replicas)
+    copies = plan.slots * plan.least
+    sizes = len(plan.layers), plan.num_experts, plan.least
+    return first_placement(*sizes, copies, config.expert_replicas, plan.added)

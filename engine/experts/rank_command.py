@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from engine.checkpoint.model_source import describe
 from engine.model.model_error import ModelError
@@ -15,16 +16,18 @@ from engine.observe import logs
 from net.channel.cluster_key import ClusterKey, KeyFileError
 from net.errors import PeerRefused
 
+PORT_MAX = 65535
+
 
 def main(argv: Sequence[str]) -> int:
-    """Runs until a signal ends it. Exit code 2: the node refuses this process, or it cannot load."""
+    """Runs until a signal ends it. Exit code 0: it was an added rank and has left; 2: the node refuses this process, or
+    it cannot load."""
     args = flags().parse_args(argv)
     host, _, port = args.join.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= PORT_MAX:
         print(f"mooncake expert-rank: --join {args.join} is not HOST:PORT, which the node logs", file=sys.stderr)
         return 2
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # in the middle of a product too
+    _on_signals(signal.SIG_DFL)  # in the middle of a product too
     logs.configure(args.log_level, "text")
     try:
         key = None if args.cluster_key_file is None else ClusterKey(Path(args.cluster_key_file))
@@ -33,10 +36,25 @@ def main(argv: Sequence[str]) -> int:
         from engine.experts.remote_worker import RemoteWorker, limit_threads
 
         limit_threads(args.num_threads or len(os.sched_getaffinity(0)))
-        RemoteWorker((host.strip("[]"), int(port)), source, key).run()
+
+        def leave(number: int, frame: object) -> None:
+            _on_signals(signal.SIG_DFL)  # a second one ends at once
+            worker.leave()
+
+        def may_leave(now: bool) -> None:
+            _on_signals(leave if now else signal.SIG_DFL)
+
+        worker = RemoteWorker((host.strip("[]"), int(port)), source, key, may_leave)
+        worker.run()
+        return 0
     except (PeerRefused, ModelError, KeyFileError) as error:
         print(f"mooncake expert-rank: {error}", file=sys.stderr)
     return 2
+
+
+def _on_signals(action: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, action)
 
 
 def flags() -> argparse.ArgumentParser:
@@ -44,7 +62,7 @@ def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mooncake expert-rank",
         description="This process has a share of the experts of a node on another host, which was started with "
-        "--expert-remote-ranks. It joins again whenever the connection ends.",
+        "--expert-remote-ranks or --max-expert-parallel-size. It joins again whenever the connection ends.",
     )
     parser.add_argument("--join", required=True, help="where the node listens for ranks (it logs the address)")
     parser.add_argument("--model", help="the node's model on this host; without it, the weights come from the node")

@@ -2,6 +2,7 @@
 
 A process of another host (mooncake.py expert-rank) asks for a place. The first free rank is its own, or the one that it
 had. When its connection ends, the rank is lost like one whose process has ended; the next connection has the place.
+Ranks that may be added are free from the start; they are given away when all others have their processes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 
@@ -23,9 +26,9 @@ from engine.config.flags import UsageError
 from engine.config.net_options import open_cluster_key
 from engine.experts.group import ExpertGroup
 from engine.experts.joining import LOADING_S, SILENCE_S, Joining, Welcome, refusal
-from engine.experts.loading import weight_name
+from engine.experts.loading import lone_expert
 from engine.experts.plan import Duty
-from engine.experts.share import Share, kinds
+from engine.experts.share import Share
 from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.wire import Header
@@ -39,7 +42,11 @@ log = logging.getLogger("mooncake.experts")
 
 NOT_YET = "it has not joined yet"
 MOST_GUESTS = 16
-"""Connections that have not joined yet, at most."""
+"""Connections without a place, at most, besides one for each rank."""
+JOIN_S = 10.0
+"""A connection must have said within this time that it would like to join."""
+AGAIN_S = 0.1
+"""Between two tries to accept a connection, after an error."""
 
 
 @dataclass(slots=True)
@@ -49,6 +56,24 @@ class _Guest:
     instance: str
     wire: FrameSocket
     desk: RemoteDesk | None = None
+
+
+class _Waiting:
+    """One of the semaphore's places, which is given back once: by `release`, or at the end of the context."""
+
+    def __init__(self, semaphore: threading.Semaphore) -> None:
+        self._semaphore, self._held = semaphore, True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._semaphore.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 class RemoteRanks:
@@ -66,18 +91,19 @@ class RemoteRanks:
         self._lock = threading.Lock()  # of _guests
         self._guests: dict[int, _Guest] = {}
         self._closing = False
-        self._waiting = threading.Semaphore(MOST_GUESTS)
+        self._waiting = threading.Semaphore(MOST_GUESTS + first.plan.remote)
         try:
-            self._listener = socket.create_server((config.host, config.expert_port))
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            self._listener = socket.create_server((config.host, config.expert_port), family=family)
         except OSError as error:
             raise UsageError(
                 f"--expert-port {config.expert_port} on {config.host}: {error.strerror or error}; give another one, or "
                 "0 for any"
             ) from None
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        ranks = ", ".join(str(rank) for rank in range(first.plan.local, first.plan.ranks))
-        self.where = spelled(self.address)
-        log.info("ranks %s of the experts join by mooncake.py expert-rank --join %s", ranks, self.where)
+        plan, self.where = first.plan, spelled(self.address)
+        told = plan.remote - plan.added, plan.added, self.where
+        log.info("%d ranks of the experts, and up to %d more, join by mooncake.py expert-rank --join %s", *told)
         self._threads = [threading.Thread(target=self._accept, name="expert ranks", daemon=True)]
         self._threads[0].start()
 
@@ -88,7 +114,7 @@ class RemoteRanks:
 
     def absent(self) -> dict[int, str]:
         """The ranks of other hosts, all of which come after `begin`."""
-        return dict.fromkeys(range(self._first.plan.local, self._first.plan.ranks), NOT_YET)
+        return dict.fromkeys(range(self._first.plan.local, self._first.plan.least), NOT_YET)
 
     def state(self) -> dict[str, Any]:
         """For /debug/state."""
@@ -117,28 +143,34 @@ class RemoteRanks:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closing:
+                    return
+                log.warning("no rank of the experts can join: %s; trying again", error)
+                time.sleep(AGAIN_S)
+                continue
             if not self._waiting.acquire(blocking=False):
                 sock.close()
                 continue
             threading.Thread(target=self._receive, args=(sock,), name="expert rank joins", daemon=True).start()
 
     def _receive(self, sock: socket.socket) -> None:
+        with _Waiting(self._waiting) as waiting:
+            self._serve(sock, waiting)
+
+    def _serve(self, sock: socket.socket, waiting: _Waiting) -> None:
         try:
-            try:
-                peer = spelled(sock.getpeername())
-                ring = None if self._key is None else self._key.ring()
-                wire = FrameSocket.accepted(sock, ring, SILENCE_S)
-                joining = bodies.decode(Joining, wire.frame().header.get("join"))
-            finally:
-                self._waiting.release()
+            peer = spelled(sock.getpeername())
+            ring = None if self._key is None else self._key.ring()
+            wire = FrameSocket.accepted(sock, ring, SILENCE_S, JOIN_S)
+            joining = bodies.decode(Joining, wire.frame().header.get("join"))
+            wire.await_for(SILENCE_S)
         except (OSError, bodies.BodyError) as error:
             log.warning("a connection for a rank of the experts is refused: %s", error)
             sock.close()
             return
         try:
-            self._join(wire, joining, peer)
+            self._join(wire, joining, peer, waiting)
         except (PeerLost, PeerRefused, ModelError) as error:
             log.warning("the process at %s that joined the ranks of the experts is lost: %s", peer, error)
         finally:
@@ -146,7 +178,7 @@ class RemoteRanks:
                 self._leave(wire)
                 wire.close()
 
-    def _join(self, wire: FrameSocket, joining: Joining, peer: str) -> None:
+    def _join(self, wire: FrameSocket, joining: Joining, peer: str, waiting: _Waiting) -> None:
         if (reason := refusal(joining, self._source.fingerprint)) is not None:
             log.warning("%s cannot be a rank of the experts: %s", peer, reason)
             wire.send({"refused": reason})
@@ -156,6 +188,7 @@ class RemoteRanks:
         if rank is None:
             wire.send({"refused": "all ranks have their processes", "again": True})
             return
+        waiting.release()
         assert self._group is not None
         placement, living = self._group.restart_from(rank)
         duty = replace(self._first, rank=rank, placement=placement, living=living)
@@ -168,7 +201,8 @@ class RemoteRanks:
             guest = self._guests.get(rank)
             if guest is None or guest.wire is not wire or self._closing:
                 return
-            guest.desk = desk = RemoteDesk(wire, duty.plan.layout, self._bell, lambda why: self._ended(rank, wire, why))
+            told = partial(self._ended, rank, wire), partial(self._leaves, rank)
+            guest.desk = desk = RemoteDesk(wire, duty.plan.layout, self._bell, *told)
             log.info("rank %d of the experts is the process at %s", rank, peer)
             self._group.arrived(rank, desk)
 
@@ -183,6 +217,7 @@ class RemoteRanks:
             free = [rank for rank in range(plan.local, plan.ranks) if rank not in self._guests]
             if self._closing or not free:
                 return None
+            free = [rank for rank in free if rank < plan.least] or free
             rank = joining.rank if joining.rank in free else free[0]
             self._guests[rank] = _Guest(joining.instance, wire)
             return rank
@@ -212,19 +247,21 @@ class RemoteRanks:
                 views = self._shares[rank].bytes_of(layer, there)
                 break
         else:
-            one = replace(duty.plan, layers=(duty.plan.layers[layer],), ranks=1, slots=1, remote=0)
-            share = Share(Region.private("an expert for another rank", one.share_bytes), one)
             try:
-                for kind in kinds(duty.plan):
-                    share.put(0, 0, kind, reader.read(weight_name(duty.plan, layer, expert, kind)))
+                views = lone_expert(duty.plan, reader, layer, expert).bytes_of(0, 0)
             except (ModelError, OSError) as error:
                 raise PeerLost(f"its weights cannot be read here: {error}") from None
-            views = share.bytes_of(0, 0)
         wire.send({"expert": [layer, slot]}, views)
 
     def _leave(self, wire: FrameSocket) -> None:
         with self._lock:
             self._guests = {rank: guest for rank, guest in self._guests.items() if guest.wire is not wire}
+
+    def _leaves(self, rank: int) -> None:
+        """In the thread of its desk."""
+        assert self._group is not None
+        with self._lock:  # after the desk has arrived
+            self._group.leave(rank)
 
     def _ended(self, rank: int, wire: FrameSocket, why: str) -> None:
         """In the thread of its desk."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from engine.checkpoint.model_source import ModelSource
 from engine.experts.joining import SILENCE_S, VERSION, Joining, Welcome
-from engine.experts.loading import fill
-from engine.experts.plan import Duty
+from engine.experts.loading import fill, telling
+from engine.experts.plan import Duty, Plan
 from engine.experts.share import Share
-from engine.experts.work import Work
+from engine.experts.work import COMMIT, TAKE, Work
 from engine.model.model_error import ModelError
 from net import bodies
 from net.channel.cluster_key import ClusterKey
@@ -31,23 +31,33 @@ log = logging.getLogger("mooncake.experts")
 AGAIN_S = 1.0
 """Between two tries to connect."""
 LOOK_S = 1.0
-TELL_S = 1.0
-"""Between two signs that the loading goes on."""
+LEAVE_S = 5.0
+"""A process that would like to end does so after this time without a message: the node has no work."""
 
 
 class RemoteWorker:
-    """`source`: the model on this host; None: the weights come from the node. `key`: of the cluster."""
+    """`source`: the model on this host; None: the weights come from the node. `key`: of the cluster. `may_leave` is
+    told when `leave` may be called, and when not any more."""
 
-    def __init__(self, address: tuple[str, int], source: ModelSource | None, key: ClusterKey | None) -> None:
-        self._address, self._source, self._key = address, source, key
+    def __init__(
+        self,
+        address: tuple[str, int],
+        source: ModelSource | None,
+        key: ClusterKey | None,
+        may_leave: Callable[[bool], None] = lambda now: None,
+    ) -> None:
+        self._address, self._source, self._key, self._may_leave = address, source, key, may_leave
+        self._leaving = False
         self._instance = secrets.token_hex(8)
         self._share: Share | None = None
-        self._held: Welcome | None = None  # what the share was filled for
+        self._held: Welcome | None = None  # what the share is used for
+        self._experts: dict[tuple[int, int], int] = {}  # in the share, by layer and slot
+        self._staged: dict[tuple[int, int], int] = {}  # that it gets
 
     def run(self) -> None:
-        """Until the node refuses this process: raises PeerRefused, and ModelError if it cannot load."""
+        """Until this process has left. Raises PeerRefused if the node refuses it, and ModelError if it cannot load."""
         said = ""
-        while True:
+        while not self._leaving:
             try:
                 self._serve()
             except PeerLost as error:
@@ -56,7 +66,12 @@ class RemoteWorker:
                     log.warning("%s; trying again every %g s", said, AGAIN_S)
             else:
                 said = ""
-            time.sleep(AGAIN_S)
+            if not self._leaving:
+                time.sleep(AGAIN_S)
+
+    def leave(self) -> None:
+        """End when the node does without this rank, which is an added one."""
+        self._leaving = True
 
     def _serve(self) -> None:
         """One connection, until it ends or there is no place."""
@@ -66,6 +81,7 @@ class RemoteWorker:
             rank = -1 if self._held is None else self._held.rank
             wire.send({"join": bodies.encode(Joining(VERSION, self._instance, fingerprint, rank))})
             wire.await_for(0.0)  # the node may have to load first
+            wire.expect_long()  # a placement has a number for each copy of an expert
             answer = wire.frame().header
             if "refused" in answer:
                 if answer.get("again"):
@@ -73,42 +89,78 @@ class RemoteWorker:
                     return
                 raise PeerRefused(str(answer["refused"]))
             welcome = bodies.decode(Welcome, answer.get("welcome"))
-            with _telling(wire):
-                try:
-                    share = self._filled(wire, welcome)
-                except ModelError as error:
-                    wire.send({"failed": str(error)})
-                    raise
+            try:
+                share = self._filled(wire, welcome)
+            except (ModelError, ValueError) as error:
+                wire.send({"failed": str(error)})
+                raise ModelError(str(error)) from error
             wire.send({"ready": True})
             log.info("rank %d of the experts of the node at %s:%d", welcome.rank, *self._address)
-            with Outpost(wire, welcome.plan.layout) as outpost:
+            take = partial(self._take, welcome.plan, share)
+            with Outpost(wire, welcome.plan.layout, take) as outpost:
+                self._may_leave(welcome.added)
                 self._answer(outpost, Work(outpost.desk, welcome.rank, {welcome.rank: share}))
-                log.warning("the connection to the node has ended: %s", outpost.ended)
+                log.warning("the connection to the node has ended: %s", outpost.ended or "the node has no work")
         except bodies.BodyError as error:
             raise PeerLost(f"the node does not speak as a rank expects: {error}") from None
         finally:
+            self._may_leave(False)
             wire.close()
 
     def _answer(self, outpost: Outpost, work: Work) -> None:
-        while outpost.ended is None:
+        """Until the connection has ended, or this process leaves."""
+        until, told = math.inf, False
+        while outpost.ended is None and time.monotonic() < until:
             if (message := outpost.desk.next_message(LOOK_S)) is not None:
                 work.do(message.head)
+                self._note(message.head)
                 outpost.answered(message)
+            if not self._leaving or (told and message is None):
+                continue
+            until = time.monotonic() + LEAVE_S
+            if not told:
+                told = True
+                outpost.leave()
 
     def _filled(self, wire: FrameSocket, welcome: Welcome) -> Share:
-        """The share that `welcome` asks for; the one that is here if nothing has changed. Raises ModelError,
-        PeerLost."""
-        if self._share is not None and welcome == self._held:
+        """The share that `welcome` asks for; the one that is here if it is the same. Raises ModelError, PeerLost."""
+        duty = welcome.duty
+        wanted = {(layer, slot): expert for layer, slot, expert in duty.experts}
+        held = self._held
+        known = held is not None and (held.fingerprint, held.plan) == (welcome.fingerprint, welcome.plan)
+        if self._share is not None and known and self._experts == wanted:
+            self._held = welcome
             return self._share
         self._share = self._held = None  # frees the memory of another one
-        duty = welcome.duty
         share = Share(Region.private("experts", duty.plan.share_bytes), duty.plan)
         if self._source is not None:
-            fill(duty, self._source, {duty.rank: share})
+            progress = telling(lambda: wire.send({"loading": True}))
+            fill(duty, self._source, {duty.rank: share}, progress=progress)
         else:
             _pull(wire, duty, share)
-        self._share, self._held = share, welcome
+        self._share, self._held, self._experts = share, welcome, wanted
         return share
+
+    def _take(self, plan: Plan, share: Share, head: list[int], nbytes: int) -> Sequence[memoryview]:
+        """Memory for an expert that the node sends while it serves."""
+        kind, layer, _, _, slot, expert, first = [*head, 0, 0, 0][:7]
+        there = 0 <= layer < len(plan.layers) and 0 <= slot < plan.slots and 0 <= expert < plan.num_experts
+        if kind != TAKE or not there or nbytes != plan.expert_elements * plan.layout.item_bytes:
+            raise FrameError(f"{nbytes} bytes are no expert of this rank")
+        if first:
+            share.drop_staged()
+        return share.room(layer, slot)
+
+    def _note(self, head: list[int]) -> None:
+        """Which experts the share has."""
+        if head[0] == TAKE:
+            layer, slot, expert, first = head[1], *head[4:7]
+            if first:
+                self._staged.clear()
+            self._staged[layer, slot] = expert
+        elif head[0] == COMMIT:
+            self._experts |= self._staged
+            self._staged.clear()
 
 
 def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:
@@ -126,25 +178,6 @@ def _pull(wire: FrameSocket, duty: Duty, share: Share) -> None:
         wire.send({"want": [layer, slot]})
         if "expert" not in wire.frame().header:
             raise PeerLost("the node sent something else than an expert")
-
-
-@contextmanager
-def _telling(wire: FrameSocket) -> Iterator[None]:
-    """Inside, the node hears from time to time that this process loads."""
-    done = threading.Event()
-
-    def tell() -> None:
-        with suppress(PeerLost):
-            while not done.wait(TELL_S):
-                wire.send({"loading": True})
-
-    thread = threading.Thread(target=tell, name="telling", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def limit_threads(count: int) -> None:

@@ -63,8 +63,18 @@ class Share:
         """The memory of an expert's weights: the parts of the share, in order."""
         return [_bytes(part[layer, slot]) for part in self._parts]
 
+    def take(self, layer: int, slot: int, lone: Share) -> None:
+        """The expert of a share that has one."""
+        for ours, theirs in zip(self._parts, lone._parts, strict=True):
+            ours[layer, slot].copy_(theirs[0, 0])
+
+    def room(self, layer: int, slot: int) -> list[memoryview]:
+        """Memory for the parts of an expert, to be used from `commit` on."""
+        self._staged[layer, slot] = [torch.empty_like(part[layer, slot]) for part in self._parts]
+        return [_bytes(part) for part in self._staged[layer, slot]]
+
     def stage(self, layer: int, slot: int, other: Share, other_slot: int) -> None:
-        """The same, to be used from `commit` on."""
+        """As `copy`, to be used from `commit` on."""
         self._staged[layer, slot] = [part[layer, other_slot].clone() for part in other._parts]
 
     def commit(self) -> None:

@@ -1,7 +1,8 @@
-"""The work of a message: products of experts, or the copy of an expert from another rank.
+"""The work of a message: products of experts, or an expert from another rank.
 
 COMPUTE  layer, rows, pairs    answer[row] = sum over the row's pairs of  weight * expert(slot, x[row]), in float32
 STAGE    layer, moves          read experts from other ranks: (slot, rank, slot there) of each, in the rows' place
+TAKE     layer, 0, 0, slot, expert, whether it is the first of a move: the expert came with the message
 COMMIT                         use them
 """
 
@@ -17,7 +18,7 @@ from net.rounds import native
 from net.rounds.desk import Desk
 from net.rounds.layout import PAGE, TYPES
 
-COMPUTE, STAGE, COMMIT = 0, 1, 2
+COMPUTE, STAGE, COMMIT, TAKE = 0, 1, 2, 3
 
 
 class Work:
@@ -51,7 +52,7 @@ class Work:
             self.compute(layer, first, second)
         elif kind == STAGE:
             self.stage(layer, first)
-        else:
+        elif kind == COMMIT:
             self._share.commit()
 
     def compute(self, layer: int, rows: int, pairs: int, given: tuple[Tensor, Tensor] | None = None) -> None:

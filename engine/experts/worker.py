@@ -11,13 +11,12 @@ import select
 import signal
 import sys
 import threading
-import time
 from multiprocessing.connection import Connection
 
 import torch
 
 from engine.core.priority import step_back
-from engine.experts.loading import LOADING, Start, fill
+from engine.experts.loading import LOADING, Start, fill, telling
 from engine.experts.share import Share
 from engine.experts.work import Work
 from engine.model.model_error import ModelError
@@ -26,8 +25,6 @@ from net.rounds.desk import Desk, Heart, desk_bytes
 from net.transfer.common.memory import Region
 
 LOOK_S = 5.0
-TELL_S = 1.0
-"""Between two signs that the loading goes on."""
 
 
 def main(descriptor: int) -> int:
@@ -36,14 +33,6 @@ def main(descriptor: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_with, args=(descriptor,), daemon=True).start()
     link = Connection(descriptor)
-    told = time.monotonic()
-
-    def progress(*read: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TELL_S:
-            link.send(LOADING)
-            told = time.monotonic()
-
     try:
         start: Start = link.recv()
         config, duty, plan = start.config, start.duty, start.duty.plan
@@ -56,7 +45,7 @@ def main(descriptor: int) -> int:
         desk = Desk(Region.attach("desk", start.desk, desk_bytes(plan.layout)), plan.layout)
         bell = Region.attach("bell", start.bell, os.fstat(start.bell).st_size)
         try:
-            fill(duty, start.source, shares, progress=progress)
+            fill(duty, start.source, shares, progress=telling(lambda: link.send(LOADING)))
         except (ModelError, ValueError) as error:
             link.send(str(error))
             return 1

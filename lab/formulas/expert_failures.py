@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lab.formulas.roofs import decode_batch, decode_share
 from lab.simulator.models.step_models import StepModel
 
 
@@ -28,29 +29,16 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Requests with a mean context and mean answer in tokens, and the limit between two tokens."""
+    """Requests with a mean context and mean answer in tokens, and the limit between two tokens in seconds."""
 
-    context: float
+    context: int
     answer: float
     tbt_s: float
 
 
-def batch_of(model: StepModel, wanted: Decoding) -> int:
-    """The most requests that fit into the memory and whose steps take at most the limit; 0 if not even one does."""
-    low, high = 0, int(min(model.max_batch, model.kv_tokens // max(1, model.held_tokens(round(wanted.context)))))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if model.decode_s(middle, round(middle * wanted.context)) <= wanted.tbt_s:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def tokens_s(model: StepModel, wanted: Decoding) -> float:
     """Tokens of answers per second of a node that is full all the time."""
-    batch = batch_of(model, wanted)
-    return batch / model.decode_s(batch, round(batch * wanted.context)) if batch else 0.0
+    return 1 / decode_share(model, wanted.context, wanted.tbt_s)  # 1 / infinity = 0
 
 
 def goodput(whole: StepModel, less: StepModel | None, ranks: int, failures: Failures, wanted: Decoding) -> float:
@@ -59,5 +47,5 @@ def goodput(whole: StepModel, less: StepModel | None, ranks: int, failures: Fail
     per_s = well * ranks / failures.between_s  # failures
     full = tokens_s(whole, wanted)
     if less is None:
-        return max(0.0, well * full - per_s * batch_of(whole, wanted) * wanted.answer / 2)
+        return max(0.0, well * full - per_s * decode_batch(whole, wanted.context, wanted.tbt_s) * wanted.answer / 2)
     return max(0.0, well * full + (1 - well) * tokens_s(less, wanted) - per_s * failures.pause_s * full)

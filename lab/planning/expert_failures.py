@@ -19,7 +19,8 @@ from rich.table import Table
 
 from lab.bench.common.results import Row, write_result
 from lab.flag_types import above_zero, positive
-from lab.formulas.expert_failures import Decoding, Failures, batch_of, goodput, tokens_s
+from lab.formulas.expert_failures import Decoding, Failures, goodput, tokens_s
+from lab.formulas.roofs import decode_batch
 from lab.geometry.architecture import Weights
 from lab.geometry.find import architecture
 from lab.simulator.geometry_flags import add_expert_flags, add_geometry_flags, expert_ranks, step_model
@@ -52,6 +53,7 @@ def parser() -> ArgumentParser:
 def back_s(args: Namespace, weights: Weights, given: ExpertRanks) -> float:
     """Until a new process of a rank answers: its start, and the load of its share."""
     share = given.copies * weights.experts * weights.expert_bytes / given.ranks
+    share += (weights.shared + weights.embedding) * weights.shared_bytes  # whole on each rank
     return float(args.start_s + share / (1e9 * args.load_gbyte_s))
 
 
@@ -67,7 +69,7 @@ def rows_of(args: Namespace) -> list[Row]:
         less = _model(args, replace(given, masked=1)) if copies > 1 else None
         case = f"copies={copies}"
         rows.append(Row(case, "no failures", "tokens/s", tokens_s(whole, wanted)))
-        rows.append(Row(case, "batch", "", float(batch_of(whole, wanted))))
+        rows.append(Row(case, "batch", "", float(decode_batch(whole, wanted.context, wanted.tbt_s))))
         for hours in args.between_hours:
             failures = Failures(HOUR_S * hours, back_s(args, weights, given))
             found = goodput(whole, less, given.ranks, failures, wanted)

@@ -222,6 +222,7 @@ def of_experts(state: Callable[[], Mapping[str, Any]]) -> list[Watched]:
     return [
         Watched(gauge, "mooncake:expert_rank_masked", "1 while steps do without the experts of this rank", ("rank",),
                 masked),
+        Watched(gauge, "mooncake:expert_ranks", "Ranks that share the experts now", (), one("width")),
         Watched(counter, "mooncake:expert_pairs", "(token, expert) pairs that each rank was asked for", ("rank",),
                 each("pairs_by_rank")),
         Watched(counter, "mooncake:expert_choices", "Choices of an expert by its number, over all layers", ("expert",),

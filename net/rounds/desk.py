@@ -53,6 +53,9 @@ class Desk:
         self._asked += 1
         self._short.mr_ask(self.address, self._asked)
 
+    def dismiss(self) -> None:
+        """The process that answers may end: no message follows."""
+
     @property
     def idle(self) -> bool:
         """Whether every message has its answer."""

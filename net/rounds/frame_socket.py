@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Self
@@ -17,6 +18,7 @@ from typing import Self
 from net.channel.keyring import Keyring
 from net.channel.sealed_stream import SealedStream
 from net.channel.wire import (
+    HEADER_MAX,
     STAGING_MIN,
     Buffer,
     Decoder,
@@ -34,7 +36,9 @@ from net.errors import PeerLost, PeerRefused
 TIMEVAL = struct.Struct("ll")
 BUFFERS_MAX = 1024  # of one sendmsg, IOV_MAX of Linux
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
-HELLO_MAX = 64 << 10  # bytes of a header, until `trust`
+TOO_LATE = "the other side did not say in time who it is"
+LEAST_WAIT_S = 0.001  # 0 would be without end
+HELLO_MAX = 64 << 10  # bytes of a header, until `expect_long`
 
 
 class FrameSocket:
@@ -49,6 +53,7 @@ class FrameSocket:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._progressed: Callable[[], None] = lambda: None
         self._sock, self._seal, self._silence_s = sock, seal, silence_s
+        self._until: float | None = None  # by the monotonic clock: when the other side must have said who it is
         self._decoder = Decoder(_nothing, HELLO_MAX, STAGING_MIN)
         self._early: list[Frame] = []  # came together with one that was asked for
         self._turn = threading.Condition()
@@ -66,14 +71,21 @@ class FrameSocket:
         return cls._greeted(sock, None if ring is None else SealedStream(ring, True, os.urandom(32)), silence_s)
 
     @classmethod
-    def accepted(cls, sock: socket.socket, ring: Keyring | None, silence_s: float) -> Self:
-        """Raises PeerLost, PeerRefused if the other side has other keys; it has been told."""
-        return cls._greeted(sock, None if ring is None else SealedStream(ring, False, os.urandom(32)), silence_s)
+    def accepted(
+        cls, sock: socket.socket, ring: Keyring | None, silence_s: float, hello_s: float | None = None
+    ) -> Self:
+        """`hello_s`: receiving ends after this long, however much comes, until `await_for`. Raises PeerLost,
+        PeerRefused if the other side has other keys; it has been told."""
+        seal = None if ring is None else SealedStream(ring, False, os.urandom(32))
+        return cls._greeted(sock, seal, silence_s, None if hello_s is None else time.monotonic() + hello_s)
 
     @classmethod
-    def _greeted(cls, sock: socket.socket, seal: SealedStream | None, silence_s: float) -> Self:
+    def _greeted(
+        cls, sock: socket.socket, seal: SealedStream | None, silence_s: float, until: float | None = None
+    ) -> Self:
         try:
             made = cls(sock, seal, silence_s)
+            made._until = until
             if seal is not None:
                 made._exchange(seal)
         except (OSError, FrameError) as error:
@@ -98,12 +110,17 @@ class FrameSocket:
         """The other side has been accepted: `place` gives the memory for payloads, and headers may be long.
         `progressed` is called whenever bytes have come."""
         self._progressed = progressed
-        self._decoder.place, self._decoder.header_max = place, HELLO_MAX << 8
+        self._decoder.place = place
+        self.expect_long()
         self._decoder.widen()
+
+    def expect_long(self) -> None:
+        """Headers may be long from now on: of a side that we asked. Payloads wait for `trust`."""
+        self._decoder.header_max = HEADER_MAX
 
     def await_for(self, silence_s: float) -> None:
         """From now on, receiving ends when nothing comes for this long; 0 = only with the connection."""
-        self._silence_s = silence_s
+        self._silence_s, self._until = silence_s, None
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(silence_s))
 
     def frames(self) -> Iterator[Frame]:
@@ -123,10 +140,12 @@ class FrameSocket:
     def _take(self) -> Iterator[Frame]:
         seal, decoder = self._seal, self._decoder
         buffer = decoder.buffer() if seal is None else seal.buffer()
+        if self._until is not None:
+            self._limit_hello(self._until)
         try:
             nbytes = self._sock.recv_into(buffer)
         except BlockingIOError:
-            raise PeerLost(f"nothing came for {self._silence_s:g} s") from None
+            raise PeerLost(TOO_LATE if self._until is not None else f"nothing came for {self._silence_s:g} s") from None
         except OSError as error:
             raise PeerLost(f"the connection broke: {error}") from None
         if not nbytes:
@@ -140,6 +159,13 @@ class FrameSocket:
             raise PeerRefused(str(error)) from None
         except FrameError as error:
             raise PeerLost(str(error)) from None
+
+    def _limit_hello(self, until: float) -> None:
+        """The next read ends at this time. Raises PeerLost after it."""
+        left = until - time.monotonic()
+        if left <= LEAST_WAIT_S:
+            raise PeerLost(TOO_LATE)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(min(left, self._silence_s)))
 
     # --- sending, in any thread
 

@@ -146,6 +146,7 @@ static inline __attribute__((always_inline)) void sum_typed(
     }
 }
 
+// `into` is `type` or FLOAT32: ExpertGroup.compute refuses rows of other types.
 static void sum_rows(
     const float *base, const uint8_t *const *from, int64_t terms, uint8_t *out, int64_t count, int type, int into,
     int stream) {

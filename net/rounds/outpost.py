@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -14,15 +14,22 @@ from net.rounds.frame_socket import FrameSocket
 from net.rounds.layout import PAGE, Layout
 from net.transfer.common.memory import Region
 
+Take = Callable[[list[int], int], Sequence[memoryview]]
+
+
+def _nothing(head: list[int], nbytes: int) -> Sequence[memoryview]:
+    raise FrameError(f"{nbytes} bytes came that belong to no message")
+
 
 class Outpost:
     """A context manager: inside, messages arrive at `desk` and beats leave. `ended` says why that is over."""
 
-    def __init__(self, wire: FrameSocket, layout: Layout) -> None:
-        """`wire`: nothing but messages comes on it from now on."""
+    def __init__(self, wire: FrameSocket, layout: Layout, take: Take = _nothing) -> None:
+        """`wire`: nothing but messages comes on it from now on. `take(head, nbytes)`: memory for bytes that come with a
+        message and have no room in it, called before the message arrives; raises FrameError for what cannot be."""
         self.desk = Desk(Region.private("desk", desk_bytes(layout)), layout)
         self.ended: str | None = None
-        self._wire, self._bell = wire, new_bell("bell")
+        self._wire, self._bell, self._take = wire, new_bell("bell"), take
         self._number = 0  # of the last message
         self._stop = threading.Event()
         self._threads = [
@@ -54,16 +61,30 @@ class Outpost:
         with suppress(PeerLost):
             self._wire.send({"a": message.number}, [self.desk.region.memory[begin : begin + nbytes]])
 
+    def leave(self) -> None:
+        """This process would like to end. It answers messages until `ended`."""
+        with suppress(PeerLost):
+            self._wire.send({"leave": True})
+
     def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
         """The memory of a message. Raises FrameError for anything else."""
-        head = self._head(header)
+        memory, head, more = self.desk.region.memory[PAGE:], self._head(header), header.get("x", 0)
+        if type(more) is not int or more < 0:
+            raise FrameError(f"{more} is no number of bytes")
+        parts = [memory[at : at + size] for at, size in self._parts(header, head, nbytes - more)]
+        return [*parts, *self._take(head, more)] if more else parts
+
+    def _parts(self, header: Header, head: list[int], nbytes: int) -> list[tuple[int, int]]:
+        """What the next message fills. Raises FrameError if this one of `nbytes` bytes is not the next."""
         if header["m"] != self._number + 1 or not self.desk.idle:
             raise FrameError(f"message {header['m']} came before message {self._number} was answered")
-        memory = self.desk.region.memory[PAGE:]
         try:
-            return [memory[at : at + size] for at, size in self.desk.layout.parts(head[2], head[3])]
+            parts = self.desk.layout.parts(head[2], head[3])
         except ValueError as error:
             raise FrameError(str(error)) from None
+        if (filled := sum(size for _, size in parts)) != nbytes:
+            raise FrameError(f"{nbytes} bytes are no message of {filled} bytes")
+        return parts
 
     @staticmethod
     def _head(header: Header) -> list[int]:
@@ -76,7 +97,11 @@ class Outpost:
     def _receive(self) -> None:
         try:
             for frame in self._wire.frames():
+                if "bye" in frame.header:
+                    raise PeerLost("the other side has let this one go")
                 head = self._head(frame.header)
+                if not frame.payload:  # nothing was placed, so nothing was checked
+                    self._place(frame.header, 0)
                 self._number += 1
                 self.desk.ask(*head)
         except (PeerLost, PeerRefused, FrameError) as error:

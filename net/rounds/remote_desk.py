@@ -2,8 +2,11 @@
 
     asking side                                            answering side (outpost.py)
     {"m": number, "h": head} + the filled parts   ──>      writes them to its own desk, and rings its door
+       "x": bytes of what comes behind the parts           writes it to where Outpost's `take` says
                               <──  {"a": number} + the rows of the answer
                               <──  {"b": true}             every 10 ms
+                              <──  {"leave": true}         it would like to end, and answers until
+    {"bye": true}                 ──>                      no message follows
 
 The message is written to memory of this process as for a rank on this host, and nobody else needs to know the
 difference: what arrives is put where a local process would have put it, and rings the same bell.
@@ -26,10 +29,18 @@ from net.transfer.common.memory import Region
 class RemoteDesk(Desk):
     """The asking end. Owns the connection, on which the other side has said that it is ready."""
 
-    def __init__(self, wire: FrameSocket, layout: Layout, bell: Region, ended: Callable[[str], None]) -> None:
-        """`ended(why)` is called once, in a thread of this desk, when the connection has ended; not after `close`."""
+    def __init__(
+        self,
+        wire: FrameSocket,
+        layout: Layout,
+        bell: Region,
+        ended: Callable[[str], None],
+        leaves: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Both are called in a thread of this desk. `ended(why)` once, when the connection has ended; not after
+        `close`. `leaves()` when the other side would like to end."""
         super().__init__(Region.private("desk of a rank elsewhere", desk_bytes(layout)), layout)
-        self._wire, self._bell, self._ended = wire, bell, ended
+        self._wire, self._bell, self._ended, self._leaves = wire, bell, ended, leaves
         self._rows = 0  # of the message that is open
         self._closing = False
         wire.trust(self._place, self.live)  # an answer of megabytes holds up the beats behind it
@@ -37,13 +48,22 @@ class RemoteDesk(Desk):
         self._thread.start()
 
     def ask(self, *head: int) -> None:
+        self.give((), *head)
+
+    def give(self, more: Sequence[memoryview], *head: int) -> None:
+        """As `ask`, with bytes that have no room in a message. They must not change until it has been answered."""
         super().ask(*head)
         rows, pairs = head[2:4]
         self._rows = rows
         memory = self.region.memory[PAGE:]
         parts = [memory[at : at + nbytes] for at, nbytes in self.layout.parts(rows, pairs)]
+        header = {"m": self._asked, "h": list(head)} | ({"x": sum(map(len, more))} if more else {})
         with suppress(PeerLost):  # the thread that receives sees the end too
-            self._wire.post({"m": self._asked, "h": list(head)}, parts)
+            self._wire.post(header, [*parts, *more])
+
+    def dismiss(self) -> None:
+        with suppress(PeerLost):
+            self._wire.post({"bye": True}, [])
 
     def close(self) -> None:
         self._closing = True
@@ -55,19 +75,28 @@ class RemoteDesk(Desk):
 
     def _place(self, header: Header, nbytes: int) -> Sequence[memoryview]:
         """The memory of an answer. Raises FrameError for anything else."""
-        if header.get("a") != self._asked or nbytes != self.layout.answer_part(self._rows):
-            raise FrameError(f"{nbytes} bytes are no answer to message {self._asked}")
+        self._check(header, nbytes)
         begin = PAGE + self.layout.message_bytes
         return [self.region.memory[begin : begin + nbytes]]
+
+    def _check(self, header: Header, nbytes: int) -> None:
+        """Raises FrameError if this is not the answer to the open message."""
+        fits = header.get("a") == self._asked and nbytes == self.layout.answer_part(self._rows)
+        if not fits or self.idle:
+            raise FrameError(f"{nbytes} bytes are no answer to message {self._asked}")
 
     def _receive(self) -> None:
         try:
             for frame in self._wire.frames():
                 if "a" in frame.header:
+                    if not frame.payload:  # nothing was placed, so nothing was checked
+                        self._check(frame.header, 0)
                     self.answered(self._asked, self._bell)
                 elif "b" in frame.header:
                     self.live()
-        except (PeerLost, PeerRefused) as error:
+                elif "leave" in frame.header:
+                    self._leaves()
+        except (PeerLost, PeerRefused, FrameError) as error:
             why = str(error)
         self._wire.end()
         if not self._closing:

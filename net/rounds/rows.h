@@ -43,12 +43,17 @@ static void narrow(const float *from, void *to, int64_t count, int type) {
         for (int64_t i = 0; i < count; i++) ((uint16_t *)to)[i] = to_bfloat16(from[i]);
 }
 
+// The largest |x|; NaN or infinity if one is among them. Bits without the sign are in the order of the sizes.
 static float largest_of(const float *x, int64_t count) {
-    float largest = 0;
+    uint32_t most = 0;
     for (int64_t i = 0; i < count; i++) {
-        float size = x[i] < 0 ? -x[i] : x[i];
-        largest = size > largest ? size : largest;
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
     }
+    float largest;
+    memcpy(&largest, &most, 4);
     return largest;
 }
 
@@ -76,9 +81,13 @@ static inline float from_e4m3(uint8_t code) {
 }
 
 // Codes c with x = s c, the largest |c| being 127 or, of E4M3, 448; rounded to nearest. Returns s; a row of zeros has
-// s = 0.
+// s = 0. Of a row with NaN or infinity s is NaN, and so are all elements that are read from it.
 static float to_codes(const float *x, uint8_t *codes, int64_t count, int coded) {
     const float most = coded == INT8 ? 127 : 448, largest = largest_of(x, count), inverse = largest > 0 ? most / largest : 0;
+    if (!(largest <= 0x1.fffffep127f)) {
+        memset(codes, 0, count);
+        return __builtin_nanf("");
+    }
     if (coded == INT8) {
         for (int64_t i = 0; i < count; i++) {
             float scaled = x[i] * inverse;

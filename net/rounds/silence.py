@@ -46,7 +46,6 @@ class Silence:
         self._rounds: dict[int, float] = {}  # the longest lately, by the bits of its size; 0: of unknown size
         self._round = 0.0  # the one under way
         self._size = 0  # its bits
-        self._whole = True  # no rank was given up in it
         self.answer_limit_s = ANSWER_S
         """Seconds without an answer after which a rank that beats is given up, in the round under way."""
 
@@ -54,7 +53,7 @@ class Silence:
         """A round waits for these ranks, with their beats so far. `work`: in any unit, of the rank that has most of it;
         0 = not known."""
         self._ranks = {rank: _Rank(count) for rank, count in beats.items()}
-        self._looked, self._round, self._size, self._whole = now, 0.0, work.bit_length(), True
+        self._looked, self._round, self._size = now, 0.0, work.bit_length()
         longest = self._expected_s()
         least = LEAST_ANSWER_S if longest is not None and work else ANSWER_S
         self.answer_limit_s = max(least, ANSWERS * (longest or 0.0))
@@ -75,14 +74,13 @@ class Silence:
                 one.beats, one.silent_s = count, 0.0
             if one.silent_s > self.limit_s(rank) or one.waits_s > self.answer_limit_s:
                 late.append(rank)
-        self._whole = self._whole and not late
         return late
 
-    def end(self) -> None:
-        """The round has ended for all ranks that are left."""
+    def end(self, whole: bool) -> None:
+        """The round has ended for all ranks that are left. `whole`: no rank was given up in it, for whatever reason."""
         fade = 0.5 ** (self._round / HALF_LIFE_S)
         self._rounds = {size: longest * fade for size, longest in self._rounds.items()}
-        if self._whole:
+        if whole:
             self._rounds[self._size] = max(self._rounds.get(self._size, 0.0), self._round)
         self._ranks = {}
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -126,6 +127,53 @@ def test_a_node_waits_for_ranks_of_other_hosts(start: Start, moe, expected, tmp_
         for process in others:
             process.kill()
             process.wait()
+
+
+def test_a_rank_joins_and_leaves_under_load(start: Start, moe):
+    """A process on another host makes the group wider, and narrower when it ends; requests under way go on."""
+    port, ids = free_port(), list(range(100, 231))
+    flags = ["--expert-parallel-size", "2", "--max-expert-parallel-size", "3", "--expert-port", str(port)]
+    command = [sys.executable, str(ROOT / "mooncake.py"), "expert-rank", "--join", f"127.0.0.1:{port}"]
+    with start("mixed=1", *moe, *flags) as cluster:
+        url = cluster.nodes[0].url
+
+        def answer() -> str:
+            return complete(url, ids, 60, ignore_eos=True)["choices"][0]["text"]
+
+        def experts() -> dict:
+            return get(f"{url}/debug/state")["engine"]["experts"]
+
+        calm, found, stop = answer(), list[str](), threading.Event()
+        assert experts()["width"] == 2 and get(f"{url}/health") == {"status": "ok"}
+
+        def load() -> None:
+            while not stop.is_set():
+                found.append(answer())
+
+        threads = [threading.Thread(target=load) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        process = subprocess.Popen([*command, "--num-threads", "1"])
+        try:
+            soon(lambda: experts()["width"] == 3, 60)
+            here = len(found)
+            soon(lambda: len(found) >= here + 4, 60)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            soon(lambda: experts()["width"] == 2)
+            gone = len(found)
+            soon(lambda: len(found) >= gone + 4, 60)
+        finally:
+            stop.set()
+            process.kill()
+            process.wait()
+            for thread in threads:
+                thread.join()
+        assert set(found) == {calm}
+        state = experts()
+        assert state["pairs_by_rank"][2] > 0 and state["times_masked"] == 0 and state["masked"] == {}
+        assert "mooncake:expert_ranks{" in urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+        settled(cluster)
 
 
 def test_without_copies_a_request_fails_with_the_name_of_the_rank(start: Start, moe, expected):

@@ -2,13 +2,17 @@
 
 Attention is data parallel and experts are expert parallel over W ranks, one GPU each, as DeepSeek and Kimi serve them:
 
+    shared weights    whole on each rank, which also reads all of them: W times the memory and the bytes of a step
     products, reads   those of experts x imbalance: the busiest rank holds up the others (load by mean load)
     dispatch          a token goes once to each other rank that has one of its k experts: (W - 1) (1 - (1 - 1/W)^k) of
                       them, if routing is even; a row of one byte per element goes there, one of two comes back, in
                       every layer with experts; all ranks send at once, at `link_bytes_s` each, the busiest one longest.
                       Not hidden behind products: an upper bound
-    copies            C of each expert: C times the memory of the experts, so less KV
-    masked            M ranks are lost: W - M do all of the work, with the KV of W - M
+    copies            C of each expert: C times the memory of the experts, so less KV. The tokens of an expert spread
+                      over its copies: a copy is used with 1/C of the probability, and is read when it is used. A
+                      large batch reads C times the bytes
+    masked            M ranks are lost: W - M do all of the work, with the KV of W - M. They read what they hold: of
+                      each expert C (W - M) / W copies, on average
 
 Without copies a node that lost a rank does not serve (lab/formulas/expert_failures.py).
 """
@@ -60,8 +64,8 @@ def with_ranks(model: StepModel, weights: Weights, memory_bytes: float, given: E
     if not weights.experts:
         raise ValueError(f"{model.name} has no experts: leave out --expert-ranks")
     share = (given.ranks - given.masked) / given.ranks
-    rest = weights.nbytes - weights.experts * weights.expert_bytes
-    held = rest + given.copies * weights.experts * weights.expert_bytes  # a share is on each rank, masked or not
+    every = given.ranks * (weights.shared + weights.embedding) * weights.shared_bytes  # whole on each rank
+    held = every + given.copies * weights.experts * weights.expert_bytes  # masked ranks hold their part too
     room = share * (memory_bytes - held)
     if room <= 0:
         raise ValueError(
@@ -73,14 +77,18 @@ def with_ranks(model: StepModel, weights: Weights, memory_bytes: float, given: E
     way = dispatch_s(weights, given)
     a0, a1, a2 = model.prefill
     w, p, d0, d1, k = model.decode
-    read = (w + model.expert_s * (given.imbalance - 1)) / share
+    living = max(1.0, given.copies * share)  # of each expert: those that a step may use
+    expert_s = living * model.expert_s * given.imbalance / share
+    # Each rank reads all shared weights with its own memory, however many others there are.
+    read = given.ranks * (w - model.expert_s) + expert_s
     return replace(
         model,
         name=f"{model.name}, {given.copies} copies of experts on {given.ranks - given.masked} of {given.ranks} ranks",
         prefill=(a0, a1 * busier + way, a2 / share),
         # The way is no part of p, of which the read of weights hides what is shorter.
         decode=(read, p * busier, d0, d1 / share + way, k / share),
-        expert_s=model.expert_s * given.imbalance / share,
+        expert_s=expert_s,
+        expert_share=model.expert_share / living,
         kv_tokens=int(0.9 * room / model.token_bytes),
         nic_bytes_s=model.nic_bytes_s * share,
     )

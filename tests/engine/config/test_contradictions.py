@@ -61,13 +61,18 @@ ALWAYS = [
     ("--weight-dtype int8 --expert-parallel-size 2", "--weight-dtype int8 does not work with --expert-parallel-size"),
     ("--expert-replicas 2", "give it too"),
     ("--expert-remote-ranks 1", "give it too"),
+    ("--max-expert-parallel-size 4", "--max-expert-parallel-size is about the ranks of --expert-parallel-size"),
+    (
+        "--expert-parallel-size 3 --max-expert-parallel-size 2",
+        "--max-expert-parallel-size 2 is less than --expert-parallel-size 3",
+    ),
+    (
+        "--expert-parallel-size 2 --max-expert-parallel-size 4 --expert-balance-steps 5",
+        "experts move between ranks that stay, not with --max-expert-parallel-size",
+    ),
     (
         "--expert-parallel-size 2 --expert-remote-ranks 2",
         "the node itself is one of the --expert-parallel-size 2 ranks",
-    ),
-    (
-        "--expert-parallel-size 2 --expert-remote-ranks 1 --expert-balance-steps 5",
-        "experts move between ranks of one host only, not with --expert-remote-ranks",
     ),
     ("--num-redundant-experts 2", "give it too"),
     ("--weight-dtype int8 --weights-from-store", "--weight-dtype int8 does not work with --weights-from-store"),

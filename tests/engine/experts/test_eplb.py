@@ -73,9 +73,9 @@ def test_a_move_keeps_what_stays(layer, data):
 
 def test_the_table_names_living_copies():
     placement = Placement(3, (((0, 1), (1, 2)),))
-    assert placement.table(0, {0, 1}) == [[0, 0], [1, 2], [3, 3]]
-    assert placement.table(0, {1}) == [[-1, -1], [2, 2], [3, 3]]
-    assert placement.table(0, ()) == [[-1, -1]] * 3
+    assert placement.table(0, {0, 1}, 2) == [[0, 0], [1, 2], [3, 3]]
+    assert placement.table(0, {1}, 2) == [[-1, -1], [2, 2], [3, 3]]
+    assert placement.table(0, (), 2) == [[-1, -1]] * 3
 
 
 def test_imbalance_is_the_busiest_rank_by_the_mean():

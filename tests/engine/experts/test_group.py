@@ -4,10 +4,12 @@ comes back."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from engine.experts.collect import Collector
 from engine.experts.group import POLL_S, ExpertGroup, LossRule
 from engine.experts.placement import Placement
 from engine.experts.plan import Plan
@@ -15,7 +17,9 @@ from engine.experts.share import Share
 from engine.model.experts.losses import DROP, FAIL, WAIT
 from net.rounds.desk import Desk, desk_bytes, new_bell, new_region
 from net.rounds.layout import Layout
+from net.rounds.silence import ANSWER_S
 from net.transfer.common.memory import Region
+from tests.engine.experts.test_ranks import OneMove
 
 LAYOUT = Layout(most_rows=8, hidden=16, top_k=1, dtype="float32")
 PLAN = Plan((0, 1), 2, 2, 1, hidden=16, expert_size=8, activation="silu", layout=LAYOUT)
@@ -148,3 +152,32 @@ def test_a_process_that_ended_before_the_next_step_gets_no_place(group_of, new_d
     group.arrived(1, new_desk())
     group.begin()
     assert not group.masked and group.alive == {0, 1}
+
+
+def test_a_round_in_which_a_process_ended_is_no_measure_of_rounds(keep, new_desk):
+    """Otherwise the moment until its end was noticed would bound the answers of all others."""
+    collector, desk = Collector(keep(new_bell("bell")), {1: "its process has ended"}), new_desk()
+    desk.ask(0, 0, 1, 1)
+    assert collector.wait({1: desk}, [1], work=1) == {1: "its process has ended"}
+    collector.silence.begin(0.0, {}, 1)
+    assert collector.silence.answer_limit_s == ANSWER_S
+
+
+def test_experts_that_cannot_be_read_do_not_move(keep, new_desk, caplog):
+    """Rank 1 is elsewhere, and alone has an expert that rank 0 is to get."""
+    plan = replace(PLAN, remote=1)
+    own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
+    shares = {0: Share(keep(Region.private("share", plan.share_bytes)), plan)}
+    group = ExpertGroup(plan, PLACEMENT, [own, new_desk()], shares, keep(new_bell("bell")), LossRule(DROP), {})
+    group.balance = OneMove(0, PLACEMENT.with_layer(0, [(EXPERT_OF_1,), (EXPERT_OF_0,)]))
+    group.begin()
+    assert group.placement is PLACEMENT and group.num_moved == 0 and not group.masked
+    assert "experts of layer 0 cannot move: there is no checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_rows_of_another_type_are_refused(group_of, dtype):
+    """They would be read and written as elements of another size."""
+    group = group_of(LossRule(DROP))
+    with pytest.raises(ValueError, match=r"are not of float32"):
+        group.compute(0, torch.zeros(2, 16, dtype=dtype), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), dict)

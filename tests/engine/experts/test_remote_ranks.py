@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +19,10 @@ import torch
 
 from engine.config.flags import UsageError
 from engine.experts import joining
-from tests.engine.experts.test_ranks import Ranks, all_logits, expected, ranks, saved, wait_for
+from engine.experts.moves import Move
+from engine.experts.placement import imbalance
+from net.channel.wire import MAGIC, PREFIX, SEALED_MAGIC, VERSION
+from tests.engine.experts.test_ranks import OneMove, Ranks, all_logits, expected, ranks, saved, wait_for
 from tests.engine.model.test_model import TOLERANCE
 
 __all__ = ["saved"]
@@ -117,6 +120,77 @@ def test_a_stopped_rank_is_masked_and_continues(saved):
         same(made, path)
 
 
+def test_experts_move_to_and_from_ranks_elsewhere(saved):
+    """Ranks 0 and 1 are here, 2 and 3 elsewhere, one with the checkpoint. All swap experts with each other, and one
+    process that lost its connection has kept what it got."""
+    path = saved("qwen3moe")
+    flags: dict[str, Any] = {"expert_parallel_size": 4, "expert_remote_ranks": 2, "num_redundant_experts": 2}
+    with ranks(path, **flags) as made, joins(port_of(made), "--model", str(path)), joins(port_of(made)):
+        all_here(made)
+        same(made, path)
+        group = made.group
+        before = group.placement
+        rng, moved = random.Random(7), 0
+        for number in range(4):
+            layer = number % len(before.layers)
+            slots = [list(one) for one in group.placement.layers[layer]]
+            kept = [list(one) for one in slots]
+            while kept == slots or any(len({*one}) < len(one) for one in slots):
+                flat = [expert for one in kept for expert in one]
+                rng.shuffle(flat)
+                slots = [flat[i : i + 2] for i in range(0, len(flat), 2)]
+            after = group.placement.with_layer(layer, group.placement.after(layer, slots))
+            moved += Move.between(group.placement, after, layer, 2).count
+            group.balance = OneMove(layer, after)
+            group.begin()
+            assert group.placement is after and not group.masked
+            same(made, path)
+        assert group.num_moved == moved and group.num_masked == 0
+        assert made.processes.remote is not None
+        for guest in list(made.processes.remote._guests.values()):
+            guest.wire.end()
+        wait_for(lambda: len(made.processes.missing()) == 2)
+        made.until(lambda state: not state["masked"])
+        same(made, path)
+
+
+def test_loads_are_balanced_with_a_rank_elsewhere(saved):
+    path = saved("qwen3moe")
+    flags: dict[str, Any] = {"expert_remote_ranks": 1, "num_redundant_experts": 2, "expert_balance_steps": 2}
+    with ranks(path, **flags) as made, joins(port_of(made)):
+        all_here(made)
+        loads = [900, 5, 5, 800, 5, 5]
+        made.group.counts[:] = torch.tensor(loads)
+        before = made.group.placement
+        same(made, path)
+        made.group.begin()  # looks at the last layer
+        made.group.balance = None
+        assert made.group.num_moved > 0 and not made.group.masked
+        for layer in made.group.placement.layers:
+            assert imbalance(layer, loads) < imbalance(before.layers[0], loads)
+        same(made, path)
+
+
+def test_a_rank_elsewhere_that_is_lost_in_a_move_changes_nothing(saved, monkeypatch):
+    path = saved("mixtral")
+    with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made, joins(port_of(made)) as process:
+        all_here(made)
+        group, placement = made.group, made.group.placement
+        changed = [placement.layers[0][0], tuple(reversed(placement.layers[0][1]))]
+        group.balance = OneMove(0, placement.with_layer(0, changed))
+        process.send_signal(signal.SIGSTOP)
+        group.begin()
+        assert group.placement == placement and group.num_moved == 0 and list(group.masked) == [1]
+        same(made, path)
+        process.send_signal(signal.SIGCONT)
+        made.until(lambda state: not state["masked"])
+        same(made, path)
+        group.balance = OneMove(0, placement.with_layer(0, changed))
+        group.begin()
+        assert group.placement.layers[0] == tuple(changed) and not group.masked
+        same(made, path)
+
+
 class Way:
     """Carries bytes between a rank and the node; a cut holds them back silently, as a network does that drops all."""
 
@@ -126,6 +200,7 @@ class Way:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
         self._socks: list[socket.socket] = []
+        self.carried: list[bytearray] = []  # of each direction of each connection
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -138,8 +213,11 @@ class Way:
                     threading.Thread(target=self._carry, args=pair, daemon=True).start()
 
     def _carry(self, begin: socket.socket, end: socket.socket) -> None:
+        carried = bytearray()
+        self.carried.append(carried)
         with suppress(OSError):
             while data := begin.recv(1 << 16):
+                carried += data
                 self.open.wait()
                 end.sendall(data)
         with suppress(OSError):
@@ -206,16 +284,31 @@ def refused(port: int, *flags: str) -> str:
         return told.strip().splitlines()[-1]
 
 
-def test_with_a_cluster_key_all_is_sealed_and_others_are_refused(saved, keys):
+PLAIN = PREFIX.pack(MAGIC, VERSION, 0, 0)[:8]
+"""How every frame begins that is not sealed."""
+SAID = b'{"join":', b'{"welcome":', b'{"ready":', b'{"m":1,', b'{"a":1}'
+
+
+def test_with_a_cluster_key_all_is_sealed_and_others_are_refused(saved, keys, way_to):
     path = saved("mixtral")
     with ranks(path, expert_remote_ranks=1, cluster_key_file=keys[0]) as made:
         port = port_of(made)
         assert "one of the two nodes has a cluster key and the other has none" in refused(port)
         assert "no cluster key in common" in refused(port, "--cluster-key-file", keys[1])
-        with joins(port, "--cluster-key-file", keys[0]):
+        way = way_to(port)
+        with joins(way.address[1], "--cluster-key-file", keys[0]):
             all_here(made)
             same(made, path)
             assert made.group.pairs[1] > 0
+        assert all(data.startswith(SEALED_MAGIC) for data in way.carried) and len(way.carried) >= 2
+        assert not any(text in data for data in way.carried for text in (PLAIN, *SAID))
+    with ranks(path, expert_remote_ranks=1) as made:
+        way = way_to(port_of(made))
+        with joins(way.address[1]):
+            all_here(made)
+            same(made, path)
+        assert all(data.startswith(PLAIN) for data in way.carried)
+        assert all(any(text in data for data in way.carried) for text in SAID)
     with ranks(path, expert_remote_ranks=1) as made:
         told = refused(port_of(made), "--cluster-key-file", keys[0])
         assert "one of the two nodes has a cluster key and the other has none" in told
@@ -233,7 +326,8 @@ def test_a_rank_too_many_waits_for_a_place(saved):
     with ranks(path, expert_remote_ranks=1, expert_replicas=2) as made, joins(port_of(made)) as first:
         all_here(made)
         with joins(port_of(made)) as second:
-            time.sleep(3)
+            assert second.stderr is not None
+            assert any("the node has no place for another rank" in line for line in second.stderr)
             assert second.poll() is None
             os.kill(first.pid, signal.SIGKILL)
             wait_for(lambda: bool(made.processes.missing()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -39,18 +39,21 @@ class Rank:
     work: Work
     state: str = "runs"  # or: dead, stopped, hangs
     answers_at: float | None = None
-    messages: list[int] = field(default_factory=list)
 
 
 class World:
     """The clock, the ranks, and what rank 0 sees of them."""
 
-    def __init__(self, seed: int, keep: Callable[[Region], Region], replicas: int, rule: str) -> None:
+    def __init__(self, seed: int, keep: Callable[[Region], Region], replicas: int, rule: str, added: int) -> None:
         self.rng, self.now, self._keep = random.Random(seed), 100.0, keep
         copies = replicas * EXPERTS
-        self.plan = Plan((0, 1), EXPERTS, RANKS, copies // RANKS, HIDDEN, SIZE, "silu", LAYOUT)
-        placement = first_placement(2, EXPERTS, RANKS, copies, replicas)
-        self.shares = {r: Share(keep(Region.private("share", self.plan.share_bytes)), self.plan) for r in range(RANKS)}
+        sizes = EXPERTS, RANKS + added, copies // RANKS, HIDDEN, SIZE
+        self.plan = Plan((0, 1), *sizes, "silu", LAYOUT, remote=added, added=added)
+        placement = first_placement(2, EXPERTS, RANKS, copies, replicas, added)
+        self.shares = {
+            rank: Share(keep(Region.private("share", self.plan.share_bytes)), self.plan)
+            for rank in range(self.plan.ranks)
+        }
         shapes = {"gate": (SIZE, HIDDEN), "up": (SIZE, HIDDEN), "down": (HIDDEN, SIZE)}
         self.weights = {
             (layer, expert, kind): torch.randn(shapes[kind])
@@ -64,15 +67,21 @@ class World:
         own = Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT)
         self.ranks = {rank: self.process(rank) for rank in range(1, RANKS)}
         desks = [own, *(rank.desk for rank in self.ranks.values())]
+        desks += [Desk(keep(Region.private("desk", desk_bytes(LAYOUT))), LAYOUT) for _ in range(added)]
         self.group = ExpertGroup(self.plan, placement, desks, self.shares, self.bell, LossRule(rule), {})
 
     def process(self, rank: int) -> Rank:
         desk = Desk(self._keep(new_region("desk", LAYOUT)), LAYOUT)
         return Rank(desk, Work(desk, rank, self.shares))
 
-    def fill(self, rank: int, placement: Placement) -> None:
+    def fill(self, rank: int, placement: Placement, living: Sequence[int] = ()) -> None:
+        """From the shares of `living` ranks, as far as these have the experts."""
         for layer in range(2):
             for slot, expert in enumerate(placement.layers[layer][rank]):
+                there = [at for at in placement.holders(layer, expert) if at[0] in living]
+                if there:
+                    self.shares[rank].copy(layer, slot, self.shares[there[0][0]], there[0][1])
+                    continue
                 for kind in MATRICES:
                     self.shares[rank].put(layer, slot, kind, self.weights[layer, expert, kind])
 
@@ -118,14 +127,18 @@ class World:
     def end_fault(self, rank: int) -> None:
         if self.ranks[rank].state == "dead":
             self.group.died(rank)
-            placement, living = self.group.restart_from(rank)
-            assert rank not in living
-            self.shares[rank].gate_up.zero_()
-            self.shares[rank].down.zero_()
-            self.fill(rank, placement)
-            self.ranks[rank] = self.process(rank)
-            self.group.arrived(rank, self.ranks[rank].desk)
+            self.join(rank)
         self.ranks[rank].state = "runs"
+
+    def join(self, rank: int) -> None:
+        """A new process gets the place of this rank."""
+        placement, living = self.group.restart_from(rank)
+        assert set(living) == set(range(RANKS)) - {rank}, "one fault at a time"
+        self.shares[rank].gate_up.zero_()
+        self.shares[rank].down.zero_()
+        self.fill(rank, placement, living)
+        self.ranks[rank] = self.process(rank)
+        self.group.arrived(rank, self.ranks[rank].desk)
 
     # --- a layer
 
@@ -175,9 +188,9 @@ def world(monkeypatch) -> Iterator[Callable[..., World]]:
         regions.append(region)
         return region
 
-    def made(seed: int, replicas: int, rule: str) -> World:
+    def made(seed: int, replicas: int, rule: str, added: int = 0) -> World:
         torch.manual_seed(seed)
-        one = World(seed, keep, replicas, rule)
+        one = World(seed, keep, replicas, rule, added)
         monkeypatch.setattr("engine.experts.group.time", one)
         monkeypatch.setattr("engine.experts.collect.time", one)
         monkeypatch.setattr("engine.experts.collect.await_answers", one.await_answers)
@@ -243,3 +256,68 @@ def test_without_copies_what_is_lost_is_counted_and_the_rest_is_right(world, see
         wanted = one.expected(layer, x, chosen, kept) * scale[:, None] * (kept.sum(1) > 0)[:, None]
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert not one.group.masked
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 4])
+def test_the_copies_of_an_expert_get_equal_parts_of_its_tokens(world, copies):
+    one = world(1, replicas=copies, rule=DROP)
+    for turn in range(24):
+        one.group.compute(0, torch.randn(1, HIDDEN), torch.tensor([[3, 3]]), torch.ones(1, TOP_K), lambda: None)
+        assert sum(one.group.pairs) == TOP_K * (turn + 1)
+    holders = [rank for rank, _ in one.group.placement.holders(0, 3)]
+    assert len(holders) == copies
+    assert [one.group.pairs[rank] for rank in holders] == [48 // copies] * copies
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_added_ranks_come_and_go_and_every_result_is_whole(world, seed):
+    """The others have one copy of each expert: nothing may be lost with a rank that leaves, or dies between two steps
+    or in one."""
+    one = world(seed, replicas=1, rule=DROP, added=2)
+    group, added = one.group, (RANKS, RANKS + 1)
+    here: dict[int, list[tuple[int, ...]]] = {}
+    had: dict[int, list[tuple[int, ...]]] = {}
+    deaths = 0
+    for _ in range(40):
+        rank, end = one.rng.choice(added), one.rng.choice(["leaves", "dies", "dies in the step", "stays"])
+        if rank not in here:
+            one.join(rank)
+            end = "stays"
+        elif end == "leaves":
+            group.leave(rank)
+        elif end != "stays":
+            one.ranks[rank].state = "dead"
+            if end == "dies":
+                group.died(rank)
+        assert group.missing() == {} and group.lack() == 0.0
+        group.begin()
+        if end in ("leaves", "dies"):
+            slots = here.pop(rank)
+            if end == "dies":
+                had[rank] = slots
+        elif rank not in here:
+            here[rank] = [of_ranks[rank] for of_ranks in group.placement.layers]
+            assert here[rank] == had.pop(rank, here[rank])  # its process has kept them
+        assert set(group.placement.members) == group.alive == {*range(RANKS), *here}
+        assert group.state()["width"] == RANKS + len(here)
+        layer, x, chosen, weights = one.random_layer()
+        before = group.pairs[rank]
+        found, _ = group.compute(layer, x, chosen, weights, lambda: None)
+        torch.testing.assert_close(found, one.expected(layer, x, chosen, weights), rtol=1e-3, atol=1e-4)
+        assert not group.take_losses().tokens
+        noticed = end == "dies in the step" and group.pairs[rank] > before
+        assert set(group.masked) == ({rank} if noticed else set())
+        if end == "dies in the step":
+            deaths += noticed
+            if noticed:
+                assert group.missing().keys() == {str(rank)} and group.lack() == 1 / (RANKS + len(here))
+            group.died(rank)
+            had[rank] = here.pop(rank)
+            assert group.missing() == {} and group.lack() == 0.0
+            group.begin()
+            assert not group.masked
+    assert group.num_masked == deaths and min(group.pairs[rank] for rank in added) > 0
+    group.leave(0)
+    group.leave(1)
+    group.begin()
+    assert {0, 1} <= set(group.placement.members)  # only added ranks leave

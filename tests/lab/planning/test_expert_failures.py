@@ -8,7 +8,8 @@ import random
 import pytest
 
 from cache.groups import PoolRule
-from lab.formulas.expert_failures import Decoding, Failures, batch_of, goodput, tokens_s
+from lab.formulas.expert_failures import Decoding, Failures, goodput, tokens_s
+from lab.formulas.roofs import decode_batch
 from lab.geometry.find import architecture
 from lab.planning import command, expert_failures
 from lab.simulator.models.by_formula import by_formula
@@ -17,18 +18,19 @@ from lab.simulator.models.expert_ranks import ExpertRanks
 RANKS, WANTED = 16, Decoding(context=8000, answer=500, tbt_s=0.05)
 
 
-def model(copies: int, masked: int = 0):
-    return by_formula(architecture("Kimi-K2"), "16xh200", PoolRule(), ExpertRanks(RANKS, copies, masked=masked))
+def model(copies: int, masked: int = 0, hardware: str = "16xh200", ranks: int = RANKS):
+    return by_formula(architecture("Kimi-K2"), hardware, PoolRule(), ExpertRanks(ranks, copies, masked=masked))
 
 
-def test_a_batch_is_bounded_by_time_memory_and_seats():
+def test_a_node_that_is_full_has_the_largest_batch_within_the_limit():
     found = model(1)
-    assert batch_of(found, WANTED) == found.max_batch
+    most = decode_batch(found, WANTED.context, WANTED.tbt_s)
+    assert most == found.max_batch
+    assert tokens_s(found, WANTED) == pytest.approx(most / found.decode_s(most, most * WANTED.context))
     short = Decoding(8000, 500, found.decode_s(100, 800_000))
-    assert batch_of(found, short) == 100
     assert tokens_s(found, short) == pytest.approx(100 / short.tbt_s)
-    long = Decoding(found.kv_tokens / 3, 500, 10.0)
-    assert batch_of(found, long) == 3
+    long = Decoding(found.kv_tokens // 3, 500, 10.0)
+    assert tokens_s(found, long) == pytest.approx(3 / found.decode_s(3, 3 * long.context))
     assert tokens_s(found, Decoding(8000, 500, 1e-6)) == 0.0
 
 
@@ -37,7 +39,8 @@ def simulated(copies: int, failures: Failures, seed: int, days: float) -> float:
     rng, now, tokens = random.Random(seed), 0.0, 0.0
     whole = tokens_s(model(copies), WANTED)
     less = tokens_s(model(copies, 1), WANTED) if copies > 1 else 0.0
-    lost = failures.pause_s * whole if copies > 1 else batch_of(model(copies), WANTED) * WANTED.answer / 2
+    batch = decode_batch(model(copies), WANTED.context, WANTED.tbt_s)
+    lost = failures.pause_s * whole if copies > 1 else batch * WANTED.answer / 2
     while now < 86400 * days:
         well = rng.expovariate(RANKS / failures.between_s)
         tokens += well * whole - lost + failures.back_s * less
@@ -53,24 +56,29 @@ def test_the_formula_agrees_with_events(copies, hours):
     assert by_formula_ == pytest.approx(simulated(copies, failures, 3, days=40), rel=0.02)
 
 
-def test_copies_pay_where_memory_does_not_bound_the_batch_and_ranks_fail():
-    """With long contexts it does, and then they cost more than failures do."""
-    one, two, less = model(1), model(2), model(2, 1)
+def test_copies_pay_where_ranks_fail_often_and_memory_does_not_bound_the_batch():
+    """On 16 H200 it does. On 32 H20 the reads of two copies cost more than rare failures do."""
+    kinds = (1, 0), (2, 0), (2, 1)
+    one, two, less = (model(*kind, "32xh20", 32) for kind in kinds)
+    full, fuller, fullest = (model(*kind) for kind in kinds)
     long = Decoding(context=60_000, answer=500, tbt_s=0.2)
-    for hours, pay in ((1, True), (24, True), (1e6, False)):
+    for hours, pay in ((1, True), (24, False), (1e6, False)):
         failures = Failures(3600.0 * hours, 60.0)
-        gain = goodput(two, less, RANKS, failures, WANTED) - goodput(one, None, RANKS, failures, WANTED)
-        assert gain > 0 if pay else gain == pytest.approx(0, abs=1)
-        assert goodput(two, less, RANKS, failures, long) < goodput(one, None, RANKS, failures, long)
+        gain = goodput(two, less, 32, failures, WANTED) - goodput(one, None, 32, failures, WANTED)
+        assert gain > 0 if pay else gain < 0
+        for wanted in (WANTED, long):
+            copied = goodput(fuller, fullest, RANKS, failures, wanted)
+            assert copied < goodput(full, None, RANKS, failures, wanted)
 
 
 def test_the_command_writes_its_figures(tmp_path, capsys):
     out = tmp_path / "out.json"
-    assert expert_failures.main(["--between-hours", "1", "--max-batch", "256", "--json", str(out)]) == 0
+    there = ["--hardware", "32xh20", "--expert-ranks", "32"]
+    assert expert_failures.main([*there, "--between-hours", "1", "--max-batch", "768", "--json", str(out)]) == 0
     rows = {(row["case"], row["metric"]): row["ours"] for row in json.loads(out.read_text())["rows"]}
     assert rows["copies=2", "a failure per rank in 1 h"] > rows["copies=1", "a failure per rank in 1 h"]
     assert all(rows[f"copies={c}", "no failures"] > rows[f"copies={c}", "a failure per rank in 1 h"] for c in (1, 2))
-    assert "Kimi-K2 on 16xh200, 16 ranks" in capsys.readouterr().out
+    assert "Kimi-K2 on 32xh20, 32 ranks" in capsys.readouterr().out
     assert expert_failures.main(["--hardware", "16xh20"]) == 2
     assert "do not fit" in capsys.readouterr().err
 

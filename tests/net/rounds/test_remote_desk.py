@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from net.channel.keyring import Key, Keyring
+from net.channel.sealed_stream import SealedStream
 from net.channel.wire import encode
 from net.errors import PeerLost, PeerRefused
 from net.rounds.desk import await_answers, new_bell
@@ -132,6 +133,63 @@ def test_a_side_from_which_nothing_comes_is_given_up(ends):
     assert ended == ["nothing came for 1 s"]
 
 
+def test_a_side_that_would_like_to_end_answers_until_it_is_let_go(ends):
+    desk, outpost, bell, ended = ends(LAYOUT)
+    left: list[bool] = []
+    desk._leaves = lambda: left.append(True)
+    outpost.leave()
+    until(lambda: bool(left))
+    desk.ask(0, 0, 2, 4)
+    message = outpost.desk.next_message(30.0)
+    assert message is not None
+    outpost.answered(message)
+    assert await_answers([desk], bell, 30.0) == [True] and outpost.ended is None
+    desk.dismiss()
+    until(lambda: outpost.ended is not None)
+    assert outpost.ended == "the other side has let this one go"
+    outpost.__exit__()
+    until(lambda: bool(ended))
+    desk.dismiss()  # nobody is there: no error
+    assert left == [True]
+
+
+@pytest.mark.parametrize("ring", [None, RING], ids=["clear", "sealed"])
+def test_bytes_that_have_no_room_in_a_message_come_with_it(ends, ring):
+    desk, outpost, bell, ended = ends(LAYOUT, ring)
+    nbytes, got = LAYOUT.message_bytes + 12_345, list[tuple[list[int], bytearray]]()
+
+    def take(head: list[int], more: int) -> list[memoryview]:
+        got.append((head, bytearray(more)))
+        return [memoryview(got[-1][1])]
+
+    outpost._take = take
+    for rows in (0, 3):
+        more = os.urandom(nbytes)
+        desk.give([memoryview(more)[:100], memoryview(more)[100:]], 3, 0, rows, 2 * rows, 7)
+        message = outpost.desk.next_message(30.0)
+        assert message is not None and message.head[:5] == [3, 0, rows, 2 * rows, 7]
+        assert got[-1] == ([3, 0, rows, 2 * rows, 7], more)
+        outpost.answered(message)
+        assert await_answers([desk], bell, 30.0) == [True]
+    assert len(got) == 2 and not ended
+
+
+@pytest.mark.parametrize("more", [5, -5, "5", True])
+def test_bytes_that_nobody_takes_end_the_connection(ends, more):
+    desk, outpost, _, _ = ends(LAYOUT)
+    desk._wire.send({"m": 1, "h": [0, 0, 0, 0], "x": more}, [memoryview(bytes(5))])
+    until(lambda: outpost.ended is not None)
+    told = "5 bytes came that belong to no message" if more == 5 else f"{more} is no number of bytes"
+    assert outpost.ended == told
+
+
+def test_bytes_that_were_announced_and_did_not_come_end_the_connection(ends):
+    desk, outpost, _, _ = ends(LAYOUT)
+    desk._wire.send({"m": 1, "h": [0, 0, 0, 0], "x": 5})
+    until(lambda: outpost.ended is not None)
+    assert outpost.ended == "-5 bytes are no message of 0 bytes"
+
+
 def test_bytes_that_are_no_answer_end_the_connection(ends):
     desk, outpost, _, ended = ends(LAYOUT)
     desk.ask(0, 0, 2, 4)
@@ -146,6 +204,93 @@ def test_a_message_before_the_answer_ends_the_connection(ends):
     desk.ask(0, 0, 2, 4)
     until(lambda: outpost.ended is not None)
     assert "came before message 1 was answered" in (outpost.ended or "")
+
+
+@pytest.mark.parametrize("header", [{"a": 1}, {"a": 2}, {"a": "x"}, {"a": None}])
+def test_an_answer_without_rows_ends_the_connection(ends, header):
+    """It would be the answer to a message that has rows; the memory still has an older one."""
+    desk, outpost, _, ended = ends(LAYOUT)
+    desk.ask(0, 0, 2, 4)
+    outpost._wire.send(header)
+    until(lambda: bool(ended))
+    assert "0 bytes are no answer to message 1" in ended[0] and not desk.idle
+
+
+def test_a_second_answer_ends_the_connection(ends):
+    desk, outpost, bell, ended = ends(LAYOUT)
+    desk.ask(0, 0, 2, 4)
+    message = outpost.desk.next_message(30.0)
+    assert message is not None
+    outpost.answered(message)
+    assert await_answers([desk], bell, 30.0) == [True] and not ended
+    outpost._wire.send({"a": 1}, [memoryview(bytes(LAYOUT.answer_part(2)))])
+    until(lambda: bool(ended))
+    assert "no answer to message 1" in ended[0]
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        ([{"m": 1, "h": [0, 0, 2, 4]}], "0 bytes are no message of"),
+        ([{"m": 7, "h": [0, 0, 0, 0]}], "message 7 came before message 0 was answered"),
+        ([{"m": 1, "h": [2, 0, 0, 0]}, {"m": 2, "h": [2, 0, 0, 0]}], "message 2 came before message 1 was answered"),
+        ([{"m": 1, "h": [0, 0, 601, 0]}], "601 rows and 0 pairs are no message"),
+        ([{"m": 1, "h": [0, 0, -1, 0]}], "-1 rows and 0 pairs are no message"),
+    ],
+)
+def test_messages_without_payload_are_checked_too(ends, headers, told):
+    desk, outpost, _, _ = ends(LAYOUT)
+    for header in headers:
+        desk._wire.send(header)
+    until(lambda: outpost.ended is not None)
+    assert told in (outpost.ended or "")
+    assert outpost._number == len(headers) - 1
+
+
+def test_a_header_may_be_long_for_a_side_that_asked_for_it():
+    header = {"welcome": list(range(40_000))}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for long in (False, True):
+            near = FrameSocket.dial(listener.getsockname(), None, 20.0)
+            far = FrameSocket.accepted(listener.accept()[0], None, 20.0)
+            if long:
+                near.expect_long()
+            thread = threading.Thread(target=far.send, args=(header,))
+            thread.start()
+            if long:
+                assert near.frame().header == header
+            else:
+                with pytest.raises(PeerLost, match=r"a header of .* bytes exceeds the limit of 65536"):
+                    near.frame()
+            thread.join()
+            near.close()
+            far.close()
+
+
+@pytest.mark.parametrize("ring", [None, RING], ids=["clear", "sealed"])
+def test_a_byte_now_and_then_does_not_put_off_the_hello(ring):
+    """The connection is never silent for as long as `silence_s`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as far:
+        stop = threading.Event()
+
+        def drip() -> None:
+            greeting = encode({"join": {}}) if ring is None else SealedStream(ring, True, bytes(32)).greeting()
+            for byte in greeting[:-1]:
+                if stop.wait(0.05):
+                    return
+                far.sendall(bytes([byte]))
+            stop.wait(30)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(PeerLost, match="did not say in time who it is"):
+            near = FrameSocket.accepted(listener.accept()[0], ring, 20.0, 0.4)
+            near.frame()
+        assert thread.is_alive()
+        stop.set()
+        thread.join()
+        if ring is None:
+            near.close()
 
 
 @pytest.mark.parametrize(

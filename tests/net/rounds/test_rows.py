@@ -147,6 +147,22 @@ def test_codes_have_a_scale_per_row_and_are_close(codes, dtype):
     assert (error < (0.02 if codes == "int8" else 0.04)).all() and not back[7].any()
 
 
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("codes", ["int8", "fp8"])
+def test_rows_with_nan_or_infinity_are_read_as_nan_and_others_are_not(codes, dtype):
+    x = torch.randn(8, 100).to(getattr(torch, dtype))
+    for row, (at, odd) in enumerate([(0, "nan"), (99, "nan"), (50, "-nan"), (3, "inf"), (64, "-inf")]):
+        x[row, at] = float(odd)
+    made = Round(x, 1, codes)
+    layout, back, message = made.layout, torch.empty_like(x), made.messages[0].data_ptr()
+    scales = made.messages[0][layout.at_scales :][:32].view(torch.float32)
+    assert scales[:5].isnan().all() and scales[5:].isfinite().all()
+    kinds = TYPES.index(layout.dtype), layout.coded
+    native.library().mr_decode(message, message + layout.at_scales, back.data_ptr(), *x.shape, *kinds)
+    assert back[:5].isnan().all() and back[5:].isfinite().all()
+
+
 def test_every_code_of_e4m3_is_read_as_torch_reads_it():
     codes = torch.arange(256, dtype=torch.uint8)
     finite = codes[(codes & 0x7F) != 0x7F][None]

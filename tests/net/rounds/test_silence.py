@@ -25,7 +25,7 @@ def run(
             break
         late = silence.look(now, {rank: sum(t <= now for t in beats_at[rank]) for rank in pending})
         given_up |= dict.fromkeys(late, now)
-    silence.end()
+    silence.end(whole=not given_up)
     return given_up
 
 
@@ -98,6 +98,18 @@ def test_a_rank_that_hangs_is_given_up_soon_after_short_rounds():
     found = answers_after(silence, 999.0, work=9)
     assert LEAST_ANSWER_S <= found[0] <= LEAST_ANSWER_S + 2 * LOOK_S
     assert answers_after(silence, 999.0, work=8)[0] == found[0]  # that round was no measure
+
+
+def test_a_round_in_which_a_rank_died_is_no_measure():
+    """It was given up by its process' end, which the rule did not see."""
+    silence = Silence()
+    assert answers_after(silence, 0.1, work=8) == {}
+    silence.begin(0.0, {0: 0}, 8)
+    for beats, now in enumerate(every(LOOK, 1.4)):
+        assert silence.look(now, {0: beats}) == []
+    silence.end(whole=False)
+    silence.begin(2.0, {0: 100}, 8)
+    assert silence.answer_limit_s == pytest.approx(20 * 0.1, rel=0.3)
 
 
 def test_a_round_of_more_work_may_take_longer_in_proportion():
