@@ -213,6 +213,9 @@ class Batcher:
         """
         if not self.blocks.prefix_caching and not self._cold.present:
             return []
+        room = limit - sum(r.state is RequestState.LOADING and r.cold is None for r in self.waiting)
+        if room <= 0 and not self._cold.present:
+            return []
         waiting = (r for r in self.waiting if r.state is RequestState.WAITING)
         unknown = self._order.order(now, [r for r in waiting if not r.looked_up and not r.scores_prompt])
         chosen: list[Request] = []
@@ -220,7 +223,6 @@ class Batcher:
             everyone = {**self.requests, **self._in_step}  # an ended one keeps its room until its step has ended
             chosen = self._cold.next(unknown, everyone.values())
         if self.blocks.prefix_caching:
-            room = limit - sum(r.state is RequestState.LOADING and r.cold is None for r in self.waiting)
             chosen = [r for r in unknown if r.cold is None][: max(0, room)] + chosen
         self._changes += len(chosen)
         for request in chosen:

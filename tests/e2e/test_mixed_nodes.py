@@ -1,0 +1,27 @@
+"""Nodes that compute and decode, and hold blocks for each other's prompts: none waits for another for ever."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.e2e.conftest import Start, complete, settled
+
+ARENA_TOKENS, TOKEN_BYTES, PROMPT, OUTPUT = 384, 768, 200, 8
+FLAGS = ("--calibration-ms", "300", "--num-threads", "1", "--kv-cache-bytes", str(ARENA_TOKENS * TOKEN_BYTES))
+
+
+def prompt(number: int) -> list[int]:
+    return [5 + number * 211 + i * 13 % 40000 for i in range(PROMPT)]
+
+
+def test_prompts_that_cross_are_all_answered(start: Start, tiny_model):
+    """An arena has room for one of these prompts. At random, nodes are chosen so that each decodes what the other
+    one is to compute."""
+    with start("mixed=2", *tiny_model, *FLAGS, "--placement", "random") as cluster:
+        url = cluster.nodes[0].url
+        right = [complete(url, prompt(number), OUTPUT, ignore_eos=True) for number in range(4)]
+        with ThreadPoolExecutor(12) as clients:
+            asked = [clients.submit(complete, url, prompt(i % 4), OUTPUT, ignore_eos=True) for i in range(24)]
+            for i, one in enumerate(asked):
+                assert one.result()["choices"][0]["text"] == right[i % 4]["choices"][0]["text"]
+        settled(cluster)
