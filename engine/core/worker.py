@@ -55,10 +55,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Produced:
-    """The results of a committed step that still have to be handed out."""
+    """A committed step: its results still have to be handed out, and its time has to be learned."""
 
     emissions: Sequence[Emission]
-    num_tokens: int
+    step: Step
+    ran: tuple[float, float]  # begin and end, in monotonic seconds
+    predicts: bool  # its time says how long other steps take
+    num_decoded: int  # tokens of its requests that decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +303,8 @@ class Worker:
             log.exception("could not end a request")
 
     async def _steps(self) -> None:
-        """The loop first does what the engine thread waits for: commit, schedule, submit. It hands out the results of
-        a step while the next step computes."""
+        """The loop first does what the engine thread waits for: commit, schedule, submit. It learns from a step, which
+        may fit a model again, and hands out its results, while the next step computes."""
         loop = asyncio.get_running_loop()
         produced: _Produced | None = None
         while True:
@@ -313,6 +316,8 @@ class Worker:
             self._in_flight = None if step is None or running is None else (step, running)
             if running is not None:
                 self._handed_out.submitted()
+            if produced is not None:
+                self._learn(produced)
             self.costs.started(step, time.monotonic(), self._model.drafting_s(step))
             if produced is not None:
                 await self._hand_out(produced)
@@ -370,8 +375,7 @@ class Worker:
         begin, end = self._model.ran
         # The times of steps that waited for a prefix, used several weights, computed the logits of a prompt or read
         # cold blocks do not predict other steps.
-        if not self._model.unusual and not any(r.request.scores_prompt or r.request.cold for r in step.rows):
-            self.costs.observe(step, end - begin)
+        predicts = not self._model.unusual and not any(r.request.scores_prompt or r.request.cold for r in step.rows)
         if self._recorder is not None:
             self._recorder.add(step, begin, end, self._idle, self._model.unusual)
         self._idle = False
@@ -382,7 +386,6 @@ class Worker:
         failed = [*failed, *settle_losses(time.monotonic(), self.batcher, step, self._model.losses)]
         tokens = [self._kept(place, row, sampled[place]) for place, row in enumerate(step.rows)]
         done = self.batcher.commit(time.monotonic(), step, tokens)
-        self.costs.decoded(step, begin, end, sum(kept for _, index, kept in done.emitted if step.rows[index].decodes))
         emissions = list(failed)
         for request, index, kept in done.emitted:
             for i, token in enumerate(sampled[index][:kept], 1):
@@ -392,7 +395,14 @@ class Worker:
         for index, row in enumerate(step.rows):
             if self._parts is not None and row.request.part is not None:
                 self._parts.computed(row, begin, end, self._model.passed.get(index))
-        return _Produced(emissions, step.num_tokens)
+        decoded = sum(kept for _, index, kept in done.emitted if step.rows[index].decodes)
+        return _Produced(emissions, step, (begin, end), predicts, decoded)
+
+    def _learn(self, produced: _Produced) -> None:
+        begin, end = produced.ran
+        if produced.predicts:
+            self.costs.observe(produced.step, end - begin)
+        self.costs.decoded(produced.step, begin, end, produced.num_decoded)
 
     def _kept(self, place: int, row: ScheduledRow, chosen: Sequence[Sampled]) -> list[int] | None:
         """The valid tokens of a row: those that match its draft, and the token after them."""
@@ -407,7 +417,7 @@ class Worker:
         return tokens[: right + 1]
 
     async def _hand_out(self, produced: _Produced) -> None:
-        self._metrics.observe("vllm:iteration_tokens_total", produced.num_tokens)
+        self._metrics.observe("vllm:iteration_tokens_total", produced.step.num_tokens)
         await hand_out(produced.emissions, self._emit)
         self._handed_out.done()
         now = time.monotonic()

@@ -103,6 +103,28 @@ async def test_the_next_step_starts_before_the_tokens_of_the_last_are_handed_out
     assert worker.batcher.pool.references() == {"request": 0, "transfer": 0}
 
 
+async def test_the_next_step_starts_before_the_time_of_the_last_is_learned(monkeypatch):
+    """Learning may fit a model again, for which the engine thread does not wait."""
+    worker, runner = make()
+    learned: list[int] = []
+    observe = worker.costs.observe
+
+    def learn(step, seconds):
+        assert len(learned) == 3 or runner.wait_for_step(len(learned) + 2), "the engine thread waits for the fit"
+        learned.append(step.num_tokens)
+        observe(step, seconds)
+
+    monkeypatch.setattr(worker.costs, "observe", learn)
+    got: list[Emission] = []
+    worker.start(got.extend)
+    worker.add(request("r"))
+    await until(lambda: len(got) == 4)
+    assert learned == [5, 1, 1, 1], "every step, and that of the last token too"
+    costs = worker.costs
+    assert (costs.prefill.regression.observations, costs.decode.regression.observations) == (1, 3)
+    await worker.close()
+
+
 async def test_the_estimates_learn_from_every_prompt_and_token():
     worker, _ = make()
     got: list[Emission] = []
