@@ -43,12 +43,12 @@ from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator
-from engine.pooled.chosen_blocks import ChosenBlocks
+from engine.pooled.chosen_blocks import ChosenBlocks, decode_rate
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
-from engine.pooled.rounding import Rounding, decode_rate
+from engine.pooled.rounding import Rounding
 from engine.pooled.unlike_blocks import UnlikeBlocks
 from engine.sites.far_prefixes import FarPrefixes, LinkRules
 from engine.sites.members import mates, readers
