@@ -40,6 +40,8 @@ def root_key(model_fingerprint: str, geometry: BlockGeometry) -> BlockKey:
         text += f"|groups {g.groups.windows} {g.groups.places}"
         if g.groups.state_bytes:
             text += f"|states {g.groups.state_bytes}"
+        if g.groups.pools_ends:
+            text += "|windows at ends"
     if g.kind != "full":
         text += f"|{g.kind}"
     if g.encoded:

@@ -36,6 +36,30 @@ class LayerGroups:
     # of a layer with a state: the first of the groups of states, and its number among such layers
     layers: int  # in a block of a group without states
     state_bytes: int = 0  # of the state of one layer; 0: no layer has one
+    pools_ends: bool = False  # of windows, the pool keeps only the blocks that go on at or behind the ends of prompts
+
+    def pools(self, group: int, place: int, prompt_tokens: int, block_size: int) -> bool:
+        """Whether a block of a group other than 0, of a request with a prompt of `prompt_tokens` tokens, goes to the
+        pool. The end is the last border at which the same prompt can go on, which computes at least one token."""
+        if not self.pools_ends or self.windows[group] == STATE:
+            return True
+        end = (prompt_tokens - 1) // block_size * block_size
+        return place >= self.first_needed(group, end, block_size)
+
+    @property
+    def widest(self) -> int:
+        """A group with the longest window: at a border at which it can go on, all groups with windows can. 0: there is
+        none."""
+        return max(range(self.first_state), key=lambda group: self.windows[group])
+
+    def window_ends(self, present: Sequence[bool], first: int, block_size: int) -> list[bool]:
+        """After which of the blocks first, first + 1, ... the `widest` group can go on. present: whether it has each of
+        them; it has all before them."""
+        missing, ends = -1, list[bool]()
+        for place, here in enumerate(present, first):
+            missing = missing if here else place
+            ends.append(missing < self.first_needed(self.widest, (place + 1) * block_size, block_size))
+        return ends
 
     @property
     def first_state(self) -> int:

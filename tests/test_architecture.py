@@ -296,6 +296,7 @@ MAY_TORCH = (
     "engine.checkpoint.named_weights",
     "engine.loading.new_weights",
     "engine.checkpoint.quantized_weights",
+    "engine.pooled.chosen_blocks",
     "engine.pooled.encoded_blocks",
     "engine.pooled.unlike_blocks",
     "engine.unlike.pooled",

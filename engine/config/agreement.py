@@ -62,8 +62,8 @@ def disagreement(config: Config, root: str, theirs: Mapping[str, Any]) -> str | 
     if theirs["root"] != root:
         return (
             f"the cluster serves {theirs['model']}, and --model {config.model} has other weights; "
-            "start this node with the same model and --weight-dtype, and with --speculative-method mtp or eagle only "
-            "if the cluster has it"
+            "start this node with the same model, --weight-dtype, --kv-groups and --pool-windows, and with "
+            "--speculative-method mtp or eagle only if the cluster has it"
         )
     if theirs["model"] != config.served_model_name:
         return (

@@ -57,6 +57,14 @@ class CacheFields(ModelFields):
         "cluster use the same",
         ("windows", "uniform"),
     )
+    pool_windows: str = flag(
+        "all",
+        "cache",
+        "with --kv-groups windows: which blocks of windows the pool keeps; all = a prompt goes on from the pool after "
+        "any common beginning; ends = those at the ends of prompts and behind them: less is stored, and a prompt goes "
+        "on only where another one or its answer ended; all nodes of a cluster use the same",
+        ("all", "ends"),
+    )
     state_interval: int = flag(
         256,
         "cache",

@@ -64,6 +64,8 @@ def geometry(config: Config, model: ModelSizes, kv_dtype: str) -> BlockGeometry:
         groups = layer_groups(model.windows, model.states, model.state_bytes(item), layer_bytes.layer_bytes)
     else:
         groups = layer_groups(model.windows) if config.kv_groups == "windows" else None
+    if groups is not None and groups.widest and config.pool_windows == "ends":
+        groups = replace(groups, pools_ends=True)
     if groups is not None and config.speculative_method == "eagle":
         raise UsageError(
             "--speculative-method eagle: the layers of this model are in groups, and the head's would be one more; "

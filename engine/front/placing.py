@@ -255,7 +255,9 @@ class Placer:
         return request.block_keys(size)[: (request.num_tokens - 1) // size]
 
     async def _pooled(self, keys: Sequence[BlockKey]) -> LeadingRun:
-        return await leading_run(self._store, keys, self._geometry.groups) if keys else LeadingRun(0)
+        if not keys:
+            return LeadingRun(0)
+        return await leading_run(self._store, keys, self._geometry.groups, 0, self._geometry.block_size)
 
 
 def _held_tokens(view: View, answers: Mapping[str, ProbeAnswer], matched: Mapping[str, int]) -> Vector:

@@ -9,7 +9,8 @@ Files:
                     uses them
     items           Builds the updates (engine/handoff/updates.py) that an engine node sends to an acceptor about one
                     request
-    leading         The run of a prompt's blocks that the pool can give back, for a model with or without states
+    leading         The run of a prompt's blocks that the pool can give back, for a model in which some layers limit
+                    its end
     lending         Blocks of this node's arena that another node reads as the prefix of a prompt, kept where they are
                     meanwhile
     messages        Messages between acceptors and engine nodes about requests: their kinds and bodies

@@ -1,4 +1,4 @@
-"""The run of a prompt's blocks that the pool can give back, for a model with or without states."""
+"""The run of a prompt's blocks that the pool can give back, for a model in which some layers limit its end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,24 @@ from cache.results import LeadingRun
 from cache.store.store import Store
 
 
-async def leading_run(store: Store, keys: Sequence[BlockKey], groups: LayerGroups | None) -> LeadingRun:
-    """The leading run of `keys` in the pool. With states among `groups`, it ends at a border at which the pool has a
-    state, by its first part: the others were stored with it."""
+async def leading_run(
+    store: Store, keys: Sequence[BlockKey], groups: LayerGroups | None, first: int, block_size: int
+) -> LeadingRun:
+    """The leading run of `keys` in the pool, which name the blocks first, first + 1, ... of a prompt; all before them
+    are here. With states among `groups`, it ends at a border at which the pool has a state, by its first part: the
+    others were stored with it. If the pool keeps the blocks of windows only at ends (--pool-windows ends), it ends
+    where the widest window can go on."""
     run = await store.find(keys)
-    if groups is None or not groups.num_states or not run.blocks:
+    if groups is None or not run.blocks:
         return run
-    return run.up_to(await store.exists_many([group_key(key, groups.first_state) for key in keys[: run.blocks]]))
+    if groups.num_states:
+        run = run.up_to(await _exist(store, keys[: run.blocks], groups.first_state))
+    if groups.pools_ends and run.blocks:
+        present = await _exist(store, keys[: run.blocks], groups.widest)
+        run = run.up_to(groups.window_ends(present, first, block_size))
+    return run
+
+
+async def _exist(store: Store, keys: Sequence[BlockKey], group: int) -> list[bool]:
+    """Whether the pool has each of these blocks of a group."""
+    return await store.exists_many([group_key(key, group) for key in keys])

@@ -115,7 +115,8 @@ class PrefixSources:
     async def _pool(self, keys: Sequence[BlockKey], first: int) -> list[Source]:
         if self._store is None:
             return []
-        found = await leading_run(self._store, pooled_keys(keys), self._geometry.groups)
+        geometry = self._geometry
+        found = await leading_run(self._store, pooled_keys(keys), geometry.groups, first, geometry.block_size)
         sources, each = [], self._each
         # number of blocks -> seconds until they are in DRAM
         runs = {found.dram_blocks // each: 0.0, found.blocks // each: found.ssd_s}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -43,12 +44,12 @@ from engine.handoff.service import EngineService
 from engine.handoff.wire import WireCodec
 from engine.loading.load_model import LoadedModel
 from engine.migration.migrator import Migrator
-from engine.pooled.chosen_blocks import ChosenBlocks
+from engine.pooled.chosen_blocks import ChosenBlocks, decode_rate
 from engine.pooled.device_blocks import DeviceBlocks
 from engine.pooled.encoded_blocks import EncodedBlocks
 from engine.pooled.pool_blocks import Layers, PlainBlocks, PoolBlocks
 from engine.pooled.prefetch import Prefetch
-from engine.pooled.rounding import Rounding, decode_rate
+from engine.pooled.rounding import Rounding
 from engine.pooled.unlike_blocks import UnlikeBlocks
 from engine.sites.far_prefixes import FarPrefixes, LinkRules
 from engine.sites.members import mates, readers, reads_sites
@@ -63,6 +64,8 @@ from sched.batching import BatchingPolicy, BoundedSteps, Tuning
 from sched.gossip.load_word import lack_bits
 from sched.gossip.record import NodeRecord
 from sched.offload import FilledSteps
+
+log = logging.getLogger("mooncake.engine")
 
 FORGET_BATCH = 512
 """Keys forgotten in one turn of the event loop."""
@@ -127,7 +130,10 @@ class Engine:
         )
         self.beyond = self._beyond(geometry, cluster, self._elsewhere(geometry, loaded, cluster, metrics))
         self.load = EngineLoad(config, self.batcher, self.costs, lambda record: complete(self._with_lack(record)))
-        self.load.stages = loaded.runner.why_whole is None and not unlike
+        loaded.runner.unlike = unlike
+        self.load.stages = (why_whole := loaded.runner.why_whole) is None
+        if why_whole is not None and config.prefill_parallel != "none" and "prefill" in config.roles:
+            log.info("--prefill-parallel %s: no part of a prompt here: %s", config.prefill_parallel, why_whole)
         reused = store if config.enable_prefix_caching else None
         rounding = None
         if geometry.rounded_when_it_pays:

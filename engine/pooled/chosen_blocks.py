@@ -7,6 +7,7 @@ only if all of their blocks are exact.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from attention.codes import POOL_DTYPES
 from attention.quantize_torch import decode_block, encode_block
 from cache.block import BlockGeometry, BlockKey
 from cache.pool.policy import Facts
@@ -23,8 +25,10 @@ from cache.staging import Staging
 from cache.store.store import Store
 from engine.pooled.conversion import Conversion
 from engine.pooled.pool_blocks import LayerRead, PlainBlocks
-from engine.pooled.rounding import INT4
 from net.transfer.common.memory import Region
+
+INT4 = POOL_DTYPES["int4"]
+TRIALS = 3
 
 T = TypeVar("T")
 
@@ -125,3 +129,16 @@ class ChosenBlocks(PlainBlocks):
 
 def _some(of: Sequence[T], places: Sequence[int]) -> list[T]:
     return [of[at] for at in places]
+
+
+def decode_rate(geometry: BlockGeometry) -> float:
+    """Bytes of exact KV per second in which this thread decodes blocks in four bits: the best of TRIALS."""
+    block = torch.zeros(geometry.shape, dtype=getattr(torch, geometry.dtype))
+    codes = torch.empty(geometry.int4_bytes, dtype=torch.uint8)
+    encode_block(block, INT4, codes)
+    best = float("inf")
+    for _ in range(TRIALS):
+        began = time.perf_counter()
+        decode_block(codes, INT4, block)
+        best = min(best, time.perf_counter() - began)
+    return geometry.block_bytes / best

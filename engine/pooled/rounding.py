@@ -17,16 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, harmonic_mean
 from typing import Protocol
 
-import torch
-
-from attention.codes import POOL_DTYPES
-from attention.quantize_torch import decode_block, encode_block
-from cache.block import BlockGeometry, BlockKey
+from cache.block import BlockKey
 from net.codec.paying import rounding_pays
 
-INT4 = POOL_DTYPES["int4"]
 REFRESH_INTERVAL_S = 0.5
-TRIALS = 3
 
 
 class Links(Protocol):
@@ -80,16 +74,3 @@ class Rounding:
         if rate <= 0 or not self._pays(rate, share):
             return rate
         return 1 / (self._ratio / (rate * share) + 1 / self._decode)
-
-
-def decode_rate(geometry: BlockGeometry) -> float:
-    """Bytes of exact KV per second in which this thread decodes blocks in four bits: the best of TRIALS."""
-    block = torch.zeros(geometry.shape, dtype=getattr(torch, geometry.dtype))
-    codes = torch.empty(geometry.int4_bytes, dtype=torch.uint8)
-    encode_block(block, INT4, codes)
-    best = float("inf")
-    for _ in range(TRIALS):
-        began = time.perf_counter()
-        decode_block(codes, INT4, block)
-        best = min(best, time.perf_counter() - began)
-    return geometry.block_bytes / best

@@ -283,7 +283,7 @@ class BlockBook:
 
     def name_full(self, request: Request) -> list[tuple[BlockKey, int, Facts]]:
         """Name the blocks that became full, so that they can be reused. Returns (key, block id, facts for eviction) of
-        those whose key no other block has."""
+        those whose key no other block has, and which the pool may keep."""
         if request.cold is not None:
             self._name_cold(request, request.cold)
             return []
@@ -299,10 +299,14 @@ class BlockBook:
             self._named(request, [first + i for i in fresh])
         others = [
             (key, block_id, facts)
-            for key, block_id, facts in self._named_others(request, first, full)
-            if self.pool.name(block_id, key, facts, told=False)
+            for group, i, (key, block_id, facts) in self._named_others(request, first, full)
+            if self.pool.name(block_id, key, facts, told=False) and self._pools(request, group, i)
         ]
         return [full_blocks[i] for i in fresh] + others
+
+    def _pools(self, request: Request, group: int, position: int) -> bool:
+        assert self._groups is not None
+        return self._groups.pools(group, position, request.num_prompt_tokens, self.block_size)
 
     def _name_cold(self, request: Request, cold: Cold) -> None:
         """Name the blocks that the last step has moved to the tier, and tell it what the step took."""
@@ -321,11 +325,14 @@ class BlockBook:
         keys = request.block_keys(self.block_size)
         return [(keys[i], request.block_ids[i], self.facts(request, i)) for i in range(first, end)]
 
-    def _named_others(self, request: Request, first: int, end: int) -> list[tuple[BlockKey, int, Facts]]:
-        """The same of the other groups, of which the request still has some, and of states those that are saved."""
+    def _named_others(
+        self, request: Request, first: int, end: int
+    ) -> list[tuple[int, int, tuple[BlockKey, int, Facts]]]:
+        """The same of the other groups, of which the request still has some, and of states those that are saved: each
+        with its group and position."""
         keys = request.block_keys(self.block_size)
         return [
-            (group_key(keys[i], group), table[i], self.facts(request, i))
+            (group, i, (group_key(keys[i], group), table[i], self.facts(request, i)))
             for group, table in enumerate(request.others, 1)
             for i in range(first, end)
             if table[i] != GONE and (group in self._windows or (self._states and self._states.saves(request, i)))

@@ -79,11 +79,14 @@ class Runner:
         self._by_address = by_address(model.backend)
         self._space: tuple[Tensor, OneSpace | None] | None = None  # of the DRAM tier whose memory is the first
         self._around_forward = around_forward
+        self.unlike = False  # whether its blocks differ from the cluster's, by which nodes of a group exchange KV
 
     @property
     def why_whole(self) -> str | None:
         """Why it computes whole prompts alone; None if it can be a part of a group. Nodes gossip it
         (sched/gossip/load_word.py), so acceptors form groups of nodes that can."""
+        if self.unlike:
+            return "the blocks of this node differ from the cluster's, so it computes all of a prompt"
         if not self.model.alone:
             return "the ranks of --tensor-parallel-size compute all layers of a prompt"
         if self.model.groups is not None:
@@ -98,7 +101,9 @@ class Runner:
 
     def with_model(self, model: Model) -> Runner:
         """A runner of another model of the same shape over the same pool, on one rank and without recordings."""
-        return Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)
+        other = Runner(model, self.kv_pool, self.block_size, str(self.device), self._gpu, self._masks)
+        other.unlike = self.unlike
+        return other
 
     def record(self, recorder: Recorder, max_num_seqs: int, max_model_len: int, max_drafts: int = 0) -> None:
         """Record small steps now and replay the recordings from now on (engine/model/graphs.py). No other code may use

@@ -10,6 +10,8 @@ transport cuts them. All coders get the same frames, on one thread.
   over N Gbit/s           KV per second over a link of that rate, next to the link's rate: by formula from the measured
                           ratio and rates. `in turns`: a frame is coded, moved and decoded before the next;
                           `overlapped`: the slowest of the three decides
+  over a paced link       measured: the TCP transport moves the KV to another node of this process, coded and raw, while
+                          the kernel paces its connections to N Gbit/s (lab/bench/transfer/paced.py)
   pool TYPE               bytes of a block in the pool, and the rates of its conversion, for every --pool-dtype
 
 zlib at level 1 is always there; lz4 and zstd (level 1) where their Python packages are installed.
@@ -35,6 +37,7 @@ from engine.text.tokenizer import Tokenizer
 from lab.bench.common.results import Row, Value, add_result_flags, quicken, report
 from lab.bench.quantization.command import pool_rows, text_tokens
 from lab.bench.quantization.prefixes import BLOCK, POOL_ENCODINGS, Prefixes, load_model
+from lab.bench.transfer.paced import kv_rate
 from lab.flag_types import positive
 from net.codec.exponents import Exponents
 from net.compiled import NotCompiled
@@ -42,7 +45,9 @@ from net.transfer.tcp.coding import CODED_FRAME_BYTES
 
 DTYPES = ("bfloat16", "float32")
 GIGABITS = (1, 10, 25)
+PACED_GIGABITS = 1
 ROUNDS = 5
+LONG_KV_BYTES = 256 << 20  # takes seconds over a slow link
 SLOW_FRAMES = 4  # of a general coder, which is many times slower
 
 
@@ -143,6 +148,15 @@ def coder_rows(dtype: str, frames: Sequence[memoryview]) -> list[Row]:
     return rows
 
 
+def paced_row(dtype: str, kv: memoryview) -> Row:
+    """KV per second that arrives over a real connection of a slow link."""
+    link = int(PACED_GIGABITS * 1e9 / 8)
+    rounds = 1 if len(kv) > LONG_KV_BYTES else ROUNDS
+    coded, raw = (kv_rate(kv, coder, link, rounds) / 1e9 for coder in (Exponents(dtype), None))
+    metric = f"KV over a paced link of {PACED_GIGABITS} Gbit/s"
+    return Row(f"KV in {dtype}", metric, "GB/s", coded, {"raw": raw}, {"line rate": link / 1e9})
+
+
 def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
     """Returns the configuration and the rows."""
     source = describe(args.model)
@@ -155,6 +169,7 @@ def measure(args: Namespace) -> tuple[dict[str, object], list[Row]]:
         kv = prefixes.computed().flatten().numpy().data
         frames = [kv[at : at + CODED_FRAME_BYTES] for at in range(0, len(kv), CODED_FRAME_BYTES)]
         rows += coder_rows(dtype, frames)
+        rows.append(paced_row(dtype, kv))
         if dtype == "bfloat16":
             pooled = [row for name in POOL_ENCODINGS for row in pool_rows(prefixes, name)]
     config = {

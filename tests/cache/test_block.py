@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from cache.block import KEY_BYTES, BlockGeometry
 from cache.keys import extend_keys, root_key, salted_root
+from cache.layer_groups import layer_groups
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 GEOMETRY = BlockGeometry(num_layers=30, num_kv_heads=3, head_size=64, block_size=16, dtype="float32")
+GROUPS = layer_groups([0, 128] * 15)
 
 
 def test_geometry_of_the_embedded_model():
@@ -60,13 +62,17 @@ def test_geometry_of_an_unknown_type():
         {"pool_dtype": "int4"},
         {"wire_dtype": "fp8"},
         {"wire_dtype": "int8"},
+        {"pool_dtype": "int4-auto"},
         {"kind": "latent"},
+        {"groups": GROUPS},
     ],
 )
 def test_every_part_of_the_geometry_changes_the_root(change):
     fields = {name: getattr(GEOMETRY, name) for name in GEOMETRY.__dataclass_fields__}
     assert root_key("m", BlockGeometry(**fields | change)) != root_key("m", GEOMETRY)
     assert root_key("n", GEOMETRY) != root_key("m", GEOMETRY)
+    with_groups = [replace(GEOMETRY, groups=replace(GROUPS, pools_ends=ends)) for ends in (False, True)]
+    assert len({root_key("m", one) for one in with_groups}) == 2
 
 
 def test_salts_separate_tenants():

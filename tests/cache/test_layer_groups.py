@@ -55,6 +55,32 @@ def test_servable_is_the_longest_prefix_that_every_group_serves(run, data):
     assert servable(groups, run, held, SIZE, lambda group, place: place in there[group - 1]) == expected
 
 
+def at_ends(*windows: int) -> LayerGroups:
+    return LayerGroups((0, *windows), tuple((group, 0) for group in range(len(windows) + 1)), 1, pools_ends=True)
+
+
+@given(st.integers(1, 120), st.integers(0, 60), st.lists(st.integers(2, 30), min_size=1, max_size=3))
+def test_a_pool_of_ends_has_what_goes_on_at_the_end_of_the_prompt_and_behind_and_no_more(prompt, answer, windows):
+    groups, end = at_ends(*windows), (prompt - 1) // SIZE
+    for group in range(1, len(windows) + 1):
+        kept = {place for place in range((prompt + answer) // SIZE) if groups.pools(group, place, prompt, SIZE)}
+        needed = range(groups.first_needed(group, end * SIZE, SIZE), end)
+        assert kept.issuperset(needed) and min(kept, default=end) >= needed.start
+        for border in range(end, (prompt + answer) // SIZE + 1):
+            assert kept.issuperset(range(groups.first_needed(group, border * SIZE, SIZE), border))
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(0, 9), st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_a_run_ends_where_the_widest_window_can_go_on(present, first, windows):
+    """Against `servable`, whatever the other windows are: they need less."""
+    groups = at_ends(*windows)
+    assert groups.windows[groups.widest] == max(windows)
+    ends = groups.window_ends(present, first, SIZE)
+    for place in range(first, first + len(present)):
+        run = servable(groups, place + 1, place, SIZE, lambda group, at: at < first or present[at - first])
+        assert ends[place - first] == (run == place + 1)
+
+
 def test_keys_name_the_group():
     key = bytes(range(16))
     assert len({key, *(group_key(key, group) for group in range(1, 8))}) == 8

@@ -193,6 +193,7 @@ OTHERS = {
     "dtype": "a number format",
     "weight_dtype": "a number format: test_weight_dtype.py",
     "kv_groups": "which bytes move and stay: test_windows.py",
+    "pool_windows": "which bytes the pool keeps: test_windows.py",
     "kv_cache_dtype": "a number format: test_quantized_arena.py, test_speculation.py",
     "cluster_kv_dtype": "a number format: test_unlike_nodes.py",
     "pool_dtype": "a number format: test_pool_contents.py",

@@ -175,6 +175,30 @@ def test_a_less_precise_node_reads_the_pool_and_puts_nothing_into_it(start: Star
         assert rest.get(f"{cluster['store-0'].url}/debug/state")["store"]["dram"]["blocks"] == held
 
 
+def test_a_node_whose_blocks_differ_is_in_no_prefill_group(start: Start, tiny_model, embedded_tokenizer):
+    """Though groups always seem worth it: of three prefill nodes, the two that are like the cluster form one."""
+    plain = decoded(Arena(tiny_model[1], "float32"), Arena(tiny_model[1], "float32"))
+    wanted = embedded_tokenizer.decode(plain, skip_special_tokens=True)
+    groups = ("--prefill-parallel", "cpp", "--cpp-min-tokens", "100", "--cpp-min-gain", "-100")
+    with start("prefill=1,decode=1", *tiny_model, *groups, *POOL16, role_flags={"decode": [*NARROW]}) as cluster:
+        url = cluster["decode-0"].url
+
+        def stages(prompt: list[int]) -> tuple[str, set[str]]:
+            """The answer, and the nodes of the group that computed the prompt."""
+            body = complete(url, prompt, COUNT, ignore_eos=True)
+            events = timeline(url, body["id"])["events"]
+            return body["choices"][0]["text"], {event["node"] for event in events if event["event"] == "stage"}
+
+        other = cluster.add("prefill", *WIDE, name="prefill-wide")
+        assert "the blocks of this node differ from the cluster's" in other.log.read_text()
+        assert stages(PROMPT) == (wanted, set())
+        cluster.add("prefill", name="prefill-like")
+        cluster_of = {"prefill-0", "prefill-like"}
+        found = [stages([token + shift for token in PROMPT])[1] for shift in range(1, 6)]
+        assert all(nodes in (set(), cluster_of) for nodes in found) and cluster_of in found
+        settled(cluster)
+
+
 def test_a_killed_decode_node_with_larger_blocks_costs_no_token(start: Start, tiny_model, embedded_tokenizer):
     """Two decode nodes of 64 tokens a block, one of which is killed in the middle of an answer."""
     folder, count = tiny_model[1], 600

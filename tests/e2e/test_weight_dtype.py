@@ -116,7 +116,7 @@ def test_other_weights_do_not_join(start: Start, tiny_model):
     with start("store=1", *tiny_model) as cluster:
         door = cluster.nodes[0].url.removeprefix("http://")
         code, told = run(*tiny_model, "--role", "store", "--port", "0", "--join", door, "--weight-dtype", "int8")
-        assert code == 2 and "start this node with the same model and --weight-dtype" in told.splitlines()[-1]
+        assert code == 2 and "start this node with the same model, --weight-dtype" in told.splitlines()[-1]
 
 
 def test_stored_needs_a_gguf_file(tiny_model):

@@ -16,6 +16,7 @@ from cache.layer_groups import layer_groups
 from engine.checkpoint.model_source import describe
 from engine.text.tokenizer import Tokenizer
 from lab.faults.client import random_bodies
+from lab.launch import rest
 from tests.e2e.conftest import SMALL, Start, complete, model_of, settled
 from tests.e2e.test_latent import NEW_TOKENS, PROMPTS, answers, events
 from tests.e2e.test_only_node import TOKENS, cut, half_way, streams
@@ -98,6 +99,43 @@ def test_a_small_arena(start: Start, model):
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(ask, prompts)) == alone
         settled(cluster)
+
+
+def test_a_pool_of_ends(start: Start, model):
+    """--pool-windows ends: the pool has fewer blocks of windows. The same prompt comes back from it; one that shares a
+    beginning with it is computed, and goes on where the other ended."""
+    flags, expected, geometry = model
+    groups, chapter = geometry.groups, PROMPTS["chapter"]
+    full = (len(chapter) - 1) // 16
+    with start("prefill=1,decode=1,store=1", *flags, "--pool-windows", "ends", "--prefix-fetch", "always") as cluster:
+        url = cluster["decode-0"].url
+
+        def fetched(prompt: list[int]) -> tuple[str, list[int]]:
+            """The answer, and the blocks that came from the pool."""
+            body = complete(url, prompt, NEW_TOKENS, ignore_eos=True)
+            settled(cluster)
+            return body["choices"][0]["text"], [load["blocks"] for load in events(url, body, "prefix_fetched")]
+
+        def stored() -> int:
+            states = (rest.get(f"{node.url}/debug/state")["store"] for node in cluster.nodes)
+            return sum(state["dram"]["blocks"] for state in states if state and "dram" in state)
+
+        assert fetched(chapter) == (expected["chapter"], [])
+        behind = (len(chapter) + NEW_TOKENS - 1) // 16 - full  # the answer's
+        ends = full - min(groups.first_needed(group, full * 16, 16) for group in range(1, geometry.num_groups))
+        assert stored() == full + behind + (geometry.num_groups - 1) * (ends + behind)
+        longer, alone = [*chapter, *range(700, 740)], [*chapter[:160], *range(800, 840)]
+        cluster.restart("prefill-0")  # its arena is empty now; the pool is not
+        assert fetched(alone)[1] == [], "no window of 160 tokens is in the pool"
+        cluster.restart("prefill-0")
+        assert fetched(chapter) == (expected["chapter"], [geometry.handover_blocks(full * 16)])
+        cluster.restart("prefill-0")
+        assert fetched(longer)[1] == [geometry.handover_blocks(full * 16)]
+        cluster.restart("prefill-0")
+        text, loads = fetched(alone)
+        assert len(loads) == 1, "its own end is there"
+        cluster.restart("prefill-0", "--prefix-fetch", "never")
+        assert fetched(alone) == (text, [])
 
 
 @pytest.mark.heavy

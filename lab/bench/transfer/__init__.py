@@ -15,6 +15,7 @@ Files:
     ours            This project's transfer engine under uvloop: two nodes, one region each
     ours_store      This project's pooled store: a home with one share in the owner's process, a client without a
                     share in the other
+    paced           A TCP link of a given rate inside this host: the kernel paces what this process sends to one port
     pairs           Controls a contender's two processes and the two arenas, and verifies their content
     raw             The limits: libc memcpy in one or two threads, and blocking sockets (sendall, recv_into), in plain
                     Python

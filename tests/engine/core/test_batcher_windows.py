@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.layer_groups import GONE, layer_groups
+from cache.layer_groups import GONE, group_key, layer_groups
 from cache.pool.block_pool import BlockPool
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.kv_ready import OVERLAPS, KvReady, KvTarget
@@ -137,3 +138,27 @@ def test_only_what_the_decode_node_needs_leaves(tokens, cached, cuts, overlap):
         wanted |= {(block, place): min(SIZE, tokens - SIZE * i) for i, block in enumerate(table) if block != GONE}
     assert landed == wanted
     assert len({block for block, _ in wanted}) == geometry.handover_blocks(tokens)
+
+
+@pytest.mark.parametrize("length", [3, 9, 40, 41, 57])
+def test_only_the_ends_of_windows_are_published(length):
+    """All blocks are named in the arena; of windows, those that the prompt's last border does not need stay there."""
+    every, ends = ({}, {})
+    for pools_ends, published in ((False, every), (True, ends)):
+        rules = BatchRules(True, groups=replace(GROUPS, pools_ends=pools_ends))
+        b = Batcher(BlockPool(200), SIZE, 4, BUDGET, 1000, {EOS}, rules)
+        b.add(0, request("r", [1 + i % 7 for i in range(length)], 0, max_tokens=12))
+        for one in b.loads(0, 4):
+            b.loaded(0, one)
+        for now in range(100):
+            step = b.schedule(now)
+            if step is None:
+                break
+            published |= {key: block for key, block, _ in run_step(b, now, step).named}
+        assert all(b.pool.lookup(key) is not None for key in every)
+    chain = request("r", [1 + i % 7 for i in range(length)], 0).block_keys(SIZE)
+    for place, key in enumerate(chain):
+        assert key in every and key in ends
+        for group in range(1, len(GROUPS.windows)):
+            needed = place >= GROUPS.first_needed(group, (length - 1) // SIZE * SIZE, SIZE)
+            assert (group_key(key, group) in ends) == needed and group_key(key, group) in every

@@ -6,7 +6,8 @@ import pytest
 
 from cache.block import BlockGeometry
 from engine.handoff.rail_news import RailNews
-from engine.pooled.rounding import REFRESH_INTERVAL_S, Rounding, decode_rate
+from engine.pooled.chosen_blocks import decode_rate
+from engine.pooled.rounding import REFRESH_INTERVAL_S, Rounding
 
 GB = 1e9
 RATIO, DECODE = 0.344, 0.9 * GB

@@ -187,6 +187,13 @@ def test_ranks_and_groups_of_layers_compute_all_layers_of_a_prompt(monkeypatch, 
     assert flag in (one.why_whole or "")
 
 
+def test_a_node_whose_blocks_differ_computes_whole_prompts():
+    one = runner(tiny())
+    one.unlike = True
+    for each in (one, one.with_model(one.model)):
+        assert "the blocks of this node differ" in (each.why_whole or "")
+
+
 def test_empty_step():
     assert runner(tiny()).step([]) == []
 

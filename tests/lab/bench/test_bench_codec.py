@@ -18,6 +18,8 @@ def test_kv_of_the_embedded_model_becomes_shorter(tmp_path):
         for metric in ("encode", "decode"):
             assert rows[case, metric]["ours"] > 0 and rows[case, metric]["limits"]["memcpy"] > 0
         assert rows[case, "KV over 10 Gbit/s, overlapped"]["limits"] == {"line rate": 1.25}
+        paced = rows[case, "KV over a paced link of 1 Gbit/s"]
+        assert paced["limits"] == {"line rate": 0.125} and paced["ours"] > 0 < paced["peers"]["raw"]
     sizes = {name: rows[f"pool {name}", "bytes per block"] for name in ("int8", "int4")}
     assert sizes["int4"]["ours"] < 0.7 * sizes["int8"]["ours"]
 
