@@ -5,5 +5,6 @@ Files:
     cut      Makes the draft model of a recipe, once per machine: it is kept in $XDG_CACHE_HOME/mooncake/drafts
     distill  Cuts a draft model out of a Llama and trains it to say what the whole model says
     llama    A Llama's forward pass over padded sequences, with gradients: plain torch, for training a draft
+    runner   A model on the CPU with room for KV, as a node runs it, but without a node
     texts    Conversations that a chat model writes itself: it continues the head of a user's turn, then answers
 """

@@ -16,9 +16,9 @@ from engine.checkpoint.model_source import ModelSource, describe
 from engine.checkpoint.weights import load
 from engine.config.config import EMBEDDED_MODEL
 from engine.text.tokenizer import Tokenizer
-from lab.bench.speculative import runner_of
 from lab.drafts.distill import HELD_OUT, Agreement, Draft, agreement, batches, train
 from lab.drafts.llama import check_plain
+from lab.drafts.runner import runner_of
 from lab.drafts.texts import Conversation, conversations
 from lab.tools.export_hf import write_model
 from net.compiled import folder
