@@ -11,6 +11,7 @@ Files:
     clients/      The runs of scripts/tools.py stock-clients: the tests of each stock client
     conformance/  Compares the answers of our modules with those of upstream's released wheel
     docs/         The generated parts of the documentation
+    drafts/       A draft model that is cut out of a chat model and trained on text that the model itself writes
     faults/       Faults under load: nodes that are killed, cut off, stopped or restarted, and the checks afterwards
     foreign/      Programs of others, started as their documents say
     formulas/     Questions answered by formulas: plans, roofs, capacity by bisection

@@ -65,6 +65,7 @@ class DraftModel:
         self._size = runner.block_size
         self.pool = BlockPool(len(runner.kv_pool))
         self.step_seconds = 0.0  # of one draft token for all rows, moving average; 0: not measured yet
+        self.prompt_tokens = 0  # of prompts, whose KV was computed here
         self._states: OrderedDict[str, _State] = OrderedDict()  # least recently used first
         self._ended: deque[str] = deque()
         self._lock = threading.Lock()
@@ -134,7 +135,9 @@ class DraftModel:
         chosen = self._runner.step(batch)
         ready = []
         for (row, state, count), tokens_of_row in zip(behind, chosen, strict=True):
+            before = min(state.num_computed, row.request.num_prompt_tokens)
             state.num_computed += count
+            self.prompt_tokens += min(state.num_computed, row.request.num_prompt_tokens) - before
             if tokens_of_row:
                 self._keep(state, tokens_of_row[0])
                 ready.append(row)
@@ -199,4 +202,9 @@ class DraftModel:
 
     def state(self) -> dict[str, object]:
         """For /debug/state; the counts may be from the middle of a step."""
-        return {"blocks": self.pool.usage(), "requests": len(self._states), "step_ms": 1000 * self.step_seconds}
+        return {
+            "blocks": self.pool.usage(),
+            "requests": len(self._states),
+            "step_ms": 1000 * self.step_seconds,
+            "prompt_tokens": self.prompt_tokens,
+        }

@@ -21,16 +21,12 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from attention.choice.choose import choose
 from cache.block import BlockGeometry
 from cache.keys import root_key
 from cache.pool.block_pool import BlockPool
-from engine.checkpoint import weights
 from engine.checkpoint.model_source import describe
 from engine.core.batcher import Batcher, BatchRules
 from engine.core.costs import StepCosts
-from engine.model.decoder import Model
-from engine.model.ops.choice import choose_ops
 from engine.sampling.params import SamplingParams
 from engine.speculation.draft import DraftModel
 from engine.speculation.ngram import NgramLookups
@@ -42,9 +38,9 @@ from engine.step.runner import Runner
 from engine.text.tokenizer import Tokenizer
 from lab.bench.common.results import Row as Result
 from lab.bench.common.results import add_result_flags, report
+from lab.drafts.runner import BLOCK_SIZE, runner_of
 from lab.flag_types import positive
 
-BLOCK_SIZE = 16
 CODE = """def total_price(items, tax):
     result = 0
     for item in items:
@@ -161,17 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if row.metric == "ms per token" and row.ours is not None and row.ours > (row.peers.get("none") or row.ours):
             print(f"loses: {row.case} takes {row.ours / (row.peers['none'] or 1):.2f}x the time of no speculation")
     return 0
-
-
-def runner_of(model: str, dtype: str) -> Runner:
-    """A runner with room for 8,192 tokens of KV."""
-    source = describe(model)
-    config, kind = source.config, getattr(torch, dtype)
-    backend = choose("auto", "cpu", config.head_size)
-    ops = choose_ops(backend.name, "cpu", kind)
-    loaded = Model(config, weights.load(source, kind), backend, "cpu", ops)
-    pool = torch.zeros(512, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_size, dtype=kind)
-    return Runner(loaded, pool, BLOCK_SIZE)
 
 
 def measure(

@@ -30,6 +30,7 @@ class Batch:
         self._model, self._lengths = model, lengths
         self._held: dict[Job, int] = {}
         self._promises: dict[Job, int] = {}
+        self._behind: dict[Job, float] = {}  # tokens whose KV the draft model has to compute, oldest first
 
     @property
     def promised(self) -> int:
@@ -75,6 +76,7 @@ class Batch:
         """The node lost its memory."""
         self._promises.clear()
         self._held.clear()
+        self._behind.clear()
         self.computing.clear()
         self.running, self.joining = [], []
         self.promised_tokens, self.held_tokens, self.context, self.held_s = 0, 0, 0, 0.0
@@ -95,6 +97,8 @@ class Batch:
         self.context += job.context
         if math.isnan(job.joined):
             job.joined = now
+        if self._model.draft_size:
+            self._behind[job] = job.context
         self.running.append(job)
 
     def _has_room(self, tokens: int) -> bool:
@@ -132,6 +136,25 @@ class Batch:
             job.finished = now
         return done
 
+    # --- KV of a draft model
+
+    def catching_up(self) -> tuple[int, float]:
+        """(equal steps from now on, seconds that each is longer): the draft model computes its KV of the oldest request
+        that lacks some. (0, 0.0): nothing is lacking."""
+        if not self._behind:
+            return 0, 0.0
+        job, left = next(iter(self._behind.items()))
+        each = min(left, self._model.draft_tokens)
+        return max(1, int(left // self._model.draft_tokens)), each * self._model.draft_token_s(job.context)
+
+    def caught_up(self, steps: int) -> None:
+        """`steps` steps, as many as catching_up said or fewer, have run."""
+        if self._behind:
+            job = next(iter(self._behind))
+            self._behind[job] -= steps * self._model.draft_tokens
+            if self._behind[job] <= 0:
+                del self._behind[job]
+
     # --- KV that grows
 
     def steps(self) -> int:
@@ -168,6 +191,7 @@ class Batch:
         self.running.remove(job)
         self.held_tokens -= self._held.pop(job)
         self.context -= job.context
+        self._behind.pop(job, None)
 
     def _kv_tokens(self, job: Job) -> int:
         """KV memory that the job takes when it starts: at its last token if that is known, else now."""

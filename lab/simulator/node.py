@@ -88,6 +88,7 @@ class Node:
         self.queued_s = 0.0  # estimated prefill work of all of them
         self.batch, self.costs, self._noise = Batch(model, knows.lengths), knows.costs, knows.noise
         self._factor = 1.0  # of the running step, by a slow node
+        self._draft_s = 0.0  # of each running decode step, for KV of a draft model
         self.busy_s = 0.0
         self.prompts_s = 0.0  # of it, in steps with prompts
         self.steps = 0
@@ -227,6 +228,9 @@ class Node:
             slow = self._step_factor(now)
             base, slope = self.model.decode_line(len(running))
             steps = self.batch.steps()
+            lacking, self._draft_s = self.batch.catching_up()
+            if lacking:
+                steps, base = min(steps, lacking), base + self._draft_s
             self._segment = Segment(now, steps, base * slow, slope * slow, len(running), self.batch.context)
             self._version += 1
             self._loop.at(now + self._segment.seconds(steps), self._decoded, self._version)
@@ -261,7 +265,7 @@ class Node:
             self._computing.append((job, tokens, job.retries))
         chunks = [(tokens, job.computed) for job, tokens, _ in self._computing]
         if running and not self._policy.decodes_wait:
-            seconds = self.model.mixed_s(chunks, running, context)
+            seconds = self.model.mixed_s(chunks, running, context) + self.batch.catching_up()[1]
         else:
             seconds = self.model.chunks_s(chunks)
         self._version += 1
@@ -322,6 +326,7 @@ class Node:
         if self._policy.decodes_wait:
             self.batch.held_s += seconds
         else:
+            self.batch.caught_up(1)
             self._advance(1, seconds, begun, seconds)
         for job, tokens, attempt in computed:
             if job.retries == attempt:
@@ -359,7 +364,8 @@ class Node:
         self._stepped(seconds, segment.steps)
         last = segment.seconds(segment.steps) - segment.seconds(segment.steps - 1)
         mean_context = segment.context + segment.batch * (segment.steps - 1) / 2
-        self.costs.decoded(segment.batch, mean_context, seconds / segment.steps / self._factor)
+        self.costs.decoded(segment.batch, mean_context, seconds / segment.steps / self._factor - self._draft_s)
+        self.batch.caught_up(segment.steps)
         self._advance(segment.steps, last, segment.begun, segment.seconds(1))
         self._begin(self._version)
 

@@ -12,6 +12,7 @@ from lab.planning import PLANS
 OTHERS = {
     "cache-policies": "lab.caches.command",
     "compare": "lab.tools.compare",
+    "cut-draft": "lab.drafts.command",
     "export-hf": "lab.tools.export_hf",
     "foreign-backends": "lab.foreign.backends.command",
     "foreign-contracts": "lab.foreign.contracts.command",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,19 @@ def export(model: str, directory: Path, dtype: str = "bfloat16", int8: bool = Fa
     source = describe(model)
     if source.format != "gguf":
         raise ModelError(f"{model} is a Hugging Face directory already: give that directory to the other engine")
-    config = hf_config(source.config, dtype) | ({"quantization_config": W8A8} if int8 else {})
-    export_tokenizer(model, directory)
-    _write(directory / "config.json", config)
-    ends = list(source.config.eos_token_ids)
-    _write(directory / "generation_config.json", {"bos_token_id": source.config.bos_token_id, "eos_token_id": ends})
     weights = load(source, getattr(torch, dtype))
+    write_model(model, source.config, weights, directory, dtype, int8)
+
+
+def write_model(
+    model: str, config: ModelConfig, weights: Mapping[str, Tensor], directory: Path, dtype: str, int8: bool = False
+) -> None:
+    """Write a Llama with these weights, by our names, and the tokenizer of `model`, a GGUF file. Raises ModelError."""
+    described = hf_config(config, dtype) | ({"quantization_config": W8A8} if int8 else {})
+    export_tokenizer(model, directory)
+    _write(directory / "config.json", described)
+    ends = list(config.eos_token_ids)
+    _write(directory / "generation_config.json", {"bos_token_id": config.bos_token_id, "eos_token_id": ends})
     partial = directory / "model.safetensors.partial"
     named = {hf_name(name): tensor for name, tensor in weights.items()}
     save_file(in_int8(named) if int8 else named, partial, metadata={"format": "pt"})

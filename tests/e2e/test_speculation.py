@@ -60,6 +60,7 @@ def test_ngrams_and_then_a_draft_model_on_a_decode_node(start: Start, tiny_model
         state = settled(cluster)["decode-0"]["engine"]
         assert state["speculation"]["method"] == "draft" and state["speculation"]["acceptance_rate"] == 1.0
         assert state["draft_model"]["blocks"]["held"] == 0
+        assert state["draft_model"]["prompt_tokens"] == 2 * sum(map(len, PROMPTS)), "again for each request"
 
 
 def test_ngrams_over_int8_on_a_decode_node_and_on_one_node(start: Start, tiny_model):

@@ -28,9 +28,14 @@ def no_look(urls: Sequence[str]) -> Callable[[Played], dict[str, float]]:
     return lambda played: {}
 
 
+def nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class LiveCase:
-    """One cluster under one workload. Without `nodes` it is an external cluster at `url`."""
+    """One cluster under one workload. Without `nodes` it is an external cluster at `url`. prepare: makes what the nodes
+    need and this machine may lack; it is called before they start."""
 
     label: str
     workload: Workload
@@ -40,6 +45,7 @@ class LiveCase:
     series: str = ""
     x: float | None = None
     look: Look = no_look
+    prepare: Callable[[], None] = nothing
 
     def settings(self) -> dict[str, object]:
         return {"nodes": " ".join([self.nodes, *self.flags])}

@@ -42,6 +42,7 @@ def run_case(case: LiveCase, seed: int, seconds: float, run_dir: Path) -> tuple[
     specs = case.workload.specs(seed, seconds)
     if case.url:
         return send(case, [case.url], {}, specs)
+    case.prepare()
     with pinned(case.nodes, case.flags, run_dir) as cluster:
         return send(case, doors(cluster), {node.name: node.pid for node in cluster.nodes}, specs)
 

@@ -12,17 +12,17 @@ from lab.ablations.live.overload import OVERLOAD
 from lab.ablations.live.placement import SCHEDULING
 from lab.ablations.live.pool import BANDWIDTH, POOL
 from lab.ablations.live.shifts import SHIFTS
+from lab.ablations.live.speculative import SPECULATIVE
 
 LIVE: dict[str, LiveAblation] = {
     one.name: replace(one, metrics=one.metrics | COSTS)
-    for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD, SHIFTS)
+    for one in (SCHEDULING, POOL, BANDWIDTH, COLOCATED, OVERLAP, QUANTIZED, OVERLOAD, SHIFTS, SPECULATIVE)
 }
 
 ELSEWHERE = {
     "regret": "the goals are about 64 and 256 nodes; a machine has a few, where every policy knows everything",
     "ratio": "it splits sixteen nodes in every way; a live run has as many nodes as cores",
     "eviction": "policies differ over hours of a trace; scripts/tools.py cache-policies replays one",
-    "speculative": "scripts/bench.py speculative measures it on a model of this machine",
     "orders": "slowdown at the tail needs thousands of requests, which take hours on one node of this machine",
     "migration": "bursts over a dozen decode nodes; scripts/faults.py migrations moves requests between real ones",
     "beyond-memory": "scripts/bench.py beyond-memory measures it on a node of this machine",

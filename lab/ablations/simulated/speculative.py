@@ -16,8 +16,8 @@ from lab.simulator.config import SimConfig
 from lab.simulator.models.speculation import kept_tokens, verifying
 from lab.simulator.models.step_models import PRESETS
 
-RESULT = "speculative"
-"""The benchmark whose newest result tells the acceptance."""
+RESULT, LIVE_RESULT = "speculative", "speculative-live"
+"""The benchmark and the live ablation whose newest results tell the acceptance."""
 
 MEASURED = re.compile(r"(\w+) x(\d+) (ngram|draft) auto")
 """A case of it: the kind of prompts, requests of a batch, the method. `auto`: the length of drafts follows their
@@ -61,13 +61,32 @@ def measured(folder: Path = RESULTS) -> tuple[str, dict[str, Drafts]]:
     return result.path.name, found
 
 
-def drafts() -> dict[str, Drafts]:
-    """All kinds of drafts: measured ones, then assumed ones."""
+@lru_cache
+def between_nodes(folder: Path = RESULTS) -> tuple[str, dict[str, dict[str, Drafts]]]:
+    """(the file, drafts by name for cold and for warm KV) as `scripts/ablate.py speculative --live` measured them; a
+    draft model has the size that it had there. ("", nothing) if nobody has. Raises LookupError for a result without a
+    row that it should have."""
+    try:
+        result = Result.newest(LIVE_RESULT, folder)
+    except LookupError:
+        return "", {kv: {} for kv in KV}
+    found: dict[str, dict[str, Drafts]] = {}
+    for kv in KV:
+        found[kv] = {}
+        for method in METHODS.values():
+            names = "drafts per step", "kept per step", "draft size"
+            drafted, kept, size = (result.row(f"{kv}, {method}", name)["ours"] for name in names)
+            found[kv][f"{method} between nodes"] = Drafts(drafted, kept, size or 0.0)
+    return result.path.name, found
+
+
+def drafts(kv: str) -> dict[str, Drafts]:
+    """All kinds of drafts with cold or warm KV: measured ones, then assumed ones."""
     assumed = {
         f"{name}, assumed {acceptance:.0%}": Drafts(DRAFTED, kept_tokens(DRAFTED, acceptance), size)
         for name, (acceptance, size) in ASSUMED.items()
     }
-    return measured()[1] | assumed
+    return measured()[1] | between_nodes()[1][kv] | assumed
 
 
 def cases(requests: int | None) -> list[Case]:
@@ -75,7 +94,7 @@ def cases(requests: int | None) -> list[Case]:
     made = []
     for kv, config in KV.items():
         made.append(Case(f"{kv}, {PLAIN}", config, work, look=(answer_times,)))
-        for name, one in drafts().items():
+        for name, one in drafts(kv).items():
             speculates = verifying(model, one.drafted, one.kept, one.size)
             made.append(Case(f"{kv}, {name}", config, work, model=speculates, look=(answer_times,)))
     return made
@@ -85,14 +104,18 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
     said = []
     for kv in KV:
         gains = [
-            f"{relative(values, 'mean answer, s', f'{kv}, {name}', f'{kv}, {PLAIN}')} with {name}" for name in drafts()
+            f"{relative(values, 'mean answer, s', f'{kv}, {name}', f'{kv}, {PLAIN}')} with {name}"
+            for name in drafts(kv)
         ]
         said.append(f"{kv} KV {' and '.join(gains)}")
     warm = relative(values, "mean answer, s", f"warm, {PLAIN}", f"cold, {PLAIN}")
-    steps = "; ".join(f"{name} {one.drafted:.2f} and {one.kept:.2f}" for name, one in drafts().items())
+    sources = " and ".join(filter(None, (measured()[0], between_nodes()[0])))
+    steps = "; ".join(
+        f"{kv} KV, {name} {one.drafted:.2f} and {one.kept:.2f}" for kv in KV for name, one in drafts(kv).items()
+    )
     return (
         f"Time from arrival to the last token against no drafts: {', '.join(said)}. Warm KV instead of cold, without "
-        f"drafts: {warm}. Drafts as measured are those of {measured()[0]}, on another model than the simulated one; "
+        f"drafts: {warm}. Drafts as measured are those of {sources}, on another model than the simulated one; "
         f"the assumed ones show how much depends on them. Tokens of a request that a step drafts and keeps: {steps}."
     )
 
@@ -100,8 +123,9 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 SPECULATIVE = Ablation(
     "speculative",
     "What do drafts gain with cold and with warm KV?",
-    "8P+8D, conversation trace; cold = no node keeps KV. N-grams are free; a draft model has the 8B shape and runs on "
-    "the same nodes.",
+    "8P+8D, conversation trace; cold = no node keeps KV. N-grams are free. A draft model runs on "
+    "the decode nodes, which compute its KV of every prompt; between nodes it has its measured share of the target's "
+    "parameters, else those of the 8B shape.",
     cases,
     {
         "mean answer, s": metric("answer_s"),

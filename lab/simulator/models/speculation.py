@@ -5,8 +5,10 @@ If each of k drafted tokens is correct with probability a, given correct ones be
     E = (1 - a^(k + 1)) / (1 - a)
 
 tokens, including the one that the target adds. It computes k + 1 tokens per request instead of one and reads weights
-and KV once. A draft model of `size` times the target's parameters first makes k steps, and its KV is computed with
-every prompt. A step's time is spread evenly over its tokens, so that the model still describes steps of one token.
+and KV once. A draft model of `size` times the target's parameters first makes k steps. Its KV of a prompt is neither
+moved nor pooled: the decode node computes all of it, CATCH_UP_TOKENS tokens in each step (engine/speculation/draft.py),
+also if the target's is found. A step's time is spread evenly over its tokens, so that the model still describes steps
+of one token; a request whose draft KV is not complete yet gets as many tokens as the others.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lab.simulator.models.step_models import StepModel
+
+CATCH_UP_TOKENS = 256
+"""The engine's: tests/lab/ablations/test_speculative.py holds them against each other."""
 
 
 def kept_tokens(drafted: int, acceptance: float) -> float:
@@ -35,12 +40,12 @@ def verifying(model: StepModel, drafted: float, kept: float, size: float = 0.0) 
     if not drafted >= 0 or not 1 <= kept <= 1 + drafted:
         raise ValueError(f"a step keeps at least 1 token, and at most one more than its drafts: {kept} of {drafted}")
     w, p, d0, d1, k = model.decode
-    a0, a1, a2 = model.prefill
     draft_s = drafted * (size * w + d0 / 8) if size else 0.0  # a small model's step has an eighth of the overhead
     decode = (w / kept, p * (drafted + 1 + drafted * size) / kept, (d0 + draft_s) / kept, d1 / kept, k / kept)
     return replace(
         model,
         name=f"{model.name}, {drafted:.3g} drafts, {kept:.3g} tokens kept",
-        prefill=(a0, a1 * (1 + size), a2 * (1 + size)),
         decode=decode,
+        draft_size=size,
+        draft_tokens=CATCH_UP_TOKENS / kept if size else 0.0,
     )

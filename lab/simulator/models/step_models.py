@@ -41,6 +41,8 @@ class StepModel:
     kv: Groups | None = None  # None: one full group of token_bytes
     expert_s: float = 0.0  # of w: the weights of all routed experts
     expert_share: float = 0.0  # of the routed experts, those of one token
+    draft_size: float = 0.0  # of a draft model, over the target's; 0: none
+    draft_tokens: float = 0.0  # of prompts, whose draft KV a decode node computes in each step
 
     def prefill_s(self, new: int, context: int) -> float:
         return self.chunks_s([(new, context)])
@@ -62,6 +64,11 @@ class StepModel:
             products_s = (chunks - 1) * self._products_s(self.chunk_tokens) + self._products_s(last)
             return chunks * a0 + products_s + a2 * new * (new + 2 * context)
         return chunks * a0 + a1 * new + a2 * new * (new + 2 * context)
+
+    def draft_token_s(self, prompt: int) -> float:
+        """Seconds in which the draft model computes one token of a prompt of `prompt` tokens, on average."""
+        _, a1, a2 = self.prefill
+        return self.draft_size * (a1 + a2 * prompt)
 
     def _products_s(self, tokens: float) -> float:
         """Seconds of the products of a step with `tokens` tokens of prompts; at least the read of their weights."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import orjson
 import pytest
 
+from engine.speculation.draft import CATCH_UP_TOKENS as engine_pace
+from lab.ablations.live.speculative import DRAFT
+from lab.ablations.live.table import LIVE
 from lab.ablations.simulated import ABLATIONS
-from lab.ablations.simulated.speculative import ASSUMED, KV, PLAIN, Drafts, cases, measured
+from lab.ablations.simulated.speculative import ASSUMED, KV, PLAIN, Drafts, between_nodes, cases, measured
 from lab.docs.figures import RESULTS, Result
-from lab.simulator.models.speculation import kept_tokens, speculating, verifying
+from lab.simulator.models.speculation import CATCH_UP_TOKENS, kept_tokens, speculating, verifying
 from lab.simulator.models.step_models import PRESETS
 from tests.lab.ablations.test_readings import table
 
@@ -42,6 +47,32 @@ def test_drafts_are_those_of_the_largest_batch_of_the_newest_result(tmp_path):
         measured(tmp_path / "plain")
 
 
+def test_drafts_between_nodes_are_those_of_the_live_ablation(tmp_path):
+    """The rows have the cases and metrics of the live ablation itself."""
+    assert between_nodes(tmp_path) == ("", {"cold": {}, "warm": {}})
+    live, found = LIVE["speculative"], []
+    for number, case in enumerate(live.cases(None)):
+        of = {"drafts per step": 4.0, "kept per step": 1.5 + number / 10}
+        of["draft size"] = 0.3 if DRAFT in case.label else None
+        assert of.keys() <= live.metrics.keys()
+        found += [{"case": case.label, "metric": metric, "unit": "", "ours": value} for metric, value in of.items()]
+    (tmp_path / "2026-01-02-speculative-live.json").write_bytes(
+        orjson.dumps({"config": {}, "commit": "c", "rows": found})
+    )
+    between_nodes.cache_clear()
+    file, by_kv = between_nodes(tmp_path)
+    assert file == "2026-01-02-speculative-live.json"
+    assert list(by_kv) == list(KV) == ["cold", "warm"]
+    assert by_kv["cold"] == {
+        "n-grams between nodes": Drafts(4.0, 1.6, 0.0), "draft model between nodes": Drafts(4.0, 1.7, 0.3),
+    }  # fmt: skip
+    assert by_kv["warm"]["draft model between nodes"] == Drafts(4.0, 2.0, 0.3)
+
+
+def test_the_engine_and_the_simulator_catch_up_at_the_same_pace():
+    assert engine_pace == CATCH_UP_TOKENS
+
+
 def test_the_ablation_runs_what_was_measured_and_names_what_was_not():
     file, found = measured()
     result = Result.newest("speculative", RESULTS)
@@ -49,11 +80,11 @@ def test_the_ablation_runs_what_was_measured_and_names_what_was_not():
     made = {case.label: case.model for case in cases(10)}
     for kv in KV:
         assert made[f"{kv}, {PLAIN}"] is None
-        for name, one in found.items():
+        for name, one in (found | between_nodes()[1][kv]).items():
             assert made[f"{kv}, {name}"] == verifying(MODEL, one.drafted, one.kept, one.size)
     kept = result.row("chat x8 ngram auto", "tokens per row and step")["ours"]
     assert found["n-grams as measured, chat"].kept == kept
-    others = [label for label in made if "measured" not in label and PLAIN not in label]
+    others = [label for label in made if not re.search(f"measured|between nodes|{PLAIN}", label)]
     assert len(others) == len(KV) * len(ASSUMED) and all("assumed" in label for label in others)
     assert file in ABLATIONS["speculative"].reading(table("speculative"))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lab.loads.trace import TraceRow, jittered, read_trace, write_trace
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import IDEAL, SimConfig
-from lab.simulator.models.step_models import PRESETS
+from lab.simulator.models.step_models import PRESETS, StepModel
 from lab.simulator.result import figures
 from sched.placement.table import placements
 
@@ -29,8 +29,8 @@ def rows(count: int, gap_ms: float = 50.0, shared: int = 3) -> list[TraceRow]:
     return made
 
 
-def ran(config: SimConfig, requests: list[TraceRow]) -> Cluster:
-    cluster = Cluster(config, MODEL)
+def ran(config: SimConfig, requests: list[TraceRow], model: StepModel = MODEL) -> Cluster:
+    cluster = Cluster(config, model)
     for _ in cluster.run(requests):
         pass
     return cluster

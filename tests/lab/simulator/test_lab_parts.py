@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from lab.loads.trace import TraceRow
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.job import Job
-from lab.simulator.models.speculation import kept_tokens, speculating
+from lab.simulator.models.speculation import kept_tokens, speculating, verifying
 from lab.simulator.models.step_models import PRESETS
 from lab.simulator.predictors import predictors
 from lab.simulator.result import figures
@@ -91,10 +92,29 @@ def test_drafts_multiply_tokens_and_cost_products():
     plain = MODEL.decode_s(1, 1000)
     assert free.decode_s(1, 1000) == pytest.approx(plain / kept_tokens(4, 0.7), rel=1e-6)
     assert free.decode_s(1, 1000) < paid.decode_s(1, 1000) < plain
-    assert free.prefill == MODEL.prefill and paid.prefill_s(1000, 0) > MODEL.prefill_s(1000, 0)
+    assert free.prefill == paid.prefill == MODEL.prefill, "prefill nodes have no draft model"
     assert free.decode_s(256, 256) > plain / kept_tokens(4, 0.7), "a full batch is bound by products"
     with pytest.raises(ValueError, match="acceptance"):
         kept_tokens(2, 1.0)
+
+
+@pytest.mark.parametrize("nodes", [{"prefill": 1, "decode": 1}, {"prefill": 0, "decode": 0, "mixed": 1}])
+@pytest.mark.parametrize("blocks", [0, 1000])
+def test_a_decode_node_computes_the_drafts_kv_of_every_prompt(nodes, blocks):
+    """Also of one whose KV the target finds."""
+    config = SimConfig(**nodes, cache_blocks=blocks, step_noise=0.0)
+    asked = [TraceRow(0.0, 4096, 200, list(range(8))), TraceRow(60_000.0, 4096, 200, list(range(8)))]
+    kept = kept_tokens(4, 0.7)
+    plain = replace(verifying(MODEL, 4, kept, 0.1), draft_size=0.0)
+    with_draft, without = (ran(config, asked, one) for one in (verifying(MODEL, 4, kept, 0.1), plain))
+    _, a1, a2 = MODEL.prefill
+    draft_s = 0.1 * (a1 * 4096 + a2 * 4096**2)
+    for ours, theirs in zip(with_draft.jobs, without.jobs, strict=True):
+        longer = (ours.finished - ours.first_token) - (theirs.finished - theirs.first_token)
+        assert longer == pytest.approx(draft_s, rel=0.03), "the KV of the first tokens of the answer is included"
+        assert ours.first_token == pytest.approx(theirs.first_token)
+        assert ours.prefix_tokens == theirs.prefix_tokens
+    assert (with_draft.jobs[1].prefix_tokens > 0) == (blocks > 0)
 
 
 def test_the_longest_tenth_of_the_gaps():

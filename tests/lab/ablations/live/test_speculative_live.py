@@ -1,0 +1,59 @@
+"""The live ablation of speculation: its prompts, its counts, and the draft model that its nodes get."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lab.ablations.live import speculative
+from lab.ablations.live.run import run_case
+from lab.ablations.live.speculative import COLD, DRAFT, PASSAGE_TOKENS, WARM, WARM_PASSAGES, asked, draft_size, per_step
+from lab.ablations.live.table import LIVE
+
+
+def heads(kv: str, seed: int) -> list[tuple[int, ...]]:
+    return [tuple(spec.token_ids[:200]) for spec in asked(kv, seed, 20.0)]
+
+
+def test_cold_texts_are_new_and_warm_ones_come_back():
+    cold, warm = heads(COLD, 0), heads(WARM, 0)
+    assert len(set(cold)) == len(cold) == len(warm) == 10
+    assert len(set(warm)) == WARM_PASSAGES and not set(warm) & set(cold)
+    assert set(heads(WARM, 1)) == set(warm) and set(heads(COLD, 1)) != set(cold)
+    assert all(PASSAGE_TOKENS <= len(spec.token_ids) <= PASSAGE_TOKENS + 80 for spec in asked(COLD, 0, 20.0))
+    with pytest.raises(ValueError, match="lower --seconds"):
+        asked(COLD, 0, 2000.0)
+
+
+def test_means_are_over_the_steps_with_drafts():
+    counts = {"verified_rows": 10, "draft_tokens": 40, "accepted_tokens": 15, "prompt_tokens": 1200}
+    assert per_step(counts, 3) == {
+        "drafted": 4.0, "kept": 2.5, "acceptance": 0.375, "draft_prompt_tokens": 400.0,
+    }  # fmt: skip
+    assert per_step(counts | {"verified_rows": 0, "draft_tokens": 0}, 3) == {}
+
+
+def test_the_size_of_a_draft_is_the_one_it_was_made_with(tmp_path):
+    assert draft_size({"speculative_model": None}) == draft_size({"speculative_model": str(tmp_path)}) == {}
+    (tmp_path / "draft.json").write_text(json.dumps({"size": 0.25}))
+    assert draft_size({"speculative_model": str(tmp_path)}) == {"draft_size": 0.25}
+
+
+def test_only_the_nodes_of_draft_cases_need_a_draft_and_it_is_made_before_they_start(tmp_path, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def made(recipe, tell):
+        raise Asked
+
+    monkeypatch.setattr(speculative, "made", made)
+    cases = LIVE["speculative"].cases(None)
+    assert len(cases) == 6
+    for case in cases:
+        if DRAFT in case.label:
+            with pytest.raises(Asked):
+                run_case(case, 0, 2.0, tmp_path / "nodes")
+        else:
+            case.prepare()
+    assert not (tmp_path / "nodes").exists()
