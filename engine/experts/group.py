@@ -32,6 +32,7 @@ from torch import Tensor
 from engine.experts.added import further_copies
 from engine.experts.balance import Balance
 from engine.experts.collect import Collector
+from engine.experts.loading import Checkpoint
 from engine.experts.moves import Move
 from engine.experts.placement import Placement, Slots
 from engine.experts.plan import Plan
@@ -66,8 +67,7 @@ class ExpertGroup:
     """`desks`: of all ranks; rank 0's own is private memory. `shares`: of the ranks of this host. `absent`: ranks that
     have not been there yet, and why; what their desks are does not matter.
 
-    `read_expert(layer, expert)` is where moves find experts that no rank of this host has: lone_expert of loading.py.
-    """
+    `checkpoint`: where moves find experts that no rank of this host has; None: these cannot move."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ExpertGroup:
         self.pairs = [0] * plan.ranks  # (token, expert) pairs that each rank was asked for
         self.num_masked = self.num_dropped = self.num_moved = 0
         self.balance: Balance | None = None
-        self.read_expert: Callable[[int, int], Share] = _nowhere
+        self.checkpoint: Checkpoint | None = None
         self._plan, self._desks, self._shares, self._rule = plan, desks, shares, rule
         self._own = Work(desks[0], 0, shares)
         self._dead = dict(absent)
@@ -411,7 +411,7 @@ class ExpertGroup:
         before all have them, nothing has changed."""
         move = Move.between(self.placement, placement, layer, self._plan.local)
         try:
-            read = {expert: self.read_expert(layer, expert) for expert in move.unread}
+            read = {expert: self._read(layer, expert) for expert in move.unread}
         except (ModelError, OSError) as error:
             log.warning("experts of layer %d cannot move: %s", layer, error)
             return
@@ -428,6 +428,11 @@ class ExpertGroup:
         self._lost(self._answered(others))
         self.num_moved += move.count
         self._tabulate()
+
+    def _read(self, layer: int, expert: int) -> Share:
+        if self.checkpoint is None:
+            raise ModelError(f"there is no checkpoint to read expert {expert} from")
+        return self.checkpoint.read(layer, expert)
 
     def _stage(self, move: Move) -> dict[int, str]:
         """The ranks of this host copy what they get. Returns those that are lost, and why."""
@@ -479,10 +484,6 @@ class ExpertLayer:
         meanwhile = (lambda: None) if shared is None else (lambda: shared(x))
         summed, other = self.group.compute(self.layer, x, chosen, weights, meanwhile)
         return summed if other is None else summed + other
-
-
-def _nowhere(layer: int, expert: int) -> Share:
-    raise ModelError(f"there is no checkpoint to read expert {expert} from")
 
 
 def _isin(sent: Tensor, ranks: Sequence[int]) -> Tensor:

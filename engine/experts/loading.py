@@ -76,6 +76,19 @@ def lone_expert(plan: Plan, reader: Reader, layer: int, expert: int) -> Share:
     return share
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The experts of a model on disk."""
+
+    plan: Plan
+    source: ModelSource
+
+    def read(self, layer: int, expert: int) -> Share:
+        """As `lone_expert`."""
+        with open_weights(self.source, getattr(torch, self.plan.layout.dtype), None) as reader:
+            return lone_expert(self.plan, reader, layer, expert)
+
+
 def telling(tell: Callable[[], None]) -> Callable[..., None]:
     """A `progress` that calls `tell` from time to time. A process that hangs says nothing."""
     told = time.monotonic()

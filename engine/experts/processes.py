@@ -20,15 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from engine.checkpoint.model_source import ModelSource
 from engine.checkpoint.weight_cache import WeightCache
-from engine.checkpoint.weights import open_weights
 from engine.config.config import Config
 from engine.experts.balance import Balance
 from engine.experts.group import ExpertGroup, LossRule
-from engine.experts.loading import LOADING, Start, fill, lone_expert
+from engine.experts.loading import LOADING, Checkpoint, Start, fill
 from engine.experts.placement import Placement
 from engine.experts.plan import Duty, first_of, plan_of
 from engine.experts.remote_ranks import NOT_YET, RemoteRanks
@@ -100,7 +97,7 @@ class ExpertProcesses:
         self.group = ExpertGroup(*parts)
         if config.expert_balance_steps:
             self.group.balance = Balance(config.expert_balance_steps, config.expert_replicas)
-        self.group.read_expert = self._read_expert
+        self.group.checkpoint = Checkpoint(self.plan, self._source)
         if self.remote is not None:
             self.remote.begin(self.group, self._desks)
         for rank in range(1, self.plan.local):
@@ -153,10 +150,6 @@ class ExpertProcesses:
 
     def _private_desk(self) -> Desk:
         return Desk(Region.private("desk", desk_bytes(self.plan.layout)), self.plan.layout)
-
-    def _read_expert(self, layer: int, expert: int) -> Share:
-        with open_weights(self._source, getattr(torch, self.plan.layout.dtype), None) as reader:
-            return lone_expert(self.plan, reader, layer, expert)
 
     # --- one process
 
