@@ -249,13 +249,14 @@ class Calls:
         ticket.open = False
         return committed.stored
 
-    async def ask(self, home: str, call: BulkCall, patience_s: float | None = None) -> None:
+    async def ask(self, home: str, call: BulkCall, patience_s: float | None = None, priority: int = BULK) -> None:
         """A question whose blocks travel with it or with its answer. The deadline, plus the time for the question's
         bytes, limits the wait until the answer begins; then it limits each wait for more bytes."""
         most_s = self._deadlines.control_s
         impatient = patience_s is not None and patience_s < most_s
         wait_s = patience_s if patience_s is not None and impatient else most_s
-        priority = URGENT if call.expected <= SMALL_FRAME_BYTES else BULK
+        if call.expected <= SMALL_FRAME_BYTES:
+            priority = URGENT
         try:
             sent_s = call.sends / self._deadlines.slowest_bytes_per_s
             await self._bulk.ask(home, call, wait_s, wait_s + sent_s, priority)

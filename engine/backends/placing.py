@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from sched.admission import retry_after_s
 from sched.placement.burst import Choice
 from sched.placement.choice import LearningPolicy, Rejected
 from sched.placement.demand import Demand
-from sched.placement.links import Lines, Paths
+from sched.placement.links import Lines, Paths, Place
 from sched.placement.measured_links import MeasuredLinks
 from sched.placement.view import View
 
@@ -33,6 +34,8 @@ ROLE = "backend"
 
 class Apart:
     """Links between workers: there are none."""
+
+    places: ClassVar[Mapping[str, Place]] = {}
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
         return np.full(len(nodes), inf), np.zeros(len(nodes))

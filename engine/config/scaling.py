@@ -33,6 +33,14 @@ class ScalingFields(CacheFields):
         "the cluster has one site",
         unit="name",
     )
+    network_place: str | None = flag(
+        None,
+        "scaling",
+        "where this node is in the network of its site, from the core down, such as pod1/rack3/host12: nodes whose "
+        "places begin alike are near, acceptors learn how fast KV moves over each distance, and they also ask decode "
+        "nodes near the prefill node; none = all nodes are equally far apart",
+        unit="PART/PART/...",
+    )
     site_link_limit_bytes: int = flag(
         0,
         "scaling",

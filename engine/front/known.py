@@ -151,6 +151,8 @@ class Neighbours:
             layout = self._layout = _lay_out(self._gossip, ids, records)
             self.unlike = UnlikeNodes((*layout.mates, self._gossip.me), self._geometry)
             self._links.forms = self.unlike if self.unlike.any else None
+            everyone = (*layout.mates, self._gossip.me)
+            self._links.places = {member.node_id: place for member in everyone if (place := member.place)}
         chosen = records[layout.rows]
         age_s = float(chosen["age_s"].mean()) if layout.here else 0.0
         expected = self.arrivals.per_s(now) * len(layout.here) * age_s

@@ -399,7 +399,8 @@ class Node:
         out."""
         cost = {"cost": self.config.node_cost} if self.config.node_cost != 1.0 else {}
         site = {"site": self._site} if self._site else {}
-        return cost | site | ({SCALES: True} if self.config.scale_command is not None else {})
+        place = {"place": self.config.network_place} if self.config.network_place else {}
+        return cost | site | place | ({SCALES: True} if self.config.scale_command is not None else {})
 
     @property
     def _ssd_bytes(self) -> int:

@@ -47,6 +47,7 @@ def cluster(identity: dict[str, Any], gossip: Gossip, transfer: TransferEngine) 
             "http": f"http://{member.http}",
             "status": member.status.name.lower(),
             "cost": member.cost,
+            "place": "/".join(member.place),
             "transport": paths.get(member.node_id),
         }
         for member in gossip.members

@@ -30,6 +30,8 @@ Files:
     result          Figures of a run: latencies, hits, goodput; independent of the clock and the machine
     roles           Role changes in a simulated cluster: sched/role_change.py on the present state of the nodes
     scaling         Nodes that start and leave with the load: sched/scaling/ on the present state of the nodes
+    fabric/         The network of a cluster as a fat tree: hosts, racks and pods, with links that may be
+                    oversubscribed
     models/         Models of steps, networks, disks and caches in virtual time
     rivals/         Rivals that need a mechanism which nodes do not have, so that only the simulator has them
     sites/          Several sites, each a cluster with a pool of its own, and slow links between them

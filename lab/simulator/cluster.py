@@ -22,7 +22,7 @@ from lab.simulator.links import SimLinks
 from lab.simulator.migration import Migration
 from lab.simulator.models.contention import Contention
 from lab.simulator.models.loop import Loop
-from lab.simulator.models.network import Network
+from lab.simulator.models.network import FETCH, HANDOVER
 from lab.simulator.models.presets import chosen
 from lab.simulator.models.step_models import StepModel, with_bandwidth
 from lab.simulator.node import Node
@@ -66,7 +66,7 @@ class Cluster:
         self.loop = Loop() if loop is None else loop
         self.jobs: list[Job] = []
         self.rng = Random(config.seed)
-        self.network = Network(self.loop, self.model.nic_bytes_s, self.model.nic_latency_s)
+        self.network = making.network(config, self.model, self.loop)
         self.lengths = Lengths(config.output_lengths)
         self.nodes = making.nodes(config, self.model, self.loop, self, self._slowness, self.lengths)
         self.contention = Contention(config.contention, self.nodes)
@@ -76,7 +76,8 @@ class Cluster:
         self.homes = making.homes(config)
         self.disks = making.disks(config, self.model, self.loop, len(self.homes))
         self.pool = making.pool(config, self.model, self.disks, self.homes)
-        self.links = SimLinks(config.links, self.network, self.loop, config.seed)
+        told = self.network.places if config.known_places else {}
+        self.links = SimLinks(config.links, self.network, self.loop, config.seed, told)
         self.slowness = [1.0] * len(self.nodes)
         self._told_costs: list[tuple[tuple[float, float, float], float] | None] = [None] * len(self.nodes)
         candidates = [making.candidate(config, self.model, node) for node in self.nodes]
@@ -259,7 +260,7 @@ class Cluster:
                 done()
 
         parts = {self.homes[home]: nbytes * count / blocks for home, count in sources.items()}
-        self.network.gather(parts, target, one)
+        self.network.gather(parts, target, one, FETCH)
 
     def prefill_begun(self, node: Node, job: Job) -> None:
         """Skip the tokens that another prompt has computed here since the placement."""
@@ -310,7 +311,7 @@ class Cluster:
                 self.links.handed_over(node.name, job.decode, nbytes, self.loop.now - begun)
             self._arrived(job, attempt)
 
-        self.network.send(node.name, job.decode, nbytes, moved)
+        self.network.send(node.name, job.decode, nbytes, moved, HANDOVER)
 
     def _arrived(self, job: Job, attempt: int) -> None:
         """An overlapped hand-over is done when the last layer is computed and the last byte has arrived."""

@@ -48,6 +48,7 @@ from sched.role_ratio import role_policies
 
 CHOICES = {
     "kv_overlap": ("layer", "none"),
+    "flow_order": ("fair", "deadline"),
     "publish": ("none", "home"),
     "predictor": tuple(predictors),
     "links": KINDS,

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from lab.simulator.fabric.tree import FatTree
 from sched.classes import with_objectives
 from sched.scaling.bounds import parse
 
@@ -65,6 +66,9 @@ class SimConfig:
     prefill_share: float = 0.0  # prefill-I and decode-I share a GPU, see rivals/nexus.py; 0 = one GPU each
     contention: float = 0.0  # relative slowdown of a step while another node of the machine computes
     nic_gbit_s: float = 0.0  # bandwidth of a NIC; 0 = the model's
+    fat_tree: str = ""  # NODESxHOSTSxRACKS[:RACK_RATIO[:POD_RATIO]], see lab/simulator/fabric/tree.py; "" = one switch
+    flow_order: Literal["fair", "deadline"] = "fair"  # of flows on a link of --fat-tree: hand-over, fetch, publish
+    known_places: bool = True  # nodes tell their places in --fat-tree (--network-place)
     kv_overlap: Literal["layer", "none"] = "layer"  # KV moves while the prompt is computed, or after it
     publish: Literal["none", "home"] = "home"  # whether new blocks cross the network to their homes
     kv_scale: float = 1.0  # bytes on the wire and in the pool per byte of KV: 0.5 = 8-bit blocks
@@ -121,6 +125,13 @@ class SimConfig:
             with_objectives(self.slo)
         except ValueError as error:
             raise ValueError(f"--slo {self.slo}: {error}") from None
+        if self.fat_tree:
+            try:
+                FatTree.parse(self.fat_tree)
+            except ValueError as error:
+                raise ValueError(f"--fat-tree {error}") from None
+        elif self.flow_order != "fair":
+            raise ValueError(f"--flow-order {self.flow_order} needs --fat-tree")
         if self.autoscale:
             _check_autoscale(self)
         if self.store and (self.faults or self.crash_every_s or self.autoscale):

@@ -9,11 +9,14 @@ from functools import partial
 from cache.pool.admission import choose as choose_admission
 from cache.pool.policies import choose
 from lab.simulator.config import KINDS, NodeClass, SimConfig, node_classes
+from lab.simulator.fabric.tree import FatTree
+from lab.simulator.fabric.tree_network import TreeNetwork
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.caches import Cache
 from lab.simulator.models.costs import costs
 from lab.simulator.models.disk import Disk
 from lab.simulator.models.loop import Loop
+from lab.simulator.models.network import Network
 from lab.simulator.models.noise import Noise
 from lab.simulator.models.pool import Pool
 from lab.simulator.models.shares import HomedPool, PrefixCache
@@ -76,6 +79,19 @@ def counts(config: SimConfig, at_begin: bool = False) -> dict[str, int]:
 def homes(config: SimConfig) -> list[str]:
     """The nodes with a share of the pool."""
     return [f"store-{i}" for i in range(config.store)] or [name for name, _ in _names(config)]
+
+
+def network(config: SimConfig, model: StepModel, loop: Loop) -> Network:
+    """One switch, or the tree of --fat-tree."""
+    if not config.fat_tree:
+        return Network(loop, model.nic_bytes_s, model.nic_latency_s)
+    tree = FatTree.parse(config.fat_tree)
+    by_role: dict[tuple[str, ...], list[str]] = {}
+    for name, roles in _names(config):
+        by_role.setdefault(roles, []).append(name)
+    places = tree.places([*by_role.values(), [f"store-{i}" for i in range(config.store)]])
+    ordered = config.flow_order == "deadline"
+    return TreeNetwork(loop, model.nic_bytes_s, model.nic_latency_s, tree, places, ordered)
 
 
 def price(config: SimConfig, node: Node) -> float:

@@ -17,6 +17,7 @@ from lab.simulator.failures import Parts
 from lab.simulator.job import Job
 from lab.simulator.lengths import Lengths
 from lab.simulator.models.loop import Loop
+from lab.simulator.models.network import HANDOVER
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Node
 from sched.migration import Balancer, DecodeNode, Movable, in_need, to_balance
@@ -104,7 +105,7 @@ class Migration:
         context = job.input_tokens + node.made()[at]
         nbytes = self._model.handover_bytes(context) * self._config.kv_scale
         copied = partial(self._copied, node, self._by_name[to], job, job.retries, context)
-        self._network.send(node.name, to, nbytes, copied)
+        self._network.send(node.name, to, nbytes, copied, HANDOVER)
 
     def _copied(self, node: Node, target: Node, job: Job, attempt: int, context: int) -> None:
         if job.retries != attempt or job not in node.batch.running:
@@ -119,7 +120,7 @@ class Migration:
             return
         job.decode, job.paused = target.name, self._loop.now
         nbytes = (job.context - context + 1) * self._model.token_bytes * self._config.kv_scale
-        self._network.send(node.name, target.name, nbytes, partial(self._arrived, node, target, job))
+        self._network.send(node.name, target.name, nbytes, partial(self._arrived, node, target, job), HANDOVER)
 
     def _arrived(self, node: Node, target: Node, job: Job) -> None:
         self.pauses.append(self._loop.now - job.paused)

@@ -129,13 +129,16 @@ class Placing:
 
     def told_all(self) -> None:
         """All nodes know the present state at once: at the beginning of a run."""
+        self._measure_nics()
         self._tell(self.live.copy())
 
     def gossip(self) -> None:
         """One round: all nodes have the present records a little later; summaries of cells arrive less often."""
+        self._measure_nics()
         if len(self._cells) == 1 and not self.config.gossip_loss:
             live = self.live
-            self.loop.after(self.config.delivery_s, self._arrived, live.table.copy(), live.prefills, live.decodes)
+            news = live.table.copy(), live.prefills, live.decodes, live.nics
+            self.loop.after(self.config.delivery_s, self._arrived, *news)
             return
         view = self.live.copy()
         if self.config.gossip_loss:
@@ -146,6 +149,11 @@ class Placing:
                 view.keep(kept, self._known(cell), [inside[i] for i in kept])
         self.loop.after(self.config.delivery_s, self._tell, view)
 
+    def _measure_nics(self) -> None:
+        """Every node measures its own NIC, for its record."""
+        if use := self._links.use():
+            self.live.nics = np.array([use[node] for node in self.live.ids]).T
+
     def _arrived(self, *columns: npt.NDArray[Any]) -> None:
         """Most rounds are followed by the next before a decision, so a view is made only when a decision needs it."""
         self._news = columns
@@ -153,7 +161,7 @@ class Placing:
     def _known(self, cell: Cell) -> View:
         if self._news is not None:
             view = self.live.copy()
-            view.table[:], view.prefills, view.decodes = self._news
+            view.table[:], view.prefills, view.decodes, view.nics = self._news
             cell.view, self._news = view, None
         if cell.news is not None:
             cell.view, cell.news = cell.news.only(cell.indices.tolist()), None
@@ -188,7 +196,9 @@ class Placing:
         now = self.loop.now
         policy = self.acceptors.policy_for(job)
         if policy.asks_everybody:
-            self._links.asked(self.live.ids, every_s=self.config.gossip_s)
+            if self._links.asked(self.live.ids, every_s=self.config.gossip_s):
+                self._measure_nics()
+                self.live.forget_transfers()
             matched = self._matched(self.exact.depths(now, job.blocks), job)
             self._look_ahead(self.live, range(len(self.live)), demand, horizon_s(now, demand, self.live))
             return Decision(policy.place(now, demand, self.live, matched), self.live, 0, None)

@@ -13,6 +13,8 @@ Files:
     peer           The facts that a node has about a peer: its address, its connections, and the calls that wait for
                    one
     sealed_stream  Sealed streams: a TCP connection encrypted and authenticated with the cluster key
+    send_order     The order in which the transfers of one node may send: the most urgent first, on all its data
+                   connections together
     sockets        Binds the HTTP listening socket before any slow work, and the control port that belongs to it
     stream         One TCP connection as frames in both directions, in clear or sealed with the cluster key
     turns          The transfers of one connection each send one frame per turn of the loop, in the order of their

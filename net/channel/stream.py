@@ -13,6 +13,7 @@ from typing import cast
 
 from net.channel import congestion
 from net.channel.sealed_stream import SealedStream
+from net.channel.send_order import SendOrder
 from net.channel.turns import Turns
 from net.channel.wire import STAGING_MIN, Buffer, Decoder, Frame, FrameError, Header, KeyMismatch, Place, encode, head
 from net.errors import PeerLost
@@ -34,6 +35,8 @@ class Stream(asyncio.BufferedProtocol):
         self.peer_id = ""
         self.decoder = Decoder(place, header_max, STAGING_MIN)
         self.turns = Turns()
+        self.order = SendOrder()  # data connections share one per node
+        self.rank = 0  # of what is sent here, for `order`
         self.polling: Polling | None = None  # set by owners that need answers quickly
         self.expects: Collection[object] = ()  # requests that the peer has not answered yet; only for polling
         self.queued = 0  # bytes given to the transport so far: the socket has all except `unsent`
@@ -81,6 +84,10 @@ class Stream(asyncio.BufferedProtocol):
         """Sets the congestion control for data sent from now on (net/channel/congestion.py). Raises OSError."""
         assert self._transport is not None
         congestion.use(self._transport.get_extra_info("socket"), name)
+
+    def passed(self) -> int:
+        """Bytes that the socket has taken so far."""
+        return self.queued - self.unsent()
 
     def unsent(self) -> int:
         """Bytes not yet passed to the socket."""

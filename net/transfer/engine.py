@@ -32,7 +32,18 @@ from net.transfer.common.memory import Region
 from net.transfer.common.path import LOCAL, Completion, Path, Reached
 from net.transfer.common.spans import Span, check, merged
 from net.transfer.common.traffic import RailLimit
-from net.transfer.common.transport import BULK, URGENT, Atomics, Carded, Mapped, Op, Pinning, Transport, Unusable
+from net.transfer.common.transport import (
+    BULK,
+    REPAIR,
+    URGENT,
+    Atomics,
+    Carded,
+    Mapped,
+    Op,
+    Pinning,
+    Transport,
+    Unusable,
+)
 from net.transfer.path_finder import PathFinder
 from net.transfer.rdma import places
 from net.transfer.rdma.transport import Rdma
@@ -42,8 +53,8 @@ from net.transfer.tcp.bulk_calls import BulkCalls
 from net.transfer.tcp.transport import Tcp
 
 __all__ = [
-    "BULK", "URGENT", "Completion", "LandedSpans", "Op", "Path", "PeerLost", "TransferEngine", "TransferError",
-    "transports",
+    "BULK", "REPAIR", "URGENT", "Completion", "LandedSpans", "Op", "Path", "PeerLost", "TransferEngine",
+    "TransferError", "transports",
 ]  # fmt: skip
 
 transports: dict[str, Callable[..., Transport]] = {"shm": Shm, "rdma": Rdma, "tcp": Tcp}
@@ -145,7 +156,7 @@ class TransferEngine:
     ) -> Completion:
         """Move `spans`, each (local offset, remote offset, length), between the region `local` here and `remote`
         there. Spans of one submission should not overlap; they land in any order. A WRITE has landed when this
-        returns. `priority` is BULK or URGENT. `landed` records which spans have arrived, also after an error.
+        returns. `priority` is REPAIR, BULK or URGENT. `landed` records which spans have arrived, also after an error.
         `epoch`, from the peer's `epoch_of`: nothing moves if the peer has lost this node since. Cancel the task to
         cancel the submission. Raises TransferError, PeerLost, PeerRefused, TimeoutError; the module's docstring
         defines when memory may be reused."""

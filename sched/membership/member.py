@@ -95,6 +95,14 @@ class Member:
         return site if isinstance(site, str) and len(site) <= TEXT_BYTES else ""
 
     @property
+    def place(self) -> tuple[str, ...]:
+        """Where it is in the network, from the core down (--network-place); empty if missing or invalid."""
+        place = self.info.get("place", "")
+        if not isinstance(place, str) or len(place) > TEXT_BYTES:
+            return ()
+        return tuple(filter(None, place.split("/")))
+
+    @property
     def here(self) -> bool:
         """Whether the node counts as a member: alive or suspected."""
         return self.status < Status.DEAD

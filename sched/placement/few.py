@@ -6,7 +6,7 @@ computes the columns on demand.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -16,7 +16,7 @@ from sched.admission import Limits, retry_after_s
 from sched.placement.choice import Placement, Rejected
 from sched.placement.costs import DecodeCosts, PrefillCosts, Row, decode_costs, most_local_of, prefill_costs
 from sched.placement.demand import Demand
-from sched.placement.links import Lines, Paths, Vector, columns
+from sched.placement.links import Lines, Paths, Place, Vector, columns
 from sched.placement.record_table import COLUMNS
 from sched.placement.view import View
 
@@ -54,6 +54,11 @@ class FewCosts:
     fetched: Paths  # from the pool into each node; empty: the pool has nothing
     source: int
     handed_over: Paths  # from `source` to each node
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """A decision that is made needs none."""
+        return {}
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
         return columns(self.fetched)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -20,8 +20,26 @@ Paths: TypeAlias = "array[float]"
 """latency_s and seconds per byte of each path, alternating. For few nodes: a numpy call costs as much as a node."""
 
 
+Place = tuple[str, ...]
+"""Where a node is in the network, from the core down, such as (pod, rack, host)."""
+
+
+def distance(one: Place, other: Place) -> int:
+    """Levels of the network between two nodes: 0 on the same host, more the higher the switch that they share."""
+    shared = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        shared += 1
+    return max(len(one), len(other)) - shared
+
+
 class Links(Protocol):
     """Knows how fast KV moves."""
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Of the nodes that tell theirs."""
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
         """From the pooled store into each of the nodes."""
@@ -42,6 +60,10 @@ class UniformLinks:
 
     fetched: TransferModel
     handed_over: TransferModel
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        return {}
 
     def fetch(self, nodes: Sequence[str]) -> Lines:
         return _alike(self.fetched, len(nodes))

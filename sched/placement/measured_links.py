@@ -4,7 +4,8 @@ pays (--pool-dtype int4-auto) count with the bytes of exact ones: a demand does 
 
 The estimate of a path is as fast as its past transfers, but no faster than its rails are now: the regressions forget
 after dozens of transfers, while rails measure every MiB (net/transfer/common/rails.py). An unused path is as fast as
-its rails. If its rails are unknown too, it gets the mean of all paths.
+the paths between nodes that are equally far apart, where nodes tell their places (--network-place), and no faster than
+its rails. Without places it is as fast as its rails. If its rails are unknown too, it gets the mean of all paths.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from sched.cost import TransferModel
-from sched.placement.links import Lines, Paths, columns
+from sched.placement.links import Lines, Paths, Place, columns, distance
 
 
 class Forms(Protocol):
@@ -30,6 +31,8 @@ class MeasuredLinks:
 
     def __init__(self) -> None:
         self.forms: Forms | None = None
+        self.places: Mapping[str, Place] = {}
+        self._far: dict[int, TransferModel] = {}  # of hand-overs, by distance
         self._conversions: dict[str, float] = {}  # seconds per converted byte, by source
         self._fetch, self._handover = TransferModel(), TransferModel()
         self._fetches: dict[str, TransferModel] = {}
@@ -50,6 +53,8 @@ class MeasuredLinks:
 
     def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
         models, rails = self._handovers.get(source, {}), self._handover_rails.get(source, {})
+        if self._far and (here := self.places.get(source)) is not None:
+            models = {node: found for node in nodes if (found := models.get(node) or self._between(here, node))}
         lines = _lines(nodes, models, rails, self._handover)
         if self.forms is not None:
             for i, node in enumerate(nodes):
@@ -57,6 +62,11 @@ class MeasuredLinks:
                 added_s = self._conversions.get(source, 0.0) if converts else 0.0
                 lines[2 * i + 1] = factor * (lines[2 * i + 1] + added_s)
         return lines
+
+    def _between(self, here: Place, node: str) -> TransferModel | None:
+        """The model of all paths as long as this one."""
+        there = self.places.get(node)
+        return None if there is None else self._far.get(distance(here, there))
 
     # --- measurements
 
@@ -78,7 +88,11 @@ class MeasuredLinks:
     def handed_over(self, source: str, node: str, nbytes: int, seconds: float) -> None:
         if nbytes and seconds > 0:
             models = self._handovers.setdefault(source, {})
-            _observe((models.setdefault(node, TransferModel()), self._handover), nbytes, seconds)
+            seen = [models.setdefault(node, TransferModel()), self._handover]
+            here, there = self.places.get(source), self.places.get(node)
+            if here is not None and there is not None:
+                seen.append(self._far.setdefault(distance(here, there), TransferModel()))
+            _observe(seen, nbytes, seconds)
 
     def learn(self, events: Iterable[dict[str, Any]], decode: str) -> None:
         """Learn from the timeline events of a request that decodes on `decode`."""

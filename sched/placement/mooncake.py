@@ -114,7 +114,7 @@ class MooncakePlacement(CentralGreedy):
         if self.compiled is not None and not (demand.pool_tokens and self.fetches):
             found = self.compiled.shortlist(now, demand, view, matched, self.rng.random())
             if found is not None:
-                return found
+                return self._with_near(found, demand, view)
         width = width_of(view)
         chosen = self._prefills(ranking(now, demand, view, matched, self.threshold, self.fetches), view, width)
         if not chosen:
@@ -122,7 +122,15 @@ class MooncakePlacement(CentralGreedy):
         if matched is not view.none and matched.item(holder := int(matched.argmax())) > 0 and view.prefills[holder]:
             chosen.append(holder)
         chosen += self._decodes(demand, view, width)
-        return list(dict.fromkeys(chosen))
+        return self._with_near(list(dict.fromkeys(chosen)), demand, view)
+
+    def _with_near(self, chosen: list[int], demand: Demand, view: View) -> list[int]:
+        """And for each of its prefill nodes a decode node near it with room, where nodes tell their places: the draw
+        of decode nodes does not know to which of these the prompt will go."""
+        if not chosen or not view.near:
+            return chosen
+        near = [view.near_decode(i, demand.num_blocks, self.rng) for i in chosen if view.open_at[i] < INFINITE]
+        return list(dict.fromkeys([*chosen, *(i for i in near if i is not None)]))
 
     def _prefills(self, rank: Vector, view: View, width: int) -> list[int]:
         """The cheapest nodes of a small cluster, otherwise a draw; never nodes that cannot take the request. A draw

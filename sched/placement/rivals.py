@@ -9,6 +9,7 @@ dynamo-cost     NVIDIA Dynamo's router: a weighted sum of blocks to prefill and 
 llm-d           llm-d's weighted scorers: prefix 2, queue 1, free KV memory 1
 preble          Preble's E2: to the longest prefix if it covers most of the prompt, else to the least work
 banaserve       BanaServe's routing: the least load, because every prefix is in the pool
+netkv           NetKV: the decode node to which the KV moves in the least time, by distance and load of the links
 gorgo           GORGO v2: tokens to compute plus weighted tokens that wait; the weight follows the measured TTFT
 
 Those that place both phases on the same nodes are in phases.py.
@@ -175,6 +176,29 @@ class BanaServe(LeastLoad):
         view = costs.view
         used = 1.0 - view.free_blocks / np.maximum(view.total_blocks, 1.0)
         return self.drawn(least(used + view.running / max(1.0, float(view.running[able].max())), able))
+
+
+class NetKV(CentralGreedy):
+    """NetKV (arXiv 2606.03910): the decode node to which the KV moves fastest, over distance and load of the links,
+
+        score = hand-over there / (1 - share of its network that receives) + decode step there
+
+    where the hand-over is as fast as measured over the same path, or over paths as long as it (--network-place,
+    sched/placement/measured_links.py). The prefill node is Algorithm 1's: the paper chooses decode nodes only.
+
+    Kept: a greedy choice over all decode nodes with room, tiers of distance, and a load that gossip reports. Left out:
+    the operator's table of bandwidths by tier, because the measured transfers of a tier already have its congestion in
+    them; the load of the switches, which no node can see."""
+
+    busiest = 0.95
+
+    def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
+        receiving = np.minimum(costs.view.nics[0], self.busiest)
+        score = costs.handover_s / (1.0 - receiving) + costs.token_s
+        score[(costs.headroom < 0) | ~(costs.decode_s < np.inf)] = np.inf
+        if best := least(score):
+            return self.drawn(best)
+        return super().choose_decode(costs, able)
 
 
 class Gorgo(TwoStages):

@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from sched.gossip.load_word import ROLE_BITS, STAGES
 from sched.gossip.state import Records
-from sched.membership.member import Member
-from sched.placement.links import Lines, Links, Paths, Vector
+from sched.membership.member import Member, Rng
+from sched.placement.links import Lines, Links, Paths, Place, Vector
 from sched.placement.record_table import COLUMNS, Table, table_of
 
 QUEUE_FULL = "queue full"
 TOO_LONG = "prompt longer than its KV memory"
 
-CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order")
+CACHED = ("address", "least_blocks", "_takers", "takers", "_decode_columns", "decode_order", "near")
 """Properties that a view computes once from its table."""
 
 ABLE = ("prefills", "decodes", "stages")
@@ -55,6 +55,8 @@ class Candidate:
     step_alone_s: float = 0.0  # if nothing else decoded there; 0 = not known
     decode_s: float = 0.0  # a typical decode there, first to last token
     age_s: float = 0.0  # age of this state
+    nic_in: float = 0.0  # share of its network in use
+    nic_out: float = 0.0
     stages: bool = True  # whether it can compute some of the layers of a prompt
 
     @property
@@ -76,6 +78,7 @@ class View:
     open_at          work_until, but infinite for nodes that take no prompt: another role, or a full queue
     closed_decode    infinite for nodes that take no decodes, otherwise 0
     prefills, decodes, stages    flags: the node prefills, decodes, can compute some of the layers of a prompt
+    nics [2, N]      shares of the nodes' networks that receive and that send; views may share them: never in place
     """
 
     prefills: Flags
@@ -97,6 +100,7 @@ class View:
     step_alone_s: Vector
     decode_s: Vector
     age_s: Vector
+    nics: Table
 
     def __init__(
         self,
@@ -117,6 +121,7 @@ class View:
             np.array(["decode" in node.roles for node in nodes], dtype=bool),
             np.array([node.stages for node in nodes], dtype=bool),
         )
+        self.nics = np.array([(node.nic_in, node.nic_out) for node in nodes], dtype=np.float64).reshape(-1, 2).T
 
     @classmethod
     def of_records(
@@ -136,6 +141,7 @@ class View:
         prefills, decodes = (able & np.uint16(ROLE_BITS[role]) != 0 for role in ("prefill", "decode"))
         stages = told & np.uint16(STAGES) != 0
         view._fill(now, [member.node_id for member in members], table_of(records), prefills, decodes, stages)
+        view.nics = np.array((records["nic_in"], records["nic_out"])) / 255.0
         return view
 
     def _begin(self, links: Links, max_waiting: int, expected_arrivals: float) -> None:
@@ -211,10 +217,34 @@ class View:
         order, free = self._decode_columns
         return list(zip(order.tolist(), free.tolist(), strict=True))
 
+    @cached_property
+    def near(self) -> dict[Place, list[int]]:
+        """Decode nodes with room in the queue, fastest first, by each part of the network that they are in, such as
+        (pod,), (pod, rack) and (pod, rack, host); empty if no node tells its place."""
+        found: dict[Place, list[int]] = {}
+        if places := self._links.places:
+            for i, _ in self.decode_order:
+                place = places.get(self.ids[i], ())
+                for level in range(1, len(place) + 1):
+                    found.setdefault(place[:level], []).append(i)
+        return found
+
+    def near_decode(self, i: int, blocks: int, rng: Rng) -> int | None:
+        """A decode node as near to node `i` as possible with room for `blocks` more; None if none is known."""
+        place = self._links.places.get(self.ids[i], ())
+        for level in range(len(place), 0, -1):
+            if roomy := [j for j in self.near.get(place[:level], ()) if j != i and self.free_blocks[j] >= blocks]:
+                return rng.choice(roomy)
+        return None
+
     def handover(self, source: str) -> Lines:
         if source not in self._handover:
             self._handover[source] = self._links.handover(source, self.ids)
         return self._handover[source]
+
+    def forget_transfers(self) -> None:
+        """Ask the links again: they have learned since; for long-lived views, such as a simulator's."""
+        self._handover, self._fetch = {}, {}
 
     def fetch_each(self) -> Paths:
         """`fetch` in seconds per byte, for few nodes."""
@@ -249,6 +279,7 @@ class View:
         vars(view).pop("index", None)
         for name in ABLE:
             setattr(view, name, getattr(self, name)[chosen])
+        view.nics = self.nics.take(chosen, axis=1)
         view._attach(self.table.take(chosen, axis=1))
         view._handover, view._fetch = {}, {}
         return view
@@ -260,6 +291,7 @@ class View:
         vars(view).pop("index", None)
         for name in ABLE:
             setattr(view, name, np.concatenate((getattr(self, name), getattr(other, name))))
+        view.nics = np.concatenate((self.nics, other.nics), axis=1)
         view._attach(np.concatenate((self.table, other.table), axis=1))
         view._handover, view._fetch = {}, {}
         return view
@@ -271,6 +303,8 @@ class View:
             flags = getattr(self, name).copy()  # copies of a view share them
             flags[indices] = getattr(old, name)[places]
             setattr(self, name, flags)
+        self.nics = self.nics.copy()
+        self.nics[:, indices] = old.nics[:, places]
         self._forget()
 
     def queue(self, i: int, until: float, waiting: int, tokens: int) -> None:

@@ -47,7 +47,7 @@ ALONE: dict[str, Flags] = {
     | {"speculative_method": "suffix", "speculative_length": "fixed", "placement": "banaserve"},
     "four": {"eviction": "length-aware", "queue_order": "weighted-fair", "rejection": "predicted"}
     | {"batching_policy": "decode-first", "speculative_method": "draft", "speculative_length": "fixed"}
-    | {"speculative_acceptance": "rejection"},
+    | {"speculative_acceptance": "rejection", "placement": "netkv"},
     "five": {"eviction": "s3-fifo", "batching_policy": "dynamic", "cache_shares": "standard=0.4"}
     | {"speculative_method": "ngram", "speculative_length": "fixed", "placement": "ecoserve"},
     "six": {"eviction": "cost-aware", "speculative_method": "ngram", "prefix_fetch": "auto", "placement": "taichi"},

@@ -2,6 +2,8 @@
 
 Files:
     autoscaling  A load that doubles and halves: nodes that start and leave, against fixed numbers of nodes
+    fat_tree     NetKV on a fat tree of 64 GPUs: what the choice of the decode node by distance and load of the links
+                 saves
     prices       Cheap and slow nodes with dear and fast ones: placement by cost, against placement by time alone
     sites        When does a KV CDN pay?
 """

@@ -43,6 +43,7 @@ from lab.ablations.decoding.beyond import BEYOND
 from lab.ablations.decoding.flexgen import FLEXGEN
 from lab.ablations.decoding.moves import MOVES
 from lab.ablations.fleet.autoscaling import AUTOSCALING
+from lab.ablations.fleet.fat_tree import FAT_TREE
 from lab.ablations.fleet.prices import PRICES
 from lab.ablations.fleet.sites import SITES_ABLATION
 from lab.ablations.groups.long_prompts import LONG_PROMPTS
@@ -105,6 +106,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         MOVES,
         AUTOSCALING,
         PRICES,
+        FAT_TREE,
         SPLIT,
         NETWORK,
         CACHE,

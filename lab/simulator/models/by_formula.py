@@ -38,6 +38,8 @@ def times(one: Hardware, count: int) -> Hardware:
 
 HARDWARE = {
     "h200": H200,
+    "a800": A800,
+    "4xa800": times(A800, 4),
     "8xa800": times(A800, 8),
     "8xh200": times(H200, 8),
     "16xh200": times(H200, 16),

@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lab.simulator.models.loop import Loop
+from sched.placement.links import Place
+
+HANDOVER, FETCH, PUBLISH = range(3)
+"""Ranks of flows by their deadlines, the most urgent first: KV for a decode node that waits, a prefix for a prompt that
+waits, new blocks on their way to the pool. Here all ranks are alike; see lab/simulator/fabric/."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,15 +34,16 @@ class Network:
         self.bytes_moved = 0.0
         self.bytes_s, self.latency_s = bytes_s, latency_s
         self.slowness: dict[str, float] = {}  # factor of NICs that have become slow
+        self.places: dict[str, Place] = {}  # of the nodes, in a network that has distances
         self._loop = loop
         self._sending: dict[str, dict[Flow, None]] = {}
         self._receiving: dict[str, dict[Flow, None]] = {}
 
-    def send(self, source: str, target: str, nbytes: float, done: Callable[[], None]) -> None:
+    def send(self, source: str, target: str, nbytes: float, done: Callable[[], None], rank: int = PUBLISH) -> None:
         """`done` is called when the last byte has arrived."""
         self.scatter(source, {target: nbytes}, done)
 
-    def scatter(self, source: str, to: Mapping[str, float], done: Callable[[], None]) -> None:
+    def scatter(self, source: str, to: Mapping[str, float], done: Callable[[], None], rank: int = PUBLISH) -> None:
         """`send` to several targets, in order; `done` is called for each. Their rates are computed once."""
         flows = [flow for target, nbytes in to.items() if (flow := self._begun(source, target, nbytes, done))]
         if not flows:
@@ -51,7 +57,7 @@ class Network:
             order.update((other, None) for other in there if other.source != source)
         self._share({**order, **own, **self._receiving[flows[-1].target]})
 
-    def gather(self, parts: Mapping[str, float], target: str, done: Callable[[], None]) -> None:
+    def gather(self, parts: Mapping[str, float], target: str, done: Callable[[], None], rank: int = PUBLISH) -> None:
         """`send` from several sources, in order; `done` is called for each. Their rates are computed once."""
         flows = [flow for source, nbytes in parts.items() if (flow := self._begun(source, target, nbytes, done))]
         if not flows:
@@ -74,6 +80,14 @@ class Network:
         self._sending.setdefault(source, {})[flow] = None
         self._receiving.setdefault(target, {})[flow] = None
         return flow
+
+    def use(self) -> dict[str, tuple[float, float]]:
+        """Node -> the shares of its NIC that receive and that send now; only in a network that has distances."""
+        return {}
+
+    def without_nic(self, source: str, target: str) -> float:
+        """Bytes/s between two nodes of one host; 0 if their bytes cross NICs."""
+        return 0.0
 
     def speed(self, node: str) -> float:
         """Present bytes/s of the node's NIC."""

@@ -12,10 +12,12 @@ from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
 
+REPAIR = -1
 BULK = 0
 URGENT = 1
-"""Priorities of a submission. An urgent one does not wait behind bulk to the same peer: layers of a request that will
-decode soon overtake blocks that are published."""
+"""Priorities of a submission, by deadline. An urgent one does not wait behind bulk to the same peer: layers of a
+request that will decode soon overtake prefixes that are fetched and blocks that are published. These overtake repairs,
+blocks on their way to where they belong, for which nobody waits."""
 
 
 class Op(Enum):

@@ -110,7 +110,7 @@ class DeviceTransferEngine(TransferEngine):
                 if not await self._others.ask(peer_id, remote):
                     raise
             timeout_s = until - time.monotonic()
-        lane = min(priority, URGENT)
+        lane = URGENT if priority > BULK else BULK
         return await self._submit(peer_id, op, local, remote, spans, timeout_s, lane, landed or LandedSpans(), epoch)
 
     async def _submit(

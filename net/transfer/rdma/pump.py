@@ -72,7 +72,7 @@ class Pump:
         batches: list[list[Slice]] = [[] for _ in self.pairs]
         now = time.monotonic()
         for job in sorted(self.jobs, key=lambda job: -job.priority):
-            window = BULK_WINDOW if job.priority == BULK else None
+            window = BULK_WINDOW if job.priority <= BULK else None
             while job.waiting:
                 index = rails.choose(self.rails, job.waiting[0].length, room, job.distances, window)
                 if index is None:

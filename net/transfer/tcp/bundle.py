@@ -69,34 +69,47 @@ class Bundle:
         return [rail for rail in self._open if rail is not None]
 
     def submit(
-        self, op: Op, local: Region, remote: str, spans: Sequence[Span], landed: LandedSpans | None = None
+        self,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        landed: LandedSpans | None = None,
+        rank: int | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """See net.transfer.common.transport.Transport."""
+        """See net.transfer.common.transport.Transport; `rank`: another one than the connections'."""
         nbytes = total(spans)
         if nbytes <= SLICE_BYTES:
-            return self._slice(op, local, remote, spans, nbytes, landed)
+            return self._slice(op, local, remote, spans, nbytes, landed, rank)
         pieces = slices(spans, SLICE_BYTES)
 
         async def work() -> None:
             for piece in pieces:  # cut only when a connection is free: the first is sent immediately
-                await self._slice(op, local, remote, piece, total(piece), landed)
+                await self._slice(op, local, remote, piece, total(piece), landed, rank)
 
         return _all([work() for _ in range(min(-(-nbytes // SLICE_BYTES), SLICES_IN_FLIGHT * len(self.rails)))])
 
-    def ask(self, call: BulkCall) -> Coroutine[Any, Any, None]:
+    def ask(self, call: BulkCall, rank: int | None = None) -> Coroutine[Any, Any, None]:
         """See net.transfer.tcp.bulk_call. Also raises RemoteError."""
-        return self._on_a_rail(call.expected, lambda rail, broken: self._ask_on(rail, call, broken))
+        return self._on_a_rail(call.expected, lambda rail, broken: self._ask_on(rail, call, broken, rank))
 
-    async def _ask_on(self, rail: TcpRail, call: BulkCall, broken: set[int]) -> None:
+    async def _ask_on(self, rail: TcpRail, call: BulkCall, broken: set[int], rank: int | None) -> None:
         """Before the question's bytes are sent again, the peer must know that those on broken connections are void: it
         has reserved memory for them."""
         if broken:
             await self._settled(broken)
             broken.clear()
-        await rail.ask(call, broken)
+        await rail.ask(call, broken, rank)
 
     def _slice(
-        self, op: Op, local: Region, remote: str, spans: Sequence[Span], nbytes: int, landed: LandedSpans | None
+        self,
+        op: Op,
+        local: Region,
+        remote: str,
+        spans: Sequence[Span],
+        nbytes: int,
+        landed: LandedSpans | None,
+        rank: int | None,
     ) -> Coroutine[Any, Any, None]:
         here, there = sides(spans)
 
@@ -104,8 +117,8 @@ class Bundle:
             if local.closed:  # during the wait for a connection
                 raise TransferError(f"region {local.name!r} is not registered here")
             if op is Op.READ:
-                return rail.read(Cursor(local.memory, here), remote, there)
-            return rail.write(Cursor(local.memory, here), remote, there, unsettled)
+                return rail.read(Cursor(local.memory, here), remote, there, rank)
+            return rail.write(Cursor(local.memory, here), remote, there, unsettled, rank)
 
         return self._on_a_rail(nbytes, work, None if landed is None else partial(landed.add, spans))
 

@@ -36,21 +36,36 @@ async def push(
     stopped: Callable[[], bool],
     first: Header | None = None,
     encode: Encode | None = None,
+    rank: int | None = None,
 ) -> None:
     """Send all of `source` as data frames, in turns, as fast as the peer reads; `first`: another header for the first
-    frame. Ends early if `stopped`. Raises PeerLost; the connection cuts off a peer that stops reading."""
-    most = frame_bytes(encode)
+    frame; `rank`: another one than the connection's. Ends early if `stopped`, and otherwise when the socket has nearly
+    all bytes. Raises PeerLost; the connection cuts off a peer that stops reading."""
+    most, order = frame_bytes(encode), connection.order
+    rank = connection.rank if rank is None else rank
     header = first or {"op": "data", "id": transfer_id}
-    while source.left and not stopped():
-        await connection.drain()
-        await connection.turns.wait()
-        if not connection.congested and not stopped():
-            nbytes = min(most, source.left)
-            send_frame(connection, header, source.take(nbytes), nbytes, encode)
-            header = {"op": "data", "id": transfer_id}
+    with order.sending(rank, connection.passed, source.left >= FRAME_BYTES):
+        while source.left and not stopped():
+            must = await order.turn(rank)
+            await connection.drain()
+            await connection.turns.wait()
+            if not connection.congested and not stopped() and (must or not order.is_behind(rank)):
+                nbytes = min(most, source.left)
+                send_frame(connection, header, source.take(nbytes), nbytes, encode)
+                header = {"op": "data", "id": transfer_id}
+        if not order.alone(rank) and not stopped():
+            await connection.drain()
 
 
-def at_once(connection: Connection, nbytes: int, encode: Encode | None = None) -> bool:
-    """Whether `nbytes` may be sent now: the peer keeps up, and it is not another transfer's turn."""
+def at_once(connection: Connection, nbytes: int, encode: Encode | None = None, rank: int | None = None) -> bool:
+    """Whether `nbytes` may be sent now: the peer keeps up, and it is not another transfer's turn, here or on another
+    connection."""
     free = nbytes <= frame_bytes(encode) and not connection.congested
-    return free and (nbytes <= SMALL_FRAME_BYTES or connection.turns.take())
+    if not free or nbytes <= SMALL_FRAME_BYTES:
+        return free
+    rank = connection.rank if rank is None else rank
+    if not connection.order.alone(rank) or not connection.turns.take():
+        return False
+    if nbytes >= FRAME_BYTES:
+        connection.order.linger(rank)
+    return True

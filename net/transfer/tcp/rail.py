@@ -64,11 +64,13 @@ class TcpRail:
         """Call back with the reason when the peer or the network ends the connection; None: in good order."""
         self._on_end = callback
 
-    async def read(self, ours: Cursor, region: str, theirs: Sequence[Run]) -> None:
-        """Raises TransferError, RailBroken, PeerLost."""
+    async def read(self, ours: Cursor, region: str, theirs: Sequence[Run], rank: int | None = None) -> None:
+        """`rank`: another one than the connection's, for the peer that sends. Raises TransferError, RailBroken,
+        PeerLost."""
         transfer_id, transfer = self._begin(Op.READ, ours)
         try:
-            self._request("read", transfer_id, region, theirs, self._accepts())
+            more = self._accepts() if rank is None else self._accepts() | {"rank": rank}
+            self._request("read", transfer_id, region, theirs, more)
             self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
@@ -80,19 +82,21 @@ class TcpRail:
         finally:
             self._finish(transfer_id)  # from here on, its data is discarded
 
-    async def write(self, ours: Cursor, region: str, theirs: Sequence[Run], unsettled: set[int]) -> None:
+    async def write(
+        self, ours: Cursor, region: str, theirs: Sequence[Run], unsettled: set[int], rank: int | None = None
+    ) -> None:
         """Raises TransferError, RailBroken, PeerLost, Unresponsive. Adds its id to `unsettled` if bytes may still land
         afterwards."""
         transfer_id, transfer = self._begin(Op.WRITE, ours)
         try:
             encode = self._encoder(ours.left)
             nbytes = min(ours.left, frame_bytes(encode))
-            if len(theirs) <= HEADER_RUNS_MAX and at_once(self.connection, nbytes, encode):
+            if len(theirs) <= HEADER_RUNS_MAX and at_once(self.connection, nbytes, encode, rank):
                 header = {"op": "write", "id": transfer_id, "region": region, "runs": theirs}
                 send_frame(self.connection, header, ours.take(nbytes), nbytes, encode)
             else:
                 self._request("write", transfer_id, region, theirs)
-            await push(self.connection, transfer_id, ours, transfer.done.done, encode=encode)
+            await push(self.connection, transfer_id, ours, transfer.done.done, encode=encode, rank=rank)
             self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
@@ -105,7 +109,7 @@ class TcpRail:
         finally:
             self._finish(transfer_id)
 
-    async def ask(self, call: BulkCall, unsettled: set[int]) -> None:
+    async def ask(self, call: BulkCall, unsettled: set[int], rank: int | None = None) -> None:
         """Raises RemoteError, RailBroken, PeerLost. Adds its id to `unsettled` if the question's bytes may still land
         afterwards; the caller may reuse their memory here in any case."""
         call.begin()
@@ -118,9 +122,9 @@ class TcpRail:
             header |= self._accepts()
         try:
             if nbytes and call.is_whole:
-                await self._ask_with(data, header | {"n": nbytes, "w": True}, transfer)
+                await self._ask_with(data, header | {"n": nbytes, "w": True}, transfer, rank)
             elif nbytes:
-                await self._ask_with(data, header | {"n": nbytes}, transfer)
+                await self._ask_with(data, header | {"n": nbytes}, transfer, rank)
             else:
                 self.connection.send(header)
             self.connection.await_bytes()
@@ -138,17 +142,17 @@ class TcpRail:
         finally:
             self._finish(transfer_id)
 
-    async def _ask_with(self, data: Source, header: Header, transfer: _Transfer) -> None:
+    async def _ask_with(self, data: Source, header: Header, transfer: _Transfer, rank: int | None) -> None:
         """Send the question's bytes, then its tail, which is computed while the first bytes are in flight."""
         assert transfer.call is not None
         whole = transfer.call.is_whole
         encode = self._encoder(data.left)
-        if at_once(self.connection, data.left, encode):
+        if at_once(self.connection, data.left, encode, rank):
             send_frame(self.connection, header, data.take(data.left), header["n"], encode)
             if not whole:
                 await asyncio.sleep(0)  # the loop passes them to the socket
         else:
-            await push(self.connection, header["id"], data, transfer.done.done, header, encode)
+            await push(self.connection, header["id"], data, transfer.done.done, header, encode, rank)
         if not whole and not transfer.done.done():
             self.connection.send({"op": "tail", "id": header["id"], "b": transfer.call.tail()})
 

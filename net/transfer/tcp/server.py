@@ -151,16 +151,18 @@ class Served:
             return
         nbytes, peer_id = source.left, self.connection.peer_id
         encode = None if self._coding is None else self._coding.asked(peer_id, header, nbytes)
-        if at_once(self.connection, nbytes, encode):
+        asked = header.get("rank")
+        rank = asked if type(asked) is int and asked < self.connection.rank else self.connection.rank
+        if at_once(self.connection, nbytes, encode, rank):
             send_frame(self.connection, {"op": "data", "id": transfer_id}, source.take(nbytes), nbytes, encode)
             return
-        task = spawn(self._answer(transfer_id, source, encode), "answering a read")
+        task = spawn(self._answer(transfer_id, source, encode, rank), "answering a read")
         self._reads[transfer_id] = (header["region"], task)
 
-    async def _answer(self, transfer_id: int, source: Cursor, encode: Encode | None) -> None:
+    async def _answer(self, transfer_id: int, source: Cursor, encode: Encode | None, rank: int) -> None:
         try:
             with suppress(PeerLost):
-                await push(self.connection, transfer_id, source, lambda: False, encode=encode)
+                await push(self.connection, transfer_id, source, lambda: False, encode=encode, rank=rank)
         finally:
             self._reads.pop(transfer_id, None)
 

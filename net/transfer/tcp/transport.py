@@ -10,7 +10,8 @@
 
 More than HEADER_RUNS_MAX runs are the payload of the request instead of part of its header. Each node dials
 `connections` data connections for the bulk that it submits (net.transfer.tcp.bundle), and as many at the first urgent
-submission: urgent bytes must not wait behind bulk in the socket's buffers. They also carry bulk calls
+submission: urgent bytes must not wait behind bulk in the socket's buffers, and bulk waits while they move
+(net/channel/send_order.py). They also carry bulk calls
 (net/transfer/tcp/bulk_call.py). Bytes may travel coded (net/transfer/tcp/coding.py). Frames have at most FRAME_BYTES,
 so concurrent transfers share a connection, and a cancelled one stops at the next frame.
 """
@@ -25,12 +26,13 @@ from typing import Any
 from net.channel.congestion import check, chosen
 from net.channel.connection import Connection, Receiver
 from net.channel.links import Links
+from net.channel.send_order import SendOrder
 from net.errors import PeerLost, PeerRefused
 from net.loop.polling import Polling
 from net.transfer.common.landed import LandedSpans
 from net.transfer.common.memory import Region
 from net.transfer.common.spans import Span
-from net.transfer.common.transport import BULK, Op
+from net.transfer.common.transport import BULK, URGENT, Op
 from net.transfer.tcp.bulk_call import BulkCall, Services
 from net.transfer.tcp.bundle import Bundle
 from net.transfer.tcp.coding import Coding
@@ -68,6 +70,7 @@ class Tcp:
         self._congestion = congestion
         check(congestion)
         self.services = Services()
+        self._order = SendOrder()
         self.coding = coding
         if coding is not None:
             coding.link = self._goodput
@@ -82,6 +85,8 @@ class Tcp:
     def _accept(self, connection: Connection) -> Receiver:
         if (name := chosen(self._congestion, connection.within_host)) is not None:
             connection.use_congestion(name)
+        connection.order = self._order
+        connection.rank = URGENT if connection.purpose == URGENT_PURPOSE else BULK
         if self._busy_poll_us:
             connection.polling = Polling(self._busy_poll_us / 1e6)
         if connection.dialed:
@@ -147,11 +152,13 @@ class Tcp:
         landed: LandedSpans | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Adds no coroutine if the connections are open: every layer adds latency to small transfers."""
-        return self._with(peer_id, priority, lambda bundle: bundle.submit(op, local, remote, spans, landed))
+        return self._with(
+            peer_id, priority, lambda bundle: bundle.submit(op, local, remote, spans, landed, _rank(priority))
+        )
 
     def ask(self, peer_id: str, call: BulkCall, priority: int = BULK) -> Coroutine[Any, Any, None]:
         """See net.transfer.tcp.bulk_call. The peer must be open, as for `submit`."""
-        return self._with(peer_id, priority, lambda bundle: bundle.ask(call))
+        return self._with(peer_id, priority, lambda bundle: bundle.ask(call, _rank(priority)))
 
     def _with(
         self, peer_id: str, priority: int, work: Callable[[Bundle], Coroutine[Any, Any, None]]
@@ -226,3 +233,8 @@ class Tcp:
             connection.close()
         self._bundles.clear()
         self._dialed.clear()
+
+
+def _rank(priority: int) -> int | None:
+    """The rank of a transfer among those of its connections; None = that of the connections."""
+    return priority if priority < BULK else None

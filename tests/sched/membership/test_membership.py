@@ -337,3 +337,18 @@ def test_two_sites_that_are_cut_off_each_go_on_and_find_each_other_again():
 @pytest.mark.parametrize("site", [7, None, ["a"], "x" * 65])
 def test_an_invalid_site_is_none(site):
     assert Member("n", ("h", 1), info={"site": site}).site == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ("pod1/rack3/h9", ("pod1", "rack3", "h9")),
+        ("/a//b/", ("a", "b")),
+        ("", ()),
+        (7, ()),
+        (["a"], ()),
+        ("x" * 65, ()),
+    ],
+)
+def test_a_place_that_is_no_short_text_is_no_place(told, place):
+    assert Member("n", ("h", 1), info={"place": told}).place == place

@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -62,6 +62,8 @@ def prefixes(draw: Any) -> tuple[PooledPrefix, str]:
 
 class Rates:
     """Node i fetches at rates[i % len(rates)] bytes/s; a hand-over takes no time."""
+
+    places: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, rates: Sequence[float], latency_s: float) -> None:
         self.lines = [(latency_s, 1 / rate) for rate in rates]

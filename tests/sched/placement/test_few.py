@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -33,6 +33,8 @@ ROLES = (("prefill",), ("decode",), ("prefill", "decode"), ("store",))
 
 class DrawnLinks:
     """Paths drawn from a seed, in 1/1024 s and 2^-40 s per byte."""
+
+    places: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, number: int) -> None:
         self.number = number

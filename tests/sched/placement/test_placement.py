@@ -7,7 +7,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,6 +29,8 @@ MIXED = ("prefill", "decode", "store")
 
 class FlatLinks:
     """Every path moves `bytes_per_s`."""
+
+    places: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self, bytes_per_s: float = 1e9) -> None:
         self.bytes_per_s = bytes_per_s

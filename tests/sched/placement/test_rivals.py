@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,10 +19,11 @@ from sched.admission import Limits
 from sched.placement.arrivals import ArrivalRate
 from sched.placement.choice import Placement, Rejected
 from sched.placement.costs import prefill_costs
+from sched.placement.links import Lines, Paths, columns, distance
 from sched.placement.mooncake import DRAWN_NODES, SHORTLIST_SIZE, SMALL_CLUSTER, MooncakePlacement, width_of
 from sched.placement.table import placements
 from sched.placement.view import View
-from tests.sched.placement.test_placement import FAST, MIXED, NOW, Node, decide, demand, node
+from tests.sched.placement.test_placement import FAST, MIXED, NOW, FlatLinks, Node, decide, demand, node
 
 BOTH = ("prefill", "decode")
 
@@ -104,6 +108,55 @@ def test_banaserve_looks_at_load_alone_and_fetches_what_the_pool_has():
     assert decide(policy("banaserve"), demand(), nodes).decode == "calm", "0.5 + 2/8 against 0.8 + 1/8 and 0.5 + 1"
 
 
+class TreeLinks(FlatLinks):
+    """1 GB/s inside a host, 0.1 GB/s between hosts."""
+
+    places: ClassVar[dict[str, tuple[str, ...]]] = {
+        name: ("pod", f"host{i // 2}") for i, name in enumerate(("p0", "d0", "p1", "d1", "p2", "d2"))
+    }
+
+    def handover_each(self, source: str, nodes: Sequence[str]) -> Paths:
+        near = [distance(self.places[source], self.places[node]) == 0 for node in nodes]
+        return array("d", [one for is_near in near for one in (0.0, 1e-9 if is_near else 1e-8)])
+
+    def handover(self, source: str, nodes: Sequence[str]) -> Lines:
+        return columns(self.handover_each(source, nodes))
+
+
+def decode_of(name: str, **known: dict[str, float]) -> str:
+    """The decode node for a prompt whose prefill is best on p1."""
+    made = [node(f"p{i}", ("prefill",), wait_s=float(i != 1))[0] for i in range(3)]
+    made += [node(f"d{i}", ("decode",), **known.get(f"d{i}", {}))[0] for i in range(3)]
+    view = View(NOW, made, TreeLinks(), 256)
+    placed = policy(name).place(NOW, demand(1600), view, np.zeros(6))
+    assert isinstance(placed, Placement) and placed.prefill == "p1"
+    return placed.decode
+
+
+def test_netkv_weighs_distance_and_load_of_links_against_the_decode_step():
+    kv_s = demand(1600).handover_bytes * 1e-9  # inside the host
+    assert decode_of("netkv") == "d1"
+    assert decode_of("netkv", d1={"step_s": 0.02 + 8 * kv_s}) == "d1"
+    assert decode_of("netkv", d1={"step_s": 0.02 + 10 * kv_s}, d0={"running": 9}, d2={"nic_in": 0.5}) == "d0"
+    assert decode_of("netkv", d1={"nic_in": 0.8}) == "d1", "still twice as fast as from another host"
+    assert decode_of("netkv", d1={"nic_in": 0.94}, d2={"nic_in": 0.5}) == "d0"
+    assert decode_of("netkv", d1={"free_blocks": 0}, d2={"nic_in": 0.5}) == "d0", "no room"
+    assert decode_of("netkv", **{f"d{i}": {"free_blocks": i} for i in range(3)}) == "d2", "all full: the most room"
+
+
+def test_the_shortlist_has_a_decode_node_near_each_prefill_node_where_places_are_told():
+    made = [node(f"p{i}", ("prefill",), wait_s=float(i))[0] for i in range(3)]
+    made += [node(f"d{i}", ("decode",), step_s=0.01 + i, free_blocks=1000 if i else 0)[0] for i in range(3)]
+    few = [*made, *(node(f"x{i}", ("decode",), step_s=0.001)[0] for i in range(6))]
+    links = TreeLinks()
+    view, blind = View(NOW, few, links, 256), View(NOW, few, FAST, 256)
+    asked = {view.ids[i] for i in policy("mooncake").shortlist(NOW, demand(), view, np.zeros(12))}
+    assert asked >= {"p0", "p1", "p2", "d1", "d2"}, "d0 has no room, so another node of its pod stands for it"
+    assert not {blind.ids[i] for i in policy("mooncake").shortlist(NOW, demand(), blind, np.zeros(12))} & {"d1", "d2"}
+    assert view.near_decode(0, 1, random.Random(1)) in (4, 5), "no room on its host: any node of the pod"
+    assert view.near_decode(6, 1, random.Random(1)) is None, "it tells no place"
+
+
 def test_gorgo_adds_weighted_tokens_that_wait_to_tokens_to_compute():
     nodes = [node("cached", queued_tokens=1000, local_tokens=1200), node("idle")]
     chosen = policy("gorgo")
@@ -150,7 +203,7 @@ def test_gorgo_keeps_its_weight_in_range_whatever_it_measures(times, number):
 
 
 CENTRAL = ["mooncake-central-greedy", "local-cache", "dynamo-cost", "llm-d", "preble", "gorgo", "banaserve",
-           "windserve", "ecoserve", "taichi"]  # fmt: skip
+           "windserve", "ecoserve", "taichi", "netkv"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CENTRAL)

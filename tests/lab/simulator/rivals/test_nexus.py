@@ -84,7 +84,7 @@ def test_everything_ends():
 
 
 def test_only_the_simulator_has_them():
-    assert set(placements) == set(table.placements) | {"dynaserve", "nexus"}
+    assert set(placements) == set(table.placements) | {"dynaserve", "nexus", "decode-in-turn", "decode-by-load"}
     assert not set(only_simulated) & set(table.placements)
 
 
