@@ -2,7 +2,7 @@
 
 Files:
     admission   Which blocks a full pool accepts at the cost of evicting another
-    aside       Aside: content that a pool evicts before all other, because it is known to be wanted late or never
+    aside       Content that a pool evicts before all other, because it is known to be wanted late or never
     block_pool  Which slots of an arena are in use, and what content the unused slots still have
     policy      The interface of eviction policies, and LRU, the default
     prefix      PrefixIndex: maps keys to blocks and finds the longest cached prefix of a prompt

@@ -27,8 +27,8 @@ Files:
                       policy decide
     probing           Asks nodes for their load before the policy chooses one
     silence           Handles nodes that fall silent
-    sessions/         Sessions that an acceptor answers
     claiming/         Announcements of the acceptor before a prompt arrives at its node: its work, and the blocks that
                       it will compute
     compiled/         The two compiled passes of a placement: the shortlist, and the choice among a few nodes
+    sessions/         Sessions that an acceptor answers
 """

@@ -44,6 +44,7 @@ from lab.ablations.decoding.flexgen import FLEXGEN
 from lab.ablations.decoding.moves import MOVES
 from lab.ablations.fleet.autoscaling import AUTOSCALING
 from lab.ablations.fleet.prices import PRICES
+from lab.ablations.fleet.sessions import SESSIONS_ABLATION
 from lab.ablations.fleet.sites import SITES_ABLATION
 from lab.ablations.groups.long_prompts import LONG_PROMPTS
 from lab.ablations.rivals.table import TABLE as RIVALS
@@ -105,6 +106,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         MOVES,
         AUTOSCALING,
         PRICES,
+        SESSIONS_ABLATION,
         SPLIT,
         NETWORK,
         CACHE,
