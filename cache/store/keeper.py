@@ -97,6 +97,13 @@ class Keeper:
         sessions that were dropped, and read from SSD ahead of a return."""
         return {**self._counts, "owed": sum(map(len, self._debts.values()))}
 
+    def sessions(self) -> dict[str, int]:
+        """Blocks of sessions at this share: parked now, of these in DRAM until others need the room; so far read from
+        SSD before a return, and dropped."""
+        parked, aside = len(self._share.parked), self._local.num_aside
+        raised, dropped = self._counts["session_raised"], self._counts["session_dropped"]
+        return {"parked": parked, "aside": aside, "raised": raised, "dropped": dropped}
+
     async def _run(self) -> None:
         while True:
             members = dict(self._members())

@@ -1,4 +1,4 @@
-"""What happens to the KV of a session between two turns: it stays, moves down, comes back, is dropped. Pure.
+"""The way of a session's KV between two turns: it stays, moves down, comes back, is dropped. Pure.
 
     stays   it returns so soon that moving it down is not worth it, or no time is as probable as the next one; moved
             down once it is late

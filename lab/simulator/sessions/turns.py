@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Protocol
 
 from cache.sessions.parked import Times
-from lab.simulator.job import Job
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.shares import HomedPool
 from sched.sessions.gaps import Gaps
@@ -20,22 +20,28 @@ PUBLISHED_S = 1.0
 """As in engine/front/sessions/turns.py."""
 
 
+class Turn(Protocol):
+    """A lab.simulator.job.Job; `session` is -1 if it belongs to none."""
+
+    session: int
+
+
 class Turns:
     """`ways` counts the turns by the way of their blocks until the next one."""
 
     def __init__(self, loop: Loop, pool: HomedPool, rules: ParkingRules) -> None:
         self._loop, self._pool, self._rules = loop, pool, rules
         self._gaps = Gaps()
-        self._away: dict[int, Job] = {}  # session -> its last turn, if that is over
+        self._away: dict[int, Turn] = {}  # session -> its last turn, if that is over
         self.ways = Counter(dict.fromkeys(CLASSES, 0))
 
-    def begun(self, job: Job) -> None:
+    def begun(self, job: Turn) -> None:
         """It has arrived."""
         if job.session >= 0:
             self._away.pop(job.session, None)
             self._gaps.arrived(self._loop.now, job.session)
 
-    def over(self, job: Job, blocks: list[int]) -> None:
+    def over(self, job: Turn, blocks: list[int]) -> None:
         """It is answered, and has these full blocks."""
         if job.session < 0:
             return
@@ -44,7 +50,7 @@ class Turns:
         times = Times(way.down_s, way.up_s, way.late_s, way.over_s)
         self._loop.after(PUBLISHED_S, self._tell, job, blocks, way.name, times)
 
-    def _tell(self, job: Job, blocks: list[int], name: str, times: Times) -> None:
+    def _tell(self, job: Turn, blocks: list[int], name: str, times: Times) -> None:
         if self._away.get(job.session) is not job:  # it has returned
             return
         self.ways[name] += 1

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from cache.pool.policy import Facts
+from cache.sessions.parked import Times
 from lab.loads.sessions import KINDS, PERIODIC, sessions
 from lab.loads.trace import TraceRow, read_trace, write_trace
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
+from lab.simulator.models.shares import HomedPool
 from lab.simulator.result import figures
 
 EACH = SimConfig(prefill=1, decode=1, cache_blocks=0, pool_blocks=40, ssd_blocks=400, ssd_gbyte_s=2.0, step_noise=0.0)
 PARKED = replace(EACH, session_parking=True)
-GAP_S = 120.0
 
 
 def turn(at_s: float, session: int, blocks: int = 20) -> TraceRow:
@@ -24,24 +27,27 @@ def turn(at_s: float, session: int, blocks: int = 20) -> TraceRow:
     return TraceRow(1000 * at_s, 512 * blocks + 100, 4, [*range(first, first + blocks + 1)], session=session)
 
 
-def regular(turns: int) -> list[TraceRow]:
-    """One session with a turn each GAP_S; between them, three others that come once and fill the DRAM."""
-    rows = [turn(GAP_S * number, 0) for number in range(turns)]
-    for number in range(turns):
-        rows += [turn(GAP_S * number + 10.0 * (1 + i), 1 + 3 * number + i) for i in range(3)]
-    return sorted(rows, key=lambda row: row.timestamp_ms)
+def test_blocks_leave_dram_first_and_come_up_at_their_time():
+    run = Cluster(PARKED)
+    pool, loop, facts = run.pool, run.loop, [Facts()] * 60
+    assert isinstance(pool, HomedPool)
 
+    def used(first: int, count: int) -> None:
+        pool.use(range(first, first + count), facts)
+        loop.run()  # until the SSDs have them
 
-def test_the_blocks_of_a_regular_session_are_in_dram_when_it_returns():
-    rows = regular(16)
-    lru, parked = Cluster(EACH).played(rows), Cluster(PARKED).played(rows)
-    last = [[job for job in run.jobs if job.session == 0][-1] for run in (lru, parked)]
-    assert last[0].ssd_tokens > 0, "others came since"
-    assert last[1].ssd_tokens < last[0].ssd_tokens / 4 and last[1].source == "pool"
-    assert last[1].ttft < last[0].ttft
-    found = figures(parked)
-    assert found["blocks_raised"] > 0
-    assert parked.turns is not None and parked.turns.ways["parked"] > 0
+    used(0, 20)
+    used(100, 30)
+    pool.park(loop.now, range(100, 110), 1, Times(0.0, math.inf, math.inf, math.inf))
+    pool.park(loop.now, range(110, 130), 2, Times(0.0, 50.0, 80.0, math.inf))
+    used(200, 60)
+    parked = [pool.dram_run([block]) for block in range(100, 130)]
+    assert sum(parked) < 15, "they left first"
+    pool.park(loop.now, range(200, 260), 3, Times(0.0, math.inf, math.inf, math.inf))  # theirs is the room
+    pool.move_sessions(loop.now + 50.0)
+    loop.run()
+    assert pool.raised > 0
+    assert [pool.dram_run([block]) for block in range(110, 130)] > parked[10:]
 
 
 def test_blocks_of_sessions_that_do_not_return_make_room_on_a_full_ssd():
