@@ -75,6 +75,11 @@ class ParkedBlocks(Generic[Key]):
     def __len__(self) -> int:
         return len(self._visit_of)
 
+    @property
+    def num_over(self) -> int:
+        """Blocks that `over` would name."""
+        return len(self._over)
+
     def over(self, most: int) -> list[Key]:
         """Up to `most` blocks of sessions that hardly return, the oldest ones. They are forgotten here, and their home
         must remove them."""

@@ -98,11 +98,11 @@ class Keeper:
         return {**self._counts, "owed": sum(map(len, self._debts.values()))}
 
     def sessions(self) -> dict[str, int]:
-        """Blocks of sessions at this share: parked now, of these in DRAM until others need the room; so far read from
-        SSD before a return, and dropped."""
-        parked, aside = len(self._share.parked), self._local.num_aside
+        """Blocks of sessions here: parked now, in DRAM until others need the room, on any tier until it is nearly
+        full; so far read from SSD before a return, and dropped."""
+        parked, over, aside = len(self._share.parked), self._share.parked.num_over, self._local.num_aside
         raised, dropped = self._counts["session_raised"], self._counts["session_dropped"]
-        return {"parked": parked, "aside": aside, "raised": raised, "dropped": dropped}
+        return {"parked": parked, "aside": aside, "over": over, "raised": raised, "dropped": dropped}
 
     async def _run(self) -> None:
         while True:

@@ -77,8 +77,12 @@ def test_kv_of_a_session_is_parked_between_its_turns(start: Start, tiny_model, t
 
         gone = some()
         kept = ended(store, gone, session_id="gone")
-        told = "mooncake:session_turns_total{"
-        wait_until(lambda: any(line.startswith(told) for line in rest.text(f"{store}/metrics").splitlines()), "parked")
+
+        def ended_for_good() -> bool:
+            found = session_blocks(cluster)
+            return found["over"] + found["dropped"] >= PROMPT_BLOCKS
+
+        wait_until(ended_for_good, "its time to live is over")
 
         def fill() -> bool:
             """One more prompt; whether the tier, nearly full, has dropped the session whose time to live is over."""

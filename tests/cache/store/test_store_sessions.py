@@ -132,7 +132,7 @@ async def test_the_keeper_looks_by_itself_and_only_what_is_here_is_parked(tmp_pa
         try:
             client.park(keys(range(100)), 1, NOW)
             await until(lambda: client.stats() and home.keeper.sessions()["aside"] == 4)
-            assert home.keeper.sessions() == {"parked": 4, "aside": 4, "raised": 0, "dropped": 0}
+            assert home.keeper.sessions() == {"parked": 4, "aside": 4, "over": 0, "raised": 0, "dropped": 0}
         finally:
             await home.keeper.close()
 
