@@ -109,6 +109,7 @@ PURE = (
     "cache.homes.heat",
     "cache.recent",
     "cache.sessions.parked",
+    "cache.sessions.residence",
     "cache.pool.aside",
     "cache.sites.budget",
     "cache.sites.copies",

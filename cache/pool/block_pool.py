@@ -127,6 +127,11 @@ class BlockPool:
         """Blocks that were put aside, and are here."""
         return len(self._aside)
 
+    @property
+    def num_unwanted(self) -> int:
+        """Blocks that are free or were put aside: new content in them takes no room from what may be wanted sooner."""
+        return len(self._free) + len(self._aside)
+
     def put_aside(self, rows: Iterable[tuple[BlockKey, float]]) -> None:
         """From now on these blocks, as far as they are here, are evicted before all others, and among them the one that
         is wanted at the latest time; until their next hit. If classes have shares, their policy alone chooses."""

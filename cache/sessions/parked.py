@@ -1,8 +1,10 @@
 """ParkedBlocks: what happens to the blocks of sessions at their home, and when. Pure.
 
-An acceptor tells the homes at the end of a turn when the session's blocks move down, up, and are dropped
-(sched/sessions/parking.py). A block that is read is not parked any more, until a turn that has it is over. Blocks that
-two sessions have, such as those of a system prompt, are never parked: a session knows nothing of the returns of others.
+An acceptor tells the homes at the end of a turn when the session's blocks move down, up, and are over
+(sched/sessions/parking.py): then they are dropped as soon as the tier is nearly full, and not before, because some
+sessions return late, and room that nobody wants is worth nothing. A block that is read is not parked any more, until a
+turn that has it is over. Blocks that two sessions have, such as those of a system prompt, are never parked: a session
+knows nothing of the returns of others.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -26,7 +28,8 @@ SHARED = -1
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds from now, infinite = never: when blocks move down, up, down again, and are dropped."""
+    """Seconds from now, infinite = never: when blocks move down, up and down again, and when they are over: from then
+    on they are dropped before the tier is full."""
 
     down_s: float
     up_s: float
@@ -36,17 +39,17 @@ class Times:
 
 @dataclass(slots=True)
 class Due(Generic[Key]):
-    """What is due now. `down`: blocks that DRAM evicts first, with the seconds until they are wanted."""
+    """What is due now. `down`: blocks that DRAM evicts first, with the seconds until they are wanted. `up`: blocks that
+    will soon be read, with the seconds for which they wait for that."""
 
     down: list[tuple[Key, float]] = field(default_factory=list)
-    up: list[Key] = field(default_factory=list)
-    over: list[Key] = field(default_factory=list)
+    up: list[tuple[Key, float]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.down or self.up or self.over)
+        return bool(self.down or self.up)
 
 
-TIMES = DOWN, UP, LATE, DROP = "down", "up", "late", "over"
+TIMES = DOWN, UP, LATE, OVER = "down", "up", "late", "over"
 
 
 @dataclass(slots=True, eq=False)
@@ -67,9 +70,23 @@ class ParkedBlocks(Generic[Key]):
         self._owners_max = owners_max
         self._order: list[tuple[float, int, str, _Visit[Key]]] = []  # a heap
         self._numbers = count()
+        self._over: dict[Key, None] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._visit_of)
+
+    @property
+    def num_over(self) -> int:
+        """Blocks that `over` would name."""
+        return len(self._over)
+
+    def over(self, most: int) -> list[Key]:
+        """Up to `most` blocks of sessions that hardly return, the oldest ones. They are forgotten here, and their home
+        must remove them."""
+        found = list(islice(self._over, most))
+        for key in found:
+            del self._over[key]
+        return found
 
     def park(self, now: float, keys: Sequence[Key], session: int, times: Times) -> None:
         """A turn of this session (a number from 0 on), which has these blocks, is over."""
@@ -88,7 +105,8 @@ class ParkedBlocks(Generic[Key]):
 
     def used(self, keys: Iterable[Key]) -> None:
         """These were read, or are gone: they are not parked any more."""
-        for key in keys if self._visit_of else ():
+        for key in keys if self._visit_of or self._over else ():
+            self._over.pop(key, None)
             if (visit := self._visit_of.pop(key, None)) is not None:
                 del visit.keys[key]
 
@@ -101,10 +119,12 @@ class ParkedBlocks(Generic[Key]):
         due = Due[Key]()
         for visit, what in last.items():
             if what == UP:
-                due.up += visit.keys
-            elif what == DROP:
-                due.over += visit.keys
-                self.used(due.over)
+                due.up += [(key, visit.begin + visit.times.late_s - now) for key in visit.keys]
+            elif what == OVER:
+                due.down += [(key, math.inf) for key in visit.keys]
+                over = dict.fromkeys(visit.keys)
+                self.used(over)
+                self._over |= over
             else:
                 wanted_s = visit.begin + visit.times.up_s - now if what == DOWN else math.inf
                 due.down += [(key, wanted_s) for key in visit.keys]

@@ -349,6 +349,10 @@ class SsdTier:
         self.health.worked("sync")
         return True
 
+    @property
+    def num_blocks(self) -> int:
+        return len(self._index.entries)
+
     def stats(self) -> dict[str, Any]:
         return {
             "blocks": len(self._index.entries),

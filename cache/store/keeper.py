@@ -17,6 +17,7 @@ from cache.homes.repair import owed
 from cache.homes.routing import Router
 from cache.protocol import GONE, OTHER, WRITING
 from cache.server.server import StoreServer
+from cache.sessions.residence import Residence
 from cache.store.calls import HOME_ERRORS
 from cache.store.job import StoreCall
 from cache.store.writer import Writer
@@ -60,6 +61,7 @@ class Keeper:
         self._rest_until: dict[str, float] = {}  # homes that failed
         self._away_since: dict[str, float] = {}
         self._rising: deque[BlockKey] = deque()  # blocks of sessions that will soon be read
+        self._residence = Residence(0 if local.arena is None else local.arena.num_slots)
         counted = "offered", "moved", "moved_bytes", "expired", "session_dropped", "session_raised"
         self._counts = Counter(dict.fromkeys(counted, 0))
         self._task: asyncio.Task[None] | None = None
@@ -95,6 +97,13 @@ class Keeper:
         sessions that were dropped, and read from SSD ahead of a return."""
         return {**self._counts, "owed": sum(map(len, self._debts.values()))}
 
+    def sessions(self) -> dict[str, int]:
+        """Blocks of sessions here: parked now, in DRAM until others need the room, on any tier until it is nearly
+        full; so far read from SSD before a return, and dropped."""
+        parked, over, aside = len(self._share.parked), self._share.parked.num_over, self._local.num_aside
+        raised, dropped = self._counts["session_raised"], self._counts["session_dropped"]
+        return {"parked": parked, "aside": aside, "over": over, "raised": raised, "dropped": dropped}
+
     async def _run(self) -> None:
         while True:
             members = dict(self._members())
@@ -110,12 +119,16 @@ class Keeper:
 
     async def _move_sessions(self, now: float) -> None:
         """Move the blocks of sessions whose time has come."""
-        due = self._share.parked.due(now)
-        self._local.put_aside([(key, now + wanted_s) for key, wanted_s in due.down])
-        if due.over:
-            self._counts["session_dropped"] += await self._local.remove(due.over)
-        self._rising.extend(due.up)
-        arena = self._local.arena
+        parked, local, arena = self._share.parked, self._local, self._local.arena
+        due = parked.due(now)
+        local.put_aside([(key, now + wanted_s) for key, wanted_s in due.down])
+        if local.is_nearly_full and (over := parked.over(SCAN_KEYS)):
+            self._counts["session_dropped"] += await local.remove(over)
+        self._residence.seen(now, local.num_evictions)
+        stay_s = self._residence.seconds()
+        self._rising.extend(key for key, wait_s in due.up if wait_s <= stay_s)  # others would be evicted unread
+        while len(self._rising) > local.num_unwanted:  # the room is for what was read, not for what may be read
+            self._rising.pop()
         if self._rising and arena is not None:
             first = [self._rising[i] for i in range(min(SCAN_KEYS, len(self._rising)))]
             done, reads = self._local.bring_up(first, max(1, RISING_BYTES // arena.slot_bytes))

@@ -381,20 +381,6 @@ class Store:
             own["repair"] = self._keeper.stats()
         return own
 
-    def parking(self) -> dict[str, int]:
-        """Blocks of sessions at this share: parked now, of these in DRAM until others need the room; so far read from
-        SSD before a return, and dropped. {} without a share."""
-        if self._share is None or self._keeper is None or self.local is None:
-            return {}
-        counts = self._keeper.stats()
-        parked, aside = self._share.stats()["parked"], self.local.num_aside
-        return {
-            "parked": parked,
-            "aside": aside,
-            "raised": counts["session_raised"],
-            "dropped": counts["session_dropped"],
-        }
-
     async def _stats(self, peer: str, body: Nothing, data: memoryview) -> StoreStats:
         return StoreStats(self.stats())
 

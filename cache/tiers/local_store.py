@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 BATCH_BYTES = 16 << 20  # maximum bytes per write to SSD; slots become free after each
 CLEAR_BATCH = 512  # blocks removed in one turn of the event loop
+NEARLY_FULL = 0.95
 PIN_SHARE = 0.25  # maximum share of the blocks that may be pinned
 
 
@@ -209,6 +210,24 @@ class LocalStore:
     def put_aside(self, rows: Iterable[tuple[BlockKey, float]]) -> None:
         """DRAM evicts these blocks first; rows: (key, time at which it is wanted)."""
         self._pool.put_aside(rows)
+
+    @property
+    def num_evictions(self) -> int:
+        """Blocks that DRAM has evicted so far."""
+        return self._pool.num_evictions
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether new blocks will soon replace others: on SSD, or in DRAM without one."""
+        if self.ssd is not None:
+            return self.ssd.num_blocks >= NEARLY_FULL * self.ssd.capacity
+        usage = self._pool.usage()
+        return usage["free"] <= (1 - NEARLY_FULL) * usage["total"]
+
+    @property
+    def num_unwanted(self) -> int:
+        """Blocks of DRAM that are free, or that it evicts first."""
+        return self._pool.num_unwanted
 
     @property
     def num_aside(self) -> int:

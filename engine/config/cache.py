@@ -204,7 +204,7 @@ class CacheFields(ModelFields):
         "of sessions that will not return are dropped; off = by their last use alone",
     )
     session_hold_ms: int = flag(
-        5000,
+        15_000,
         "cache",
         "with --session-parking, blocks of a session stay where they are if it probably returns within this time",
         least=0,
@@ -212,15 +212,16 @@ class CacheFields(ModelFields):
     session_window_ms: int = flag(
         30_000,
         "cache",
-        "with --session-parking, how long blocks wait in DRAM that came up for a predicted return; they come up if one "
-        "of four such sessions returns within some window of this length",
+        "with --session-parking, how long blocks that came up for a predicted return wait in DRAM, at most; they come "
+        "up if three of five such sessions return within some window of this length, and only into room that nothing "
+        "else needs",
         least=1,
     )
     session_ttl_ms: int = flag(
         3_600_000,
         "cache",
-        "with --session-parking, the longest time until blocks of a session that does not return are dropped; the "
-        "time at which one of fifty such sessions would still return is usually earlier",
+        "with --session-parking, the longest time after which blocks of a session that does not return are dropped if "
+        "the tier is nearly full; the time at which one of fifty such sessions would still return is usually earlier",
         least=1000,
     )
     value_bytes: int = flag(

@@ -73,7 +73,7 @@ def state(config: Config, serving: Serving, cluster: Cluster, blocks: Blocks, st
         "config": as_dict(config),
         "engine": None if serving.engine is None else serving.engine.state(),
         "store": None if blocks.share is None else blocks.share.stats(),
-        "session_blocks": cluster.store.parking(),
+        "session_blocks": {} if cluster.store.keeper is None else cluster.store.keeper.sessions(),
         "backends": None if serving.fleet is None else serving.fleet.state(),
         "weights": None
         if serving.weights is None

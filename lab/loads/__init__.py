@@ -7,6 +7,7 @@ Files:
     draws         Draws from a distribution given by its quantiles
     generate      Seeded request traces in Mooncake's format, if the released ones are not available
     generators    Generated traces by name: (seed, requests) -> rows by time
+    sessions      Agents and people in sessions, each with a habit: the gap between an answer and the next turn
     shapes        Seeded loads with one property each
     sun           Several sites that follow the sun: the rate of each is a daily wave, and each is shifted by its part
                   of a day

@@ -8,6 +8,7 @@ from lab.loads.agents import agents
 from lab.loads.changes import bursty, flipped, unique, viral
 from lab.loads.conversation import conversation
 from lab.loads.generate import chats
+from lab.loads.sessions import sessions
 from lab.loads.shapes import goes_viral, mixed, pareto, popular
 from lab.loads.sun import sun
 from lab.loads.synthetic import synthetic
@@ -28,6 +29,7 @@ GENERATORS: dict[str, Generator] = {
     "pareto": pareto,
     "mixed": mixed,
     "sun": sun,
+    "sessions": sessions,
     "bursty": lambda seed, requests: bursty()(conversation(seed, requests), seed),
 }
 

@@ -27,6 +27,7 @@ class TraceRow:
     hash_ids: list[int]
     service_class: str = "standard"  # an extension; files without it have one class
     site: int = 0  # an extension: where the request arrives
+    session: int = -1  # an extension: the conversation or agent of which it is a turn; -1 = none
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
@@ -42,9 +43,9 @@ def _row(line: bytes, where: str) -> TraceRow:
     try:
         data = orjson.loads(line)
         service_class = data.get("service_class", "standard")
-        site = data.get("site", 0)
+        site, session = data.get("site", 0), data.get("session", -1)
         lengths = data["input_length"], data["output_length"]
-        row = TraceRow(data["timestamp"], *lengths, data["hash_ids"], service_class, site)
+        row = TraceRow(data["timestamp"], *lengths, data["hash_ids"], service_class, site, session)
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{where} is no row of a Mooncake trace: {error!r}") from error
     sizes_fit = all(type(size) is int and size > 0 for size in (row.input_length, row.output_length))
@@ -53,6 +54,8 @@ def _row(line: bytes, where: str) -> TraceRow:
         raise ValueError(f"{where}: timestamp must be a number, lengths positive integers, hash_ids non-negative ones")
     if type(site) is not int or site < 0:
         raise ValueError(f"{where}: site must be a non-negative integer")
+    if type(session) is not int or session < -1:
+        raise ValueError(f"{where}: session must be an integer from -1 on")
     if service_class not in CLASSES:
         raise ValueError(f"{where}: service_class must be one of {', '.join(CLASSES)}")
     if len(row.hash_ids) * BLOCK_TOKENS < row.input_length:
@@ -73,6 +76,7 @@ def write_trace(path: Path, rows: Iterable[TraceRow]) -> int:
                 "hash_ids": row.hash_ids,
             } | ({} if row.service_class == "standard" else {"service_class": row.service_class})
             line |= {"site": row.site} if row.site else {}
+            line |= {"session": row.session} if row.session >= 0 else {}
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
     return count

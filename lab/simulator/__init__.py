@@ -34,5 +34,6 @@ Files:
                     oversubscribed
     models/         Models of steps, networks, disks and caches in virtual time
     rivals/         Rivals that need a mechanism which nodes do not have, so that only the simulator has them
+    sessions/       Sessions of a simulated cluster
     sites/          Several sites, each a cluster with a pool of its own, and slow links between them
 """

@@ -49,7 +49,9 @@ class FarFetch:
 def job_of(index: int, row: TraceRow) -> Job:
     """The request of a row."""
     output = max(1, row.output_length)
-    return Job(index, row.timestamp_ms / 1000, row.input_length, output, tuple(row.hash_ids), row.service_class)
+    return Job(
+        index, row.timestamp_ms / 1000, row.input_length, output, tuple(row.hash_ids), row.service_class, row.session
+    )
 
 
 class Cluster:
@@ -93,6 +95,7 @@ class Cluster:
         self.refusals = Refusals(config, self.model, self.by_name, self.lengths.ended)
         self.scaling = Scaling(config, self.loop, parts, self.changed, lambda: self.unfinished)
         self.migration = Migration(config, self.model, self.loop, parts, self.lengths, self.changed, lambda: self._left)
+        self.turns = making.turns(config, self.loop, self.pool)
         self.roles = Roles(config, self.loop, self.by_name, self.live, self.changed, lambda: self.unfinished)
 
     # --- a run
@@ -132,6 +135,8 @@ class Cluster:
     # --- placement
 
     def _arrive(self, job: Job) -> None:
+        if self.turns is not None:
+            self.turns.begun(job)
         self.placing.arrivals.count(self.loop.now)
         self.place(job)
 
@@ -351,6 +356,8 @@ class Cluster:
 
     def finished(self, node: Node, job: Job) -> None:
         self._left -= 1
+        if self.turns is not None:
+            self.turns.over(job, list(job.blocks[: job.input_tokens // self.config.block_tokens]))
         self.lengths.ended.ended(job.resumed + job.output_tokens)
 
     def preempted(self, node: Node, job: Job) -> None:

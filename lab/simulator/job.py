@@ -17,6 +17,7 @@ class Job:
     output_tokens: int
     blocks: tuple[int, ...]  # ids; each identifies its block and everything before it
     service_class: str = "standard"
+    session: int = -1  # of which it is a turn; -1 = none
 
     acceptor: int = -1  # if acceptors differ (lab/simulator/acceptors.py)
     prefill: str = ""

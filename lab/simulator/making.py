@@ -23,6 +23,7 @@ from lab.simulator.models.shares import HomedPool, PrefixCache
 from lab.simulator.models.step_models import StepModel
 from lab.simulator.node import Events, Identity, Knowledge, Node, StepRules
 from lab.simulator.placing import Placing
+from lab.simulator.sessions.turns import Turns
 from net.user_file import chosen
 from sched import batching, queueing
 from sched.batching import Tuning, batching_policies
@@ -31,6 +32,7 @@ from sched.placement.phases import prefill_heavy
 from sched.placement.view import Candidate
 from sched.queueing import queue_orders
 from sched.scaling.bounds import parse
+from sched.sessions.parking import ParkingRules
 
 POOL_MODELS = ("auto", "real", "fast")
 
@@ -145,6 +147,15 @@ def is_real(config: SimConfig) -> bool:
         raise ValueError(f"--pool-model must be one of {', '.join(POOL_MODELS)}, got {config.pool_model!r}")
     nodes = sum(counts(config).values())
     return config.pool_model == "real" or (config.pool_model == "auto" and nodes <= MOST_REAL_NODES)
+
+
+def turns(config: SimConfig, loop: Loop, pool: Pool | HomedPool) -> Turns | None:
+    """None: blocks of sessions are kept as all others. Raises ValueError."""
+    if not config.session_parking:
+        return None
+    if isinstance(pool, Pool):
+        raise ValueError("--session-parking needs --pool-model real")
+    return Turns(loop, pool, ParkingRules())
 
 
 def pool(config: SimConfig, model: StepModel, disks: Sequence[Disk], names: Sequence[str]) -> Pool | HomedPool:

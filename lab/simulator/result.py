@@ -74,6 +74,8 @@ def figures(
         "pool_fetches": sum(job.source == "pool" for job in placed),
         "fetched_tokens": sum(job.fetched_tokens for job in placed),
         "ssd_tokens": sum(job.ssd_tokens for job in placed),
+        "blocks_raised": cluster.pool.raised,
+        "blocks_dropped": cluster.pool.dropped,
         "bytes_moved": cluster.network.bytes_moved,
         "retries": sum(job.retries - job.preemptions for job in jobs),
         "preemptions": sum(job.preemptions for job in jobs),

@@ -2,5 +2,5 @@
 
 Files:
     gaps     Learns the gaps between the turns of sessions, and predicts the next one
-    parking  What happens to the KV of a session between two turns: it stays, moves down, comes back, is dropped
+    parking  The way of a session's KV between two turns: it stays, moves down, comes back, is dropped
 """

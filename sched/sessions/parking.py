@@ -1,4 +1,4 @@
-"""What happens to the KV of a session between two turns: it stays, moves down, comes back, is dropped. Pure.
+"""The way of a session's KV between two turns: it stays, moves down, comes back, is dropped. Pure.
 
     stays   it returns so soon that moving it down is not worth it, or no time is as probable as the next one; moved
             down once it is late
@@ -7,7 +7,7 @@
     over    it hardly returns: moved down at once, and dropped soon
 
 Moved down: evicted from DRAM before all other blocks, the later its return the sooner; the SSD still has it. Dropped:
-after the time to live, at which so few of such sessions would return that their blocks only take room.
+when the tier is nearly full, after the time to live, at which hardly any such session would still return.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ STAYS, PARKED, AWAY, OVER = "stays", "parked", "away", "over"
 CLASSES = (STAYS, PARKED, AWAY, OVER)
 
 LEAST_TTL_S = 60.0
+HALVINGS = 3
 
 TRIES = 20
 """Times for the begin of the window that are compared, from the first to the last twentieth of the returns."""
@@ -41,13 +42,13 @@ class Parking:
 
 @dataclass(frozen=True, slots=True)
 class ParkingRules:
-    """`hold_s`: a session that half of the time returns sooner stays. `window_s`: how long KV that came up waits in
-    DRAM. `least_hit`: the least probability of a return in that window for which it comes up. `ttl_s`: the longest, and
-    `least_ttl_s` the shortest time to live."""
+    """`hold_s`: a session that half of the time returns sooner stays. `window_s`: the longest time for which KV that
+    came up waits in DRAM. `least_hit`: the least probability of a return in that time for which it comes up. `ttl_s`:
+    the longest, and `least_ttl_s` the shortest time to live."""
 
-    hold_s: float = 5.0
+    hold_s: float = 15.0
     window_s: float = 30.0
-    least_hit: float = 0.25
+    least_hit: float = 0.6
     least_ttl_s: float = LEAST_TTL_S
     ttl_s: float = 3600.0
 
@@ -67,21 +68,29 @@ def choose(next_turn: Return, rules: ParkingRules) -> Parking:
     if next_turn.quantile(0.5) <= rules.hold_s:
         late_s = min(over_s, max(rules.hold_s, next_turn.quantile(0.9)))
         return Parking(STAYS, late_s, math.inf, math.inf, over_s)
-    begin_s, hit = window(next_turn, rules.window_s)
-    if hit >= rules.least_hit and begin_s == 0:
-        return Parking(STAYS, min(over_s, max(rules.hold_s, rules.window_s)), math.inf, math.inf, over_s)
-    if hit < rules.least_hit or begin_s + rules.window_s > over_s:
+    begin_s, seconds, hit = narrowest(next_turn, rules)
+    if hit < rules.least_hit or begin_s + seconds > over_s:
         return Parking(AWAY, 0.0, math.inf, math.inf, over_s)
-    return Parking(PARKED, 0.0, begin_s, begin_s + rules.window_s, over_s)
+    if begin_s == 0:
+        return Parking(STAYS, min(over_s, max(rules.hold_s, seconds)), math.inf, math.inf, over_s)
+    return Parking(PARKED, 0.0, begin_s, begin_s + seconds, over_s)
+
+
+def narrowest(next_turn: Return, rules: ParkingRules) -> tuple[float, float, float]:
+    """(begin, length, probability) of the shortest window, of `window_s` and its halves, in which the session
+    returns with `least_hit`; otherwise of the whole one."""
+    for halvings in range(HALVINGS, -1, -1):
+        seconds = rules.window_s / 2**halvings
+        begin_s, hit = window(next_turn, seconds)
+        if hit >= rules.least_hit:
+            break
+    return begin_s, seconds, hit
 
 
 def window(next_turn: Return, seconds: float) -> tuple[float, float]:
-    """(begin, probability) of the window of this length in which the session most probably returns, given that it has
-    not returned before its begin; the earliest one among equals."""
-    best = 0.0, next_turn.by(seconds)
-    for step in range(1, TRIES):
-        begin_s = next_turn.quantile(step / TRIES)
-        before = next_turn.by(begin_s)
-        hit = (next_turn.by(begin_s + seconds) - before) / (1 - before)
-        best = max(best, (begin_s, hit), key=lambda one: (one[1], -one[0]))
-    return best
+    """(begin, probability) of the window of this length in which the session most probably returns; the earliest one
+    among equals."""
+    begins = [0.0, *(next_turn.quantile(step / TRIES) for step in range(1, TRIES))]
+    hits = [next_turn.by(begin_s + seconds) - next_turn.by(begin_s) for begin_s in begins]
+    best = max(hits)
+    return begins[hits.index(best)], best

@@ -64,7 +64,7 @@ class Sessions:
         loop, session = asyncio.get_running_loop(), turn.session
         try:
             parking = choose(self._gaps.left(loop.time(), session), self._rules)
-        except KeyError:  # so many others began since that it was forgotten
+        except KeyError:  # others have begun since, and it was forgotten
             return
         self._cancel(session)
         self._ends[session] = loop.call_later(PUBLISHED_S, self._tell, turn, session, parking)

@@ -45,6 +45,7 @@ from lab.ablations.decoding.moves import MOVES
 from lab.ablations.fleet.autoscaling import AUTOSCALING
 from lab.ablations.fleet.fat_tree import FAT_TREE
 from lab.ablations.fleet.prices import PRICES
+from lab.ablations.fleet.sessions import SESSIONS_ABLATION
 from lab.ablations.fleet.sites import SITES_ABLATION
 from lab.ablations.groups.long_prompts import LONG_PROMPTS
 from lab.ablations.rivals.table import TABLE as RIVALS
@@ -107,6 +108,7 @@ ABLATIONS: dict[str, Ablation[Any]] = {
         AUTOSCALING,
         PRICES,
         FAT_TREE,
+        SESSIONS_ABLATION,
         SPLIT,
         NETWORK,
         CACHE,

@@ -21,6 +21,7 @@ class Pool:
     """The pool of all nodes, with dram_blocks and ssd_blocks each."""
 
     kind = "fast"
+    raised = dropped = 0  # blocks of sessions: it has none
 
     def __init__(
         self,

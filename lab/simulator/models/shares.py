@@ -19,9 +19,17 @@ from cache.homes.rendezvous import by_home, equal_members
 from cache.pool.admission import Admission
 from cache.pool.block_pool import BlockPool, OutOfBlocks
 from cache.pool.policy import PLAIN, EvictionPolicy, Facts
+from cache.sessions.parked import ParkedBlocks, Times
+from cache.sessions.residence import Residence
 from cache.ssd.index import SsdIndex
 from cache.ssd.medium import Entry
 from lab.simulator.models.disk import Disk
+
+NEARLY_FULL = 0.95
+"""As in cache/tiers/local_store.py."""
+
+SCAN_KEYS = 256
+"""As in cache/store/keeper.py."""
 
 
 def key_of(block: int) -> BlockKey:
@@ -104,6 +112,9 @@ class Share:
         self.disk = disk
         self._admission, self._ssd_blocks, self._nbytes = admission, ssd_blocks, nbytes
         self._life = 0
+        self.parked = ParkedBlocks[BlockKey]()
+        self._residence = Residence(dram_blocks)
+        self.raised = self.dropped = 0  # blocks of sessions, as Keeper counts them
 
     def has(self, key: BlockKey) -> bool:
         return self.dram.lookup(key) is not None or key in self.ssd.entries
@@ -142,6 +153,26 @@ class Share:
             if (slot := self.dram.lookup(key)) is not None:
                 self.dram.touch([slot])
             self.ssd.touch(key)
+            self.parked.used([key])
+
+    def move_sessions(self, now: float) -> None:
+        """Move the blocks of sessions whose time has come, as Keeper does."""
+        due = self.parked.due(now)
+        self.dram.put_aside([(key, now + wanted_s) for key, wanted_s in due.down])
+        full = len(self.ssd.entries) >= NEARLY_FULL * self._ssd_blocks if self._ssd_blocks else self.dram.num_free == 0
+        for key in self.parked.over(SCAN_KEYS) if full else ():
+            self.dropped += self.has(key)
+            self.dram.forget(key)
+            self.ssd.forget([key])
+            self.ssd.end_forgetting([key])
+        self._residence.seen(now, self.dram.num_evictions)
+        stay_s = self._residence.seconds()
+        up = [key for key, wait_s in due.up if wait_s <= stay_s]
+        self.dram.touch([slot for key in up if (slot := self.dram.lookup(key)) is not None])
+        cold = [key for key in up if self.is_cold(key)][: self.dram.num_unwanted]
+        self.raised += len(cold)
+        if cold:
+            self.disk.move(len(cold), len(cold) * self._nbytes, partial(self.promoted, cold))
 
     def clear(self) -> None:
         """The DRAM is lost."""
@@ -248,6 +279,31 @@ class HomedPool:
         for position in range(len(homes) - 1, -1, -1):
             if homes[position] not in self._down:
                 self.shares[homes[position]].put(key_of(blocks[position]), facts[position])
+
+    def park(self, now: float, blocks: Sequence[int], session: int, times: Times) -> None:
+        """A turn of this session, which has these blocks, is over: each home hears of those that it has."""
+        of_home: dict[int, list[BlockKey]] = {}
+        for block, home in zip(blocks, self._homed(blocks), strict=True):
+            if self.shares[home].has(key := key_of(block)):
+                of_home.setdefault(home, []).append(key)
+        for home, keys in of_home.items():
+            self.shares[home].parked.park(now, keys, session, times)
+        self.move_sessions(now)
+
+    def move_sessions(self, now: float) -> None:
+        """Every home moves the blocks of sessions whose time has come."""
+        for share in self.shares:
+            share.move_sessions(now)
+
+    @property
+    def raised(self) -> int:
+        """Blocks of sessions that were read from SSD before a return."""
+        return sum(share.raised for share in self.shares)
+
+    @property
+    def dropped(self) -> int:
+        """Blocks of sessions that did not return in time."""
+        return sum(share.dropped for share in self.shares)
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Homes remove these from DRAM, if they have them."""

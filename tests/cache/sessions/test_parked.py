@@ -14,8 +14,10 @@ WAY = Times(0.0, 100.0, 130.0, 600.0)
 
 
 def due(parked: ParkedBlocks[int], now: float) -> tuple[list[int], list[int], list[int]]:
+    """Keys that move down, up, and that are over."""
     found = parked.due(now)
-    return sorted(key for key, _ in found.down), sorted(found.up), sorted(found.over)
+    over = sorted(parked.over(1000))
+    return sorted(key for key, _ in found.down if key not in over), sorted(key for key, _ in found.up), over
 
 
 def test_blocks_go_down_up_down_and_away():
@@ -23,10 +25,20 @@ def test_blocks_go_down_up_down_and_away():
     parked.park(10.0, [1, 2], 7, WAY)
     assert parked.due(10.0).down == [(1, 100.0), (2, 100.0)], "wanted in 100 s"
     assert not parked.due(109.0)
-    assert due(parked, 110.0) == ([], [1, 2], [])
+    assert parked.due(110.0).up == [(1, 30.0), (2, 30.0)], "for 30 s"
     assert parked.due(140.0).down == [(1, math.inf), (2, math.inf)], "too late: nobody knows when"
     assert due(parked, 610.0) == ([], [], [1, 2])
-    assert len(parked) == 0 and not parked.due(1e9)
+    assert len(parked) == 0 and not parked.due(1e9) and parked.over(9) == []
+
+
+def test_what_is_over_waits_for_the_tier_to_be_full_and_is_no_more_if_it_is_read():
+    parked = ParkedBlocks[int]()
+    parked.park(0.0, [1, 2, 3], 7, WAY)
+    assert parked.due(600.0).down == [(key, math.inf) for key in (1, 2, 3)], "DRAM needs no such blocks"
+    parked.used([2])
+    assert parked.over(1) == [1]
+    parked.park(700.0, [3], 7, WAY)
+    assert parked.over(9) == []
 
 
 def test_what_is_read_is_not_parked_until_the_next_turn_is_over():
@@ -91,10 +103,12 @@ def test_only_parked_blocks_are_ever_due_and_nothing_is_left_at_the_end(played):
             for key in keys:
                 model.pop(key, None)
         found = parked.due(now)
-        for key in [*(key for key, _ in found.down), *found.up]:
-            assert key in model and now - model[key] < WAY.over_s
-        assert set(found.over) == {key for key, at in model.items() if now - at >= WAY.over_s}
-        for key in found.over:
+        over = parked.over(1000)
+        assert set(over) == {key for key, at in model.items() if now - at >= WAY.over_s}
+        for key, _ in [*found.down, *found.up]:
+            assert key in model
+        assert not {key for key, _ in found.up} & {*over}
+        for key in over:
             del model[key]
         assert len(parked) == len(model)
     parked.due(now + WAY.over_s)

@@ -9,6 +9,7 @@ import pytest
 
 from cache.messages import Park
 from cache.sessions.parked import Times
+from cache.sessions.residence import Residence
 from cache.store.store import Store
 from net.bodies import BodyError, decode, encode
 from tests.cache.pooled import cluster_of, get, key_of, lookup, put, until
@@ -56,7 +57,9 @@ async def test_blocks_come_up_from_ssd_before_they_are_read(tmp_path):
         await parked(home, client, range(4), NOW)
         await put(client, range(4, 12))
         await home.local.drain()
+        home.keeper._residence = Residence(8)  # those evictions say nothing about the next seconds
         assert not await in_dram(home) & {*keys(range(4))}
+        await parked(home, client, range(4, 8), NOW, session=2)  # theirs is the room
         home.keeper.start()
         try:
             client.park(keys(range(4)), 1, BACK)
@@ -67,19 +70,57 @@ async def test_blocks_come_up_from_ssd_before_they_are_read(tmp_path):
         assert await in_dram(home) >= {*keys(range(4))}
         result = await get(client, range(4))
         assert result.tiers == {"dram": 4}, "the disk is not on the way of the request"
-        assert home.stats()["share"]["parked"] == 0, "it was read"
+        assert home.stats()["share"]["parked"] == 4, "those of the other session"
 
 
-async def test_blocks_of_a_session_that_does_not_return_are_dropped_from_all_tiers(tmp_path):
+async def over(home: Store, client: Store, numbers: range) -> int:
+    """Blocks that the home has dropped when it knows that this session is over."""
+    await parked(home, client, numbers, OVER)
+    await home.keeper._move_sessions(asyncio.get_running_loop().time())
+    return home.keeper.stats()["session_dropped"]
+
+
+async def test_blocks_of_a_session_that_does_not_return_are_dropped_when_the_tier_is_nearly_full(tmp_path):
     async with cluster_of("client", slots=0) as cluster:
         client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
         await put(client, range(6))
         await home.local.drain()
-        client.park(keys(range(4)), 1, OVER)
-        await until(lambda: home.stats()["share"]["parked"] == 4)
+        assert await over(home, client, range(4)) == 0
+        assert await lookup(client, range(6)) == 6, "there is room"
+        number = 100
+        while not home.local.is_nearly_full:
+            await put(client, [number := number + 1])
+            await home.local.drain()
         await home.keeper._move_sessions(asyncio.get_running_loop().time())
         assert home.keeper.stats()["session_dropped"] == 4
         assert await lookup(client, range(4)) == 0 and await lookup(client, range(4, 6)) == 2
+
+
+async def test_what_was_over_and_is_read_again_stays():
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home", slots=8)
+        await put(client, range(6))
+        assert await over(home, client, range(4)) == 0
+        assert (await get(client, range(2))).blocks == 2
+        await put(client, range(10, 12))
+        assert home.local.is_nearly_full
+        await home.keeper._move_sessions(asyncio.get_running_loop().time())
+        assert home.keeper.stats()["session_dropped"] == 2
+        assert await lookup(client, range(2)) == 2 and await lookup(client, range(2, 4)) == 0
+
+
+async def test_blocks_come_up_only_into_room_that_nothing_else_needs(tmp_path):
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
+        await put(client, range(4))
+        await home.local.drain()
+        await parked(home, client, range(4), NOW)
+        await put(client, range(4, 12))
+        await home.local.drain()
+        client.park(keys(range(4)), 1, BACK)
+        await until(lambda: home.stats()["share"]["parked"] == 4 and home.keeper._share.parked._order)
+        await home.keeper._move_sessions(asyncio.get_running_loop().time())
+        assert home.keeper.stats()["session_raised"] == 0, "the blocks there were used, and are no session's"
 
 
 async def test_the_keeper_looks_by_itself_and_only_what_is_here_is_parked(tmp_path):
@@ -89,8 +130,9 @@ async def test_the_keeper_looks_by_itself_and_only_what_is_here_is_parked(tmp_pa
         await home.local.drain()
         home.keeper.start()
         try:
-            client.park(keys(range(100)), 1, OVER)
-            await until(lambda: home.keeper.stats()["session_dropped"] == 4)
+            client.park(keys(range(100)), 1, NOW)
+            await until(lambda: client.stats() and home.keeper.sessions()["aside"] == 4)
+            assert home.keeper.sessions() == {"parked": 4, "aside": 4, "over": 0, "raised": 0, "dropped": 0}
         finally:
             await home.keeper.close()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sched.sessions.gaps import Return
-from sched.sessions.parking import AWAY, CLASSES, OVER, PARKED, STAYS, ParkingRules, choose, window
+from sched.sessions.parking import AWAY, CLASSES, OVER, PARKED, STAYS, ParkingRules, choose, narrowest, window
 
 RULES = ParkingRules()
 
@@ -37,11 +37,10 @@ def test_blocks_move_down_then_up_then_down_and_end(one, limits):
     assert way.down_s <= way.over_s
     assert (way.name == PARKED) == (way.up_s < math.inf)
     if way.name == PARKED:
-        assert way.late_s == pytest.approx(way.up_s + limits.window_s) and way.late_s <= way.over_s + 1e-9
-        before = one.by(way.up_s)
-        assert (one.by(way.late_s) - before) / (1 - before) >= limits.least_hit - 1e-6
+        assert 0 < way.late_s - way.up_s <= limits.window_s + 1e-6 and way.late_s <= way.over_s + 1e-9
+        assert one.by(way.late_s) - one.by(way.up_s) >= limits.least_hit - 1e-6
     if way.name == STAYS:
-        assert one.quantile(0.5) <= limits.hold_s or window(one, limits.window_s)[0] == 0
+        assert one.quantile(0.5) <= limits.hold_s or narrowest(one, limits)[0] == 0
     elif way.name != OVER:
         assert way.down_s == 0
 
@@ -52,15 +51,13 @@ def test_the_window_is_no_worse_than_others(one, seconds):
     assert 0 <= hit <= 1 + 1e-9
     for share in (0.25, 0.5, 0.75):
         other_s = one.quantile(share)
-        before = one.by(other_s)
-        assert hit >= (one.by(other_s + seconds) - before) / (1 - before) - 1e-9
+        assert hit >= one.by(other_s + seconds) - one.by(other_s) - 1e-9
     assert begin_s >= 0
 
 
 def test_tool_calls_stay_people_are_parked_and_the_unpredictable_are_away():
     assert choose(session(1.0, 0.5), RULES).name == STAYS
     assert choose(session(120.0, 0.1), RULES).name == PARKED
-    assert choose(session(20.0, 1.5), RULES).name == STAYS, "nothing is more probable than the next half minute"
     assert choose(session(600.0, 2.0), RULES).name == AWAY
     assert choose(session(120.0, 0.1, returning=0.01), RULES).name == OVER
 

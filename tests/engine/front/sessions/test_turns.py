@@ -13,7 +13,7 @@ from engine.front.sessions.turns import Sessions, session_number
 from engine.sampling.params import SamplingParams
 from engine.step.request import Request
 from net.metrics.events import Metrics
-from sched.sessions.parking import STAYS, Parking, ParkingRules
+from sched.sessions.parking import AWAY, Parking, ParkingRules
 
 BLOCK = 4
 ROOT = b"0123456789abcdef"
@@ -55,7 +55,7 @@ async def test_the_homes_hear_of_the_end_of_a_turn_with_all_its_full_blocks(told
     await until(lambda: told)
     ((keys, session, way),) = told
     assert keys == turn.as_request().block_keys(BLOCK) and len(keys) == 2
-    assert session == 7 and way.name == STAYS, "half of the sessions return within half a minute, as far as is known"
+    assert session == 7 and way.name == AWAY, "nobody knows when sessions return"
 
 
 async def test_a_session_that_returns_at_once_is_not_parked(told):
