@@ -14,12 +14,13 @@ import logging
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from engine import __version__
-from engine.calibration.calibration import SHAPES, Clock, Room, calibrate, expected_s, mistaken, never, sample
+from engine.calibration.calibration import SHAPES, Clock, Room, Shape, calibrate, expected_s, mistaken, never, sample
 from engine.config.config import Config
 from engine.core.costs import StepCosts
 from engine.step.runner import Runner
@@ -75,21 +76,27 @@ class Earlier:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".new", delete=False) as file:
-                file.write(text)
-            Path(file.name).replace(self.path)
+                try:
+                    file.write(text)
+                    file.flush()
+                    Path(file.name).replace(self.path)
+                except OSError:
+                    Path(file.name).unlink(missing_ok=True)
+                    raise
             _leave(self.path.parent)
         except OSError as error:
             log.info("the measured steps are not kept for the next start: %s", error)
 
 
-def earlier_of(config: Config, fingerprint: str, backend: str) -> Earlier | None:
+def earlier_of(config: Config, fingerprint: str, backend: str, shapes: Sequence[Shape]) -> Earlier | None:
     """Where the measurements of this configuration are. `fingerprint`: of the weights; `backend`: of attention, as it
-    was chosen. None: --calibration-cache off, or nothing is measured at all."""
+    was chosen; `shapes`: those that the node has the memory for. None: --calibration-cache off, or nothing is measured
+    at all."""
     if config.calibration_cache == "off" or not config.calibration_ms:
         return None
     flags = {name: getattr(config, name) for name in DECIDING}
     versions = {"mooncake": __version__, "torch": version("torch")}
-    found = {"flags": flags, "weights": fingerprint, "attention": backend, "versions": versions}
+    found = {"flags": flags, "weights": fingerprint, "attention": backend, "versions": versions, "shapes": list(shapes)}
     parts = [json.dumps(found, sort_keys=True).encode(), compiled.this_cpu()]
     path = compiled.path_of("calibration", "steps", parts, ".json")
     own = config.calibration_cache

@@ -151,15 +151,15 @@ class Seats:
     def shut_out(self) -> list[tuple[Request, str]]:
         """Prompts that wait here for blocks which other nodes write, while a node that computes prompts too holds
         blocks for them, each with the reason. See sched/placement/groups/giving_way.py."""
-        remote = [r for r in self.requests.values() if r.state is RequestState.REMOTE]
-        if not remote:
+        state = RequestState.WAITING
+        waiting = [r for r in self.waiting if r.holds_elsewhere and r.state is state and r.part is None]
+        remote = [r for r in self.requests.values() if r.state is RequestState.REMOTE] if waiting else []
+        if not remote:  # so a step of a node that only decodes looks at no blocks
             return []
         held = {block for r in remote for block in r.held_blocks}
         left, size = self.blocks.pool.num_blocks - len(held), self.blocks.block_size
         found = []
-        for r in self.waiting:
-            if not r.holds_elsewhere or r.state is not RequestState.WAITING or r.part is not None:
-                continue
+        for r in waiting:
             need = len(r.block_ids) + self.blocks.lacks(r)
             if need > left and need - len(held.intersection(r.block_ids or self.blocks.match(r))) > left:
                 found.append((r, f"KV that other nodes write leaves {left} blocks of {size} tokens: it needs {need}"))

@@ -98,31 +98,33 @@ class StepPlanner:
         """Chunks of the next prompts, in the same step as `decodes`. A waiting prompt that cannot start keeps later
         prompts from starting, because they would take the blocks or the seat that it waits for. Hand-overs and claims
         do the same. If another prompt is about to compute the next block of a prompt, that other prompt takes its
-        place in the step, so the node computes a shared prefix once. Prompts of class batch behind others get what is
-        left of their slice (sched/part_turns.py)."""
+        place in the step, so the node computes a shared prefix once. Prompts of class batch fill a step up to their
+        slice (sched/part_turns.py) and no more; that of the others does not end there."""
         prompts = self._cold.awake(now, self._seats.prompts())
         queue, behind = self._turns(now, self._order.order(now, prompts))
-        budget = self._prefill_budget(now, decodes, queue) if queue else 0
+        budget = self._prefill_budget(now, decodes, queue, _leading(queue)) if queue else 0
         rows: list[ScheduledRow] = []
         taken: set[str] = set()
         by_budget = not self._cold.present
-        whole, sliced = budget, False
+        whole, slice_tokens = budget, None
         blocked, first = False, self._seats.first_but_prompts(now) if in_turn else None
         for request in (*queue, *behind):
             if (budget <= 0 and by_budget) or (rows and request in behind):
                 break
-            if rows and not sliced and _of_batch(request):
-                sliced = True
-                budget = min(budget, self._prefill_budget(now, decodes, [request]) - (whole - budget))
-            if budget <= 0 and request.cold is None:
+            most = budget
+            if _of_batch(request):
+                if slice_tokens is None:
+                    slice_tokens = self._prefill_budget(now, decodes, [request], request)
+                most = min(budget, slice_tokens - (whole - budget))
+            if most <= 0 and request.cold is None:
                 continue
             waits = request.state is RequestState.WAITING
             if waits and first is not None and not blocked:
                 blocked = self._order.order(now, [request, first])[0] is first
             if waits and blocked:
                 continue
-            if waits and rows and request.cold is None and not self._fits(request, int(budget / request.share)):
-                budget = 0  # before it takes the blocks of a row of this step, and then gets no tokens
+            if waits and rows and request.cold is None and not self._fits(request, int(most / request.share)):
+                budget = 0 if most == budget else budget  # not the blocks of a row of this step, and then no tokens
                 continue
             if waits and not self._seats.may_start(now, request):
                 blocked = in_turn
@@ -135,9 +137,9 @@ class StepPlanner:
             if request.cold is not None:  # a few layers at a time instead: each chunk reads all that is cold
                 count, share = request.num_ready, 0.0
             else:
-                count = self._chunk(request, min(int(budget / share), self._most_tokens), whole=bool(rows))
+                count = self._chunk(request, min(int(most / share), self._most_tokens), whole=bool(rows))
             if not count:
-                budget = 0  # nobody who needs it gets tokens now
+                budget = 0 if most == budget else budget  # nobody who needs it gets tokens now
                 continue
             if waits:
                 self._seats.start(now, request)
@@ -174,7 +176,10 @@ class StepPlanner:
         begun = (other for other in self._seats.running if other.num_uncomputed > 1 and not other.apart)
         return next((other for other in begun if self._blocks.computes_next(request, other)), None)
 
-    def _prefill_budget(self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request]) -> int:
+    def _prefill_budget(
+        self, now: float, decodes: Sequence[ScheduledRow], queue: Sequence[Request], first: Request
+    ) -> int:
+        """Tokens of prompts in a step that begins with `first`."""
         if self._cold.present:
             decodes = [row for row in decodes if row.request.cold is None]  # others: cold_turns.py
         left = self._most_tokens - sum(row.num_tokens for row in decodes)
@@ -184,11 +189,11 @@ class StepPlanner:
             Waiting(r.service_class, now - r.arrival, r.num_uncomputed, r.num_computed) for r in queue if decodes
         ]
         most_s = inf
-        if queue[0].part is not None:
+        if first.part is not None:
             most_s = self._part_turns.most_s(now)
-        elif _of_batch(queue[0]):
+        elif _of_batch(first):
             most_s = self._part_turns.batch_s(now)
-        load = StepLoad(left, len(decodes), context, queue[0].num_computed, classes, prompts, most_s)
+        load = StepLoad(left, len(decodes), context, first.num_computed, classes, prompts, most_s)
         return min(left, self._policy.prefill_tokens(load))
 
     def _chunk(self, request: Request, budget: int, whole: bool) -> int:
@@ -218,6 +223,12 @@ class StepPlanner:
 def _of_batch(request: Request) -> bool:
     """Requests beyond memory have turns of their own (cold_turns.py)."""
     return request.service_class == BATCH.name and request.cold is None
+
+
+def _leading(queue: Sequence[Request]) -> Request:
+    """The prompt that says how long the step of this queue may take: one of class batch only if there are no others."""
+    others = (request for request in queue if not _of_batch(request))
+    return queue[0] if queue[0].part is not None else next(others, queue[0])
 
 
 def _still_running(rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:

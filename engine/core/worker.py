@@ -159,14 +159,18 @@ class Worker:
         self.batcher.add(time.monotonic(), request)
         if transfer is not None:
             self._transfers[request.request_id] = transfer
-        self._look_up()
         self.wake()
+        self._look_up()
 
     def _look_up(self) -> None:
         """Look for the prefixes of the next waiting requests at once: while a step runs, so that the next one can have
         them."""
-        if self._loop_task is not None and self.lost is None:
+        if self._loop_task is None or self._loop_task.done():
+            return
+        try:
             self._loads.start(time.monotonic())
+        except Exception:  # such as one of the user's queue order; the loop meets it as well, and ends the node
+            log.exception("could not look for prefixes")
 
     def check(self, request: Request | None = None) -> None:
         """Raises RemoteError when the loop has ended, or if this node may not compute `request` with its weights."""
@@ -190,8 +194,8 @@ class Worker:
             self._parts.found(request)
         if request.cold is not None and not request.cold.open:
             self.fail(request, request.cold.refused or "its room could not be found")
-        self._look_up()
         self.wake()
+        self._look_up()
 
     def fail(self, request: Request, reason: str) -> None:
         """End a request that cannot go on; its acceptor places it again."""

@@ -164,8 +164,8 @@ class Acceptor:
             self._gate.leave(flight)
             self._attempts.abort(flight)
             self._log.over(flight, reason)
-            if reason is not None and self.sessions is not None:
-                self.sessions.over(flight)
+            if self.sessions is not None:
+                self.sessions.over(flight, answered=reason is not None)
 
     def _accept(
         self, prompt: list[int], sampling: dict[str, Any], request_id: str, service_class: str, cache_salt: str

@@ -15,7 +15,7 @@ from cache.store.store import Store
 from engine.beyond.elsewhere import Elsewhere
 from engine.beyond.held import Heads
 from engine.beyond.host import Host
-from engine.calibration.calibration import Room
+from engine.calibration.calibration import SHAPES, Room
 from engine.calibration.earlier import earlier_of, measured
 from engine.calibration.recalibration import Recalibration
 from engine.config.beyond import beyond_room, lends
@@ -291,7 +291,7 @@ class Engine:
         seconds = config.calibration_ms / 1000
         try:
             runner = self.worker.runner
-            earlier = earlier_of(config, fingerprint, runner.model.backend.name) if seconds else None
+            earlier = earlier_of(config, fingerprint, runner.model.backend.name, room.fitting(SHAPES))
             steps = await self.worker.in_thread(partial(measured, runner, self.costs, room, seconds, earlier))
             if earlier is not None:
                 self._checks.on_corrected(earlier.write)

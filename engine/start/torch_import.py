@@ -50,5 +50,5 @@ def _begun(thread: Thread) -> Thread:
 
 
 def _import_engine() -> None:
-    with suppress(ImportError):  # the thread that loads the model meets it, too
+    with suppress(Exception):  # the thread that loads the model meets it, too
         import_module("engine.node.engine")

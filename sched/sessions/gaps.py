@@ -14,7 +14,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from statistics import NormalDist
 
@@ -32,6 +32,9 @@ BUCKETS = 4
 
 LEAST_RETURN = 0.02
 SESSIONS_MAX = 1 << 16
+ENDS_LEAST = 64
+"""The heap of possible ends is not looked through for fewer than these beyond two for each session."""
+
 LEAST_GAP_S = 1e-3
 
 NORMAL = NormalDist()
@@ -138,7 +141,15 @@ class Gaps:
         one.predicted = found.log_mean
         if (over_s := found.over_s(LEAST_RETURN)) < math.inf:
             heappush(self._ends, (now + over_s, one.number, session))
+            self._compact()
         return found
+
+    def _compact(self) -> None:
+        """Drop the ends of sessions that returned or are forgotten, once they are the majority."""
+        if len(self._ends) > ENDS_LEAST + 2 * len(self._sessions):
+            known = self._sessions
+            self._ends = [end for end in self._ends if end[2] in known and known[end[2]].number == end[1]]
+            heapify(self._ends)
 
     def _predict(self, one: _Session) -> Return:
         mean = (PULL * self._means.mean + one.log_total) / (PULL + one.gaps)

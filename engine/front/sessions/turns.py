@@ -10,6 +10,7 @@ its returns from all others.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
@@ -46,6 +47,7 @@ class Sessions:
     def __init__(self, rules: ParkingRules, block_size: int, park: Park, metrics: Metrics) -> None:
         self._rules, self._block_size, self._park, self._metrics = rules, block_size, park, metrics
         self._gaps = Gaps()
+        self._open: Counter[int] = Counter()  # requests of each session under way: agents send several at a time
         self._ends: dict[int, asyncio.TimerHandle] = {}  # sessions whose homes will hear of the end of a turn
 
     def __len__(self) -> int:
@@ -55,13 +57,21 @@ class Sessions:
         """A request was accepted."""
         if turn.session is not None:
             self._cancel(turn.session)
+            self._open[turn.session] += 1
             self._gaps.arrived(asyncio.get_running_loop().time(), turn.session)
 
-    def over(self, turn: Turn) -> None:
-        """The request was answered."""
+    def over(self, turn: Turn, answered: bool = True) -> None:
+        """The request has ended. With others of its session under way, the turn goes on. One that was not answered, such
+        as one whose client left, ends no turn: the client may send it again."""
         if turn.session is None:
             return
         loop, session = asyncio.get_running_loop(), turn.session
+        self._open[session] -= 1
+        if self._open[session] > 0:
+            return
+        del self._open[session]
+        if not answered:
+            return
         try:
             parking = choose(self._gaps.left(loop.time(), session), self._rules)
         except KeyError:  # others have begun since, and it was forgotten

@@ -122,8 +122,8 @@ def test_what_a_step_depends_on_is_in_the_name(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = Config()
 
-    def path(config: Config = config, fingerprint: str = "a", backend: str = "cpu") -> Path:
-        found = earlier_of(config, fingerprint, backend)
+    def path(config: Config = config, fingerprint: str = "a", backend: str = "cpu", shapes=SHAPES) -> Path:
+        found = earlier_of(config, fingerprint, backend, shapes)
         assert found is not None
         return found.path
 
@@ -138,12 +138,25 @@ def test_what_a_step_depends_on_is_in_the_name(monkeypatch: pytest.MonkeyPatch, 
         path(replace(config, calibration_ms=100)),
         path(fingerprint="b"),
         path(backend="torch"),
+        path(shapes=SHAPES[:-1]),  # a small arena has no room for the largest
     ]
     monkeypatch.setattr(compiled, "this_cpu", lambda: b"another CPU")
-    assert len({same, *others, path()}) == 9
+    assert len({same, *others, path()}) == 10
     assert path(replace(config, calibration_cache=str(tmp_path / "mine"))).parent == tmp_path / "mine"
 
 
 def test_the_flag_measures_at_every_start():
-    assert earlier_of(Config(calibration_cache="off"), "a", "cpu") is None
-    assert earlier_of(Config(calibration_ms=0), "a", "cpu") is None
+    assert earlier_of(Config(calibration_cache="off"), "a", "cpu", SHAPES) is None
+    assert earlier_of(Config(calibration_ms=0), "a", "cpu", SHAPES) is None
+
+
+def test_a_disk_that_is_full_leaves_no_file_behind(kept: Earlier, monkeypatch):
+    costs = start(Machine(), kept)
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    before = kept.path.read_bytes()
+    kept.write(costs)
+    assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name] and kept.path.read_bytes() == before

@@ -203,3 +203,20 @@ def test_while_others_come_prompts_of_class_batch_get_a_slice_of_a_step():
     b.add(2, of("long", "standard", [98] * 300, 2.0, 1))
     assert step(2.0) == {"standard": 300}, "it gets the step whole, and batch nothing of it"
     assert step(2.0 + RECENT_S)[BATCH.name] > 4 * slice_tokens, "nobody came for a while"
+
+
+def test_an_old_prompt_of_class_batch_in_front_takes_its_slice_and_not_the_step_of_the_others():
+    b = batcher(blocks=400, block_size=4, budget=400, order=EDF(), policy=BoundedSteps(DecodeFirst(), 1.0, Linear()))
+    old, now = of("old", BATCH.name, [7] * 800, 0.0, 1), 118.0
+    b.add(now, old)
+    std = of("std", "standard", [8] * 40, now, 1)
+    late = of("late", "standard", [9] * 200, now, 1)
+    b.add(now, std)
+    b.add(now, late)
+    chosen = b.schedule(now)
+    rows = {row.request.request_id: row.num_tokens for row in chosen.rows}
+    assert chosen.rows[0].request is old, "the order lets it go first"
+    assert 0 < rows["old"] <= 1000 * SLICE_S and rows["std"] == 40 and rows["late"] == 200
+    run_step(b, now, chosen)
+    run_dry(b)
+    assert all(r.finish_reason == "length" for r in (old, std, late))

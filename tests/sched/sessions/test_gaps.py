@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sched.sessions.gaps import FIRST_GAP_S, LEAST_RETURN, Gaps, Return
+from sched.sessions.gaps import ENDS_LEAST, FIRST_GAP_S, LEAST_RETURN, Gaps, Return
 
 returns = st.builds(
     Return, st.floats(-5.0, 10.0), st.floats(0.05, 3.0), st.floats(0.0, 1.0).map(lambda share: round(share, 3))
@@ -118,3 +118,14 @@ def test_memory_is_bounded_and_any_order_of_turns_is_taken(events):
             assert 0 <= found.returns <= 1 and found.log_spread > 0 and math.isfinite(found.log_mean)
     with pytest.raises(KeyError):
         gaps.left(now, "unknown")
+
+
+def test_turns_of_few_sessions_do_not_pile_up():
+    """A session that returns leaves an entry among those that may end, which would stay for as long as gaps may be."""
+    print("seed 5")
+    random, gaps, now = Random(5), Gaps(sessions_max=100), 0.0
+    for turn in range(5000):
+        now += random.lognormvariate(3.5, 2)
+        gaps.arrived(now, turn % 100)
+        gaps.left(now, turn % 100)
+        assert len(gaps._ends) <= ENDS_LEAST + 2 * 100 + 1

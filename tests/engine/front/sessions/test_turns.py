@@ -88,3 +88,30 @@ def test_the_same_name_of_two_tenants_is_two_sessions():
     other = bytes(reversed(ROOT))
     assert session_number(ROOT, "a") == session_number(ROOT, "a") >= 0
     assert len({session_number(root, name) for root in (ROOT, other) for name in ("a", "b")}) == 4
+
+
+async def test_an_unanswered_request_ends_no_turn_and_is_not_counted_as_under_way(told):
+    mine = sessions(told)
+    mine.begun(Turn(7))
+    mine.over(Turn(7), answered=False)
+    await asyncio.sleep(0.05)
+    assert told == []
+    mine.begun(Turn(7))
+    mine.over(Turn(7))
+    await until(lambda: told)
+
+
+async def test_a_turn_of_several_requests_ends_with_the_last(told):
+    """An agent calls several tools at a time. KV that one of them still reads is not parked."""
+    mine, first, last = sessions(told), Turn(7), Turn(7, 20)
+    mine.begun(first)
+    mine.begun(last)
+    mine.over(first)
+    other = Turn(8, 4)
+    mine.begun(other)
+    mine.over(other)
+    await until(lambda: told)
+    assert [session for _, session, _ in told] == [8]
+    mine.over(last)
+    await until(lambda: len(told) > 1)
+    assert [(session, len(keys)) for keys, session, _ in told] == [(8, 1), (7, 5)]
