@@ -61,8 +61,8 @@ class Sessions:
             self._gaps.arrived(asyncio.get_running_loop().time(), turn.session)
 
     def over(self, turn: Turn, answered: bool = True) -> None:
-        """The request has ended. With others of its session under way, the turn goes on. One that was not answered, such
-        as one whose client left, ends no turn: the client may send it again."""
+        """The request has ended. With others of its session under way, the turn goes on. One that was not answered,
+        such as one whose client left, ends no turn: the client may send it again."""
         if turn.session is None:
             return
         loop, session = asyncio.get_running_loop(), turn.session
