@@ -310,13 +310,13 @@ def unpack_request(
     wire: WireRequest,
     data: memoryview,
     now: float,
-    handover: bool = False,
+    target: KvTarget | None = None,
     part: Part | None = None,
     key_tokens: int = 0,
 ) -> Request:
     """The request, with `arrival` = now - age_s on this node's clock, so that queue orders use the time since
-    acceptance. `handover`: it decodes on another node; `part`: what to compute of it; `key_tokens`: as in Request.
-    Raises BodyError if the data has too few or partial tokens."""
+    acceptance. `target`: the node that decodes it, if another one does; `part`: what to compute of it; `key_tokens`: as
+    in Request. Raises BodyError if the data has too few or partial tokens."""
     if not data or len(data) % 4 or not 0 < wire.num_prompt_tokens <= len(data) // 4:
         raise BodyError(f"{len(data)} bytes of data do not hold a prompt of {wire.num_prompt_tokens} tokens")
     tokens = array("I")
@@ -333,7 +333,8 @@ def unpack_request(
         weights=wire.weights,
         site_bound=wire.site_bound,
         first_output_index=len(tokens) - wire.num_prompt_tokens,
-        handover=handover,
+        handover=target is not None,
+        holds_elsewhere=target is not None and target.prefills,
         part=part,
         key_tokens=key_tokens,
     )

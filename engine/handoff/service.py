@@ -142,8 +142,8 @@ class EngineService:
 
     async def _on_prefill(self, peer: str, body: Prefill, data: memoryview) -> None:
         part = None if body.place is None else self._members.part_of(body.place)
-        hands_over, tokens = body.target is not None, self._moves.key_tokens
-        request = unpack_request(body.request, data, time.monotonic(), hands_over, part, tokens)
+        tokens = self._moves.key_tokens
+        request = unpack_request(body.request, data, time.monotonic(), body.target, part, tokens)
         self._worker.check(request)
         if request.request_id in self._fenced:
             raise RemoteError("the request was cancelled before it started", code="gone")
@@ -160,7 +160,6 @@ class EngineService:
             self._welcome(request)
         transfer = None
         if body.target is not None:
-            request.holds_elsewhere = body.target.prefills
             transfer = self._outgoing.transfer(request, body.target, self._worker.batcher.pool)
         self._acceptors[request.request_id] = peer
         self._worker.add(request, transfer)
