@@ -130,6 +130,7 @@ def _groups(texts: Sequence[Conversation]) -> Iterator[list[Conversation]]:
         yield group
 
 
+@torch.enable_grad()  # a node in this process has switched gradients off (engine/loading/load_model.py)
 def train(
     draft: Draft, embed: Tensor, found: Sequence[Batch], passes: int, seed: int, tell: Callable[[int, float], None]
 ) -> None:
