@@ -108,7 +108,14 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+HEAVY = ("float32 -> int8", "bfloat16 -> float32", "16 -> 64", "2 ranks, 16 -> 64")
+"""The others have the same conversions, in another direction or together."""
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, id=name, marks=[pytest.mark.heavy] if name in HEAVY else []) for name, pair in PAIRS.items()],
+)
 def test_the_tokens_of_one_process(start: Start, tiny_model, embedded_tokenizer, pair: Pair):
     """First the prompt is computed, then most of it is in the pool."""
     folder = tiny_model[1]

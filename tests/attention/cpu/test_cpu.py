@@ -25,6 +25,7 @@ from lab.bench.attention.grid import Point
 from lab.bench.attention.quantized import find_quantized_fault, quantized
 from net.compiled import NotCompiled
 from tests.attention.test_backends import MIXES, SLACK, Case, ragged_batch
+from tests.heavy import one_in
 
 MAP_NORESERVE = 0x4000  # Linux; in the mmap module from Python 3.13
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -113,8 +114,7 @@ def test_quantized_pools_on_every_level(level, threads):
         assert find_quantized_fault(backend, point, kv_dtype) is None, point
 
 
-@pytest.mark.parametrize("level", HERE)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("level", "dtype"), one_in(3, HERE, DTYPES), ids=str)
 def test_decodes_over_codes(level, dtype, threads):
     """Several spans, an incomplete one, all groups, heads of more elements than a kernel has sums for, and so many that
     products of 16-bit integers would overflow 32 bits if q used all 16."""

@@ -59,7 +59,7 @@ def same(made: Ranks, path: Path) -> None:
         torch.testing.assert_close(logits, wanted, **TOLERANCE)
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
+@pytest.mark.parametrize("checkpoint", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_the_same_as_one_process_and_back_after_a_kill(saved, checkpoint):
     """Rank 1 is here, rank 2 elsewhere: with the checkpoint there, or weights from the node."""
     path = saved("mixtral")
