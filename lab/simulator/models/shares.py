@@ -116,6 +116,14 @@ class Share:
         self._residence = Residence(dram_blocks)
         self.raised = self.dropped = 0  # blocks of sessions, as Keeper counts them
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether new blocks will soon replace others: on SSD, or in DRAM without one."""
+        if self._ssd_blocks:
+            return len(self.ssd.entries) >= NEARLY_FULL * self._ssd_blocks
+        usage = self.dram.usage()
+        return usage["free"] <= (1 - NEARLY_FULL) * usage["total"]
+
     def has(self, key: BlockKey) -> bool:
         return self.dram.lookup(key) is not None or key in self.ssd.entries
 
@@ -159,8 +167,7 @@ class Share:
         """Move the blocks of sessions whose time has come, as Keeper does."""
         due = self.parked.due(now)
         self.dram.put_aside([(key, now + wanted_s) for key, wanted_s in due.down])
-        full = len(self.ssd.entries) >= NEARLY_FULL * self._ssd_blocks if self._ssd_blocks else self.dram.num_free == 0
-        for key in self.parked.over(SCAN_KEYS) if full else ():
+        for key in self.parked.over(SCAN_KEYS) if self.is_nearly_full else ():
             self.dropped += self.has(key)
             self.dram.forget(key)
             self.ssd.forget([key])
