@@ -16,11 +16,9 @@ DRAM = (60, 120, 200)
 """Blocks of a node's share of the pool in DRAM."""
 ALL = "all of it in DRAM"
 LRU, ORDER, PARKED = "least recently used", "parked, never brought up", "parked by the predicted return"
-SERIES: dict[str, dict[str, bool]] = {
-    LRU: {},
-    ORDER: {"session_parking": True, "session_raising": False},
-    PARKED: {"session_parking": True},
-}
+SERIES = {LRU: (False, True), ORDER: (True, False), PARKED: (True, True)}
+"""Series -> (session_parking, session_raising)."""
+
 MEAN, READ = "mean TTFT, s", "read from SSD, M tokens"
 
 
@@ -34,13 +32,13 @@ def cases(requests: int | None) -> list[Case]:
     made = [
         Case(
             label(series, dram),
-            replace(each, pool_blocks=dram, **changed),
+            replace(each, pool_blocks=dram, session_parking=parking, session_raising=raising),
             work,
             ttft_slo_s=10.0,
             series=series,
             x=float(dram),
         )
-        for series, changed in SERIES.items()
+        for series, (parking, raising) in SERIES.items()
         for dram in DRAM
     ]
     return [*made, Case(ALL, replace(each, pool_blocks=SSD, ssd_blocks=0), work, ttft_slo_s=10.0)]
@@ -67,16 +65,16 @@ def reading(values: dict[str, dict[str, Estimated]]) -> str:
 
 def shares_of_gain(values: dict[str, dict[str, Estimated]]) -> str:
     """How much of the gain of parking is the order in which blocks leave, where the intervals tell it."""
-    most, least = [], []
+    found: dict[str, list[str]] = {"more": [], "less": []}
     for dram in DRAM:
         lru, order, parked = (values[label(series, dram)][MEAN] for series in (LRU, ORDER, PARKED))
         beyond_half = shown(weighted((0.5, lru), (-1.0, order), (0.5, parked)))
         if sign(values, MEAN, label(PARKED, dram), label(LRU, dram)) < 0 and beyond_half:
-            (most if beyond_half > 0 else least).append(str(dram))
+            found["more" if beyond_half > 0 else "less"].append(str(dram))
     said = [
-        f"With {', '.join(found)} blocks {share} than half of the gain is the order in which blocks leave."
-        for share, found in (("more", most), ("less", least))
-        if found
+        f"With {', '.join(drams)} blocks {share} than half of the gain is the order in which blocks leave."
+        for share, drams in found.items()
+        if drams
     ]
     return " ".join(said) or "It is not shown how much of a gain is the order in which blocks leave."
 
