@@ -414,6 +414,8 @@ class Worker:
             return None
         tokens = [token.token_id for token in chosen]
         right = accepted(row.draft, tokens)
+        if row.decodes and self._speculator is not None:
+            self._speculator.decoded(row.request)
         if row.draft and self._speculator is not None:
             self._speculator.verified(row.request, len(row.draft), right)
             self._metrics.count_draft(len(row.draft), right)

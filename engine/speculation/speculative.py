@@ -107,7 +107,8 @@ class _Request:
 class Totals:
     """Counts since the start of the node."""
 
-    steps: int = 0  # verified rows
+    decoded: int = 0  # rows, with a draft or without
+    steps: int = 0  # verified rows: those with a draft
     drafted: int = 0
     accepted: int = 0
     per_position: list[int] = field(default_factory=list)
@@ -249,6 +250,10 @@ class Speculator:
 
     # --- after a step
 
+    def decoded(self, request: Request) -> None:
+        """A step computed the last known token of this request, with drafts or without."""
+        self.totals.decoded += not request.handover  # on its prefill node it gets no drafts and decodes nothing
+
     def verified(self, request: Request, drafted: int, right: int) -> None:
         """`right` of `drafted` tokens were accepted."""
         self.totals.add(drafted, right)
@@ -269,6 +274,7 @@ class Speculator:
         totals = self.totals
         return {
             "method": self.method,
+            "decode_rows": totals.decoded,
             "verified_rows": totals.steps,
             "draft_tokens": totals.drafted,
             "accepted_tokens": totals.accepted,

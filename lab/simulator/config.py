@@ -57,6 +57,7 @@ class SimConfig:
     gossip_model: str = "fast"  # digests and membership: fast (digest_s, detect_s), or real (the cores of production)
     cache_admission: str = "always"  # which blocks a full share accepts, see cache/pool/admission.py
     session_parking: bool = False  # blocks of sessions by their predicted return, with pool_model real
+    session_raising: bool = True  # with session_parking, blocks come up from SSD before a predicted return
     block_tokens: int = 512  # tokens of a block, as in the traces
     chunk_tokens: int = 0  # prompt tokens of a step; 0 = the model's
     batching_policy: str = "decode-first"  # how prompts share a step's tokens, see sched/batching.py

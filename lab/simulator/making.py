@@ -155,6 +155,7 @@ def turns(config: SimConfig, loop: Loop, pool: Pool | HomedPool) -> Turns | None
         return None
     if isinstance(pool, Pool):
         raise ValueError("--session-parking needs --pool-model real")
+    pool.raises = config.session_raising
     return Turns(loop, pool, ParkingRules())
 
 

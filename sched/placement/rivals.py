@@ -181,24 +181,39 @@ class BanaServe(LeastLoad):
 class NetKV(CentralGreedy):
     """NetKV (arXiv 2606.03910): the decode node to which the KV moves fastest, over distance and load of the links,
 
-        score = hand-over there / (1 - share of its network that receives) + decode step there
+        score = idle hand-over there / (1 - share of its network that receives) + decode step there
 
-    where the hand-over is as fast as measured over the same path, or over paths as long as it (--network-place,
-    sched/placement/measured_links.py). The prefill node is Algorithm 1's: the paper chooses decode nodes only.
+    The paper divides by what congestion leaves of the bandwidth in an operator's table. Nobody has that table here, and
+    a hand-over that was measured over the path, or over paths as long as it (--network-place,
+    sched/placement/measured_links.py), has the congestion of its time in it. So the idle hand-over is the measured one
+    times what the load of the node usually leaves, its mean over the last placements; else congestion would count
+    twice. The prefill node is Algorithm 1's: the paper chooses decode nodes only.
 
     Kept: a greedy choice over all decode nodes with room, tiers of distance, and a load that gossip reports. Left out:
-    the operator's table of bandwidths by tier, because the measured transfers of a tier already have its congestion in
-    them; the load of the switches, which no node can see."""
+    the load of the switches, which no node can see."""
 
     busiest = 0.95
+    remembered = 50
+    """Placements over which the usual load is a mean: measured paths forget after dozens of transfers too."""
+
+    def __init__(self, limits: Limits, rng: Rng, threshold: float = 1.5) -> None:
+        super().__init__(limits, rng, threshold)
+        self._usual: dict[str, float] = {}  # mean share that receives, by node
 
     def choose_decode(self, costs: DecodeCosts, able: list[int]) -> int:
         receiving = np.minimum(costs.view.nics[0], self.busiest)
-        score = costs.handover_s / (1.0 - receiving) + costs.token_s
+        score = costs.handover_s * (1.0 - self._usually(costs.view.ids, receiving)) / (1.0 - receiving) + costs.token_s
         score[(costs.headroom < 0) | ~(costs.decode_s < np.inf)] = np.inf
         if best := least(score):
             return self.drawn(best)
         return super().choose_decode(costs, able)
+
+    def _usually(self, nodes: Sequence[str], receiving: Vector) -> Vector:
+        """The usual load of these nodes, with the present one in it."""
+        usual = np.array([self._usual.get(node, 0.0) for node in nodes])
+        usual += (receiving - usual) / self.remembered
+        self._usual = dict(zip(nodes, usual.tolist(), strict=True))
+        return usual
 
 
 class Gorgo(TwoStages):

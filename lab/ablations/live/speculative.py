@@ -128,12 +128,14 @@ def draft_size(config: Mapping[str, Any]) -> dict[str, float]:
     return {"draft_size": float(about(Path(directory))["size"])}
 
 
-COUNTS = ("verified_rows", "draft_tokens", "accepted_tokens")
+COUNTS = ("decode_rows", "draft_tokens", "accepted_tokens")
+"""Of /debug/state. Rows without a draft count too, as in scripts/bench.py speculative: the simulator applies the means
+to every decode step."""
 
 
 def counted(urls: Sequence[str]) -> dict[str, int]:
-    """What these nodes have drafted since their start, and the tokens of prompts that their draft models computed.
-    Raises RestError."""
+    """What these nodes have decoded and drafted since their start, and the tokens of prompts that their draft models
+    computed. Raises RestError."""
     total = dict.fromkeys((*COUNTS, "prompt_tokens"), 0)
     for url in urls:
         engine: dict[str, Any] = rest.get(f"{url}/debug/state").get("engine") or {}
@@ -144,16 +146,16 @@ def counted(urls: Sequence[str]) -> dict[str, int]:
 
 
 def per_step(counts: dict[str, int], requests: int) -> dict[str, float]:
-    """Means over the steps of requests that had drafts; nothing where there were none."""
-    rows, drafted = counts["verified_rows"], counts["draft_tokens"]
-    if not rows or not drafted:
+    """Means over all decode steps of requests; nothing for nodes that do not speculate."""
+    rows, drafted = counts["decode_rows"], counts["draft_tokens"]
+    if not rows:
         return {}
-    return {
+    found = {
         "drafted": drafted / rows,
         "kept": 1 + counts["accepted_tokens"] / rows,
-        "acceptance": counts["accepted_tokens"] / drafted,
         "draft_prompt_tokens": counts["prompt_tokens"] / requests,
     }
+    return found | ({"acceptance": counts["accepted_tokens"] / drafted} if drafted else {})
 
 
 def label(kv: str, method: str) -> str:
@@ -182,9 +184,9 @@ SPECULATIVE = Ablation(
     "speculative",
     "What do drafts gain between nodes, with cold and with warm KV?",
     f"1P+1D, a core each; {RATE_S:g} questions/s about texts of {PASSAGE_TOKENS} tokens, answers of {ANSWER_TOKENS}, "
-    f"{DRAFTED} drafts in every step; cold: every text is new; warm: {WARM_PASSAGES} texts, asked about before. The "
-    f"draft model is the first {RECIPE.layers} layers of the target with an output layer of its own, trained on text "
-    "that the target wrote (scripts/tools.py cut-draft); its size is a share of the target's parameters.",
+    f"at most {DRAFTED} drafts per step; cold: every text is new; warm: {WARM_PASSAGES} texts, asked about before. "
+    f"The draft model is the first {RECIPE.layers} layers of the target with an output layer of its own, trained on "
+    "text that the target wrote (scripts/tools.py cut-draft); its size is a share of the target's parameters.",
     lambda requests: [
         LiveCase(
             *(label(kv, method), workload(kv), "prefill=1,decode=1", flags(method)),

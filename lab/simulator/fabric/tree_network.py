@@ -9,7 +9,8 @@ laxity. All changes of one moment lead to one computation of rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 from lab.simulator.fabric.tree import HOST_BYTES_S, FatTree, Link, path
 from lab.simulator.models.loop import Loop
@@ -20,6 +21,10 @@ DONE_BYTES = 0.5
 """A flow with less than this left has ended: floats of a long run are no more exact."""
 
 
+LOOK_S = 0.5
+"""Least time between two looks at the NICs: REFRESH_S of engine/node/resource_use.py."""
+
+
 @dataclass(slots=True, eq=False)
 class TreeFlow:
     links: tuple[Link, ...]
@@ -27,6 +32,10 @@ class TreeFlow:
     rank: int
     done: Callable[[], None]
     rate: float = 0.0
+    unseen: float = field(init=False)  # bytes that had not moved at the last look at the NICs
+
+    def __post_init__(self) -> None:
+        self.unseen = self.left
 
 
 class TreeNetwork(Network):
@@ -41,6 +50,9 @@ class TreeNetwork(Network):
         self._tree, self._ordered = tree, ordered
         self._flows: dict[TreeFlow, None] = {}
         self._since, self._pending, self._version = 0.0, False, 0
+        self._ended: dict[Link, float] = {}  # bytes of flows that have ended since the last look at the NICs
+        self._use = dict.fromkeys(places, (0.0, 0.0))
+        self._looked_at = -inf
 
     def send(self, source: str, target: str, nbytes: float, done: Callable[[], None], rank: int = PUBLISH) -> None:
         if source == target or nbytes <= 0:
@@ -61,18 +73,25 @@ class TreeNetwork(Network):
             self.send(source, target, nbytes, done, rank)
 
     def use(self) -> dict[str, tuple[float, float]]:
-        """Node -> the shares of its NIC that receive and that send now."""
-        moved: dict[Link, float] = {}
+        """Node -> the shares of its NIC's speed, received and sent, as a node measures them (net/metrics/nic_use.py):
+        means since the last look, which was at least LOOK_S ago; else those of that look. 0 at the first one."""
+        now = self._loop.now
+        passed = now - self._looked_at
+        if passed < LOOK_S:
+            return self._use
+        moved, self._ended, self._looked_at = self._ended, {}, now
         for flow in self._flows:
-            for link in (flow.links[0], flow.links[-1]):
-                moved[link] = moved.get(link, 0.0) + flow.rate
-        return {
-            node: (
-                moved.get((f"node {node}", "down"), 0.0) / self.speed(node),
-                moved.get((f"node {node}", "up"), 0.0) / self.speed(node),
-            )
-            for node in self.places
-        }
+            left = max(0.0, flow.left - flow.rate * (now - self._since))
+            _count(moved, flow, flow.unseen - left)
+            flow.unseen = left
+        if passed < inf:
+            self._use = {node: self._shares(node, moved, passed) for node in self.places}
+        return self._use
+
+    def _shares(self, node: str, moved: Mapping[Link, float], seconds: float) -> tuple[float, float]:
+        most = self.speed(node) * seconds  # a NIC that has become slow has moved more
+        received, sent = (moved.get((f"node {node}", way), 0.0) for way in ("down", "up"))
+        return min(1.0, received / most), min(1.0, sent / most)
 
     def without_nic(self, source: str, target: str) -> float:
         return HOST_BYTES_S if self.places[source] == self.places[target] else 0.0
@@ -91,6 +110,7 @@ class TreeNetwork(Network):
             flow.left -= flow.rate * elapsed
         for flow in [flow for flow in self._flows if flow.left < DONE_BYTES]:
             del self._flows[flow]
+            _count(self._ended, flow, flow.unseen)
             self._loop.after(self.latency_s, flow.done)
         if not self._flows:
             return
@@ -107,6 +127,12 @@ class TreeNetwork(Network):
     def _capacity(self, link: Link) -> float:
         kind, _, node = link[0].partition(" ")
         return self.speed(node) if kind == "node" else self._tree.capacity(link, self.bytes_s)
+
+
+def _count(moved: dict[Link, float], flow: TreeFlow, nbytes: float) -> None:
+    """Add them to the bytes of the NICs at both ends."""
+    for link in (flow.links[0], flow.links[-1]):
+        moved[link] = moved.get(link, 0.0) + nbytes
 
 
 def fill(flows: list[TreeFlow], left: dict[Link, float]) -> None:

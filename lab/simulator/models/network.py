@@ -82,7 +82,7 @@ class Network:
         return flow
 
     def use(self) -> dict[str, tuple[float, float]]:
-        """Node -> the shares of its NIC that receive and that send now; only in a network that has distances."""
+        """Node -> the shares of its NIC that received and sent of late; only in a network that has distances."""
         return {}
 
     def without_nic(self, source: str, target: str) -> float:

@@ -116,6 +116,14 @@ class Share:
         self._residence = Residence(dram_blocks)
         self.raised = self.dropped = 0  # blocks of sessions, as Keeper counts them
 
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether new blocks will soon replace others: on SSD, or in DRAM without one."""
+        if self._ssd_blocks:
+            return len(self.ssd.entries) >= NEARLY_FULL * self._ssd_blocks
+        usage = self.dram.usage()
+        return usage["free"] <= (1 - NEARLY_FULL) * usage["total"]
+
     def has(self, key: BlockKey) -> bool:
         return self.dram.lookup(key) is not None or key in self.ssd.entries
 
@@ -155,12 +163,11 @@ class Share:
             self.ssd.touch(key)
             self.parked.used([key])
 
-    def move_sessions(self, now: float) -> None:
-        """Move the blocks of sessions whose time has come, as Keeper does."""
+    def move_sessions(self, now: float, raises: bool = True) -> None:
+        """Move the blocks of sessions whose time has come, as Keeper does. raises: from SSD too."""
         due = self.parked.due(now)
         self.dram.put_aside([(key, now + wanted_s) for key, wanted_s in due.down])
-        full = len(self.ssd.entries) >= NEARLY_FULL * self._ssd_blocks if self._ssd_blocks else self.dram.num_free == 0
-        for key in self.parked.over(SCAN_KEYS) if full else ():
+        for key in self.parked.over(SCAN_KEYS) if self.is_nearly_full else ():
             self.dropped += self.has(key)
             self.dram.forget(key)
             self.ssd.forget([key])
@@ -169,7 +176,7 @@ class Share:
         stay_s = self._residence.seconds()
         up = [key for key, wait_s in due.up if wait_s <= stay_s]
         self.dram.touch([slot for key in up if (slot := self.dram.lookup(key)) is not None])
-        cold = [key for key in up if self.is_cold(key)][: self.dram.num_unwanted]
+        cold = [key for key in up if self.is_cold(key)][: self.dram.num_unwanted] if raises else []
         self.raised += len(cold)
         if cold:
             self.disk.move(len(cold), len(cold) * self._nbytes, partial(self.promoted, cold))
@@ -216,6 +223,7 @@ class HomedPool:
     ) -> None:
         """nbytes: bytes of a block."""
         self.capacity = (dram_blocks + ssd_blocks) * len(names)
+        self.raises = True  # blocks of sessions are read from SSD before a predicted return
         self.shares = [Share(policy, admission(), dram_blocks, ssd_blocks, disk, nbytes) for disk in disks]
         self._names, self._nbytes, self._has_ssd = list(names), nbytes, ssd_blocks > 0
         self._index = {name: index for index, name in enumerate(names)}
@@ -293,7 +301,7 @@ class HomedPool:
     def move_sessions(self, now: float) -> None:
         """Every home moves the blocks of sessions whose time has come."""
         for share in self.shares:
-            share.move_sessions(now)
+            share.move_sessions(now, self.raises)
 
     @property
     def raised(self) -> int:

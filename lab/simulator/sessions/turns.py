@@ -13,7 +13,7 @@ from typing import Protocol
 from cache.sessions.parked import Times
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.shares import HomedPool
-from sched.sessions.gaps import Gaps
+from sched.sessions.gaps import SESSIONS_MAX, Gaps
 from sched.sessions.parking import CLASSES, ParkingRules, choose
 
 PUBLISHED_S = 1.0
@@ -27,11 +27,13 @@ class Turn(Protocol):
 
 
 class Turns:
-    """`ways` counts the turns by the way of their blocks until the next one."""
+    """`ways` counts the turns by the way of their blocks until the next one; those of sessions that were forgotten
+    during a turn have none."""
 
-    def __init__(self, loop: Loop, pool: HomedPool, rules: ParkingRules) -> None:
+    def __init__(self, loop: Loop, pool: HomedPool, rules: ParkingRules, sessions_max: int = SESSIONS_MAX) -> None:
+        """sessions_max: remembered ones, see Gaps."""
         self._loop, self._pool, self._rules = loop, pool, rules
-        self._gaps = Gaps()
+        self._gaps = Gaps(sessions_max)
         self._away: dict[int, Turn] = {}  # session -> its last turn, if that is over
         self.ways = Counter(dict.fromkeys(CLASSES, 0))
 
@@ -45,7 +47,10 @@ class Turns:
         """It is answered, and has these full blocks."""
         if job.session < 0:
             return
-        way = choose(self._gaps.left(self._loop.now, job.session), self._rules)
+        try:
+            way = choose(self._gaps.left(self._loop.now, job.session), self._rules)
+        except KeyError:  # others have begun since, and it was forgotten
+            return
         self._away[job.session] = job
         times = Times(way.down_s, way.up_s, way.late_s, way.over_s)
         self._loop.after(PUBLISHED_S, self._tell, job, blocks, way.name, times)

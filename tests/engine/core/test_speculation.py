@@ -260,6 +260,25 @@ async def test_aborts_at_any_moment_leave_nothing(target, small):
     assert own.state()["requests"] == 0
 
 
+async def test_every_decoded_row_counts_and_not_only_those_with_a_draft(target):
+    own = speculator("ngram", 4)
+    made = requests(prompts(4, seed=1))
+    await Engine(target, own).run(made)
+    state = own.state()
+    assert state["decode_rows"] > state["verified_rows"] > 0
+    decoded = sum(r.num_output_tokens - 1 for r in made)  # the first is the prompt's
+    assert state["decode_rows"] + state["accepted_tokens"] == decoded
+
+
+async def test_the_first_token_of_a_request_that_another_node_decodes_is_no_decode(target):
+    own = speculator("ngram", 4)
+    (text,) = prompts(1, seed=1)
+    (short,) = requests([text[:1]])
+    short.handover = True
+    await Engine(target, own).run([short])
+    assert short.num_output_tokens == 1 and own.state()["decode_rows"] == 0
+
+
 async def test_metrics_count_drafts(target):
     own = speculator("ngram", 4)
     engine = Engine(target, own)

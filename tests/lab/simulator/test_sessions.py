@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,8 @@ from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.models.shares import HomedPool
 from lab.simulator.result import figures
+from lab.simulator.sessions.turns import Turns
+from sched.sessions.parking import ParkingRules
 
 EACH = SimConfig(prefill=1, decode=1, cache_blocks=0, pool_blocks=40, ssd_blocks=400, ssd_gbyte_s=2.0, step_noise=0.0)
 PARKED = replace(EACH, session_parking=True)
@@ -75,6 +78,25 @@ def test_the_same_seed_gives_the_same_run_and_every_request_is_answered(seed):
     first, second = (figures(Cluster(PARKED).played(rows)) for _ in range(2))
     assert first == second
     assert first["finished"] == 300
+
+
+def test_a_session_that_was_forgotten_during_its_turn_is_not_parked():
+    """Above `sessions_max` of them, the one without a turn for longest is forgotten; an acceptor of production does
+    not park it either."""
+    run = Cluster(PARKED)
+    assert isinstance(run.pool, HomedPool)
+    turns = Turns(run.loop, run.pool, ParkingRules(), sessions_max=2)
+    jobs = [SimpleNamespace(session=session) for session in range(3)]
+    for job in jobs:
+        turns.begun(job)
+    for job in jobs:
+        turns.over(job, [job.session])
+    run.loop.run()
+    assert turns.ways.total() == 2
+    turns.begun(jobs[0])
+    turns.over(jobs[0], [0])
+    run.loop.run()
+    assert turns.ways.total() == 3, "as a new one"
 
 
 def test_parking_needs_homes():

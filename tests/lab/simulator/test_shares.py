@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,7 @@ from cache.homes.rendezvous import equal_members, homes
 from cache.pool.admission import Always, SecondHit
 from cache.pool.policies import choose
 from cache.pool.policy import PLAIN
+from cache.sessions.parked import Times
 from lab.loads.generators import GENERATORS
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
@@ -55,6 +57,32 @@ def test_a_share_is_full_alone_and_asks_its_admission():
     picky.use(range(100, 200), [PLAIN] * 100)
     assert [set(share.dram.keys()) for share in picky.shares] == kept, "nothing was offered twice"
     check(picky)
+
+
+@pytest.mark.parametrize("ssd", [0, 40])
+def test_blocks_of_sessions_that_are_over_go_once_their_tier_is_nearly_full(ssd):
+    """As nodes do it (LocalStore.is_nearly_full): what DRAM could evict does not count as free."""
+    loop, pool = made(40, ssd)
+    share, tier = pool.shares[0], 40
+    keys = [key_of(block) for block in range(tier)]
+    for key in keys[: tier // 2]:
+        share.put(key, PLAIN)
+    loop.run()  # until the SSD has them
+    share.parked.park(loop.now, keys[:5], 1, Times(math.inf, math.inf, math.inf, 1.0))
+    share.move_sessions(loop.now + 2.0)
+    assert not share.is_nearly_full and share.dropped == 0, "there is room"
+    for key in keys[tier // 2 : tier - 3]:
+        share.put(key, PLAIN)
+    loop.run()
+    share.move_sessions(loop.now + 2.0)
+    assert not share.is_nearly_full and share.dropped == 0
+    share.put(keys[tier - 3], PLAIN)
+    loop.run()
+    assert share.is_nearly_full, "95 %"
+    share.move_sessions(loop.now + 2.0)
+    assert share.dropped == 5 and [share.has(key) for key in keys[:6]] == [False] * 5 + [True]
+    assert share.dram.num_evictions == 0
+    check(pool)
 
 
 def test_blocks_stay_in_dram_until_they_are_written_and_are_promoted_to_be_read():

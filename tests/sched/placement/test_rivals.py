@@ -22,6 +22,7 @@ from sched.placement.costs import prefill_costs
 from sched.placement.links import Lines, Paths, columns, distance
 from sched.placement.mooncake import DRAWN_NODES, SHORTLIST_SIZE, SMALL_CLUSTER, MooncakePlacement, width_of
 from sched.placement.table import placements
+from sched.placement.two_stages import TwoStages
 from sched.placement.view import View
 from tests.sched.placement.test_placement import FAST, MIXED, NOW, FlatLinks, Node, decide, demand, node
 
@@ -123,12 +124,13 @@ class TreeLinks(FlatLinks):
         return columns(self.handover_each(source, nodes))
 
 
-def decode_of(name: str, **known: dict[str, float]) -> str:
+def decode_of(name: str | TwoStages, **known: dict[str, float]) -> str:
     """The decode node for a prompt whose prefill is best on p1."""
+    chooser = policy(name) if isinstance(name, str) else name
     made = [node(f"p{i}", ("prefill",), wait_s=float(i != 1))[0] for i in range(3)]
     made += [node(f"d{i}", ("decode",), **known.get(f"d{i}", {}))[0] for i in range(3)]
     view = View(NOW, made, TreeLinks(), 256)
-    placed = policy(name).place(NOW, demand(1600), view, np.zeros(6))
+    placed = chooser.place(NOW, demand(1600), view, np.zeros(6))
     assert isinstance(placed, Placement) and placed.prefill == "p1"
     return placed.decode
 
@@ -142,6 +144,19 @@ def test_netkv_weighs_distance_and_load_of_links_against_the_decode_step():
     assert decode_of("netkv", d1={"nic_in": 0.94}, d2={"nic_in": 0.5}) == "d0"
     assert decode_of("netkv", d1={"free_blocks": 0}, d2={"nic_in": 0.5}) == "d0", "no room"
     assert decode_of("netkv", **{f"d{i}": {"free_blocks": i} for i in range(3)}) == "d2", "all full: the most room"
+
+
+def test_netkv_does_not_count_the_usual_load_of_a_node_twice():
+    """Measured hand-overs to a node that is always as busy have this load in them already; only more counts."""
+    netkv, full = policy("netkv"), {"free_blocks": 0}
+    far_s, near_s = (demand(1600).handover_bytes * per_byte_s for per_byte_s in (1e-8, 1e-9))
+    slow = {"step_s": 0.02 + (far_s - 2 * near_s)}  # worth it while the hand-over to d1 costs at most twice as much
+    assert decode_of(netkv, d1={"nic_in": 0.8} | slow, d2=full) == "d0", "five times as much as over an idle path"
+    for _ in range(300):
+        decode_of(netkv, d1={"nic_in": 0.8}, d2=full)
+    assert decode_of(netkv, d1={"nic_in": 0.8} | slow, d2=full) == "d1", "the measured time is that of this load"
+    assert decode_of(netkv, d1={"nic_in": 0.95} | slow, d2=full) == "d0", "it is busier than usual"
+    assert decode_of(netkv, d1={"nic_in": 0.0} | slow, d2=full) == "d1"
 
 
 def test_the_shortlist_has_a_decode_node_near_each_prefill_node_where_places_are_told():

@@ -6,9 +6,21 @@ import json
 
 import pytest
 
+from engine.speculation.speculative import Speculator, VerifyCost
 from lab.ablations.live import speculative
 from lab.ablations.live.run import run_case
-from lab.ablations.live.speculative import COLD, DRAFT, PASSAGE_TOKENS, WARM, WARM_PASSAGES, asked, draft_size, per_step
+from lab.ablations.live.speculative import (
+    COLD,
+    COUNTS,
+    DRAFT,
+    PASSAGE_TOKENS,
+    WARM,
+    WARM_PASSAGES,
+    asked,
+    counted,
+    draft_size,
+    per_step,
+)
 from lab.ablations.live.table import LIVE
 
 
@@ -26,12 +38,27 @@ def test_cold_texts_are_new_and_warm_ones_come_back():
         asked(COLD, 0, 2000.0)
 
 
-def test_means_are_over_the_steps_with_drafts():
-    counts = {"verified_rows": 10, "draft_tokens": 40, "accepted_tokens": 15, "prompt_tokens": 1200}
+def test_means_are_over_all_decode_steps():
+    """As n-grams draft in some steps only, means over those would say more than a request gets."""
+    counts = {"decode_rows": 40, "draft_tokens": 40, "accepted_tokens": 15, "prompt_tokens": 1200}
     assert per_step(counts, 3) == {
-        "drafted": 4.0, "kept": 2.5, "acceptance": 0.375, "draft_prompt_tokens": 400.0,
+        "drafted": 1.0, "kept": 1.375, "acceptance": 0.375, "draft_prompt_tokens": 400.0,
     }  # fmt: skip
-    assert per_step(counts | {"verified_rows": 0, "draft_tokens": 0}, 3) == {}
+    never = per_step(counts | {"draft_tokens": 0, "accepted_tokens": 0, "prompt_tokens": 0}, 3)
+    assert never == {"drafted": 0.0, "kept": 1.0, "draft_prompt_tokens": 0.0}, "nothing was found to draft"
+    assert per_step(dict.fromkeys(counts, 0), 3) == {}, "nodes that do not speculate"
+
+
+def test_nodes_tell_the_counts(monkeypatch):
+    own = Speculator("ngram", 4, None, "fixed", 100, lambda rows, context: VerifyCost(1.0, 0.0, 0.0, 0.0))
+    told = {
+        "a": {"engine": {"speculation": own.state(), "draft_model": {"prompt_tokens": 7}}},
+        "b": {"engine": {"speculation": own.state() | {"decode_rows": 5, "draft_tokens": 2}, "draft_model": None}},
+        "c": {"engine": {"speculation": None, "draft_model": None}},
+    }
+    assert set(COUNTS) <= own.state().keys()
+    monkeypatch.setattr(speculative.rest, "get", lambda url: told[url.removesuffix("/debug/state")])
+    assert counted(list(told)) == {"decode_rows": 5, "draft_tokens": 2, "accepted_tokens": 0, "prompt_tokens": 7}
 
 
 def test_the_size_of_a_draft_is_the_one_it_was_made_with(tmp_path):

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.node.resource_use import REFRESH_S
 from lab.simulator.cluster import Cluster
 from lab.simulator.config import SimConfig
 from lab.simulator.fabric.tree import HOST_BYTES_S, FatTree, path
-from lab.simulator.fabric.tree_network import TreeFlow, TreeNetwork, fill
+from lab.simulator.fabric.tree_network import LOOK_S, TreeFlow, TreeNetwork, fill
 from lab.simulator.models.loop import Loop
 from lab.simulator.models.network import FETCH, HANDOVER, PUBLISH
 from sched.placement.links import distance
@@ -86,14 +87,36 @@ def test_the_urgent_flow_goes_first_if_flows_are_ordered(ordered, wanted):
     assert [ended[rank] for rank in (HANDOVER, FETCH, PUBLISH)] == pytest.approx(wanted)
 
 
-def test_a_node_tells_how_busy_its_nic_is():
+def test_a_node_tells_how_busy_its_nic_was_since_the_last_look():
+    """A mean, as nodes gossip it: the rate of a single moment is nearly always 0 or 1."""
     loop, net = network()
-    net.send("prefill-0", "decode-1", 1000, lambda: None)
-    net.send("prefill-2", "prefill-2", 1000, lambda: None)
-    for _ in range(2):  # the rates, and the end of what moves nowhere
-        loop.step()
-    use = net.use()
-    assert (use["prefill-0"], use["decode-1"], use["decode-0"]) == ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0))
+    seen: dict[float, dict[str, tuple[float, float]]] = {}
+    for at_s in (0.0, 1.0, 1.25, 2.0, 3.0):
+        loop.at(at_s, lambda at_s=at_s: seen.setdefault(at_s, net.use()))
+    loop.at(0.1, net.send, "prefill-0", "decode-1", 25.0, lambda: None)  # 0.25 s
+    loop.at(0.1, net.send, "prefill-2", "prefill-2", 1000.0, lambda: None)
+    loop.at(0.1, net.send, "prefill-3", "decode-3", 1000.0, lambda: None)  # on one host, without a NIC
+    loop.at(1.5, net.send, "prefill-0", "decode-1", 100.0, lambda: None)  # still on its way at the look at 2 s
+    loop.run()
+    busy = {at_s: (use["prefill-0"], use["decode-1"]) for at_s, use in seen.items()}
+    assert busy[0.0] == ((0.0, 0.0), (0.0, 0.0))
+    assert busy[1.0] == ((0.0, pytest.approx(0.25)), (pytest.approx(0.25), 0.0))
+    assert busy[1.25] == busy[1.0], "a node looks every half second"
+    assert busy[2.0] == busy[3.0] == ((0.0, pytest.approx(0.5)), (pytest.approx(0.5), 0.0))
+    idle = [use[node] for use in seen.values() for node in ("prefill-2", "prefill-3", "decode-3", "decode-0")]
+    assert set(idle) == {(0.0, 0.0)}
+    assert LOOK_S == REFRESH_S
+
+
+def test_a_nic_that_has_become_slow_is_at_most_fully_used():
+    loop, net = network()
+    seen: list[dict[str, tuple[float, float]]] = []
+    for at_s in (0.0, 1.0):
+        loop.at(at_s, lambda: seen.append(net.use()))
+    net.send("prefill-0", "decode-1", 1000.0, lambda: None)
+    loop.at(0.9, net.slowness.update, {"prefill-0": 10.0})
+    loop.run()
+    assert seen[1]["prefill-0"] == (0.0, 1.0) and seen[1]["decode-1"] == (pytest.approx(1.0), 0.0)
 
 
 pairs = st.tuples(st.integers(0, 7), st.integers(0, 7), st.sampled_from(["prefill", "decode"]))
