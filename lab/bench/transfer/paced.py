@@ -10,6 +10,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISSOCK
 from statistics import median
 
 from lab.bench.transfer.ours import Loop
@@ -29,10 +30,13 @@ def pace(port: int, bytes_per_s: int) -> int:
     """Pace every connection of this process to that port of this host; returns their number."""
     paced = 0
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as one:
-            if one.family == socket.AF_INET and one.getpeername()[1] == port:
-                one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
-                paced += 1
+        with suppress(OSError):  # it may be closed by now
+            if not S_ISSOCK(os.stat(int(entry.name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and one.getpeername()[1] == port:
+                    one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
+                    paced += 1
     return paced
 
 
