@@ -99,7 +99,7 @@ class ParkedBlocks(Generic[Key]):
         for after_s, what in zip((times.down_s, times.up_s, times.late_s, times.over_s), TIMES, strict=True):
             if after_s < math.inf:
                 heappush(self._order, (now + after_s, next(self._numbers), what, visit))
-        if len(self._order) > 64 + len(TIMES) * len(self._visit_of):  # mostly of blocks that are not parked any more
+        if len(self._order) > 64 + 2 * len(TIMES) * len(self._visit_of):  # half of blocks that are not parked any more
             self._order = [entry for entry in self._order if entry[3].keys]
             heapify(self._order)
 
