@@ -126,7 +126,8 @@ class Keeper:
             self._counts["session_dropped"] += await local.remove(over)
         self._residence.seen(now, local.num_evictions)
         stay_s = self._residence.seconds()
-        self._rising.extend(key for key, wait_s in due.up if wait_s <= stay_s)  # others would be evicted unread
+        coming = [key for key, wait_s in due.up if wait_s <= stay_s]  # others would be evicted unread
+        self._rising.extend(local.touch(coming))  # those in DRAM need no room
         while len(self._rising) > local.num_unwanted:  # the room is for what was read, not for what may be read
             self._rising.pop()
         if self._rising and arena is not None:

@@ -123,6 +123,19 @@ async def test_blocks_come_up_only_into_room_that_nothing_else_needs(tmp_path):
         assert home.keeper.stats()["session_raised"] == 0, "the blocks there were used, and are no session's"
 
 
+async def test_blocks_of_a_session_that_are_in_dram_stay_even_if_there_is_no_room_for_the_others(tmp_path):
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
+        for numbers in (range(4), range(4, 8), range(8, 12)):  # the first four are on SSD alone
+            await put(client, numbers)
+            await home.local.drain()
+        await parked(home, client, range(8), BACK)
+        assert home.keeper.stats()["session_raised"] == 0, "no room"
+        await put(client, range(12, 16))
+        await home.local.drain()
+        assert await in_dram(home) == {*keys(range(4, 8)), *keys(range(12, 16))}
+
+
 async def test_the_keeper_looks_by_itself_and_only_what_is_here_is_parked(tmp_path):
     async with cluster_of("client", slots=0) as cluster:
         client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
