@@ -23,6 +23,9 @@ Key = TypeVar("Key", bound=Hashable)
 OWNERS_MAX = 1 << 18
 """Blocks of which the session is remembered; above it, the oldest are forgotten."""
 
+PARKED_AT_ONCE = 256
+"""Blocks that acceptors name, and homes park, between two turns of the event loop: about 0.5 ms."""
+
 SHARED = -1
 
 
