@@ -9,6 +9,7 @@ from cache.homes.rendezvous import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import NoRoom, Unreachable
 from net.errors import RemoteError
+from net.transfer.engine import BULK, REPAIR
 from tests.cache.pooled import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
 
 SOON = Deadlines(lookup_s=0.1, control_s=0.2, transfer_s=0.2, room_s=0.05, shun_s=30)
@@ -192,6 +193,34 @@ async def test_a_hot_block_gets_more_replicas_and_readers_use_them(way):
         cluster.hub.kill("b")
         for _ in range(4):
             assert (await get(a, [i])).blocks == 1, "its home is not needed any more"
+
+
+async def test_the_bytes_of_repairs_let_all_others_pass():
+    async with cluster_of("a", "b", "c", replicas=2) as cluster:
+        await put(cluster.stores["a"], range(40))
+        for name in "ab":
+            cluster.stores[name].keeper.start()
+        await until(lambda: all(cluster.stores[n].keeper._before for n in "ab"))
+        assert cluster.hub.transfers["b"].priorities == set()
+        cluster.hub.kill("c")
+        cluster.members.remove("c")
+        await until(lambda: all({"a", "b"} <= holders(cluster, i) for i in range(40)))
+        assert cluster.hub.transfers["b"].priorities == {REPAIR}
+
+
+async def test_copies_that_relieve_a_home_and_those_of_a_leaving_one_do_not():
+    async with cluster_of("client", slots=0) as cluster:
+        client, (first, second) = cluster.stores["client"], [await cluster.add(name) for name in "ab"]
+        (i,) = of_home(cluster, "a", 1)
+        await put(client, [i])
+        for _ in range(300):
+            assert (await get(client, [i])).blocks == 1
+        first.keeper.start()
+        await until(lambda: holders(cluster, i) == {"a", "b"})
+        assert cluster.hub.transfers["a"].priorities == {BULK}
+        await put(client, range(100, 130))
+        await second.keeper.leave(10)
+        assert cluster.hub.transfers["b"].priorities == {BULK}
 
 
 async def test_values_are_bytes_or_missing(way):
