@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 DEFER_S = 0.5
 """The longest wait of one frame."""
@@ -66,17 +67,20 @@ class SendOrder:
         """Whether only transfers of this rank are sending."""
         return all(one.rank == rank for one in self._sending) and not self.is_behind(rank)
 
-    async def turn(self, rank: int) -> bool:
-        """Wait while more urgent bytes are moving, at most for DEFER_S. Whether it has waited that long: then the next
-        frame is sent in any case."""
+    async def turn(self, rank: int, end: asyncio.Future[Any] | None = None) -> bool:
+        """Wait while more urgent bytes are moving, at most for DEFER_S, or until `end` is done. Whether it has waited
+        for DEFER_S: then the next frame is sent in any case."""
         until = self._clock() + DEFER_S
         while self.is_behind(rank):
+            if end is not None and end.done():
+                return False
             if (left := until - self._clock()) <= 0:
                 return True
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
             pause_s = STALL_S if any(one.rank > rank for one in self._sending) else LINGER_S
-            await asyncio.wait([self._changed], timeout=min(left, pause_s))
+            waits_for = [self._changed] if end is None else [self._changed, end]
+            await asyncio.wait(waits_for, timeout=min(left, pause_s))
         return False
 
     def is_behind(self, rank: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from net.channel.connection import Connection
 from net.channel.wire import Header
@@ -33,20 +35,24 @@ async def push(
     connection: Connection,
     transfer_id: int,
     source: Source,
-    stopped: Callable[[], bool],
+    end: asyncio.Future[Any] | None,
     first: Header | None = None,
     encode: Encode | None = None,
     rank: int | None = None,
 ) -> None:
     """Send all of `source` as data frames, in turns, as fast as the peer reads; `first`: another header for the first
-    frame; `rank`: another one than the connection's. Ends early if `stopped`, and otherwise when the socket has nearly
-    all bytes. Raises PeerLost; the connection cuts off a peer that stops reading."""
+    frame; `rank`: another one than the connection's. Ends early when `end` is done, and otherwise when the socket has
+    nearly all bytes. Raises PeerLost; the connection cuts off a peer that stops reading."""
+
+    def stopped() -> bool:
+        return end is not None and end.done()
+
     most, order = frame_bytes(encode), connection.order
     rank = connection.rank if rank is None else rank
     header = first or {"op": "data", "id": transfer_id}
     with order.sending(rank, connection.passed, source.left >= FRAME_BYTES):
         while source.left and not stopped():
-            must = await order.turn(rank)
+            must = await order.turn(rank, end)
             await connection.drain()
             await connection.turns.wait()
             if not connection.congested and not stopped() and (must or not order.is_behind(rank)):

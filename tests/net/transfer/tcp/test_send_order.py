@@ -8,8 +8,11 @@ import pytest
 
 from net.channel import send_order
 from net.channel.send_order import DEFER_S, LINGER_S, STALL_S, SendOrder
+from net.channel.turns import Turns
 from net.transfer.common.memory import Region
 from net.transfer.engine import BULK, REPAIR, URGENT, Op, TransferEngine
+from net.transfer.tcp.bulk_call import Views
+from net.transfer.tcp.pushing import push
 from tests.net.peers import channels
 
 MIB = 1 << 20
@@ -105,3 +108,34 @@ async def test_nothing_starves():
         assert await order.turn(REPAIR), "it has waited long enough"
         assert not await order.turn(URGENT)
     assert not await order.turn(REPAIR)
+
+
+class Wire:
+    """A connection that takes all bytes, `order` among others."""
+
+    rank, congested = BULK, False
+
+    def __init__(self, order: SendOrder) -> None:
+        self.order, self.turns, self.frames = order, Turns(), []
+
+    def passed(self) -> int:
+        return sum(self.frames)
+
+    async def drain(self) -> None:
+        pass
+
+    def send_views(self, header, views, nbytes) -> None:
+        self.frames.append(nbytes)
+
+
+async def test_what_is_stopped_does_not_wait_for_its_turn():
+    order, end = SendOrder(Clock()), asyncio.get_running_loop().create_future()  # it would wait forever
+    wire, content = Wire(order), Views([memoryview(bytes(MIB))])
+    with order.sending(URGENT, lambda: 0, large=False):
+        pushing = asyncio.create_task(push(wire, 1, content, end))
+        await asyncio.sleep(0)
+        assert not pushing.done()
+        end.set_result(None)
+        async with asyncio.timeout(60):
+            await pushing
+    assert wire.frames == [] and content.left == MIB
