@@ -42,7 +42,9 @@ async def push(
 ) -> None:
     """Send all of `source` as data frames, in turns, as fast as the peer reads; `first`: another header for the first
     frame; `rank`: another one than the connection's. Ends early when `end` is done, and otherwise when the socket has
-    nearly all bytes. Raises PeerLost; the connection cuts off a peer that stops reading."""
+    nearly all bytes. While more urgent bytes move, each wait of DEFER_S lets FRAME_BYTES of raw bytes go, in frames of
+    any size: faster than deadlines assume (cache/protocol.py). Raises PeerLost; the connection cuts off a peer that
+    stops reading."""
 
     def stopped() -> bool:
         return end is not None and end.done()
@@ -50,14 +52,17 @@ async def push(
     most, order = frame_bytes(encode), connection.order
     rank = connection.rank if rank is None else rank
     header = first or {"op": "data", "id": transfer_id}
+    due = 0  # bytes that may be sent out of turn, because the transfer has waited long enough
     with order.sending(rank, connection.passed, source.left >= FRAME_BYTES):
         while source.left and not stopped():
-            must = await order.turn(rank, end)
+            if due <= 0 and await order.turn(rank, end):
+                due = FRAME_BYTES
             await connection.drain()
             await connection.turns.wait()
-            if not connection.congested and not stopped() and (must or not order.is_behind(rank)):
+            if not connection.congested and not stopped() and (due > 0 or not order.is_behind(rank)):
                 nbytes = min(most, source.left)
                 send_frame(connection, header, source.take(nbytes), nbytes, encode)
+                due -= nbytes
                 header = {"op": "data", "id": transfer_id}
         if not order.alone(rank) and not stopped():
             await connection.drain()

@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
+from cache.protocol import Deadlines
 from net.channel import send_order
 from net.channel.send_order import DEFER_S, LINGER_S, STALL_S, SendOrder
 from net.channel.turns import Turns
 from net.transfer.common.memory import Region
 from net.transfer.engine import BULK, REPAIR, URGENT, Op, TransferEngine
 from net.transfer.tcp.bulk_call import Views
-from net.transfer.tcp.pushing import push
+from net.transfer.tcp.pushing import FRAME_BYTES, push
 from tests.net.peers import channels
 
 MIB = 1 << 20
@@ -110,6 +111,14 @@ async def test_nothing_starves():
     assert not await order.turn(REPAIR)
 
 
+class Ticking(Clock):
+    """Time passes between two looks at it."""
+
+    def __call__(self) -> float:
+        self.now += DEFER_S / 5
+        return self.now
+
+
 class Wire:
     """A connection that takes all bytes, `order` among others."""
 
@@ -126,6 +135,16 @@ class Wire:
 
     def send_views(self, header, views, nbytes) -> None:
         self.frames.append(nbytes)
+
+
+@pytest.mark.parametrize("encode", [None, lambda views: memoryview(bytes(sum(map(len, views)) // 2))])
+async def test_every_transfer_is_faster_than_deadlines_assume_whatever_is_more_urgent(encode):
+    clock = Ticking()
+    wire, size = Wire(SendOrder(clock)), 32 * MIB
+    with wire.order.sending(URGENT, lambda: round(1e9 * clock.now), large=False):  # more urgent bytes always move
+        await push(wire, 1, Views([memoryview(bytes(size))]), None, encode=encode)
+    assert sum(wire.frames) == (size if encode is None else size // 2)
+    assert size / FRAME_BYTES * DEFER_S <= clock.now <= size / Deadlines().slowest_bytes_per_s
 
 
 async def test_what_is_stopped_does_not_wait_for_its_turn():
