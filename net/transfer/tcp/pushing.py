@@ -49,22 +49,22 @@ async def push(
     def stopped() -> bool:
         return end is not None and end.done()
 
-    most, order = frame_bytes(encode), connection.order
+    most, order, peer_id = frame_bytes(encode), connection.order, connection.peer_id
     rank = connection.rank if rank is None else rank
     header = first or {"op": "data", "id": transfer_id}
     due = 0  # bytes that may be sent out of turn, because the transfer has waited long enough
-    with order.sending(rank, connection.passed, source.left >= FRAME_BYTES):
+    with order.sending(rank, connection, source.left >= FRAME_BYTES):
         while source.left and not stopped():
-            if due <= 0 and await order.turn(rank, end):
+            if due <= 0 and await order.turn(rank, peer_id, end):
                 due = FRAME_BYTES
             await connection.drain()
             await connection.turns.wait()
-            if not connection.congested and not stopped() and (due > 0 or not order.is_behind(rank)):
+            if not connection.congested and not stopped() and (due > 0 or not order.is_behind(rank, peer_id)):
                 nbytes = min(most, source.left)
                 send_frame(connection, header, source.take(nbytes), nbytes, encode)
                 due -= nbytes
                 header = {"op": "data", "id": transfer_id}
-        if not order.alone(rank) and not stopped():
+        if not order.alone(rank, peer_id) and not stopped():
             await connection.drain()
 
 
@@ -75,7 +75,7 @@ def at_once(connection: Connection, nbytes: int, encode: Encode | None = None, r
     if not free or nbytes <= SMALL_FRAME_BYTES:
         return free
     rank = connection.rank if rank is None else rank
-    if not connection.order.alone(rank) or not connection.turns.take():
+    if not connection.order.alone(rank, connection.peer_id) or not connection.turns.take():
         return False
     if nbytes >= FRAME_BYTES:
         connection.order.linger(rank)
