@@ -67,6 +67,14 @@ class StoreCall:
     def length(self, position: int) -> int:
         return self.lengths.get(position, self.block_bytes)
 
+    def note_lengths(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
+        """A home is about to send blocks of these lengths; none: all fill their slots."""
+        for position, length in zip(positions, lengths or [self.block_bytes] * len(positions), strict=True):
+            if length != self.block_bytes:
+                self.lengths[position] = length
+            else:
+                self.lengths.pop(position, None)  # of a shorter block that another home failed to send
+
     def nbytes(self, positions: Sequence[int]) -> int:
         """The sum of their bytes."""
         return sum(map(self.length, positions)) if self.lengths else len(positions) * self.block_bytes

@@ -268,11 +268,7 @@ class Reader:
         """Transfer the pinned blocks of `positions` and check them; False when one is damaged."""
         slots = [slot for slot in reply.slots if slot >= 0]
         found = [position for position, slot in zip(positions, reply.slots, strict=True) if slot >= 0]
-        for position, length in zip(found, reply.lengths or [job.block_bytes] * len(found), strict=True):
-            if length != job.block_bytes:
-                job.lengths[position] = length
-            else:
-                job.lengths.pop(position, None)  # of a shorter block that another home failed to send
+        job.note_lengths(found, reply.lengths)
 
         async def move(part: slice) -> None:
             spans = [

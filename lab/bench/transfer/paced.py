@@ -10,7 +10,6 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from stat import S_ISSOCK
 from statistics import median
 
 from lab.bench.transfer.ours import Loop
@@ -31,7 +30,7 @@ def pace(port: int, bytes_per_s: int) -> int:
     paced = 0
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # it may be closed by now
-            if not S_ISSOCK(os.stat(int(entry.name)).st_mode):
+            if not entry.is_socket():
                 continue
             with socket.socket(fileno=os.dup(int(entry.name))) as one:
                 if one.family == socket.AF_INET and one.getpeername()[1] == port:

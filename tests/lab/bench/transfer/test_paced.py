@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 from lab.bench.transfer.paced import SO_MAX_PACING_RATE, pace
 
 RATE = 12_345_678
+
+
+def open_descriptors() -> list[str]:
+    return sorted(entry.name for entry in Path("/proc/self/fd").iterdir())
 
 
 def test_only_connections_to_the_port_are_paced_and_no_descriptor_stays_open():
@@ -18,8 +23,8 @@ def test_only_connections_to_the_port_are_paced_and_no_descriptor_stays_open():
         to_it, elsewhere = (stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports)
         for descriptor in (*os.pipe(), os.open(os.devnull, os.O_RDONLY), os.memfd_create("no-socket")):
             stack.callback(os.close, descriptor)
-        before = os.listdir("/proc/self/fd")
+        before = open_descriptors()
         assert pace(ports[0], RATE) == 1
-        assert os.listdir("/proc/self/fd") == before
+        assert open_descriptors() == before
         rates = [one.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) for one in (to_it, elsewhere)]
         assert rates[0] == RATE != rates[1]
