@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -135,3 +135,12 @@ def extend_keys(root: BlockKey, keys: list[BlockKey], token_ids: Sequence[int], 
         new = token_ids[start:] if start else token_ids  # a new prompt is not copied
         keys += chain(keys[-1] if keys else root, array("I", new), block_size)
     return keys
+
+
+def keys_in_parts(root: BlockKey, token_ids: Sequence[int], block_size: int, most: int) -> Iterator[list[BlockKey]]:
+    """The keys of all full blocks of `token_ids`, at most `most` at a time; each part is made when it is wanted."""
+    end = len(token_ids) // block_size * block_size
+    for start in range(0, end, most * block_size):
+        keys = extend_keys(root, [], token_ids[start : min(end, start + most * block_size)], block_size)
+        root = keys[-1]
+        yield keys

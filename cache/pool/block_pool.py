@@ -129,8 +129,9 @@ class BlockPool:
 
     @property
     def num_unwanted(self) -> int:
-        """Blocks that are free or were put aside: new content in them takes no room from what may be wanted sooner."""
-        return len(self._free) + len(self._aside)
+        """Blocks that are free or were put aside: new content in them takes no room from what may be wanted sooner. If
+        classes have shares, only the free ones: the shares may evict others before those put aside."""
+        return len(self._free) + (0 if self._sharing is not None else len(self._aside))
 
     def put_aside(self, rows: Iterable[tuple[BlockKey, float]]) -> None:
         """From now on these blocks, as far as they are here, are evicted before all others, and among them the one that

@@ -41,7 +41,7 @@ from cache.recent import Recent
 from cache.server.lasting import Lasting
 from cache.server.leases import Leases
 from cache.server.listing import Listing
-from cache.sessions.parked import ParkedBlocks
+from cache.sessions.parked import PARKED_AT_ONCE, ParkedBlocks
 from cache.sites.copies import ExpiringCopies
 from cache.tiers.granting import Granting, contents_of, facts_of
 from cache.tiers.local_store import LocalStore, Pin
@@ -49,6 +49,7 @@ from net.bodies import BodyError, Nothing, typed
 from net.channel.channel import Channel
 from net.errors import RemoteError
 from net.loop.clock import loop_time
+from net.loop.turns import Turns
 from net.transfer.engine import TransferEngine
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class StoreServer:
         self.hot = HotBlocks()
         self.copies = ExpiringCopies[BlockKey]()
         self.parked = ParkedBlocks[BlockKey]()
+        self._to_park = Turns(1)
         self._passed_on = Recent(PASSED_ON_MAX, PASSED_ON_S)
         self._granting = Granting(local, lambda key: self._passed_on.has(loop_time(), key))
         self.uneven = self._granting.uneven
@@ -293,9 +295,12 @@ class StoreServer:
         self._granting.removals.add(now, key, content)
 
     async def _park(self, peer: str, body: messages.Park, data: memoryview) -> None:
-        times = body.times()
-        here = [key for key in split_keys(data) if self._local.contains(key) is not None]
-        self.parked.park(loop_time(), here, body.session, times)
+        """Park a few blocks per turn of the loop, whatever the number of messages: sessions may be long."""
+        now, times, keys = loop_time(), body.times(), split_keys(data)
+        for first in range(0, len(keys), PARKED_AT_ONCE):
+            await self._to_park.take()
+            here = [key for key in keys[first : first + PARKED_AT_ONCE] if self._local.contains(key) is not None]
+            self.parked.park(now, here, body.session, times)
 
     async def _uneven(self, peer: str, body: Nothing, data: memoryview) -> None:
         self.uneven.add(split_keys(data))

@@ -14,7 +14,7 @@ from cache.pool.policy import Facts
 from net.errors import RemoteError
 from net.transfer.common.memory import Region
 from net.transfer.common.path import LOCAL
-from net.transfer.engine import TransferEngine
+from net.transfer.engine import BULK, TransferEngine
 
 MESSAGE_BLOCK_BYTES = 16 << 10  # blocks up to this size travel in the messages themselves ...
 MESSAGE_BYTES = 512 << 10  # ... up to this many bytes per message
@@ -44,6 +44,7 @@ class StoreCall:
     facts: Sequence[Facts] = ()  # of a put: one per block, one for all, or none
     kept: Sequence[bool] = ()  # of a repair: which blocks are never evicted here
     repair: bool = False  # of a put: the blocks are copies from another home
+    priority: int = BULK  # of a put: of its bytes among those of this node
     agree: bool = False  # of a put: the keys do not name their content, so the homes have to agree on it
     replicas: int = 0  # of a put: copies of each block, if more than the cluster's
     durable: bool = False  # of a put: it ends when the block is synced on a home's SSD
@@ -65,6 +66,14 @@ class StoreCall:
 
     def length(self, position: int) -> int:
         return self.lengths.get(position, self.block_bytes)
+
+    def note_lengths(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
+        """A home is about to send blocks of these lengths; none: all fill their slots."""
+        for position, length in zip(positions, lengths or [self.block_bytes] * len(positions), strict=True):
+            if length != self.block_bytes:
+                self.lengths[position] = length
+            else:
+                self.lengths.pop(position, None)  # of a shorter block that another home failed to send
 
     def nbytes(self, positions: Sequence[int]) -> int:
         """The sum of their bytes."""

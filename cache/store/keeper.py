@@ -1,7 +1,9 @@
 """Keeper: moves blocks to their homes while the store serves: after joins and losses, after failures, and when hot.
 
 It offers keys to the home that should have them, which requests those it lacks (cache/homes/repair.py). A limit in
-bytes per second paces the moves, a few blocks at a time, so that they never fill the rails or pin much of the pool.
+bytes per second paces the moves, a few blocks at a time, so that they never fill the rails or pin much of the pool. The
+bytes of repairs let all others of this node pass; copies that relieve a home, or that it gives away before it leaves,
+have a time in which they are of use.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from cache.tiers.local_store import LocalStore
 from cache.tiers.slots import Pin
 from net.loop.tasks import keep
 from net.transfer.common.traffic import RailLimit
+from net.transfer.engine import BULK, REPAIR
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class Keeper:
         self._members = members
         self._limit = RailLimit(limit) if limit > 0 else None
         self._before: Members = {}  # the members at the last complete scan
-        self._debts: dict[str, deque[BlockKey]] = {}  # home -> keys to offer to it
+        self._debts: dict[tuple[str, int], deque[BlockKey]] = {}  # (home, priority) -> keys to offer to it
         self._rest_until: dict[str, float] = {}  # homes that failed
         self._away_since: dict[str, float] = {}
         self._rising: deque[BlockKey] = deque()  # blocks of sessions that will soon be read
@@ -80,7 +83,7 @@ class Keeper:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._plan(self._members(), after)
-                while await self._pay():
+                while await self._pay(least=BULK):
                     pass  # no second try with a home that failed: it may be leaving too
         except TimeoutError:
             log.info("leaving without handing over %d blocks", sum(map(len, self._debts.values())))
@@ -126,7 +129,8 @@ class Keeper:
             self._counts["session_dropped"] += await local.remove(over)
         self._residence.seen(now, local.num_evictions)
         stay_s = self._residence.seconds()
-        self._rising.extend(key for key, wait_s in due.up if wait_s <= stay_s)  # others would be evicted unread
+        coming = [key for key, wait_s in due.up if wait_s <= stay_s]  # others would be evicted unread
+        self._rising.extend(local.touch(coming))  # those in DRAM need no room
         while len(self._rising) > local.num_unwanted:  # the room is for what was read, not for what may be read
             self._rising.pop()
         if self._rising and arena is not None:
@@ -142,7 +146,7 @@ class Keeper:
         for first in range(0, len(keys), SCAN_KEYS):
             for key in keys[first : first + SCAN_KEYS]:
                 for home in owed(key, self._me, before, after, self._router.replicas):
-                    self._debts.setdefault(home, deque()).append(key)
+                    self._owe(home, REPAIR, [key])
             await asyncio.sleep(0)
 
     def _collect(self, members: Members) -> None:
@@ -154,12 +158,12 @@ class Keeper:
                     self._share.hints.forget(home)
                 continue
             self._away_since.pop(home, None)
-            if home not in self._debts and now >= self._rest_until.get(home, 0.0):
-                self._debts[home] = deque(self._share.hints.due(home, SCAN_KEYS))
+            if (home, REPAIR) not in self._debts and now >= self._rest_until.get(home, 0.0):
+                self._owe(home, REPAIR, self._share.hints.due(home, SCAN_KEYS))
         for key in self._share.uneven.take():
             for home in ranking(key, members, self._router.replicas):
                 if home != self._me:
-                    self._debts.setdefault(home, deque()).append(key)
+                    self._owe(home, REPAIR, [key])
         for key, extra in self._share.hot.take_wanted().items():
             self._spread(now, key, extra, members)
         self._share.hot.cool(now, self._router.replicas, self._local.contains)
@@ -171,35 +175,39 @@ class Keeper:
         if not wide or wide[0] != self._me or not self._share.hot.spread(now, key, count):
             return
         for home in wide[1:]:
-            self._debts.setdefault(home, deque()).append(key)
+            self._owe(home, BULK, [key])
 
-    async def _pay(self) -> bool:
-        """Make one offer to every home that lacks blocks; False when there was nothing to offer."""
+    def _owe(self, home: str, priority: int, keys: Sequence[BlockKey]) -> None:
+        self._debts.setdefault((home, priority), deque()).extend(keys)
+
+    async def _pay(self, least: int = REPAIR) -> bool:
+        """Make one offer to every home that lacks blocks, of this priority at least; False when there was nothing to
+        offer."""
         now = asyncio.get_running_loop().time()
         paid = False
-        for home in list(self._debts):
+        for home, priority in sorted(self._debts, key=lambda debt: -debt[1]):
             if now < self._rest_until.get(home, 0.0):
                 continue
-            debt = self._debts[home]
+            debt = self._debts[home, priority]
             arena = self._local.arena
             count = max(1, OFFER_BYTES // arena.slot_bytes) if arena is not None else 1
             keys = [debt.popleft() for _ in range(min(count, len(debt)))]
             if not debt:
-                del self._debts[home]
+                del self._debts[home, priority]
             try:
                 paid = True
-                if not await self._offer(home, keys):
+                if not await self._offer(home, keys, max(least, priority)):
                     self._rest_until[home] = now + RETRY_S
             except HOME_ERRORS as error:
                 log.info("repair of %s: %r", home, error)
                 self._rest_until[home] = now + RETRY_S
                 if home in self._members():
-                    self._debts.setdefault(home, deque()).extend(keys)
+                    self._owe(home, priority, keys)
                 else:
-                    self._debts.pop(home, None)
+                    self._debts.pop((home, priority), None)
         return paid
 
-    async def _offer(self, home: str, keys: Sequence[BlockKey]) -> bool:
+    async def _offer(self, home: str, keys: Sequence[BlockKey], priority: int) -> bool:
         """False when the home has no room now."""
         arena = self._local.arena
         keys = await self._lacking(home, keys)
@@ -211,6 +219,7 @@ class Keeper:
             return True
         try:
             job = StoreCall([key for key, _ in held], arena.region, [], arena.slot_bytes, repair=True)
+            job.priority = priority
             job.offsets = [arena.slot_span(pin.slot)[0] for _, pin in held]
             for position, (_, pin) in enumerate(held):
                 job.sums[position], job.lengths[position] = pin.checksum, pin.nbytes
@@ -223,7 +232,7 @@ class Keeper:
             self._counts["offered"] += len(held)
             self._counts["moved"] += len(job.stored)
             self._counts["moved_bytes"] += sum(map(job.length, job.stored))
-            await self._apply(home, held, answers)
+            await self._apply(home, held, answers, priority)
             return any(answer != WRITING for answer in answers.values())
         finally:
             self._local.pinning.unpin([pin.slot for _, pin in held])
@@ -239,7 +248,9 @@ class Keeper:
         self._share.hints.settled(there)
         return [key for key in contents if key not in there]
 
-    async def _apply(self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int]) -> None:
+    async def _apply(
+        self, home: str, held: Sequence[tuple[BlockKey, Pin]], answers: dict[int, int], priority: int
+    ) -> None:
         """Applies the home's answers to this node's copies. A content that lost the agreement is dropped, except at a
         home of the key, which will get the other content; a removed one is dropped everywhere."""
         now, members, replicas = asyncio.get_running_loop().time(), self._members(), self._router.replicas
@@ -256,5 +267,5 @@ class Keeper:
                     self._share.removed(now, key, (pin.checksum, pin.nbytes))
                 await self._local.remove([key])
         if later:
-            self._debts.setdefault(home, deque()).extend(later)
+            self._owe(home, priority, later)
             self._rest_until[home] = now + RETRY_S

@@ -268,7 +268,7 @@ class Reader:
         """Transfer the pinned blocks of `positions` and check them; False when one is damaged."""
         slots = [slot for slot in reply.slots if slot >= 0]
         found = [position for position, slot in zip(positions, reply.slots, strict=True) if slot >= 0]
-        job.lengths.update(zip(found, reply.lengths, strict=False))
+        job.note_lengths(found, reply.lengths)
 
         async def move(part: slice) -> None:
             spans = [

@@ -22,7 +22,7 @@ from cache.store.calls import HOME_ERRORS, Calls, Ticket
 from cache.store.job import MESSAGE_BYTES, PIECE_BYTES, StoreCall, at_each, in_pieces
 from cache.store.near_put import NearPut
 from net.loop.clock import loop_time
-from net.transfer.engine import BULK, REPAIR, Op, TransferEngine
+from net.transfer.engine import Op, TransferEngine
 
 TAKE_BLOCKS = 128  # of one question to a home on this host: bounds how long its event loop is busy with them
 RETRY_PAUSE_S, RETRY_PAUSE_MAX_S = 0.005, 0.1  # before an undecided home is asked again; doubles
@@ -201,7 +201,7 @@ class Writer:
                 left.extend(some)
                 return
             call = BulkPut(job, some, _offer(job, target, some), self._checksums)
-            await self._calls.ask(target.home, call, priority=REPAIR if job.repair else BULK)
+            await self._calls.ask(target.home, call, priority=job.priority)
             taken = call.taken()
             _note_trouble(job, taken.trouble)
             ends.update(zip(some, taken.slots, strict=False))
@@ -261,7 +261,7 @@ class Writer:
                 reply.place.region,
                 spans,
                 timeout_s=self._deadlines.transfer_s,
-                priority=REPAIR if job.repair else BULK,
+                priority=job.priority,
                 epoch=reply.place.epoch,
             )
 

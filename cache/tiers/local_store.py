@@ -234,6 +234,12 @@ class LocalStore:
         """Blocks that DRAM evicts first."""
         return self._pool.num_aside
 
+    def touch(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """These will be read soon: DRAM keeps those that it has. Returns the others."""
+        slots = list(map(self._pool.lookup, keys))
+        self._pool.touch([slot for slot in slots if slot is not None])
+        return [key for key, slot in zip(keys, slots, strict=True) if slot is None]
+
     def bring_up(self, keys: Sequence[BlockKey], most: int) -> tuple[int, int]:
         """These will be read soon: DRAM keeps those that it has, and those on SSD are read into it, while no more than
         `most` reads run. Returns (leading keys that this is true of now, reads that began)."""

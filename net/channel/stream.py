@@ -6,9 +6,13 @@ The subclass, net.channel.connection, defines the meaning of frames and how a co
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
+import termios
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from struct import Struct
 from typing import cast
 
 from net.channel import congestion
@@ -25,6 +29,7 @@ UNSENT_MAX = 256 << 20  # bytes queued by `send`; a peer that leaves more unread
 HIGH_WATER = 1 << 20  # bytes: `drain` waits above this
 BURST_BYTES = 4 << 20  # received in one turn of the loop: libuv would continue while the peer fills its buffers
 SILENCE_MS = 20_000  # sent data that stays unacknowledged this long breaks the connection
+INT = Struct("i")
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # s, s, probes
 
 
@@ -35,11 +40,12 @@ class Stream(asyncio.BufferedProtocol):
         self.peer_id = ""
         self.decoder = Decoder(place, header_max, STAGING_MIN)
         self.turns = Turns()
-        self.order = SendOrder()  # data connections share one per node
+        self.order = SendOrder()  # data connections share one per node and link
         self.rank = 0  # of what is sent here, for `order`
         self.polling: Polling | None = None  # set by owners that need answers quickly
         self.expects: Collection[object] = ()  # requests that the peer has not answered yet; only for polling
-        self.queued = 0  # bytes given to the transport so far: the socket has all except `unsent`
+        self.queued = 0  # bytes given to the transport so far
+        self._delivered = 0
         self._progressed: Callable[[], None] | None = None  # see `watch`
         self._seal = seal
         self._transport: asyncio.Transport | None = None
@@ -85,9 +91,14 @@ class Stream(asyncio.BufferedProtocol):
         assert self._transport is not None
         congestion.use(self._transport.get_extra_info("socket"), name)
 
-    def passed(self) -> int:
-        """Bytes that the socket has taken so far."""
-        return self.queued - self.unsent()
+    def delivered(self) -> int:
+        """Bytes that have arrived at the peer's socket so far."""
+        if self._transport is not None and not self._ended:
+            with suppress(OSError, ValueError):  # it is closed
+                sock = self._transport.get_extra_info("socket")
+                (waiting,) = INT.unpack(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(INT.size)))
+                self._delivered = self.queued - self.unsent() - waiting
+        return self._delivered
 
     def unsent(self) -> int:
         """Bytes not yet passed to the socket."""

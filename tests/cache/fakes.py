@@ -127,6 +127,7 @@ class FakeTransfer:
         self.fenced = {}  # home -> how often it has fenced this node off: what began before moves nothing
         self.error = None  # raised instead of a transfer
         self.flip = None  # (remote offset): one byte of a READ that arrives wrong
+        self.priorities = set()  # of its writes so far
 
         self.bulk = SimpleNamespace(  # nobody is reached this way: tests/cache/store/test_bulk.py has the real thing
             reaches=lambda peer_id: False,
@@ -152,6 +153,8 @@ class FakeTransfer:
 
     async def submit(self, peer_id, op, local, remote, spans, timeout_s=30.0, priority=0, epoch=None):
         self.started.set()
+        if op is Op.WRITE:
+            self.priorities.add(priority)
         await asyncio.sleep(0)
         gate = asyncio.Event() if peer_id in self.hub.stalled else self.gate
         await asyncio.wait_for(gate.wait(), timeout_s)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cache import keys as key_chain
 from cache.block import KEY_BYTES
-from cache.keys import extend_keys
+from cache.keys import extend_keys, keys_in_parts
 
 ROOT = bytes(range(16))
 
@@ -67,6 +67,14 @@ def test_keys_grow_with_the_tokens(block_size, first, more):
     tokens = list(range(first + more))
     grown = extend_keys(ROOT, extend_keys(ROOT, [], tokens[:first], block_size), tokens, block_size)
     assert grown == extend_keys(ROOT, [], tokens, block_size)
+
+
+@given(st.integers(1, 20), st.integers(0, 200), st.integers(1, 9))
+def test_keys_in_parts_are_the_same_keys(block_size, count, most):
+    tokens = list(range(count))
+    parts = list(keys_in_parts(ROOT, tokens, block_size, most))
+    assert [key for part in parts for key in part] == extend_keys(ROOT, [], tokens, block_size)
+    assert all(1 <= len(part) <= most for part in parts)
 
 
 def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):

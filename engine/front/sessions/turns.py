@@ -16,7 +16,10 @@ from hashlib import blake2b
 from typing import Protocol
 
 from cache.block import BlockKey
+from cache.keys import keys_in_parts
+from cache.sessions.parked import PARKED_AT_ONCE
 from engine.step.request import Request
+from net.loop.tasks import spawn
 from net.metrics.events import Metrics
 from sched.sessions.gaps import Gaps
 from sched.sessions.parking import Parking, ParkingRules, choose
@@ -42,13 +45,14 @@ class Turn(Protocol):
 
 
 class Sessions:
-    """Of one acceptor. `park(keys, session, parking)` tells the homes; `block_size`: tokens per pooled block."""
+    """Of one acceptor. `park(keys, session, parking)` tells the homes, a part of the keys at a time; `block_size`:
+    tokens per pooled block."""
 
     def __init__(self, rules: ParkingRules, block_size: int, park: Park, metrics: Metrics) -> None:
         self._rules, self._block_size, self._park, self._metrics = rules, block_size, park, metrics
         self._gaps = Gaps()
         self._open: Counter[int] = Counter()  # requests of each session under way: agents send several at a time
-        self._ends: dict[int, asyncio.TimerHandle] = {}  # sessions whose homes will hear of the end of a turn
+        self._ends: dict[int, asyncio.TimerHandle | asyncio.Task[None]] = {}  # of sessions whose homes will hear of it
 
     def __len__(self) -> int:
         return len(self._gaps)
@@ -84,10 +88,16 @@ class Sessions:
             self._cancel(session)
 
     def _tell(self, turn: Turn, session: int, parking: Parking) -> None:
-        del self._ends[session]
         self._metrics.count("mooncake:session_turns", way=parking.name)
-        self._park(turn.as_request().block_keys(self._block_size), session, parking)
+        self._ends[session] = spawn(self._tell_homes(turn.as_request(), session, parking), "parking a session")
+
+    async def _tell_homes(self, request: Request, session: int, parking: Parking) -> None:
+        """In parts, with a turn of the loop between two: the keys of a long session take 10 ms."""
+        for keys in keys_in_parts(request.key_root, request.token_ids, self._block_size, PARKED_AT_ONCE):
+            self._park(keys, session, parking)
+            await asyncio.sleep(0)
+        del self._ends[session]
 
     def _cancel(self, session: int) -> None:
-        if (timer := self._ends.pop(session, None)) is not None:
-            timer.cancel()
+        if (end := self._ends.pop(session, None)) is not None:
+            end.cancel()

@@ -29,10 +29,13 @@ def pace(port: int, bytes_per_s: int) -> int:
     """Pace every connection of this process to that port of this host; returns their number."""
     paced = 0
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as one:
-            if one.family == socket.AF_INET and one.getpeername()[1] == port:
-                one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
-                paced += 1
+        with suppress(OSError):  # it may be closed by now
+            if not entry.is_socket():
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and one.getpeername()[1] == port:
+                    one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_per_s)
+                    paced += 1
     return paced
 
 

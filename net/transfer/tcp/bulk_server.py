@@ -204,7 +204,7 @@ class BulkServer:
         with suppress(PeerLost):
             if answer.nbytes:
                 header = {"op": "answer", "id": number, "b": answer.body, "n": answer.nbytes}
-                await push(self._connection, number, Views(answer.views), lambda: False, header, encode)
+                await push(self._connection, number, Views(answer.views), None, header, encode)
             else:
                 self._send(number, answer, None)
 

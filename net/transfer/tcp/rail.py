@@ -96,7 +96,7 @@ class TcpRail:
                 send_frame(self.connection, header, ours.take(nbytes), nbytes, encode)
             else:
                 self._request("write", transfer_id, region, theirs)
-            await push(self.connection, transfer_id, ours, transfer.done.done, encode=encode, rank=rank)
+            await push(self.connection, transfer_id, ours, transfer.done, encode=encode, rank=rank)
             self.connection.await_bytes()
             await transfer.done
         except asyncio.CancelledError:
@@ -152,7 +152,7 @@ class TcpRail:
             if not whole:
                 await asyncio.sleep(0)  # the loop passes them to the socket
         else:
-            await push(self.connection, header["id"], data, transfer.done.done, header, encode, rank)
+            await push(self.connection, header["id"], data, transfer.done, header, encode, rank)
         if not whole and not transfer.done.done():
             self.connection.send({"op": "tail", "id": header["id"], "b": transfer.call.tail()})
 

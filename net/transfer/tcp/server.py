@@ -162,7 +162,7 @@ class Served:
     async def _answer(self, transfer_id: int, source: Cursor, encode: Encode | None, rank: int) -> None:
         try:
             with suppress(PeerLost):
-                await push(self.connection, transfer_id, source, lambda: False, encode=encode, rank=rank)
+                await push(self.connection, transfer_id, source, None, encode=encode, rank=rank)
         finally:
             self._reads.pop(transfer_id, None)
 

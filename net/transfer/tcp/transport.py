@@ -70,7 +70,7 @@ class Tcp:
         self._congestion = congestion
         check(congestion)
         self.services = Services()
-        self._order = SendOrder()
+        self._orders = SendOrder(), SendOrder()  # of the link, and within this host
         self.coding = coding
         if coding is not None:
             coding.link = self._goodput
@@ -85,7 +85,7 @@ class Tcp:
     def _accept(self, connection: Connection) -> Receiver:
         if (name := chosen(self._congestion, connection.within_host)) is not None:
             connection.use_congestion(name)
-        connection.order = self._order
+        connection.order = self._orders[connection.within_host]
         connection.rank = URGENT if connection.purpose == URGENT_PURPOSE else BULK
         if self._busy_poll_us:
             connection.polling = Polling(self._busy_poll_us / 1e6)

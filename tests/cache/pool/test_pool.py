@@ -6,6 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cache.pool.block_pool import BlockPool, IntegrityError, OutOfBlocks
 from cache.pool.policies import policies
+from cache.pool.policies.shares import ClassShares
+from cache.pool.policy import LRU, PLAIN
 
 KEYS = [bytes([i]) * 16 for i in range(12)]
 
@@ -168,6 +170,19 @@ def test_a_hit_ends_that_and_a_block_in_use_waits():
     pool.unhold([pool.lookup(KEYS[2])])
     assert evicted(pool, 1) == [2], "still aside"
     assert evicted(pool, 2) == [0, 1]
+
+
+@pytest.mark.parametrize(("policy", "unwanted"), [(LRU(), 3), (ClassShares(LRU, {"batch": 0.5}), 1)])
+def test_new_content_in_unwanted_room_takes_the_place_of_nothing_else(policy, unwanted):
+    pool = BlockPool(5, policy)
+    for key in KEYS[:4]:
+        pool.name(block := pool.allocate_for(PLAIN), key)
+        pool.release([block])
+    pool.put_aside([(KEYS[2], 10.0), (KEYS[3], 10.0)])
+    assert pool.num_unwanted == unwanted
+    for _ in range(unwanted):
+        pool.allocate_for(PLAIN)
+    assert {KEYS[0], KEYS[1]} <= {*pool.keys()}
 
 
 def test_only_what_is_here_is_put_aside_and_entries_do_not_gather():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from heapq import heapify
 
 import pytest
 from hypothesis import given
@@ -120,6 +121,16 @@ def test_entries_of_turns_that_were_read_do_not_gather():
     for turn in range(1000):
         parked.park(float(turn) / 100, [1], 7, WAY)
     assert len(parked._order) <= 100
+
+
+def test_entries_are_thinned_out_at_a_constant_cost_per_turn(monkeypatch):
+    kept = []
+    monkeypatch.setattr("cache.sessions.parked.heapify", lambda order: kept.append(len(order)) or heapify(order))
+    parked, sessions, turns = ParkedBlocks[int](), 1000, 10_000
+    for turn in range(turns):
+        parked.park(turn / 1000, [turn % sessions], turn % sessions, WAY)
+    assert len(parked._order) <= 64 + 8 * sessions
+    assert 0 < sum(kept) <= 4 * turns, "no more entries were looked at again than were added"
 
 
 @pytest.mark.parametrize("keys", [[], [1]])

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from cache.arena import checksum
 from cache.homes.rendezvous import equal_members, homes
 from cache.protocol import Deadlines
 from cache.results import NoRoom, Unreachable
 from net.errors import RemoteError
+from net.transfer.engine import BULK, REPAIR
 from tests.cache.pooled import SLOT, block_of, cluster_of, get, home_of, key_of, lookup, of_home, put, until
 
 SOON = Deadlines(lookup_s=0.1, control_s=0.2, transfer_s=0.2, room_s=0.05, shun_s=30)
@@ -193,6 +195,34 @@ async def test_a_hot_block_gets_more_replicas_and_readers_use_them(way):
             assert (await get(a, [i])).blocks == 1, "its home is not needed any more"
 
 
+async def test_the_bytes_of_repairs_let_all_others_pass():
+    async with cluster_of("a", "b", "c", replicas=2) as cluster:
+        await put(cluster.stores["a"], range(40))
+        for name in "ab":
+            cluster.stores[name].keeper.start()
+        await until(lambda: all(cluster.stores[n].keeper._before for n in "ab"))
+        assert cluster.hub.transfers["b"].priorities == set()
+        cluster.hub.kill("c")
+        cluster.members.remove("c")
+        await until(lambda: all({"a", "b"} <= holders(cluster, i) for i in range(40)))
+        assert cluster.hub.transfers["b"].priorities == {REPAIR}
+
+
+async def test_copies_that_relieve_a_home_and_those_of_a_leaving_one_do_not():
+    async with cluster_of("client", slots=0) as cluster:
+        client, (first, second) = cluster.stores["client"], [await cluster.add(name) for name in "ab"]
+        (i,) = of_home(cluster, "a", 1)
+        await put(client, [i])
+        for _ in range(300):
+            assert (await get(client, [i])).blocks == 1
+        first.keeper.start()
+        await until(lambda: holders(cluster, i) == {"a", "b"})
+        assert cluster.hub.transfers["a"].priorities == {BULK}
+        await put(client, range(100, 130))
+        await second.keeper.leave(10)
+        assert cluster.hub.transfers["b"].priorities == {BULK}
+
+
 async def test_values_are_bytes_or_missing(way):
     async with cluster_of("a", "b", **way) as cluster:
         a, b = cluster.stores["a"], cluster.stores["b"]
@@ -207,6 +237,34 @@ async def test_values_are_bytes_or_missing(way):
         for wrong in (b"", bytes(SLOT + 1)):
             with pytest.raises(ValueError, match=f"1 to {SLOT} bytes"):
                 await a.put(key_of(100), wrong)
+
+
+async def test_only_blocks_that_do_not_fill_their_slots_have_a_length(way):
+    async with cluster_of("client", slots=0, **way) as cluster:
+        client, _ = cluster.stores["client"], await cluster.add("home", **way)
+        sizes = [SLOT, 100, SLOT, SLOT - 1]
+        assert all(await client.put_many([(key_of(i), block_of(i)[:size]) for i, size in enumerate(sizes)]))
+        offsets = [at * SLOT for at in range(len(sizes))]
+        result = await client.get_into([key_of(i) for i in range(len(sizes))], "kv", offsets)
+        assert (result.blocks, result.lengths) == (len(sizes), {1: 100, 3: SLOT - 1})
+        for i, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            assert client.kv.memory[offset : offset + size] == block_of(i)[:size]
+
+
+async def test_a_short_block_that_did_not_arrive_says_nothing_of_a_whole_one_elsewhere():
+    async with cluster_of("client", slots=0, replicas=2) as cluster:
+        client, nodes = cluster.stores["client"], [await cluster.add(name, replicas=2) for name in "bc"]
+        key, whole = key_of(1), block_of(1)
+        for home, value in zip(nodes, (whole[:100], whole), strict=True):
+            slot = home.local.reservations.reserve(key)
+            home.local.arena.memory(slot)[: len(value)] = value
+            home.local.commit(key, slot, checksum(value), len(value))
+        short = nodes[0].local
+        short.arena.memory(short._pool.lookup(key))[50] ^= 1
+        client.router.paces.started("c", 1 << 40)  # b is asked first
+        result = await client.get_into([key], "kv", [0])
+        assert (result.blocks, result.sources, result.lengths) == (1, {"c": 1}, {})
+        assert client.kv.memory[:SLOT] == whole and client.stats()["corrupt"] == 1
 
 
 async def test_removed_is_missing_everywhere(tmp_path, way):

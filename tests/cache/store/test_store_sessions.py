@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 
 import pytest
 
 from cache.messages import Park
+from cache.server import server
 from cache.sessions.parked import Times
 from cache.sessions.residence import Residence
 from cache.store.store import Store
@@ -121,6 +123,35 @@ async def test_blocks_come_up_only_into_room_that_nothing_else_needs(tmp_path):
         await until(lambda: home.stats()["share"]["parked"] == 4 and home.keeper._share.parked._order)
         await home.keeper._move_sessions(asyncio.get_running_loop().time())
         assert home.keeper.stats()["session_raised"] == 0, "the blocks there were used, and are no session's"
+
+
+async def test_blocks_of_a_session_that_are_in_dram_stay_even_if_there_is_no_room_for_the_others(tmp_path):
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
+        for numbers in (range(4), range(4, 8), range(8, 12)):  # the first four are on SSD alone
+            await put(client, numbers)
+            await home.local.drain()
+        await parked(home, client, range(8), BACK)
+        assert home.keeper.stats()["session_raised"] == 0, "no room"
+        await put(client, range(12, 16))
+        await home.local.drain()
+        assert await in_dram(home) == {*keys(range(4, 8)), *keys(range(12, 16))}
+
+
+async def test_blocks_are_parked_a_few_at_a_time_whatever_the_number_of_messages(monkeypatch):
+    monkeypatch.setattr(server, "PARKED_AT_ONCE", 4)
+    async with cluster_of("client", slots=0) as cluster:
+        client, home = cluster.stores["client"], await cluster.add("home")
+        await put(client, range(30))
+        for session, numbers in enumerate((range(10), range(10, 20), range(20, 30))):
+            client.park(keys(numbers), session, NOW)
+        counts = [0]
+        async with asyncio.timeout(20):
+            while counts[-1] < 30:
+                await asyncio.sleep(0)
+                counts.append(home.stats()["share"]["parked"])
+        steps = [after - before for before, after in itertools.pairwise(counts)]
+        assert 0 < max(steps) <= 4 and sum(steps) == 30
 
 
 async def test_the_keeper_looks_by_itself_and_only_what_is_here_is_parked(tmp_path):

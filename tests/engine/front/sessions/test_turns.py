@@ -71,6 +71,39 @@ async def test_a_session_that_returns_at_once_is_not_parked(told):
     assert [session for _, session, _ in told] == [8]
 
 
+async def test_the_blocks_of_a_long_session_are_named_in_parts_with_a_turn_of_the_loop_between(told, monkeypatch):
+    monkeypatch.setattr(turns, "PARKED_AT_ONCE", 3)
+    now = asyncio.get_running_loop().time
+    mine, long, looks = sessions(told), Turn(7, 10 * BLOCK + 1), []
+    mine.begun(long)
+    mine.over(long)
+    end = now() + 10
+    while sum(len(keys) for keys, _, _ in told) < 10 and now() < end:
+        await asyncio.sleep(0)
+        looks.append(len(told))
+    assert [key for keys, _, _ in told for key in keys] == long.as_request().block_keys(BLOCK)
+    assert [len(keys) for keys, _, _ in told] == [3, 3, 3, 1] and {0, 1, 2, 3, 4} == {*looks}
+    assert {(session, way.name) for _, session, way in told} == {(7, AWAY)}
+    await asyncio.sleep(0)
+    assert not mine._ends
+
+
+async def test_the_homes_hear_no_more_of_a_session_that_returns_in_the_meantime(told, monkeypatch):
+    monkeypatch.setattr(turns, "PARKED_AT_ONCE", 3)
+
+    def park(keys: Any, session: int, way: Parking) -> None:
+        told.append((list(keys), session, way))
+        if session == 7:
+            mine.begun(Turn(7))
+
+    mine, long, other = Sessions(ParkingRules(), BLOCK, park, Metrics("m", "n")), Turn(7, 10 * BLOCK), Turn(8, 10)
+    for turn in (long, other):
+        mine.begun(turn)
+        mine.over(turn)
+    await until(lambda: len(told) == 2 and not mine._ends)
+    assert [(len(keys), session) for keys, session, _ in told] == [(3, 7), (2, 8)]
+
+
 async def test_requests_without_a_session_and_unknown_ones_are_nobodys(told):
     mine = sessions(told)
     mine.begun(Turn(None))
