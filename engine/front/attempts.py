@@ -113,7 +113,7 @@ class Attempts:
         self._log.placed(flight, placed)
         flight.begun = time.monotonic()
         self._flights[flight.attempt_id] = flight
-        flight.items = asyncio.Queue()
+        flight.items, flight.early = asyncio.Queue(), []
         flight.prefills, flight.beyond = placement.prefills, placement.beyond
         nodes = {*placement.prefills, placement.decode}
         flight.places, flight.apart = Places(nodes, set(nodes)), len(nodes) > 1
@@ -228,10 +228,21 @@ class Attempts:
             flight.items.put_nowait(Closing())
 
 
+def _is_early(flight: Flight, token: Token) -> bool:
+    """Whether it came before the first token of the attempt, which another node sends: nothing orders what two nodes
+    send, and a decode step can be shorter than a pause of this loop."""
+    waits = flight.apart and flight.last_token < flight.begun
+    return waits and token.index > flight.num_output_tokens
+
+
 async def next_output(flight: Flight, text: OutputText, log: FlightLog) -> Output:
     """The next output of a running attempt. Raises AttemptFailed, Overloaded or Unavailable."""
     while True:
-        match await flight.items.get():
+        due = flight.early and flight.early[0].index == flight.num_output_tokens
+        item = flight.early.pop(0) if due else await flight.items.get()
+        match item:
+            case Token() if _is_early(flight, item):
+                flight.early.append(item)
             case Token(index, token_id, logprobs, finish, report):
                 if report is not None:
                     log.reported(flight, report)

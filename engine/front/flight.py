@@ -12,7 +12,7 @@ from typing import Any, overload
 from cache.block import BlockKey
 from engine.front.moving import Places
 from engine.front.persistence import Persistence
-from engine.handoff.updates import Closing, Ended, TimedOut, Update
+from engine.handoff.updates import Closing, Ended, TimedOut, Token, Update
 from engine.observe.timeline import Timeline
 from engine.sampling.params import SamplingParams, TokenLogprobs
 from engine.sampling.token_logprobs import PromptLogprobs
@@ -58,6 +58,7 @@ class Flight:
     failed_apart: int = 0  # attempts on several nodes that failed before a token
     runs: bool = False  # an attempt has begun; `items` receives its outputs and its end
     items: asyncio.Queue[Update | TimedOut | Closing | Ended] = field(default_factory=asyncio.Queue)
+    early: list[Token] = field(default_factory=list)  # of the decode node, before the first one, of the prefill node
     timer: asyncio.TimerHandle | None = None  # puts TimedOut into `items` at the deadline
     places: Places = field(default_factory=lambda: Places(set(), set()))  # the nodes of this attempt
     asking: tuple[str, asyncio.Task[Any]] | None = None  # (the node that must answer, the waiting task)

@@ -180,6 +180,34 @@ async def test_a_lost_node_is_a_pause_and_its_late_tokens_are_nobodys(world):
     assert world.nodes.learnt == [], "its times are of two decisions"
 
 
+async def test_the_first_token_may_come_after_those_of_the_decode_node(world):
+    """The prefill node sends the first token, the decode node the others, and nothing orders the two."""
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    for index in (1, 2, 0, 3):
+        await tell(world, 0, index, 10 + index)
+    await until(lambda: len(tokens) == 4)
+    assert tokens == [10, 11, 12, 13] and len(world.nodes.placed) == 1
+    await tell(world, 0, 5, 99)  # one is missing that no other node owes
+    await until(lambda: len(world.nodes.placed) == 2)
+    for index in (5, 4):
+        await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+
+
+async def test_early_tokens_of_an_attempt_are_not_those_of_the_next(world):
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 1, 99)
+    world.channel.lost("p0")
+    await until(lambda: len(world.nodes.placed) == 2)
+    for index in range(6):
+        await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+
+
 async def test_a_suspected_node_that_says_nothing_is_given_up_before_it_is_dead(world, monkeypatch):
     monkeypatch.setattr(silence, "SILENCE_S", 0.02)
     tokens: list[int] = []
