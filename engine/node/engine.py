@@ -291,7 +291,8 @@ class Engine:
         seconds = config.calibration_ms / 1000
         try:
             runner = self.worker.runner
-            earlier = earlier_of(config, fingerprint, runner.model.backend.name, room.fitting(SHAPES))
+            shapes = room.fitting(SHAPES)
+            earlier = earlier_of(config, fingerprint, runner.model.backend.name, shapes) if seconds else None
             steps = await self.worker.in_thread(partial(measured, runner, self.costs, room, seconds, earlier))
             if earlier is not None:
                 self._checks.on_corrected(earlier.write)
