@@ -114,7 +114,7 @@ class StepPlanner:
             most = budget
             if _of_batch(request):
                 if slice_tokens is None:
-                    slice_tokens = self._prefill_budget(now, decodes, [request], request)
+                    slice_tokens = self._prefill_budget(now, decodes, queue, request)
                 most = min(budget, slice_tokens - (whole - budget))
             if most <= 0 and request.cold is None:
                 continue

@@ -37,6 +37,15 @@ async def in_dram(home: Store) -> set[bytes]:
     return {key for key in map(key_of, range(20)) if local.contains(key) == "dram"}
 
 
+async def moved_down(home: Store, client: Store, numbers: range) -> None:
+    """The blocks of a session whose turn is over; 8 others, which are nobody's, fill DRAM."""
+    await put(client, numbers)
+    await home.local.drain()
+    await parked(home, client, numbers, NOW)
+    await put(client, range(numbers.stop, numbers.stop + 8))
+    await home.local.drain()
+
+
 async def test_a_parked_session_gives_way_before_older_blocks(tmp_path):
     async with cluster_of("client", slots=0) as cluster:
         client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
@@ -54,11 +63,7 @@ async def test_a_parked_session_gives_way_before_older_blocks(tmp_path):
 async def test_blocks_come_up_from_ssd_before_they_are_read(tmp_path):
     async with cluster_of("client", slots=0) as cluster:
         client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
-        await put(client, range(4))
-        await home.local.drain()
-        await parked(home, client, range(4), NOW)
-        await put(client, range(4, 12))
-        await home.local.drain()
+        await moved_down(home, client, range(4))
         home.keeper._residence = Residence(8)  # those evictions say nothing about the next seconds
         assert not await in_dram(home) & {*keys(range(4))}
         await parked(home, client, range(4, 8), NOW, session=2)  # theirs is the room
@@ -114,11 +119,7 @@ async def test_what_was_over_and_is_read_again_stays():
 async def test_blocks_come_up_only_into_room_that_nothing_else_needs(tmp_path):
     async with cluster_of("client", slots=0) as cluster:
         client, home = cluster.stores["client"], await cluster.add("home", slots=8, directory=tmp_path)
-        await put(client, range(4))
-        await home.local.drain()
-        await parked(home, client, range(4), NOW)
-        await put(client, range(4, 12))
-        await home.local.drain()
+        await moved_down(home, client, range(4))
         client.park(keys(range(4)), 1, BACK)
         await until(lambda: home.stats()["share"]["parked"] == 4 and home.keeper._share.parked._order)
         await home.keeper._move_sessions(asyncio.get_running_loop().time())

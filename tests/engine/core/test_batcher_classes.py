@@ -220,3 +220,20 @@ def test_an_old_prompt_of_class_batch_in_front_takes_its_slice_and_not_the_step_
     run_step(b, now, chosen)
     run_dry(b)
     assert all(r.finish_reason == "length" for r in (old, std, late))
+
+
+class PerPrompt(DecodeFirst):
+    """The more prompts wait, the longer a step may be."""
+
+    def prefill_tokens(self, load):
+        return 12 * len(load.prompts)
+
+
+def test_prompts_of_class_batch_alone_are_all_counted():
+    b = batcher(blocks=400, block_size=4, budget=400, order=EDF(), policy=PerPrompt())
+    stream = hand_over(b, 0, of("stream", BATCH.name, [1] * 6, 0.0, 40))
+    run_step(b, 0, b.schedule(0))
+    for i in range(3):
+        b.add(1, of(f"b{i}", BATCH.name, [10 + i] * 100, 1.0, 1))
+    chosen = b.schedule(1)
+    assert chosen.rows[0].request is stream and chosen.num_tokens == 1 + 36
