@@ -257,6 +257,8 @@ async def next_output(flight: Flight, text: OutputText, log: FlightLog) -> Outpu
                 log.reported(flight, report)
             case Moved(to, report):
                 log.moved(flight, to, report)
+            case HandedOver() if flight.early:  # the node that made the first token sends this behind it
+                raise AttemptFailed(f"token {flight.num_output_tokens} never arrived")
             case HandedOver() | Stayed():
                 pass
             case Failed(reason, report, incomplete):

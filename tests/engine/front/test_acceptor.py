@@ -24,7 +24,7 @@ from engine.front.persistence import MAX_FUTILE_ATTEMPTS
 from engine.front.placed import Placed
 from engine.handoff import messages
 from engine.handoff.messages import Moving
-from engine.handoff.updates import Failed, Token, encode_all
+from engine.handoff.updates import Failed, HandedOver, Token, encode_all
 from engine.observe.history import History
 from engine.text.tokenizer import Tokenizer
 from net.bodies import encode
@@ -192,6 +192,19 @@ async def test_the_first_token_may_come_after_those_of_the_decode_node(world):
     await tell(world, 0, 5, 99)  # one is missing that no other node owes
     await until(lambda: len(world.nodes.placed) == 2)
     for index in (5, 4):
+        await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
+    assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
+
+
+async def test_a_first_token_that_never_comes_ends_the_attempt(world):
+    tokens: list[int] = []
+    work = asyncio.create_task(collect(ask(world), tokens))
+    await until(lambda: len(world.channel.called) == 2)
+    await tell(world, 0, 1, 99)
+    body = encode_all([("a/r#0", HandedOver())])
+    await world.channel.handlers[messages.TOKENS]("p0", body, memoryview(b""))
+    await until(lambda: len(world.nodes.placed) == 2)
+    for index in range(6):
         await tell(world, 1, index, 10 + index, "length" if index == 5 else None)
     assert await work == "length" and tokens == [10, 11, 12, 13, 14, 15]
 
