@@ -26,7 +26,11 @@ WINDOW = 128
 """Number of observations in the window. After half as many new ones, the fit follows a machine that has changed."""
 
 PRIOR_WEIGHT = 0.3
-"""Weight of the scaled prior, in observations."""
+"""Most weight of the scaled prior, in observations."""
+
+LEAST_TRUST = 0.03
+"""The least part of that weight. The part is the variance of the relative errors that the fit leaves, next to that of
+OUTLIER: measurements that agree with each other outweigh the prior, and noisy ones do not."""
 
 OUTLIER = 0.3
 """Relative error above which the pull of an observation is constant (Huber)."""
@@ -111,14 +115,17 @@ class Regression:
         x, t = self._features[:count], self._seconds[:count]
         prior = self._prior * _median((t / (x @ self._prior)).tolist())
         least, most = t / 100, t * 100
-        c = prior
+        c, free = prior, count - len(prior)
         for _ in range(ROUNDS):
             estimate = np.minimum(np.maximum(x @ c, least), most)
             product = estimate * t
             miss = np.abs(estimate - t) / np.sqrt(product)
-            weight = np.minimum(1.0, OUTLIER / np.maximum(miss, 1e-9)) / product
+            trust = np.minimum(1.0, OUTLIER / np.maximum(miss, 1e-9))
+            weight = trust / product
             a = (x.T * weight) @ x
-            pull = PRIOR_WEIGHT / count * a.diagonal()
+            variance = float(trust @ (miss * miss)) / free if free > 0 else math.inf
+            part = min(1.0, max(LEAST_TRUST, variance / OUTLIER**2))
+            pull = PRIOR_WEIGHT * part / count * a.diagonal()
             pull = np.where(pull > 0, pull, 1e-30)  # an unseen feature keeps its scaled prior
             a.flat[:: len(c) + 1] += pull
             c = _nonnegative(a, x.T @ (weight * t) + pull * prior)

@@ -124,13 +124,15 @@ class StepCosts:
         return part_s if layer_s is None or row.layers is None else layer_s * len(row.layers)
 
     def ran(self, step: Step, begin: float, others_s: Sequence[float]) -> None:
-        """A step computed prompts; `others_s`: for each row the part of it that went to other prompts. Call this before
-        it is committed."""
+        """A step computed prompts; `others_s`: for each row the part of it that went to other prompts."""
         for row, seconds in zip(step.rows, others_s, strict=True):
             if not row.decodes and not row.request.apart:
-                left = row.request.num_tokens - row.start
-                self.served.began(row.request.request_id, begin, self.prefill.estimate(left, row.start))
-                self.served.shared(row.request.request_id, seconds)
+                features = prefill_features(row.num_tokens, row.start)
+                self.served.computed(row.request.request_id, begin, features, seconds)
+
+    def handed_out(self, request_id: str, now: float) -> None:
+        """A token of the request leaves this node. Call this after `observe` of its step."""
+        self.served.handed_out(request_id, now, self.prefill.regression.estimate)
 
     def decoded(self, step: Step, begin: float, end: float, tokens: int) -> None:
         """A step yielded `tokens` tokens of its requests that decode. One beyond memory counts if it was alone, and its
@@ -166,7 +168,7 @@ class StepCosts:
         their left_features before that step."""
         step_s = max(0.0, self._step_s - (now - self._started))
         behind_s = self.prefill.regression.estimate(left) - self._prompts_s
-        return step_s + (self.served.first_tokens_s(prompts, behind_s) if behind_s > 0 else 0.0)
+        return step_s + (self.served.first_tokens_s(max(prompts, left[0]), behind_s) if behind_s > 0 else 0.0)
 
     def token_s(self, batch: int, context_sum: int) -> float:
         """Seconds between two tokens of a request that decodes with `batch` - 1 others."""

@@ -428,7 +428,7 @@ class Worker:
         self._handed_out.done()
         now = time.monotonic()
         for emission in produced.emissions:
-            self.costs.served.handed_out(emission.request.request_id, now)
+            self.costs.handed_out(emission.request.request_id, now)
         if self._recorder is not None:
             self._recorder.write()
 

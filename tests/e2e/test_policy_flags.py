@@ -245,7 +245,7 @@ def test_chunks_of_a_prompt(alone, steps, name):
     (node,) = alone[name].nodes
     before = len(lines(steps / name))
     with endless(node, 40):
-        complete(node.url, ids(41, 2000), 1, service_class="batch")  # interactive ones may be refused
+        complete(node.url, ids(41, 2000), 1, service_class="standard")  # interactive ones may be refused
     settled(alone[name])
     found = [step["rows"] for step in lines(steps / name)[before:]]
     with_prompt = [rows for rows in found if any(tokens >= LEAST_PROMPT_ROW for tokens, _ in rows)]

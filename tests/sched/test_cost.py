@@ -59,6 +59,14 @@ def test_two_close_observations_do_not_make_wild_extrapolations():
     assert 0.5 < model.estimate(20000) / PrefillModel((1e-3, 1e-4, 1e-9)).estimate(20000) < 3
 
 
+def test_few_measurements_that_agree_outweigh_the_prior():
+    """The steps of an idle check on a slow node: the estimate of a whole chunk follows from them."""
+    truth, model = (0.04, 0.00085, 1e-8), PrefillModel()
+    for tokens, context in ((16, 0), (64, 0), (32, 256), (16, 0)):
+        model.observe(tokens, context, prefill_seconds(truth, tokens, context))
+    assert model.estimate(128) == pytest.approx(prefill_seconds(truth, 128), rel=0.2)
+
+
 def test_equal_observations_are_reproduced():
     model = PrefillModel()
     for _ in range(500):

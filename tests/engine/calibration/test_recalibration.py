@@ -65,8 +65,8 @@ async def test_a_disturbed_start_is_corrected(slow):
     costs.mixed.observe(2, 200, 50, 0, 1.0)
     costs._log_ratio = 1.0
     for i in range(8):
-        costs.served.began(str(i), 0.0, 1.0)
-        costs.served.handed_out(str(i), 5.0)
+        costs.served.computed(str(i), 0.0, (1.0, 100.0, 100.0 * 100.0), 0.0)
+        costs.handed_out(str(i), 5.0)
     assert await node.checks.check() is Verdict.WRONG and node.freed == 1
     assert node.estimate() == TRUTH and costs.residual == 1.0 and costs.mixed.regression is None
     assert costs.prompt_coefficients == costs.prefill.coefficients

@@ -12,23 +12,29 @@ from engine.step.request import Request
 from engine.step.step import ScheduledRow, Step
 
 
+def second(features: tuple[float, float, float]) -> float:
+    """A prefill model: seconds are the second feature."""
+    return features[1]
+
+
 def test_without_a_request_the_estimates_are_those_of_the_steps():
     served = Served()
-    assert served.first_token_s(0.25) == 0.25 and served.next_token_s(0.01) == 0.01
+    assert served.first_tokens_s(1, 0.25) == 0.25 and served.next_token_s(0.01) == 0.01
     assert served.prefill((1.0, 2.0, 3.0)) == (1.0, 2.0, 3.0)
 
 
 def test_the_time_to_the_first_token_includes_what_happens_around_the_steps():
     served = Served()
     for i in range(64):
-        estimated_s = 0.02 + 0.01 * (i % 8)
-        served.began(str(i), 10.0 * i, estimated_s)
-        served.began(str(i), 10.0 * i + 0.1, 99.0)  # a later chunk of the same prompt
-        served.handed_out(str(i), 10.0 * i + 0.005 + 1.5 * estimated_s)
-        served.handed_out(str(i), 10.0 * i + 5.0)  # its second token
-    assert served.first_token_s(0.05) == pytest.approx(0.08, rel=0.02)
+        estimated_s, begin = 0.02 + 0.01 * (i % 8), 10.0 * i
+        served.computed(str(i), begin, (1.0, estimated_s / 4, 0.0), 0.0)
+        served.computed(str(i), begin + 0.1, (1.0, 3 * estimated_s / 4, 0.0), 0.0)
+        served.handed_out(str(i), begin + 0.01 + 1.5 * estimated_s, second)
+        served.handed_out(str(i), begin + 5.0, second)  # its second token
+    assert served.first_tokens_s(2, 0.05) == pytest.approx(0.085, rel=0.02)
+    assert served.first_tokens_s(1, 0.05) == pytest.approx(0.08, rel=0.02)
     a0, a1, a2 = served.prefill((0.001, 1e-4, 1e-9))
-    assert a0 + 300 * a1 == pytest.approx(served.first_token_s(0.001 + 300e-4), rel=1e-9)
+    assert a0 + 300 * a1 == pytest.approx(served.first_tokens_s(1, 0.001 + 300e-4), rel=1e-9)
     assert a2 == pytest.approx(1.5e-9, rel=0.05)
 
 
@@ -38,12 +44,10 @@ def test_the_share_of_other_prompts_is_none_of_the_time_to_the_first_token():
     for i in range(0, 128, 2):
         estimated_s = 0.02 + 0.01 * (i % 8)
         for name in (str(i), str(i + 1)):
-            served.began(name, float(i), estimated_s)
-            served.shared(name, estimated_s)
+            served.computed(name, float(i), (1.0, estimated_s, 0.0), estimated_s)
         for name in (str(i), str(i + 1)):
-            served.handed_out(name, i + 2 * estimated_s)
-    served.shared("unknown", 1.0)
-    assert served.first_token_s(0.05) == pytest.approx(0.05, rel=0.02)
+            served.handed_out(name, i + 2 * estimated_s, second)
+    assert served.first_tokens_s(1, 0.05) == pytest.approx(0.05, rel=0.02)
     assert served.first_tokens_s(4, 0.2) == pytest.approx(0.2, rel=0.02)
 
 
@@ -83,9 +87,9 @@ def test_with_drafts_the_time_of_a_step_is_shared_by_its_tokens():
 def test_aborted_prompts_do_not_accumulate():
     served = Served()
     for i in range(2 * MAX_BEGUN):
-        served.began(str(i), 0.0, 1.0)
+        served.computed(str(i), 0.0, (1.0, 1.0, 0.0), 0.0)
     assert len(served._begun) == MAX_BEGUN
-    served.handed_out("0", 5.0)
+    served.handed_out("0", 5.0, second)
     assert served.first.observations == 0
 
 
@@ -104,13 +108,33 @@ def test_a_node_whose_prompts_never_have_a_step_to_themselves_learns_their_time(
         costs.ran(step, now, [0.0, 0.0])
         costs.observe(step, 4 * wrong)
         costs.decoded(step, now, now + 4 * wrong, 1)
-        costs.served.handed_out(prompt.request_id, now + 4 * wrong)
+        costs.handed_out(prompt.request_id, now + 4 * wrong)
         now += 4 * wrong
     assert costs.prefill.estimate(200) == wrong
     a0, a1, a2 = costs.prompt_coefficients
     assert a0 + 200 * a1 + 200 * 200 * a2 == pytest.approx(4 * wrong, rel=0.05)
     assert costs.prefill_left(request("new", 200), 4096) == pytest.approx(4 * wrong, rel=0.05)
     assert costs.token_s(1, 100) == pytest.approx(4 * wrong, rel=0.05)
+
+
+@pytest.mark.parametrize("wrong", [3.0, 1.4, 0.7])
+def test_equal_prompts_while_the_model_learns(wrong):
+    """The model's estimates from before its correction do not count, and a prompt of many steps is no exception."""
+    costs = StepCosts()
+    for tokens in (32, 64, 128):
+        for _ in range(4):
+            costs.prefill.regression.calibrate((1.0, tokens, tokens * tokens), wrong * (0.03 + 0.001 * tokens))
+    now, true_s = 0.0, 12 * 0.03 + 1.536
+    for i in range(8):
+        prompt, now = request(f"p{i}", 12 * 128), now + 1
+        for start in range(0, 12 * 128, 128):
+            step = Step([ScheduledRow(prompt, start, 128, start == 11 * 128)])
+            costs.ran(step, now, [0.0])
+            now += true_s / 12
+            costs.observe(step, true_s / 12)
+        costs.handed_out(prompt.request_id, now + 0.002)
+        estimate = costs.prefill_left(request("new", 12 * 128), 128)
+        assert estimate == pytest.approx(true_s, rel=0.15), f"after {i + 1} prompts"
 
 
 @pytest.mark.parametrize("layers, seconds", [(range(8), 0.013), (range(4), 0.01)])
@@ -133,7 +157,7 @@ def test_prompts_of_one_step_share_its_time_by_their_tokens():
         costs.ran(step, now, [0.4 * share for share in step.other_prompts()])
         now += 0.4
         for prompt in prompts:
-            costs.served.handed_out(prompt.request_id, now)
+            costs.handed_out(prompt.request_id, now)
     for tokens in (100, 300):
         assert costs.prefill_left(request("new", tokens), 4096) == pytest.approx(tokens / 1000, rel=0.1)
 
